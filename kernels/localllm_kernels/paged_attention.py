@@ -1,0 +1,166 @@
+"""Causal attention of ragged queries over a paged KV cache, with an optional sliding window.
+
+    out = softmax(scale · q kᵀ, over keys j with  p − window < j ≤ p) · v      (p: query position)
+
+Built so that a query's result has the same bits whatever else is in the batch and however the
+prompt was cut: keys are taken in tiles of `KEY_TILE` at absolute positions, each tile is summed on
+its own, and the tiles are added from left to right. A tile that is masked for a query adds an
+exact zero. Matrix products get a multiple of 8 rows, below which float32 products of the CPU
+libraries change bits with the row count (`tests/kernels` holds this on the machine at hand).
+
+Queries of the heads that share a key/value head stand as rows of one product (grouped-query
+attention reads each key once). Sources: Kwon et al. 2023 (paged KV); Dao et al. 2022, section 3.1
+(tiled softmax; here the maximum is taken over all tiles first, which needs no rescaling).
+"""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+KEY_TILE = 128
+ROW_MULTIPLE = 8
+# Queries of one prompt that are attended to at once: bounds the score matrix.
+QUERY_TILE = 64
+
+
+def paged_attention_reference(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Attend for every request of a batch.
+
+    `query`: [num_tokens, num_heads, head_dim], requests one after the other, rows behind the last
+    request are padding; caches: [num_blocks, block_size, num_kv_heads, head_dim]; `block_tables`:
+    integer [num_seqs, max_blocks], padded with 0 (the null block); `cu_seqlens_q`: [num_seqs + 1],
+    where each request's queries start; `seq_lens`: [num_seqs], keys of each request including its
+    new tokens. Returns [num_tokens, num_heads, head_dim]; padding rows are zero.
+    """
+    out = torch.zeros_like(query)
+    starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
+    spans = list(pairwise(starts))
+    # All requests with one new token go together; their keys are padded to the longest.
+    single = [i for i, (start, end) in enumerate(spans) if end - start == 1]
+    if single:
+        rows = torch.tensor([spans[i][0] for i in single], device=query.device)
+        positions = (seq_lens[single] - 1).unsqueeze(1)
+        attended = _attend(
+            query[rows].unsqueeze(1),
+            key_cache,
+            value_cache,
+            block_tables=block_tables[single],
+            positions=positions,
+            scale=scale,
+            window=window,
+            max_position=max(lengths[i] for i in single) - 1,
+            min_position=min(lengths[i] for i in single) - 1,
+        )
+        out[rows] = attended.squeeze(1)
+    for i, (start, end) in enumerate(spans):
+        if end - start == 1:
+            continue
+        first_position = lengths[i] - (end - start)
+        for offset in range(0, end - start, QUERY_TILE):
+            count = min(QUERY_TILE, end - start - offset)
+            tile = slice(start + offset, start + offset + count)
+            low = first_position + offset
+            positions = torch.arange(low, low + count, device=query.device).unsqueeze(0)
+            out[tile] = _attend(
+                query[tile].unsqueeze(0),
+                key_cache,
+                value_cache,
+                block_tables=block_tables[i : i + 1],
+                positions=positions,
+                scale=scale,
+                window=window,
+                max_position=low + count - 1,
+                min_position=low,
+            ).squeeze(0)
+    return out
+
+
+def _attend(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    *,
+    block_tables: Tensor,
+    positions: Tensor,
+    scale: float,
+    window: int | None,
+    max_position: int,
+    min_position: int,
+) -> Tensor:
+    """`query`: [seqs, queries, heads, head_dim] at `positions` [seqs, queries], all within
+    `min_position..max_position`; returns the same shape.
+    """
+    seqs, queries, heads, head_dim = query.shape
+    kv_heads = key_cache.shape[2]
+    groups = heads // kv_heads
+    first_key = 0 if window is None else max(0, min_position - window + 1)
+    first_key -= first_key % KEY_TILE
+    num_tiles = (max_position - first_key) // KEY_TILE + 1
+    # Keys at a query's position or before it are written; anything behind the last query is not.
+    keys = torch.arange(first_key, first_key + num_tiles * KEY_TILE, device=query.device)
+    written = keys <= positions.amax(dim=1, keepdim=True)  # [seqs, keys]
+    key = _gather(key_cache, block_tables, first_key, num_tiles)
+    value = _gather(value_cache, block_tables, first_key, num_tiles)
+    # A masked key weighs exactly zero, but zero times a stale infinity would be NaN.
+    value.masked_fill_(~written.view(seqs, 1, num_tiles, KEY_TILE, 1), 0.0)
+
+    # Rows of one product: the queries of one key/value head, [seqs, kv_heads, 1, rows, head_dim].
+    rows = queries * groups
+    packed = query.float().view(seqs, queries, kv_heads, groups, head_dim)
+    packed = packed.transpose(1, 2).reshape(seqs, kv_heads, 1, rows, head_dim)
+    row_positions = positions.repeat_interleave(groups, dim=1)
+    padding = -rows % ROW_MULTIPLE
+    if padding:
+        packed = F.pad(packed, (0, 0, 0, padding))
+        last = row_positions[:, -1:].expand(seqs, padding)
+        row_positions = torch.cat((row_positions, last), dim=1)
+
+    scores = torch.matmul(packed, key.transpose(-1, -2)) * scale
+    row_positions = row_positions.view(seqs, 1, 1, -1, 1)
+    keys = keys.view(1, 1, num_tiles, 1, KEY_TILE)
+    hidden = keys > row_positions
+    if window is not None:
+        hidden = hidden | (keys <= row_positions - window)
+    scores = scores.masked_fill_(hidden, -torch.inf)
+    maximum = scores.amax(dim=(2, 4), keepdim=True)
+    weights = (scores - maximum).exp_()
+    tile_sums = weights.sum(dim=-1, keepdim=True)
+    tile_outputs = torch.matmul(weights, value)
+    total, denominator = tile_outputs[:, :, 0], tile_sums[:, :, 0]
+    for tile in range(1, num_tiles):
+        total = total + tile_outputs[:, :, tile]
+        denominator = denominator + tile_sums[:, :, tile]
+    attended = (total / denominator)[:, :, :rows]
+    attended = attended.view(seqs, kv_heads, queries, groups, head_dim).transpose(1, 2)
+    return attended.reshape(seqs, queries, heads, head_dim).to(query.dtype)
+
+
+def _gather(cache: Tensor, block_tables: Tensor, first_key: int, num_tiles: int) -> Tensor:
+    """Rows `first_key..` of each request as float32 [seqs, kv_heads, tiles, KEY_TILE, head_dim];
+    what lies behind a block table comes from the null block.
+    """
+    _, block_size, kv_heads, head_dim = cache.shape
+    first_block = first_key // block_size
+    num_keys = num_tiles * KEY_TILE
+    num_blocks = -(-(first_key % block_size + num_keys) // block_size)
+    tables = block_tables[:, first_block : first_block + num_blocks]
+    if tables.shape[1] < num_blocks:
+        tables = F.pad(tables, (0, num_blocks - tables.shape[1]))
+    gathered = cache.index_select(0, tables.reshape(-1))
+    rows = gathered.view(-1, num_blocks * block_size, kv_heads, head_dim)
+    skip = first_key % block_size
+    rows = rows[:, skip : skip + num_keys]
+    tiles = rows.reshape(-1, num_tiles, KEY_TILE, kv_heads, head_dim).permute(0, 3, 1, 2, 4)
+    return tiles.float().contiguous()
