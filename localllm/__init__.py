@@ -1,0 +1,23 @@
+"""Run a language model on your own machine."""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+if TYPE_CHECKING:
+    from localllm.config import SamplingParams
+    from localllm.llm import LLM
+
+
+def __getattr__(name: str) -> Any:
+    # On first use: `import localllm` and `localllm --help` must not wait for torch.
+    if name == "LLM":
+        from localllm.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from localllm.config import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,123 @@
+"""Names of models: the catalogue's aliases, hub repositories, folders, and the built-in one."""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.errors import CatalogError, ExitCode
+
+BUILT_IN_MODEL = "pocket"
+_PACKAGE = Path(__file__).parent
+_REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+_REQUIRED = ("repo", "licence", "architecture")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """One alias of models.toml."""
+
+    alias: str
+    repo: str
+    revision: str
+    licence: str
+    architecture: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from: a folder, or a repository of the hub."""
+
+    name: str
+    folder: Path | None = None
+    repo: str | None = None
+    revision: str | None = None
+
+
+def load_catalog() -> dict[str, CatalogEntry]:
+    """The entries of models.toml, which lies in the package, or at the root of a checkout.
+
+    Raises: CatalogError for a file that is broken.
+    """
+    places = (_PACKAGE / "models.toml", _PACKAGE.parent / "models.toml")
+    path = next((place for place in places if place.exists()), places[0])
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CatalogError(
+            f"the catalogue cannot be read: {error}", where=str(path), exit_code=ExitCode.USAGE
+        ) from error
+    return {alias: _read_entry(alias, entry, path) for alias, entry in raw.items()}
+
+
+def _read_entry(alias: str, entry: object, path: Path) -> CatalogEntry:
+    known = (*_REQUIRED, "revision")
+    if not isinstance(entry, Mapping) or not all(
+        isinstance(value, str) and key in known for key, value in entry.items()
+    ):
+        problem = f"a table of texts with the keys {', '.join(known)}"
+    elif any(key not in entry for key in _REQUIRED):
+        problem = f"to have {', '.join(_REQUIRED)}"
+    else:
+        return CatalogEntry(
+            alias=alias,
+            repo=entry["repo"],
+            revision=entry.get("revision", "main"),
+            licence=entry["licence"],
+            architecture=entry["architecture"],
+        )
+    raise CatalogError(
+        f"catalogue entry {alias!r} must be {problem}", where=str(path), exit_code=ExitCode.USAGE
+    )
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a lone argument is meant as a model: an alias, a folder, or `org/name[@revision]`."""
+    if "\0" in name or len(name) > 1000:
+        return False
+    if name == BUILT_IN_MODEL or name in load_catalog():
+        return True
+    return _REPO_NAME.fullmatch(name) is not None or _is_folder(name)
+
+
+def resolve_model(name: str) -> ModelSource:
+    """What `name` stands for: an alias, else `org/name[@revision]`, else a folder.
+
+    Raises: CatalogError (exit code 3) for an unknown name, with the nearest ones; exit code 2 for
+    a name that tries to be a path outside.
+    """
+    if not name or "\0" in name:
+        raise CatalogError(f"{name!r:.100} is not a model name", exit_code=ExitCode.USAGE)
+    if name == BUILT_IN_MODEL:
+        return ModelSource(name, folder=_PACKAGE / BUILT_IN_MODEL)
+    catalog = load_catalog()
+    if name in catalog:
+        return ModelSource(name, repo=catalog[name].repo, revision=catalog[name].revision)
+    if _is_folder(name):
+        return ModelSource(name, folder=Path(name))
+    if _REPO_NAME.fullmatch(name) and ".." not in name:
+        repo, _, revision = name.partition("@")
+        return ModelSource(name, repo=repo, revision=revision or None)
+    looks_like_path = name.startswith((".", "/", "~")) or ".." in Path(name).parts
+    if looks_like_path:
+        raise CatalogError(
+            f"there is no folder {name!r:.200}",
+            hint="a folder with config.json, tokenizer.json and *.safetensors",
+            exit_code=ExitCode.USAGE,
+        )
+    names = [BUILT_IN_MODEL, *catalog]
+    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    raise CatalogError(
+        f"unknown model {name!r:.200}",
+        where=f"nearest: {', '.join(near)}" if near else f"known: {', '.join(names)}",
+        hint="one of these, a folder, or a repository of the hub as org/name",
+    )
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except (OSError, ValueError):
+        return False

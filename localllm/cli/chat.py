@@ -1,0 +1,312 @@
+"""`localllm chat`: one answer, or a conversation on a terminal."""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localllm.catalog import BUILT_IN_MODEL, is_model_name
+from localllm.cli import options
+from localllm.cli.interrupt import DeferredInterrupt
+from localllm.cli.output import is_terminal, note, write_stdout
+from localllm.cli.render import TokenPrinter
+from localllm.cli.user_input import gather_prompt, read_file
+from localllm.errors import ExitCode, LocalLLMError, RequestError
+
+if TYPE_CHECKING:
+    from localllm.config import SamplingParams
+    from localllm.session import Completion, LoadedModel, TextEvent
+
+_FENCED_BLOCK = re.compile(r"^(```|~~~)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
+
+
+def chat(
+    model: Annotated[
+        str | None, typer.Argument(help="Alias, org/name or folder.", show_default=False)
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="Ask this and leave.", show_default=False)
+    ] = None,
+    model_flag: Annotated[
+        str | None, typer.Option("-m", "--model", help="The model, beyond doubt.")
+    ] = None,
+    prompt_flag: Annotated[
+        str | None, typer.Option("-p", "--prompt", help="The prompt, beyond doubt.")
+    ] = None,
+    file: Annotated[
+        list[Path] | None, typer.Option("-f", "--file", help="Put a file before the prompt.")
+    ] = None,
+    system: Annotated[str | None, typer.Option("-s", "--system", help="System prompt.")] = None,
+    system_file: Annotated[
+        Path | None, typer.Option("--system-file", help="System prompt from a file.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Complete the prompt as it stands, without template.")
+    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    stream_json: Annotated[
+        bool, typer.Option("--stream-json", help="One JSON object per event, a line each.")
+    ] = False,
+    extract_code: Annotated[
+        bool, typer.Option("--extract-code", help="Only the first fenced code block.")
+    ] = False,
+    fail_on_length: Annotated[
+        bool, typer.Option("--fail-on-length", help="Exit 9 when the answer is cut.")
+    ] = False,
+    temp: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    logit_bias: options.LogitBias = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    ignore_eos: options.IgnoreEos = False,
+    max_tokens: options.MaxTokens = None,
+    logprobs: options.Logprobs = None,
+    greedy: options.Greedy = False,
+    ctx: options.Context = None,
+    gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
+    max_num_seqs: options.MaxNumSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
+    no_prefix_cache: options.NoPrefixCache = False,
+    backend: options.Backend = "auto",
+    device: options.Device = "auto",
+    dtype: options.DTypeName = "auto",
+) -> int:
+    """Chat with a model, or get one answer.
+
+    With a prompt, --file or piped input: one answer on stdout. Else, on a terminal: a
+    conversation. The model defaults to $LOCALLLM_MODEL, then to the small one that is built in.
+    """
+    chosen = choose_model_and_prompt(model, prompt, model_flag, prompt_flag)
+    sampling = options.SamplingFlags(
+        temp,
+        top_k,
+        top_p,
+        min_p,
+        repeat_penalty,
+        presence_penalty,
+        frequency_penalty,
+        logit_bias,
+        seed,
+        stop,
+        ignore_eos,
+        max_tokens,
+        logprobs,
+        greedy,
+    ).given()
+    engine = options.EngineFlags(
+        ctx,
+        gpu_memory_utilization,
+        max_num_seqs,
+        max_num_batched_tokens,
+        no_prefix_cache,
+        backend,
+        device,
+        dtype,
+    ).config(default_max_num_seqs=1)
+    if sum((json_output, stream_json, extract_code)) > 1:
+        raise RequestError("--json, --stream-json and --extract-code exclude each other")
+    if logprobs is not None and not (json_output or stream_json):
+        raise RequestError("--logprobs needs --json or --stream-json", param="logprobs")
+    text = gather_prompt(chosen.prompt, file or [])
+    on_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
+    if text is None and not on_terminal:
+        raise RequestError(
+            "no prompt, and no terminal to ask for one",
+            param="prompt",
+            hint='localllm chat "your question", or pipe some text into it',
+        )
+    if system_file is not None:
+        system = read_file(system_file).strip("\n")
+    # Checked before the model is opened, which can take a while.
+    from localllm.config import SamplingParams
+
+    SamplingParams(**sampling)
+    loaded = open_noted(chosen.model, engine)
+    params = loaded.sampling_params(**sampling)
+    if text is None:
+        from localllm.cli.repl import run_repl
+
+        return run_repl(loaded, params, system=system, raw=raw)
+    ids = encode_prompt(loaded, text, system=system, raw=raw)
+    completion, events = loaded.stream(ids, params)
+    report = _Reporter(loaded, completion, params)
+    if json_output:
+        report.json_object(events)
+    elif stream_json:
+        report.json_lines(events)
+    elif extract_code:
+        report.code_block(events)
+    else:
+        report.text(events)
+    return report.exit_code(fail_on_length)
+
+
+class Choice:
+    """The model's name, or None, and the prompt argument, or None."""
+
+    def __init__(self, model: str | None, prompt: str | None) -> None:
+        self.model, self.prompt = model, prompt
+
+
+def choose_model_and_prompt(
+    first: str | None, second: str | None, model_flag: str | None, prompt_flag: str | None
+) -> Choice:
+    """Which argument is the model: the first of two; a lone one only if it is a model's name.
+
+    Raises: RequestError where both an argument and a flag give the same thing.
+    """
+    model, prompt = model_flag, prompt_flag
+    if first is not None and second is not None:
+        if model_flag is not None or prompt_flag is not None:
+            raise RequestError(
+                "model or prompt is given twice", hint="leave out -m, -p or one word"
+            )
+        model, prompt = first, second
+    elif first is not None:
+        if model_flag is None and (prompt_flag is not None or is_model_name(first)):
+            model = first
+        elif prompt_flag is None:
+            prompt = first
+        else:
+            raise RequestError("model and prompt are given twice", hint="leave out -m or -p")
+    return Choice(model or os.environ.get("LOCALLLM_MODEL") or None, prompt)
+
+
+def open_noted(name: str | None, engine: Any) -> "LoadedModel":
+    """Open the model, with the notice that none was asked for."""
+    from localllm.session import open_model
+
+    if name is None:
+        note(
+            f"no model given: using {BUILT_IN_MODEL}, a tiny built-in demonstration. "
+            "A real one: localllm chat qwen3-0.6b",
+            dim=True,
+        )
+    return open_model(name, engine)
+
+
+def encode_prompt(loaded: "LoadedModel", text: str, *, system: str | None, raw: bool) -> list[int]:
+    """Token ids of one question, through the template or as it stands."""
+    if raw:
+        return loaded.prompt_ids(text)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return loaded.chat_ids([*messages, {"role": "user", "content": text}])
+
+
+class _Reporter:
+    """One answer on stdout, in one of its forms."""
+
+    def __init__(
+        self, loaded: "LoadedModel", completion: "Completion", params: "SamplingParams"
+    ) -> None:
+        self._loaded, self._completion, self._params = loaded, completion, params
+        self._interrupted = False
+
+    def text(self, events: Any) -> None:
+        printer = TokenPrinter()
+        for event in self._until_interrupt(events):
+            printer.push(event.text)
+        printer.finish()
+
+    def json_object(self, events: Any) -> None:
+        for _ in self._until_interrupt(events):
+            pass
+        if self._completion.error is None:
+            _print_json(describe_completion(self._loaded, self._completion, self._params))
+
+    def json_lines(self, events: Any) -> None:
+        for event in self._until_interrupt(events):
+            if event.text or event.token is not None:
+                _print_json({"type": "text", **self._describe_event(event)})
+        if self._completion.error is None:
+            described = describe_completion(self._loaded, self._completion, self._params)
+            _print_json({"type": "done", **described})
+
+    def code_block(self, events: Any) -> None:
+        for _ in self._until_interrupt(events):
+            pass
+        match = _FENCED_BLOCK.search(self._completion.text + "\n")
+        if match is None:
+            raise LocalLLMError(
+                "the answer holds no fenced code block", hint="without --extract-code to see it"
+            )
+        printer = TokenPrinter()
+        printer.push(match.group(2))
+        printer.finish()
+
+    def exit_code(self, fail_on_length: bool) -> int:
+        if self._completion.error is not None:
+            raise self._completion.error
+        if self._interrupted:
+            return ExitCode.SIGINT
+        if fail_on_length and self._completion.finish_reason == "length":
+            return ExitCode.LENGTH
+        return ExitCode.OK
+
+    def _until_interrupt(self, events: Any) -> Any:
+        with DeferredInterrupt() as interrupt:
+            for event in events:
+                yield event
+                if interrupt.requested:
+                    self._interrupted = True
+                    events.close()
+                    return
+
+    def _describe_event(self, event: "TextEvent") -> dict[str, Any]:
+        described: dict[str, Any] = {"text": event.text}
+        if self._params.logprobs is not None and event.token is not None:
+            described["token"] = _describe_token(self._loaded, event.token)
+        return described
+
+
+def describe_completion(
+    loaded: "LoadedModel", completion: "Completion", params: "SamplingParams"
+) -> dict[str, Any]:
+    """The object of `chat --json`, as docs/cli names it."""
+    ended = completion.last_token_s or completion.started_s
+    described: dict[str, Any] = {
+        "model": loaded.name,
+        "text": completion.text,
+        "finish_reason": str(completion.finish_reason or "abort"),
+        "usage": {
+            "prompt_tokens": completion.num_prompt_tokens,
+            "cached_tokens": completion.num_cached_tokens,
+            "completion_tokens": completion.num_generated_tokens,
+            "drafted_tokens": 0,
+            "accepted_tokens": 0,
+        },
+        "timing": {
+            "load_s": round(loaded.load_s, 4),
+            "ttft_s": round(completion.ttft_s, 4),
+            "prefill_tokens_per_s": round(completion.prefill_tokens_per_s, 1),
+            "decode_tokens_per_s": round(completion.decode_tokens_per_s, 1),
+            "total_s": round(loaded.load_s + ended - completion.started_s, 4),
+        },
+        "truncated": None,
+    }
+    if params.logprobs is not None:
+        tokens = completion.samples[0].tokens
+        described["tokens"] = [_describe_token(loaded, token) for token in tokens]
+    return described
+
+
+def _describe_token(loaded: "LoadedModel", token: Any) -> dict[str, Any]:
+    return {
+        "id": token.token_id,
+        "text": loaded.tokenizer.decode([token.token_id]),
+        "logprob": token.logprobs.logprob,
+        "top": [{"id": i, "logprob": logprob} for i, logprob in token.logprobs.top],
+    }
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    write_stdout(json.dumps(value, ensure_ascii=False) + "\n")

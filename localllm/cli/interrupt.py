@@ -1,0 +1,33 @@
+"""Ctrl-C that waits for the end of an engine step."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class DeferredInterrupt:
+    """While active, the first Ctrl-C only sets `requested`; a second one raises at once.
+
+    An exception in the middle of a step would leave the engine's books open.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._previous: Any = None
+
+    def __enter__(self) -> "DeferredInterrupt":
+        self._previous = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True

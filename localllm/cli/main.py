@@ -1,0 +1,128 @@
+"""The `localllm` command: commands, global options, and the border where errors become exit codes.
+
+Importing this imports neither torch nor the engine; a command does, when it runs.
+"""
+
+import errno
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Annotated, cast
+
+import typer
+
+from localllm import __version__
+from localllm.cli.chat import chat
+from localllm.cli.output import StdoutClosedError, note
+from localllm.errors import ExitCode, LocalLLMError
+
+_HELP_NAMES = {"help_option_names": ["-h", "--help"]}
+# The common base of typer's usage errors, which has changed its module over typer's versions.
+_USAGE_ERROR = cast(type[Exception], typer.BadParameter.__bases__[0])
+
+app = typer.Typer(
+    name="localllm",
+    help="Run a language model on your own machine.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings=_HELP_NAMES,
+)
+app.command(context_settings=_HELP_NAMES)(chat)
+app.command("run", hidden=True, context_settings=_HELP_NAMES)(chat)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"localllm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log what is decided, on stderr.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="LOCALLLM_DEBUG", help="Show tracebacks.")
+    ] = False,
+) -> None:
+    level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s: %(message)s", force=True)
+    for library in ("urllib3", "httpx", "httpcore", "huggingface_hub", "filelock", "asyncio"):
+        logging.getLogger(library).setLevel(max(level, logging.WARNING))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line; returns the exit code and never raises."""
+    signal.signal(signal.SIGTERM, _exit_on_sigterm)
+    show_traceback = "--debug" in arguments or bool(os.environ.get("LOCALLLM_DEBUG"))
+    try:
+        code = app(args=list(arguments), standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or ExitCode.OK)
+    except LocalLLMError as error:
+        if show_traceback:
+            traceback.print_exc()
+        _print_error(error.message, error.where, error.hint)
+        return error.exit_code
+    except _USAGE_ERROR as error:
+        context: typer.Context | None = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "localllm"
+        message = str(getattr(error, "format_message", error.__str__)())
+        _print_error(message[:1].lower() + message[1:], "", f"{command} --help")
+        return ExitCode.USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.SIGINT
+    except (StdoutClosedError, BrokenPipeError):
+        _drop_stdout()
+        return ExitCode.CLOSED_PIPE
+    except OSError as error:
+        if show_traceback:
+            traceback.print_exc()
+        _drop_stdout()
+        on_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+        _print_error(error.strerror or str(error), str(error.filename or ""), "")
+        return ExitCode.DISK if on_disk else ExitCode.FAILURE
+    except Exception as error:  # a defect of ours: still no traceback unless asked for
+        if show_traceback:
+            traceback.print_exc()
+        name = type(error).__name__
+        _print_error(
+            f"internal error ({name}): {error!s:.300}",
+            "this is a defect of localllm, not of your input",
+            "--debug (before the command) shows where; please report it",
+        )
+        return ExitCode.FAILURE
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _exit_on_sigterm(signum: int, frame: FrameType | None) -> None:
+    sys.exit(ExitCode.SIGTERM)
+
+
+def _print_error(message: str, where: str, hint: str) -> None:
+    note(f"error: {message}")
+    if where:
+        note(f"  {where}")
+    if hint:
+        note(f"  try: {hint}")
+
+
+def _drop_stdout() -> None:
+    """Nobody reads stdout any more; keep the interpreter from failing when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,155 @@
+"""Flags that several commands share, and what they are turned into."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+import typer
+
+from localllm.config import EngineConfig
+from localllm.errors import RequestError
+
+
+def _option(*names: str, help: str, metavar: str | None = None) -> Any:
+    variable = next(name for name in names if name.startswith("--")).split("/")[0]
+    envvar = "LOCALLLM_" + variable.removeprefix("--").replace("-", "_").upper()
+    return typer.Option(*names, help=help, envvar=envvar, show_envvar=False, metavar=metavar)
+
+
+Temperature = Annotated[
+    float | None, _option("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
+]
+TopK = Annotated[int | None, _option("--top-k", help="Keep the K likeliest tokens; 0: all.")]
+TopP = Annotated[float | None, _option("--top-p", help="Keep the likeliest tokens up to P.")]
+MinP = Annotated[
+    float | None, _option("--min-p", help="Drop tokens under P times the likeliest one's.")
+]
+RepeatPenalty = Annotated[
+    float | None, _option("--repeat-penalty", help="Divide logits of tokens that occurred; 1: off.")
+]
+PresencePenalty = Annotated[
+    float | None, _option("--presence-penalty", help="Subtract from tokens already generated.")
+]
+FrequencyPenalty = Annotated[
+    float | None, _option("--frequency-penalty", help="Subtract for each time it was generated.")
+]
+LogitBias = Annotated[
+    list[str] | None,
+    _option("--logit-bias", help="Add BIAS to a token's logit; repeatable.", metavar="ID=BIAS"),
+]
+Seed = Annotated[int | None, _option("--seed", help="Same seed, same text.")]
+Stop = Annotated[list[str] | None, _option("--stop", help="End before this text; repeatable.")]
+IgnoreEos = Annotated[bool, _option("--ignore-eos", help="Go on after the model's end token.")]
+MaxTokens = Annotated[int | None, _option("-n", "--max-tokens", help="Longest answer, in tokens.")]
+Logprobs = Annotated[
+    int | None, _option("--logprobs", help="With --json: log-probabilities, and the N likeliest.")
+]
+Greedy = Annotated[bool, _option("--greedy", help="Temperature 0.")]
+
+Context = Annotated[
+    str | None,
+    _option("-c", "--ctx", "--max-model-len", help="Context length: 4096, 32k or auto."),
+]
+GpuMemoryUtilization = Annotated[
+    float, _option("--gpu-memory-utilization", help="Share of the free memory to use.")
+]
+MaxNumSeqs = Annotated[int | None, _option("--max-num-seqs", help="Requests in one batch.")]
+MaxNumBatchedTokens = Annotated[
+    int, _option("--max-num-batched-tokens", help="Tokens in one step.")
+]
+NoPrefixCache = Annotated[bool, _option("--no-prefix-cache", help="Share no prompt prefixes.")]
+Backend = Annotated[str, _option("--backend", help="auto, torch or triton.")]
+Device = Annotated[str, _option("--device", help="auto, cuda or cpu.")]
+DTypeName = Annotated[str, _option("--dtype", help="auto, float32, bfloat16 or float16.")]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags:
+    """The sampling flags as given; None where a flag was not."""
+
+    temp: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repeat_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: list[str] | None
+    seed: int | None
+    stop: list[str] | None
+    ignore_eos: bool
+    max_tokens: int | None
+    logprobs: int | None
+    greedy: bool
+
+    def given(self) -> dict[str, Any]:
+        """Fields of SamplingParams that were set by a flag. Raises: RequestError."""
+        fields = {
+            "temperature": 0.0 if self.greedy else self.temp,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": parse_logit_bias(self.logit_bias) if self.logit_bias else None,
+            "seed": self.seed,
+            "stop": tuple(self.stop) if self.stop else None,
+            "ignore_eos": self.ignore_eos or None,
+            "max_tokens": self.max_tokens,
+            "logprobs": self.logprobs,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFlags:
+    """The engine flags as given."""
+
+    ctx: str | None
+    gpu_memory_utilization: float
+    max_num_seqs: int | None
+    max_num_batched_tokens: int
+    no_prefix_cache: bool
+    backend: str
+    device: str
+    dtype: str
+
+    def config(self, default_max_num_seqs: int) -> EngineConfig:
+        """The EngineConfig they ask for. Raises: RequestError."""
+        return EngineConfig(
+            max_model_len=parse_context(self.ctx),
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            max_num_seqs=default_max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            enable_prefix_caching=not self.no_prefix_cache,
+            backend=cast(Literal["auto"], self.backend),
+            device=cast(Literal["auto"], self.device),
+            dtype=cast(Literal["auto"], self.dtype),
+        )
+
+
+def parse_context(text: str | None) -> int | None:
+    """`4096`, `32k` (times 1,024) or `auto` (None). Raises: RequestError."""
+    if text is None or text.lower() == "auto":
+        return None
+    digits = text[:-1] if text[-1:] in "kK" else text
+    if not digits.isascii() or not digits.isdigit() or int(digits) == 0:
+        raise RequestError(f"--ctx must be like 4096, 32k or auto, found {text!r:.40}", param="ctx")
+    return int(digits) * (1024 if digits != text else 1)
+
+
+def parse_logit_bias(entries: list[str]) -> dict[int, float]:
+    """`ID=BIAS` entries. Raises: RequestError."""
+    biases = {}
+    for entry in entries:
+        token_id, _, bias = entry.partition("=")
+        try:
+            biases[int(token_id)] = float(bias)
+        except ValueError:
+            biases[-1] = math.nan
+        if not all(key >= 0 and math.isfinite(value) for key, value in biases.items()):
+            raise RequestError(
+                f"--logit-bias must be like 42=-1.5, found {entry!r:.60}", param="logit_bias"
+            )
+    return biases

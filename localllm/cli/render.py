@@ -1,0 +1,44 @@
+"""The answer on stdout as it comes."""
+
+import sys
+
+from localllm.cli.output import is_terminal, write_stdout
+
+
+class TokenPrinter:
+    """Writes pieces of text to stdout, flushed, and ends them with exactly one newline.
+
+    A pipe gets the text as it is. On a terminal control characters are made visible: an escape
+    sequence from a model must not move the cursor or write the clipboard.
+    """
+
+    def __init__(self) -> None:
+        self._is_terminal = is_terminal(sys.stdout)
+        self._held_newlines = ""
+
+    def push(self, piece: str) -> None:
+        """Write `piece`; newlines at its end wait for more text."""
+        text = self._held_newlines + piece
+        body = text.rstrip("\n")
+        self._held_newlines = text[len(body) :]
+        if body:
+            write_stdout(show_controls(body) if self._is_terminal else body)
+
+    def finish(self) -> None:
+        """End the answer."""
+        self._held_newlines = ""
+        write_stdout("\n")
+
+
+def show_controls(text: str) -> str:
+    """`text` with C0 and C1 controls (but tab and newline) as visible symbols."""
+    return "".join(_visible(char) for char in text)
+
+
+def _visible(char: str) -> str:
+    code = ord(char)
+    if char in "\t\n" or 0x20 <= code < 0x7F or code >= 0xA0:
+        return char
+    if code < 0x20:
+        return chr(0x2400 + code)  # the Control Pictures block
+    return "\u2421" if code == 0x7F else f"\\x{code:02x}"

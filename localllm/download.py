@@ -1,0 +1,85 @@
+"""A model's files on this machine, fetched from the Hugging Face hub where they are not here."""
+
+import errno
+from pathlib import Path
+
+from localllm.catalog import ModelSource
+from localllm.errors import CheckpointError, DownloadError, ExitCode, LocalLLMError
+
+# Weights only as safetensors, no code, nothing else a repository may hold.
+WANTED_FILES = ("*.safetensors", "*.json", "*.jinja")
+
+
+def fetch_model(source: ModelSource) -> Path:
+    """The folder with the files of `source`, downloaded into the hub's own cache if need be.
+
+    The hub's variables hold (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT).
+
+    Raises: DownloadError, whose exit code says why: 3 gated or unknown, 4 network, 5 disk.
+    """
+    if source.folder is not None:
+        return source.folder
+    assert source.repo is not None
+    folder = _download(source.repo, source.revision)
+    _check_links(folder)
+    return folder
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    # Imported here: the client takes half a second, and a model that is here needs none of it.
+    from huggingface_hub import errors, snapshot_download
+
+    name = f"{repo}@{revision}" if revision else repo
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(WANTED_FILES)))
+    except errors.GatedRepoError as error:
+        raise DownloadError(
+            f"{repo} is gated: its licence has to be accepted first",
+            hint=f"accept it at https://huggingface.co/{repo}, then set HF_TOKEN",
+            exit_code=ExitCode.MODEL,
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        raise DownloadError(
+            f"the hub has no model {name!r}, or it is private",
+            hint="check the spelling; for a private one set HF_TOKEN",
+            exit_code=ExitCode.MODEL,
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise DownloadError(
+            f"{name} is not on this machine, and the hub cannot be reached",
+            where=f"{error!s:.200}".splitlines()[0],
+            hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or give a folder",
+        ) from error
+    except OSError as error:
+        raise _transfer_error(name, error) from error
+    except Exception as error:  # whatever the client's transport raises
+        raise DownloadError(
+            f"the download of {name} failed: {error!s:.200}", hint="run the same command again"
+        ) from error
+
+
+def _transfer_error(name: str, error: OSError) -> LocalLLMError:
+    on_disk = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT)
+    if error.errno in on_disk:
+        return DownloadError(
+            f"the files of {name} cannot be written: {error.strerror}",
+            where=str(error.filename or ""),
+            hint="free some space, or point HF_HOME to another disk; what is here is kept",
+            exit_code=ExitCode.DISK,
+        )
+    return DownloadError(
+        f"the download of {name} failed: {error!s:.200}",
+        hint="run the same command again; it goes on where it stopped",
+    )
+
+
+def _check_links(snapshot: Path) -> None:
+    """The cache's snapshots are links into its blobs; a link that leads elsewhere is refused."""
+    root = snapshot.resolve().parent.parent
+    for path in snapshot.rglob("*"):
+        if not path.resolve().is_relative_to(root):
+            raise CheckpointError(
+                f"{path.name} is a link out of the model's folder",
+                where=str(path),
+                hint="remove the model from the cache and download it again",
+            )

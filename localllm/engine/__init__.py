@@ -1,0 +1,1 @@
+"""When it is computed: requests, blocks, scheduling, sampling."""

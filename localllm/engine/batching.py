@@ -1,0 +1,60 @@
+"""From a scheduled batch, which is Python, to the tensors of one forward pass."""
+
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from localllm.engine.scheduler import ScheduledBatch
+from localllm.model.inputs import ForwardBatch
+
+
+def build_forward_batch(
+    batch: ScheduledBatch, block_size: int, row_multiple: int, device: torch.device
+) -> ForwardBatch:
+    """Tensors of `batch` on `device`, token rows and logit rows padded to `row_multiple`.
+
+    Padding rows are computed like token 0 at position 0 and nobody reads them.
+    """
+    scheduled = batch.requests
+    counts = [entry.num_scheduled_tokens for entry in scheduled]
+    starts = [entry.request.num_computed_tokens for entry in scheduled]
+    ends = [start + count for start, count in zip(starts, counts, strict=True)]
+    num_tokens = sum(counts)
+    padded = num_tokens + -num_tokens % row_multiple
+    input_ids = np.zeros(padded, dtype=np.int64)
+    positions = np.zeros(padded, dtype=np.int64)
+    slot_mapping = np.empty(num_tokens, dtype=np.int64)
+    max_blocks = max(len(entry.request.block_table) for entry in scheduled)
+    block_tables = np.zeros((len(scheduled), max_blocks), dtype=np.int32)
+    row = 0
+    for i, entry in enumerate(scheduled):
+        rows = slice(row, row + counts[i])
+        table = np.frombuffer(entry.request.block_table, dtype=np.int32)
+        block_tables[i, : len(table)] = table
+        input_ids[rows] = entry.request.token_ids[starts[i] : ends[i]]
+        positions[rows] = own = np.arange(starts[i], ends[i])
+        slot_mapping[rows] = (
+            table[own // block_size].astype(np.int64) * block_size + own % block_size
+        )
+        row += counts[i]
+    cu_seqlens_q = np.array([0, *accumulate(counts)], dtype=np.int32)
+    caught_up = [i for i, entry in enumerate(scheduled) if entry.catches_up]
+    logit_rows = np.zeros(len(caught_up) + -len(caught_up) % row_multiple, dtype=np.int64)
+    logit_rows[: len(caught_up)] = [cu_seqlens_q[i + 1] - 1 for i in caught_up]
+
+    def to_device(values: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    return ForwardBatch(
+        input_ids=to_device(input_ids),
+        positions=to_device(positions),
+        slot_mapping=to_device(slot_mapping),
+        block_tables=to_device(block_tables),
+        cu_seqlens_q=to_device(cu_seqlens_q),
+        seq_lens=to_device(np.array(ends, dtype=np.int64)),
+        logit_rows=to_device(logit_rows),
+        num_logit_rows=len(caught_up),
+    )

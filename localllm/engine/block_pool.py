@@ -1,0 +1,186 @@
+"""Blocks of the KV cache: who uses them, what they hold, which one is given away next.
+
+A block is in one of three states. *Used*: `ref_count` requests have it in their block tables.
+*Cached*: nobody uses it, but it holds a full block whose content key is known, so that a later
+request with the same prefix can take it back; it stands in the free list, oldest first. *Empty*:
+in the free list too, in front of the cached ones.
+
+The key of a full block is sha256 over the key of the block before it and its token ids, so equal
+keys mean equal prefixes; the first block continues from a root that stands for everything else
+the keys and values depend on.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+NULL_BLOCK_ID = 0
+
+
+def hash_block(parent_key: bytes, token_ids: Sequence[int]) -> bytes:
+    """Content key of a full block behind the block with `parent_key`."""
+    return hashlib.sha256(parent_key + array("q", token_ids).tobytes()).digest()
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One block; `previous` and `next` link it into the free list."""
+
+    block_id: int
+    ref_count: int = 0
+    key: bytes | None = None
+    previous: "Block | None" = field(default=None, repr=False)
+    next: "Block | None" = field(default=None, repr=False)
+
+
+class FreeList:
+    """Doubly linked list with O(1) removal from the middle, which a deque does not have.
+
+    Taken from the front. A prefix hit takes a cached block out of the middle.
+    """
+
+    def __init__(self) -> None:
+        self._head, self._tail = Block(-1), Block(-1)
+        self._head.next, self._tail.previous = self._tail, self._head
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Block]:
+        block = self._head.next
+        while block is not None and block is not self._tail:
+            yield block
+            block = block.next
+
+    def append(self, block: Block) -> None:
+        """Put `block` at the end: given away last."""
+        assert self._tail.previous is not None
+        self._insert_after(self._tail.previous, block)
+
+    def prepend(self, block: Block) -> None:
+        """Put `block` at the front: given away next."""
+        self._insert_after(self._head, block)
+
+    def remove(self, block: Block) -> None:
+        """Take `block` out, wherever it stands."""
+        assert block.previous is not None
+        assert block.next is not None
+        block.previous.next, block.next.previous = block.next, block.previous
+        block.previous = block.next = None
+        self._length -= 1
+
+    def pop_front(self) -> Block:
+        """Take the first block out; the list must not be empty."""
+        block = self._head.next
+        assert block is not None
+        self.remove(block)
+        return block
+
+    def _insert_after(self, place: Block, block: Block) -> None:
+        assert block.next is None
+        follower = place.next
+        assert follower is not None
+        block.previous, block.next = place, follower
+        place.next = follower.previous = block
+        self._length += 1
+
+
+class BlockPool:
+    """All blocks of the KV cache. Block 0 is the null block and is never given out."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks >= 2, "a null block and at least one more"
+        self.blocks = [Block(i) for i in range(num_blocks)]
+        self._free = FreeList()
+        for block in self.blocks[1:]:
+            self._free.append(block)
+        self._cached: dict[bytes, Block] = {}
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks that requests can have."""
+        return len(self.blocks) - 1
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be given out now; the cached ones count."""
+        return len(self._free)
+
+    def is_shared(self, block_id: int) -> bool:
+        """Whether others have the block too, or may find it by its key: it must not be written."""
+        block = self.blocks[block_id]
+        return block.ref_count > 1 or block.key is not None
+
+    def match_prefix(self, keys: Sequence[bytes]) -> list[int]:
+        """Ids of the blocks that hold the longest prefix of `keys`; changes nothing."""
+        matched = []
+        for key in keys:
+            block = self._cached.get(key)
+            if block is None:
+                break
+            matched.append(block.block_id)
+        return matched
+
+    def share(self, block_ids: Iterable[int]) -> None:
+        """Count one more user of each block; a cached block leaves the free list."""
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            if block.ref_count == 0:
+                self._free.remove(block)
+            block.ref_count += 1
+
+    def allocate(self, count: int) -> list[int]:
+        """Give out `count` blocks, the longest unused first; what they hold is forgotten."""
+        assert count <= len(self._free)
+        blocks = [self._free.pop_front() for _ in range(count)]
+        for block in blocks:
+            if block.key is not None:
+                del self._cached[block.key]
+                block.key = None
+            block.ref_count = 1
+        return [block.block_id for block in blocks]
+
+    def register(self, block_id: int, key: bytes) -> None:
+        """Make a full block findable by `key`; where another holds the same, that one stays."""
+        block = self.blocks[block_id]
+        assert block.ref_count > 0
+        assert block.key is None
+        if key not in self._cached:
+            self._cached[key] = block
+            block.key = key
+
+    def free(self, block_ids: Iterable[int]) -> None:
+        """Count one user less of each block, in order: the first is given away first.
+
+        Callers pass a request's blocks last to first, so that the ends of prefixes, which fewer
+        requests can share, go before their beginnings.
+        """
+        for block_id in block_ids:
+            block = self.blocks[block_id]
+            assert block.ref_count > 0
+            block.ref_count -= 1
+            if block.ref_count:
+                continue
+            if block.key is None:
+                self._free.prepend(block)
+            else:
+                self._free.append(block)
+
+    def check_invariants(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Assert that counts, free list and keys agree with the block tables in use."""
+        users = [0] * len(self.blocks)
+        for table in block_tables:
+            assert len(set(table)) == len(table), "a block twice in one table"
+            for block_id in table:
+                users[block_id] += 1
+        free = {block.block_id for block in self._free}
+        assert len(free) == len(self._free)
+        assert users[NULL_BLOCK_ID] == 0
+        assert NULL_BLOCK_ID not in free
+        for block in self.blocks[1:]:
+            assert block.ref_count == users[block.block_id], f"{block} has {users[block.block_id]}"
+            assert (block.ref_count == 0) == (block.block_id in free)
+            assert block.key is None or self._cached[block.key] is block
+        assert all(block.key == key for key, block in self._cached.items())

@@ -1,0 +1,145 @@
+"""From a checkpoint folder and an EngineConfig to an engine: check, plan, load, in that order."""
+
+import hashlib
+import logging
+import os
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from localllm.config import EngineConfig, ModelConfig, architecture_name
+from localllm.engine.block_pool import BlockPool
+from localllm.engine.engine import Engine, EngineLimits
+from localllm.engine.memory import MemoryPlan, plan_memory
+from localllm.engine.runner import ModelRunner
+from localllm.engine.scheduler import Scheduler, SchedulerConfig
+from localllm.errors import BackendError
+from localllm.json_file import read_json_object
+from localllm.model.architectures import ArchSpec, expected_tensors, find_architecture
+from localllm.model.inputs import PagedKVCache
+from localllm.model.weights import check_weights, find_weight_files, load_model
+from localllm_kernels import select_ops
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """An engine, with what was decided on the way."""
+
+    engine: Engine
+    model_config: ModelConfig
+    plan: MemoryPlan
+
+
+def load_engine(folder: Path, config: EngineConfig, eos_token_ids: frozenset[int]) -> LoadedEngine:
+    """Load the checkpoint in `folder`; `eos_token_ids` join those of its config.json.
+
+    Everything that can be wrong with the files is found before memory is taken.
+
+    Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
+    """
+    model_config, spec = read_model_config(folder)
+    files = find_weight_files(folder)
+    tensors = check_weights(files, model_config, spec)
+    device = _select_device(config)
+    try:
+        ops = select_ops(device.type, config.backend)
+    except ValueError as error:
+        raise BackendError(str(error), hint="--backend torch") from error
+    dtype: torch.dtype = getattr(
+        torch, model_config.dtype if config.dtype == "auto" else config.dtype
+    )
+    plan = plan_memory(
+        model_config,
+        config,
+        num_parameters=sum(prod(s) for s in expected_tensors(model_config, spec).values()),
+        item_bytes=dtype.itemsize,
+        free_bytes=_free_bytes(device),
+    )
+    logger.info("memory plan: %s", plan)
+    model = load_model(
+        tensors,
+        model_config,
+        spec,
+        max_model_len=plan.max_model_len,
+        dtype=dtype,
+        device=device,
+        ops=ops,
+    )
+    kv_shape = (
+        model_config.num_layers,
+        plan.num_blocks,
+        config.block_size,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+    )
+    runner = ModelRunner(model, PagedKVCache.allocate(kv_shape, dtype, device))
+    scheduler = Scheduler(
+        SchedulerConfig(
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+            cache_root=_cache_root(folder, files, config, plan, dtype),
+        ),
+        BlockPool(plan.num_blocks),
+    )
+    limits = EngineLimits(
+        vocab_size=model_config.vocab_size,
+        max_model_len=plan.max_model_len,
+        eos_token_ids=eos_token_ids | set(model_config.eos_token_ids),
+    )
+    return LoadedEngine(Engine(runner, scheduler, limits), model_config, plan)
+
+
+def read_model_config(folder: Path) -> tuple[ModelConfig, ArchSpec]:
+    """Config and architecture of the checkpoint in `folder`; code in it is never run.
+
+    Raises: CheckpointError, UnsupportedModelError.
+    """
+    path = folder / "config.json"
+    raw = read_json_object(path)
+    name = architecture_name(raw, str(path))
+    spec = find_architecture(name, str(path))
+    if "auto_map" in raw:
+        logger.warning("code in the model's folder is not run; the built-in %s is used", name)
+    return ModelConfig.from_hf({**spec.config_defaults, **raw}, str(path)), spec
+
+
+def _select_device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise BackendError(
+            "no usable GPU: torch sees no CUDA device",
+            where=f"torch {torch.__version__}",
+            hint="--device cpu, or a driver and a torch build with CUDA",
+        )
+    wants_cuda = config.device == "cuda" or (config.device == "auto" and has_cuda)
+    return torch.device("cuda" if wants_cuda else "cpu")
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cache_root(
+    folder: Path, files: list[Path], config: EngineConfig, plan: MemoryPlan, dtype: torch.dtype
+) -> bytes:
+    """What keys and values depend on besides the tokens: weights, precision, context, blocks.
+
+    The weights are taken by the size, head and tail of their files, which takes milliseconds.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in files:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(1 << 16)
+            file.seek(max(0, size - (1 << 12)))
+            digest.update(f"{size}".encode() + head + file.read())
+    digest.update(f"{dtype} {config.block_size} {plan.max_model_len}".encode())
+    return digest.digest()

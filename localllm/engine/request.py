@@ -1,0 +1,96 @@
+"""One request: what was asked, which tokens it has, and how far they are computed."""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from localllm.config import SamplingParams
+from localllm.errors import RequestError
+
+
+class RequestStatus(Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class FinishReason(StrEnum):
+    """Why no further token comes."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, of the model's distribution before any filter."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """What one step brought for one sample of a request: a token, an end, or both.
+
+    `num_cached_tokens` counts the prompt tokens whose keys and values were found in the cache.
+    """
+
+    request_id: int
+    sample: int
+    token_id: int | None
+    finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+    error: RequestError | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sample of a request; `token_ids` holds the prompt and then what was generated.
+
+    Tokens before `num_computed_tokens` have their keys and values in the blocks of `block_table`.
+    `parent` is sample 0 of the same request, whose prompt blocks a sample shares once they are
+    computed.
+    """
+
+    request_id: int
+    sample: int
+    num_prompt_tokens: int
+    token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    stop_token_ids: frozenset[int]
+    max_total_tokens: int
+    parent: "Request | None" = None
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    block_table: "array[int]" = field(default_factory=lambda: array("i"))
+    # Content keys of the full blocks of `token_ids`, as far as they were needed; and how many
+    # blocks of the table were offered to the prefix cache.
+    block_keys: list[bytes] = field(default_factory=list)
+    num_registered_blocks: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and generated tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens behind the prompt."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    def finish_reason_after(self, token_id: int) -> FinishReason | None:
+        """Whether the request ends with `token_id`, its newest token."""
+        if token_id in self.stop_token_ids:
+            return FinishReason.STOP
+        if self.num_tokens >= self.max_total_tokens:
+            return FinishReason.LENGTH
+        return None

@@ -1,0 +1,178 @@
+"""From logits to a token, keyed by position.
+
+After the filters, the token at position p of a request is
+
+    argmax over ids of  logits[id] / T + g(seed, p, id)
+
+with Gumbel noise g from a counter-based hash: adding Gumbel noise and taking the maximum draws
+from softmax(logits / T) (the Gumbel-max trick; Maddison et al. 2014, section 2), and because g is
+a pure function of seed, position and token id, the same request gives the same text whatever
+shares its batch. Greedy is T = 0. Each row is filtered on its own, for the same reason.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from localllm.config import SamplingParams
+from localllm.engine.request import Request, TokenLogprobs
+from localllm.engine.scheduler import SampledToken
+
+_MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
+# Below this a temperature only overflows; it is greedy.
+MIN_TEMPERATURE = 1e-6
+# Top-p looks at this many of the likeliest tokens before it sorts the whole vocabulary.
+TOP_P_FIRST_LOOK = 256
+
+
+def mix64(value: int) -> int:
+    """A well-mixed 64-bit number from another (the finalizer of SplitMix64; Steele et al. 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK64
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return value ^ (value >> 31)
+
+
+def sample_seed(seed: int, sample: int) -> int:
+    """Seed of sample `sample` of a request with `seed`."""
+    return mix64(mix64(seed & _MASK64) ^ sample)
+
+
+def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
+    """Standard Gumbel noise for each of `token_ids` (int64, any shape), float32."""
+    key = mix64(seed ^ mix64(position))
+    bits = _mix32(token_ids * 0x9E3779B1 + (key & _MASK32))
+    bits = _mix32(bits ^ (key >> 32))
+    uniform = (bits.double() + 0.5) * 2.0**-32
+    return -torch.log(-torch.log(uniform)).float()
+
+
+def _mix32(bits: Tensor) -> Tensor:
+    """A 32-bit integer hash in int64 arithmetic (two rounds of multiply and shift)."""
+    bits = bits & _MASK32
+    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & _MASK32
+    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & _MASK32
+    return bits ^ (bits >> 16)
+
+
+def filter_top_k(logits: Tensor, k: int) -> Tensor:
+    """Which of `logits` [vocab] are among the `k` largest; ties with the last are kept."""
+    if k >= logits.shape[0]:
+        return torch.ones_like(logits, dtype=torch.bool)
+    return logits >= logits.topk(k).values[-1]
+
+
+def filter_top_p(logits: Tensor, p: float) -> Tensor:
+    """Which of `logits` [vocab] make up the smallest set of probability at least `p`.
+
+    Ties with the last are kept. Source: Holtzman et al. 2019, section 3.1.
+    """
+    probabilities = torch.softmax(logits.double(), dim=0)
+    for count in (TOP_P_FIRST_LOOK, logits.shape[0]):
+        likeliest = probabilities.topk(min(count, logits.shape[0])).values
+        reached = (likeliest.cumsum(dim=0) >= p).nonzero()
+        if len(reached):
+            return probabilities >= likeliest[reached[0, 0]]
+    return torch.ones_like(logits, dtype=torch.bool)
+
+
+def filter_min_p(logits: Tensor, min_p: float) -> Tensor:
+    """Which of `logits` [vocab] are at least `min_p` times as likely as the likeliest."""
+    return logits >= logits.max() + math.log(min_p)
+
+
+def apply_penalties(
+    logits: Tensor, params: SamplingParams, prompt: Sequence[int], generated: Sequence[int]
+) -> Tensor:
+    """`logits` [vocab] after penalties and bias; a new tensor.
+
+    Sources: repetition: Keskar et al. 2019 (CTRL), section 4.1, over prompt and generated tokens;
+    presence and frequency: OpenAI's API reference, over generated tokens.
+    """
+    logits = logits.clone()
+    if params.repetition_penalty != 1.0 and (prompt or generated):
+        seen = torch.tensor(sorted({*prompt, *generated}), device=logits.device)
+        seen = seen[seen < logits.shape[0]]
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if generated and (params.presence_penalty or params.frequency_penalty):
+        counts = Counter(generated)
+        ids = torch.tensor(list(counts), device=logits.device)
+        times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+        logits[ids] -= params.presence_penalty + params.frequency_penalty * times
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=logits.device)
+        bias = torch.tensor(list(params.logit_bias.values()), device=logits.device)
+        logits[ids] += bias.to(logits.dtype)
+    return logits
+
+
+def sample_tokens(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+    """The next token of each request. `logits`: float32 [len(requests), vocab].
+
+    A row that is not finite gives a token of None. Waits for the device once for the whole batch
+    where every request is greedy and plain, and once more a row else.
+    """
+    maxima, greedy_ids = logits.max(dim=1)
+    finite, greedy = maxima.isfinite().tolist(), greedy_ids.tolist()
+    sampled = []
+    for row, request in enumerate(requests):
+        if not finite[row]:
+            sampled.append(SampledToken(None))
+            continue
+        token_id = greedy[row]
+        if not _is_plain_greedy(request.params):
+            token_id = _sample_row(logits[row], request)
+        count = request.params.logprobs
+        logprobs = None if count is None else _token_logprobs(logits[row], token_id, count)
+        sampled.append(SampledToken(token_id, logprobs))
+    return sampled
+
+
+def _is_plain_greedy(params: SamplingParams) -> bool:
+    return params.temperature < MIN_TEMPERATURE and not _has_penalties(params)
+
+
+def _has_penalties(params: SamplingParams) -> bool:
+    return bool(
+        params.repetition_penalty != 1.0
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.logit_bias
+    )
+
+
+def _sample_row(logits: Tensor, request: Request) -> int:
+    params = request.params
+    if _has_penalties(params):
+        start = request.num_prompt_tokens
+        prompt, generated = request.token_ids[:start], request.token_ids[start:]
+        logits = apply_penalties(logits, params, prompt, generated)
+    if params.temperature < MIN_TEMPERATURE:
+        return int(logits.argmax())
+    values = logits / params.temperature
+    ids = torch.arange(values.shape[0], device=values.device)
+    # Each filter sees what the one before it left, and renormalizes.
+    if 0 < params.top_k < values.shape[0]:
+        kept = filter_top_k(values, params.top_k)
+        values, ids = values[kept], ids[kept]
+    if params.top_p < 1.0:
+        kept = filter_top_p(values, params.top_p)
+        values, ids = values[kept], ids[kept]
+    if params.min_p > 0.0:
+        kept = filter_min_p(values, params.min_p)
+        values, ids = values[kept], ids[kept]
+    # The token's place in the text: the noise is the same whenever it is drawn.
+    noise = gumbel_noise(request.seed, request.num_tokens, ids)
+    return int(ids[(values + noise).argmax()])
+
+
+def _token_logprobs(logits: Tensor, token_id: int, count: int) -> TokenLogprobs:
+    logprobs = torch.log_softmax(logits, dim=0)
+    top = logprobs.topk(min(count, logprobs.shape[0]))
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return TokenLogprobs(float(logprobs[token_id]), tuple(pairs))

@@ -1,0 +1,324 @@
+"""Which tokens of which requests are computed in the next step.
+
+There is no prefill phase and no decode phase. A request has `num_tokens` tokens, of which
+`num_computed_tokens` have their keys and values in the cache; every step gives requests some
+tokens, within one token budget, until they have caught up, and a request that has caught up gets
+its next token sampled. A long prompt is computed in chunks, a prefix found in the cache is a head
+start, a preempted request starts again from 0: all the same thing with other numbers.
+
+Who owns what: a request owns one use of each block in its `blocks`, from admission until it ends
+or is preempted. Blocks before `num_computed_tokens // block_size` are full and may be shared; the
+block that is written next belongs to its request alone, else it is copied first.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from localllm.engine.block_pool import BlockPool, hash_block
+from localllm.engine.request import (
+    FinishReason,
+    Request,
+    RequestStatus,
+    TokenEvent,
+    TokenLogprobs,
+)
+from localllm.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits of one step, and of the cache."""
+
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    cache_root: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """`num_scheduled_tokens` tokens of a request, from its `num_computed_tokens` on."""
+
+    request: Request
+    num_scheduled_tokens: int
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether the request's newest token is computed, so that the next can be sampled."""
+        computed = self.request.num_computed_tokens + self.num_scheduled_tokens
+        return computed == self.request.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step's work. `block_copies`: (from, to) block ids, to be done in order before it."""
+
+    requests: list[ScheduledRequest] = field(default_factory=list)
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token that a caught-up request got, or None where its logits were not finite."""
+
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+
+
+class Scheduler:
+    """Requests in order of arrival, over one pool of blocks."""
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+        self.config = config
+        self.pool = pool
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self.num_preemptions = 0
+
+    @property
+    def max_request_tokens(self) -> int:
+        """The longest request that the whole cache can hold."""
+        return self.pool.num_usable_blocks * self.config.block_size
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no blocks yet, or lost them."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have blocks."""
+        return len(self._running)
+
+    def has_unfinished(self) -> bool:
+        """Whether another step has work."""
+        return bool(self._waiting or self._running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it must fit into the empty cache (`max_request_tokens`)."""
+        assert request.max_total_tokens <= self.max_request_tokens
+        self._waiting.append(request)
+
+    def abort(self, request_id: int, sample: int | None = None) -> list[Request]:
+        """End a request's samples, or one, and free their blocks; returns those that lived."""
+        ended = [
+            request
+            for request in self._unfinished()
+            if request.request_id == request_id and sample in (None, request.sample)
+        ]
+        for request in ended:
+            self._finish(request)
+        return ended
+
+    def schedule(self) -> ScheduledBatch:
+        """Choose the next step's tokens and reserve their blocks."""
+        batch = ScheduledBatch()
+        budget = self.config.max_num_batched_tokens
+        preempted_any = False
+        index = 0
+        # `index` passes each running request once; a victim is always behind it.
+        while index < len(self._running) and budget > 0:
+            request = self._running[index]
+            count = min(request.num_tokens - request.num_computed_tokens, budget)
+            if not self._reserve(request, count, batch):
+                self._preempt(self._running[-1])
+                preempted_any = True
+                continue
+            batch.requests.append(ScheduledRequest(request, count))
+            budget -= count
+            index += 1
+        if not preempted_any:
+            self._admit(batch, budget)
+        return batch
+
+    def update(self, batch: ScheduledBatch, sampled: list[SampledToken]) -> list[TokenEvent]:
+        """Book a computed batch; `sampled` belongs to its caught-up requests, in order."""
+        events = []
+        tokens = iter(sampled)
+        for scheduled in batch.requests:
+            request = scheduled.request
+            catches_up = scheduled.catches_up
+            request.num_computed_tokens += scheduled.num_scheduled_tokens
+            token = next(tokens) if catches_up else None
+            if token is not None and token.token_id is None:
+                # Keys and values of such a request are not to be found by others.
+                self._finish(request)
+                events.append(_failed(request))
+                continue
+            self._register_full_blocks(request)
+            if token is not None:
+                events.append(self._append(request, token))
+        assert next(tokens, None) is None
+        return events
+
+    def check_invariants(self) -> None:
+        """Assert that the books balance; for tests, after every step."""
+        self.pool.check_invariants(request.block_table for request in self._running)
+        size = self.config.block_size
+        for request in self._running:
+            assert request.status is RequestStatus.RUNNING
+            assert request.num_computed_tokens <= len(request.block_table) * size
+            assert request.num_computed_tokens < request.num_tokens <= request.max_total_tokens
+            # Nothing is held beyond the block of the newest token.
+            assert len(request.block_table) <= -(-request.num_tokens // size)
+        for request in self._waiting:
+            assert request.status is RequestStatus.WAITING
+            assert not request.block_table
+            assert request.num_computed_tokens == 0
+
+    def _unfinished(self) -> Iterator[Request]:
+        yield from self._running
+        yield from self._waiting
+
+    def _reserve(self, request: Request, count: int, batch: ScheduledBatch) -> bool:
+        """Own blocks for the next `count` tokens, or change nothing and say no."""
+        size = self.config.block_size
+        table, start = request.block_table, request.num_computed_tokens
+        num_new = -(-(start + count) // size) - len(table)
+        first = start // size
+        copies = first < len(table) and self.pool.is_shared(table[first])
+        if num_new + copies > self.pool.num_free_blocks:
+            return False
+        if copies:
+            [own] = self.pool.allocate(1)
+            batch.block_copies.append((table[first], own))
+            self.pool.free([table[first]])
+            table[first] = own
+        table.extend(self.pool.allocate(num_new))
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Take a running request's blocks; it goes to the front of the queue and starts again."""
+        self._running.remove(request)
+        self._release(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _admit(self, batch: ScheduledBatch, budget: int) -> None:
+        """Start waiting requests in order, as far as budget, places and blocks go."""
+        deferred: list[Request] = []
+        while self._waiting and budget > 0 and len(self._running) < self.config.max_num_seqs:
+            request = self._waiting.popleft()
+            if self._waits_for_parent(request):
+                deferred.append(request)
+                continue
+            prefix = self._find_prefix(request)
+            self.pool.share(prefix.block_ids)
+            # All of its tokens must fit, not only the first chunk: a prompt that is preempted
+            # half-way was computed for nothing. One more block may go to a copy.
+            needed = -(-request.num_tokens // self.config.block_size) - len(prefix.block_ids)
+            if needed + prefix.ends_in_shared_block > self.pool.num_free_blocks:
+                self.pool.free(reversed(prefix.block_ids))
+                self._waiting.appendleft(request)
+                break
+            request.block_table = array("i", prefix.block_ids)
+            request.num_computed_tokens = prefix.num_tokens
+            request.num_registered_blocks = prefix.num_tokens // self.config.block_size
+            if request.num_generated_tokens == 0:
+                request.num_cached_tokens = prefix.num_tokens
+            count = min(request.num_tokens - prefix.num_tokens, budget)
+            reserved = self._reserve(request, count, batch)
+            assert reserved
+            request.status = RequestStatus.RUNNING
+            self._running.append(request)
+            batch.requests.append(ScheduledRequest(request, count))
+            budget -= count
+        self._waiting.extendleft(reversed(deferred))
+
+    def _waits_for_parent(self, request: Request) -> bool:
+        """Whether the blocks of the same prompt are about to be there for sharing."""
+        parent = request.parent
+        return (
+            parent is not None
+            and parent.status is not RequestStatus.FINISHED
+            and parent.num_computed_tokens < parent.num_prompt_tokens
+        )
+
+    def _find_prefix(self, request: Request) -> "_Prefix":
+        """Blocks that already hold the request's first tokens, all but the newest at most.
+
+        The newest token is always computed, since its logits are needed.
+        """
+        size = self.config.block_size
+        usable = request.num_tokens - 1
+        parent = request.parent
+        if parent is not None and parent.status is RequestStatus.RUNNING:
+            num_tokens = min(request.num_prompt_tokens, usable)
+            return _Prefix(list(parent.block_table[: -(-num_tokens // size)]), num_tokens, size)
+        if not self.config.enable_prefix_caching:
+            return _Prefix([], 0, size)
+        block_ids = self.pool.match_prefix(self._block_keys(request, usable // size))
+        return _Prefix(block_ids, len(block_ids) * size, size)
+
+    def _block_keys(self, request: Request, count: int) -> list[bytes]:
+        """Content keys of the request's first `count` blocks, which must be full of tokens."""
+        size, keys = self.config.block_size, request.block_keys
+        while len(keys) < count:
+            start = len(keys) * size
+            parent_key = keys[-1] if keys else self.config.cache_root
+            keys.append(hash_block(parent_key, request.token_ids[start : start + size]))
+        return keys[:count]
+
+    def _register_full_blocks(self, request: Request) -> None:
+        if not self.config.enable_prefix_caching:
+            return
+        num_full = request.num_computed_tokens // self.config.block_size
+        keys = self._block_keys(request, num_full)
+        for i in range(request.num_registered_blocks, num_full):
+            self.pool.register(request.block_table[i], keys[i])
+        request.num_registered_blocks = num_full
+
+    def _append(self, request: Request, token: SampledToken) -> TokenEvent:
+        assert token.token_id is not None
+        request.token_ids.append(token.token_id)
+        reason = request.finish_reason_after(token.token_id)
+        if reason is not None:
+            self._finish(request)
+        return TokenEvent(
+            request_id=request.request_id,
+            sample=request.sample,
+            token_id=token.token_id,
+            finish_reason=reason,
+            logprobs=token.logprobs,
+            num_cached_tokens=request.num_cached_tokens,
+        )
+
+    def _finish(self, request: Request) -> None:
+        if request.status is RequestStatus.RUNNING:
+            self._running.remove(request)
+        else:
+            self._waiting.remove(request)
+        self._release(request)
+        request.status = RequestStatus.FINISHED
+
+    def _release(self, request: Request) -> None:
+        self.pool.free(reversed(request.block_table))
+        request.block_table = array("i")
+
+
+def _failed(request: Request) -> TokenEvent:
+    error = RequestError(
+        "the model's output is not finite (NaN or infinity)",
+        where=f"at token {request.num_tokens} of the request",
+        hint="--dtype float32; if it stays, the checkpoint is damaged",
+    )
+    return TokenEvent(request.request_id, request.sample, None, FinishReason.ERROR, error=error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """Blocks that hold the first `num_tokens` tokens of a request."""
+
+    block_ids: list[int]
+    num_tokens: int
+    block_size: int
+
+    @property
+    def ends_in_shared_block(self) -> bool:
+        return self.num_tokens < len(self.block_ids) * self.block_size

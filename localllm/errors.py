@@ -1,0 +1,105 @@
+"""The only exception tree, and the only table of exit codes."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a command's exit status means; the README's table is held against this one."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    MODEL = 3
+    NETWORK = 4
+    DISK = 5
+    MEMORY = 6
+    CHECKPOINT = 7
+    CONTEXT = 8
+    LENGTH = 9
+    QUALITY = 10
+    SIGINT = 130
+    CLOSED_PIPE = 141
+    SIGTERM = 143
+
+
+class LocalLLMError(Exception):
+    """Something a user, a file or a client caused.
+
+    `message` says what happened, `where` adds the place or the reason, `hint` is the next step;
+    the command line prints them as three lines.
+    """
+
+    exit_code = ExitCode.FAILURE
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: str = "",
+        hint: str = "",
+        exit_code: ExitCode | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+        if exit_code is not None:
+            self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        parts = (self.message, self.where, f"try: {self.hint}" if self.hint else "")
+        return "\n  ".join(part for part in parts if part)
+
+
+class CatalogError(LocalLLMError):
+    """A name that is no model, or a catalogue that cannot be read."""
+
+    exit_code = ExitCode.MODEL
+
+
+class DownloadError(LocalLLMError):
+    """A repository that cannot be fetched; the exit code says why (3, 4 or 5)."""
+
+    exit_code = ExitCode.NETWORK
+
+
+class CheckpointError(LocalLLMError):
+    """A file of a model that is missing, broken or contradicts another one."""
+
+    exit_code = ExitCode.CHECKPOINT
+
+
+class UnsupportedModelError(CheckpointError):
+    """A sound checkpoint of a kind that is not supported."""
+
+
+class TemplateError(CheckpointError):
+    """A chat template that cannot be rendered, or refuses the conversation."""
+
+
+class GpuMemoryError(LocalLLMError):
+    """The weights and the smallest KV cache do not fit."""
+
+    exit_code = ExitCode.MEMORY
+
+
+class BackendError(LocalLLMError):
+    """The device or the kernels asked for are not to be had here."""
+
+    exit_code = ExitCode.MEMORY
+
+
+class RequestError(LocalLLMError):
+    """One request is malformed; `param` names the field."""
+
+    exit_code = ExitCode.USAGE
+
+    def __init__(self, message: str, *, param: str = "", where: str = "", hint: str = "") -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.param = param
+
+
+class ContextLengthError(RequestError):
+    """The prompt is longer than the context."""
+
+    exit_code = ExitCode.CONTEXT

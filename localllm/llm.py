@@ -1,0 +1,73 @@
+"""The Python API: `LLM(model).generate(...)`, `.chat(...)`, `.stream(...)`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from localllm.config import EngineConfig, SamplingParams
+from localllm.errors import RequestError
+from localllm.session import Completion, LoadedModel, open_model
+
+Prompt = str | Sequence[int]
+Conversation = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A loaded model. `model` is an alias, `org/name`, a folder, or None for the built-in one.
+
+    Options are the fields of EngineConfig; an unknown one is refused by name.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        try:
+            config = EngineConfig(**options)
+        except TypeError as error:
+            raise RequestError(f"LLM: {error}", hint="the fields of EngineConfig") from error
+        self.model: LoadedModel = open_model(model, config)
+
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        """The model's own defaults, with what is given over them."""
+        return self.model.sampling_params(**given)
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """Complete prompts (texts or token ids) together; one completion each, in order.
+
+        Without `params` the model's defaults hold. A refused prompt has `error` set.
+        """
+        params = params or self.sampling_params()
+        is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+        several: Sequence[Any] = [prompts] if is_one else prompts
+        return self.model.complete([self.model.prompt_ids(prompt) for prompt in several], params)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        params: SamplingParams | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Completion]:
+        """Answer one conversation, or several together; one completion each, in order."""
+        params = params or self.sampling_params()
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        several: Sequence[Any] = [messages] if is_one else messages
+        return self.model.complete([self.model.chat_ids(m, tools) for m in several], params)
+
+    def stream(
+        self, prompt: Prompt | Conversation, params: SamplingParams | None = None
+    ) -> Iterator[str]:
+        """Pieces of the answer to a prompt or a conversation, as they come.
+
+        Closing the iterator stops the work. Raises: RequestError.
+        """
+        params = params or self.sampling_params(n=1)
+        ids = self._encode(prompt)
+        _, events = self.model.stream(ids, params)
+        for event in events:
+            if event.error is not None:
+                raise event.error
+            if event.text:
+                yield event.text
+
+    def _encode(self, prompt: Any) -> list[int]:
+        is_conversation = not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
+        return self.model.chat_ids(prompt) if is_conversation else self.model.prompt_ids(prompt)

@@ -1,0 +1,1 @@
+"""What is computed: decoder, weights, inputs."""

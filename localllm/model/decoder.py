@@ -1,0 +1,50 @@
+"""The decoder: embedding, layers, final norm, head. One class for every architecture."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from localllm.config import ModelConfig
+from localllm.model.inputs import ForwardBatch, PagedKVCache
+from localllm.model.layers import DecoderLayer, LayerCache, RMSNorm, Rotation
+from localllm.model.linear import Linear
+from localllm.model.rope import RopeTable
+from localllm_kernels import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderModel:
+    """A loaded model; holds weights and no state of any request."""
+
+    config: ModelConfig
+    embedding: Tensor  # [vocab_size, hidden]
+    layers: tuple[DecoderLayer, ...]
+    norm: RMSNorm
+    lm_head: Linear
+    rope: RopeTable
+    ops: Ops
+
+    def forward(self, batch: ForwardBatch, kv_cache: PagedKVCache) -> Tensor:
+        """Hidden states [padded_tokens, hidden] of the batch's tokens, after the final norm.
+
+        Writes the new tokens' keys and values to `kv_cache`.
+        """
+        ops = self.ops
+        rotation = Rotation(self.rope.cos[batch.positions], self.rope.sin[batch.positions])
+        residual = F.embedding(batch.input_ids, self.embedding)
+        x = ops.rms_norm(residual, self.layers[0].input_norm.weight, self.layers[0].input_norm.eps)
+        # Each layer hands over its output normed for the next one, with the residual beside it.
+        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
+        for i, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
+            cache = LayerCache(kv_cache.key[i], kv_cache.value[i])
+            x = layer.attention(x, rotation, batch, cache, ops)
+            norm = layer.post_attention_norm
+            x, residual = ops.add_rms_norm(x, residual, norm.weight, norm.eps)
+            x = layer.mlp(x, ops)
+            x, residual = ops.add_rms_norm(x, residual, next_norm.weight, next_norm.eps)
+        return x
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """`hidden`: [rows, hidden] -> float32 [rows, vocab_size]."""
+        return self.lm_head(hidden).float()

@@ -1,0 +1,102 @@
+"""The parts of a decoder layer; every tensor arrives as an argument or is a weight."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from localllm.model.inputs import ForwardBatch
+from localllm.model.linear import Linear
+from localllm_kernels import Ops
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm:
+    """Root-mean-square norm with a weight of the normed width."""
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """The norms on each query and key head (Qwen3)."""
+
+    query: RMSNorm
+    key: RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of the batch's positions, float32 [num_tokens, head_dim / 2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """One layer's keys and values: [num_blocks, block_size, num_kv_heads, head_dim] each."""
+
+    key: Tensor
+    value: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Grouped-query attention over the paged cache; query, key and value come from one product."""
+
+    qkv_proj: Linear
+    o_proj: Linear
+    norms: HeadNorms | None
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None
+
+    def __call__(
+        self, x: Tensor, rotation: Rotation, batch: ForwardBatch, cache: LayerCache, ops: Ops
+    ) -> Tensor:
+        """`x`: [num_tokens, hidden] -> the same shape; writes new keys and values to `cache`."""
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.head_dim)
+        query, key = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
+        value = qkv[:, heads + kv_heads :]
+        if self.norms is not None:
+            query = ops.rms_norm(query, self.norms.query.weight, self.norms.query.eps)
+            key = ops.rms_norm(key, self.norms.key.weight, self.norms.key.eps)
+        query = ops.apply_rotary(query, rotation.cos, rotation.sin)
+        key = ops.apply_rotary(key, rotation.cos, rotation.sin)
+        ops.store_kv(key, value, cache.key, cache.value, batch.slot_mapping)
+        attended = ops.paged_attention(
+            query,
+            cache.key,
+            cache.value,
+            block_tables=batch.block_tables,
+            cu_seqlens_q=batch.cu_seqlens_q,
+            seq_lens=batch.seq_lens,
+            scale=self.head_dim**-0.5,
+            window=self.window,
+        )
+        return self.o_proj(attended.flatten(1))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """Feed-forward with a SiLU gate; gate and up come from one product."""
+
+    gate_up_proj: Linear
+    down_proj: Linear
+
+    def __call__(self, x: Tensor, ops: Ops) -> Tensor:
+        """`x`: [num_tokens, hidden] -> the same shape."""
+        return self.down_proj(ops.silu_mul(self.gate_up_proj(x)))
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """Attention and feed-forward, each behind a norm and added to the residual stream."""
+
+    input_norm: RMSNorm
+    attention: Attention
+    post_attention_norm: RMSNorm
+    mlp: GatedMLP

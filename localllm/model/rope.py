@@ -1,0 +1,93 @@
+"""Rotary embedding tables: the angles of every position, with the scalings of long contexts."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localllm.config import RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Cosines and sines of every position, float32 [max_positions, head_dim / 2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def build(
+        cls, rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device
+    ) -> "RopeTable":
+        """Tables for positions 0 to `max_positions` - 1."""
+        frequencies, scale = inverse_frequencies(rope, head_dim)
+        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+        return cls((angles.cos() * scale).to(device), (angles.sin() * scale).to(device))
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Angle per position of each pair, float32 [head_dim / 2], and a factor on cosine and sine.
+
+    Sources: linear: Chen et al. 2023 (position interpolation); llama3: the Llama 3.1 release;
+    yarn: Peng et al. 2023, section 3.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    plain = 1.0 / rope.theta**exponents
+    match rope.kind:
+        case "linear":
+            return plain / rope.factor, 1.0
+        case "llama3":
+            return _llama3(plain, rope), 1.0
+        case "yarn":
+            return _yarn(plain, rope, head_dim)
+        case _:
+            return plain, 1.0
+
+
+def _llama3(plain: Tensor, rope: RopeConfig) -> Tensor:
+    """Short wavelengths stay, long ones are stretched, those between are blended."""
+    original = rope.original_max_position_embeddings
+    wavelengths = 2 * math.pi / plain
+    longest_kept = original / rope.high_freq_factor
+    shortest_stretched = original / rope.low_freq_factor
+    blend = (original / wavelengths - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - blend) * plain / rope.factor + blend * plain
+    stretched = torch.where(wavelengths > shortest_stretched, plain / rope.factor, plain)
+    between = (wavelengths <= shortest_stretched) & (wavelengths >= longest_kept)
+    return torch.where(between, blended, stretched)
+
+
+def _yarn(plain: Tensor, rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Stretch the pairs that turn slowly, keep those that turn fast, ramp in between."""
+    original = rope.original_max_position_embeddings
+
+    def pair_with_rotations(rotations: float) -> float:
+        turns = original / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = pair_with_rotations(rope.beta_fast), pair_with_rotations(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # the ramp needs a width
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    kept = 1 - ramp.clamp(0, 1)
+    frequencies = plain / rope.factor * (1 - kept) + plain * kept
+    return frequencies, _yarn_attention_factor(rope)
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    """Softmax temperature of YaRN, as a factor on queries and keys (section 3.4)."""
+
+    def mscale(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.mscale and rope.mscale_all_dim:
+        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
+    return mscale(1.0)

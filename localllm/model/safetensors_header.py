@@ -1,0 +1,111 @@
+"""Safetensors headers read as hostile input: every claim is checked before a byte is loaded."""
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from localllm.errors import CheckpointError
+
+MAX_HEADER_BYTES = 100_000_000
+ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+_REDOWNLOAD = "download the file again"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor as its file's header describes it."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Tensors of one file by name.
+
+    The library that loads the data checks most of this too; it accepts duplicate names, and its
+    messages do not name the tensor.
+
+    Raises: CheckpointError for a file that is cut, overlaps, repeats a name or lies about sizes.
+    """
+    file_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        length_field = file.read(8)
+        header_bytes = int.from_bytes(length_field, "little")
+        if len(length_field) < 8 or header_bytes > file_bytes - 8:
+            raise _error(path, "the file is cut short: its header is not complete")
+        if header_bytes > MAX_HEADER_BYTES:
+            raise _error(path, f"the header claims {header_bytes:,} bytes")
+        text = file.read(header_bytes)
+    try:
+        header = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, path))
+    except (ValueError, RecursionError) as error:
+        raise _error(path, f"the header is not valid JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise _error(path, "the header is not a JSON object")
+    header.pop("__metadata__", None)
+    spans = []
+    tensors = {}
+    for name, entry in header.items():
+        tensor, start, end = _read_entry(path, name, entry)
+        tensors[name] = tensor
+        spans.append((start, end, name))
+    position = 0
+    for start, end, name in sorted(spans):
+        if start != position:
+            kind = "overlaps the one before it" if start < position else "leaves a gap before it"
+            raise _error(path, f"tensor {name!r:.120} {kind}")
+        position = end
+    if position != file_bytes - 8 - header_bytes:
+        last = max(spans)[2] if spans else "none"
+        raise _error(
+            path,
+            f"the file holds {file_bytes - 8 - header_bytes:,} bytes of data, "
+            f"its header describes {position:,} (last tensor {last!r:.120})",
+        )
+    return tensors
+
+
+def _read_entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
+    where = f"tensor {name!r:.120}"
+    if not isinstance(entry, dict):
+        raise _error(path, f"{where} has no description")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if dtype not in ITEM_BYTES:
+        raise _error(path, f"{where} has the unknown dtype {dtype!r:.40}")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise _error(path, f"{where} has a broken shape or broken offsets")
+    start, end = offsets
+    if end - start != prod(shape) * ITEM_BYTES[dtype]:
+        raise _error(
+            path, f"{where} spans {end - start:,} bytes, its shape {shape} of {dtype} needs "
+            f"{prod(shape) * ITEM_BYTES[dtype]:,}"
+        )  # fmt: skip
+    return TensorInfo(name, path, dtype, tuple(shape)), start, end
+
+
+def _are_sizes(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(
+        isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 62 for v in values
+    )
+
+
+def _unique(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise _error(path, f"the header names {repeated!r:.120} twice")
+    return result
+
+
+def _error(path: Path, problem: str) -> CheckpointError:
+    return CheckpointError(
+        f"broken weight file {path.name}: {problem}", where=str(path), hint=_REDOWNLOAD
+    )

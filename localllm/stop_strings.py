@@ -1,0 +1,39 @@
+"""Stop strings in streamed text: found across the borders of pieces, never shown in part."""
+
+from collections.abc import Sequence
+
+
+class StopMatcher:
+    """Lets text through except what may turn out to begin a stop string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.has_stopped = False
+
+    def push(self, piece: str) -> str:
+        """The text that is safe to show; once a stop string is complete, all before it."""
+        if not self._stops:
+            return piece
+        text = self._held + piece
+        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if found:
+            self.has_stopped = True
+            self._held = ""
+            return text[: min(found)]
+        keep = max(self._overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """Length of the longest end of `text` that begins `stop`."""
+        for length in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:length]):
+                return length
+        return 0

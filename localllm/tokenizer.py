@@ -1,0 +1,198 @@
+"""Text to token ids and back: a checkpoint's own vocabulary, template and special tokens."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from localllm.errors import CheckpointError, RequestError, TemplateError
+from localllm.json_file import read_json_object
+from localllm.template import render_chat_template
+
+__all__ = ["StreamDecoder", "Tokenizer", "render_chat_template"]
+
+Message = Mapping[str, Any]
+MAX_TOKENIZER_BYTES = 200_000_000
+# A long text is counted in slices of this many characters before it is encoded whole.
+SLICE_CHARS = 1 << 18
+_REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """The vocabulary of a checkpoint (`tokenizer.json`), with its chat template if it has one."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        special_tokens: Mapping[str, str],
+        chat_templates: Mapping[str, str],
+    ) -> None:
+        self._backend = backend
+        self._chat_templates = chat_templates
+        self._special_tokens = special_tokens
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`.
+
+        Raises: CheckpointError for a file that is missing or broken.
+        """
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise CheckpointError(
+                "tokenizer.json is missing",
+                where=str(folder),
+                hint="download the model again, or convert its tokenizer: "
+                "transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)",
+            )
+        read_json_object(path, MAX_TOKENIZER_BYTES)
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(
+                f"tokenizer.json cannot be used: {error!s:.200}",
+                where=str(path),
+                hint="download the model again",
+            ) from error
+        # What a training run left behind; a prompt is never cut or padded.
+        backend.no_truncation()
+        backend.no_padding()
+        config_path = folder / "tokenizer_config.json"
+        config = read_json_object(config_path) if config_path.exists() else {}
+        return cls(backend, _special_tokens(config), _chat_templates(folder, config))
+
+    @property
+    def num_token_ids(self) -> int:
+        """One more than the largest token id."""
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model was trained to chat; without, it continues text."""
+        return bool(self._chat_templates)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The end token that the tokenizer names, if any."""
+        eos = self._special_tokens.get("eos_token")
+        return None if eos is None else self._backend.token_to_id(eos)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of `text`. Raises: RequestError for text that is not valid Unicode."""
+        try:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeEncodeError) as error:  # lone surrogates
+            raise RequestError("the prompt is not valid Unicode", param="prompt") from error
+        return list(encoding.ids)
+
+    def count_at_least(self, text: str, limit: int) -> int:
+        """Tokens of `text`, or, once that is sure to be over `limit`, a lower bound over it."""
+        total = 0
+        for start in range(0, len(text), SLICE_CHARS):
+            ids = self.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
+            # A cut can add a few tokens to those of the whole text, never more than its ends hold.
+            total += max(0, len(ids) - 16)
+            if total > limit:
+                return total
+        return total
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt text of a conversation, open for the assistant's answer.
+
+        Raises: TemplateError where there is no template, or it fails.
+        """
+        name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
+        if name not in self._chat_templates:
+            raise TemplateError(
+                "the model has no chat template",
+                hint="--raw to complete the prompt as it stands",
+            )
+        return render_chat_template(
+            self._chat_templates[name],
+            messages,
+            tools,
+            add_generation_prompt=True,
+            **{**self._special_tokens, **variables},
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of `token_ids`, special tokens left out."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+
+
+class StreamDecoder:
+    """Text of a growing list of tokens, piece by piece, never half a character.
+
+    The pieces joined are the text of all tokens. A piece is the difference between the text of the
+    last few tokens with and without the new ones, since a token's text can depend on what stands
+    before it (spaces at the start, characters over several tokens).
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._context = 0  # where the tokens start that give the next ones their context
+        self._emitted = 0  # tokens whose text was given out
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; empty while a character is not whole."""
+        self._token_ids.append(token_id)
+        piece = self._pending()
+        if not piece or piece.endswith(_REPLACEMENT):
+            return ""
+        self._advance()
+        return piece
+
+    def flush(self) -> str:
+        """What is left at the end, an incomplete character as U+FFFD."""
+        piece = self._pending()
+        self._advance()
+        return piece
+
+    def _pending(self) -> str:
+        before = self._tokenizer.decode(self._token_ids[self._context : self._emitted])
+        after = self._tokenizer.decode(self._token_ids[self._context :])
+        return after[len(before) :]
+
+    def _advance(self) -> None:
+        self._context, self._emitted = self._emitted, len(self._token_ids)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, given as text or as an object with `content`."""
+    tokens = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"):
+        value = config.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[name] = value
+    return tokens
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name; the file beats the config, which has one text or a named list."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            return {"default": path.read_text(encoding="utf-8")}
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path.name} is not UTF-8 ({error})", where=str(path)) from error
+    value = config.get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in value}
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(
+            "chat_template must be a text or a list of named templates",
+            where=str(folder / "tokenizer_config.json"),
+        ) from error

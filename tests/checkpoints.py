@@ -1,0 +1,110 @@
+"""Makes small checkpoints with random weights, in the hub's format, for any architecture."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from localllm.config import ModelConfig
+from localllm.model.architectures import ARCHITECTURES, expected_tensors
+
+VOCAB_SIZE = 288
+END_OF_TEXT = "<|endoftext|>"
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_config(architecture: str, **changes: Any) -> dict[str, Any]:
+    """A config.json with odd sizes: head_dim times heads is not the hidden size."""
+    config: dict[str, Any] = {
+        "architectures": [architecture],
+        "model_type": architecture.removesuffix("ForCausalLM").lower(),
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 512,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "eos_token_id": 0,
+    }
+    if architecture == "MistralForCausalLM":
+        config["sliding_window"] = None
+    config.update(changes)
+    return config
+
+
+def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Weights that make logits of ordinary size, so that near ties are rare."""
+    spec = ARCHITECTURES[config["architectures"][0]]
+    model_config = ModelConfig.from_hf({**spec.config_defaults, **config})
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in expected_tensors(model_config, spec).items():
+        values = torch.randn(shape, generator=generator)
+        if "norm" in name:
+            tensors[name] = 1 + 0.2 * values
+        elif len(shape) == 1:
+            tensors[name] = 0.5 * values
+        elif "embed_tokens" in name or "lm_head" in name:
+            tensors[name] = 0.5 * values
+        else:
+            tensors[name] = values / shape[1] ** 0.5
+    dtype = getattr(torch, config.get("torch_dtype", config.get("dtype", "float32")))
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, and the special tokens of ChatML."""
+    specials = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate(specials + alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    return tokenizer
+
+
+def write_checkpoint(
+    folder: Path,
+    config: dict[str, Any],
+    *,
+    num_shards: int = 1,
+    chat_template: str | None = CHATML,
+    seed: int = 0,
+) -> Path:
+    """Write config, weights and tokenizer to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = random_tensors(config, seed)
+    if num_shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        weight_map = {}
+        names = sorted(tensors)
+        for shard in range(num_shards):
+            file = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
+            part = {name: tensors[name] for name in names[shard::num_shards]}
+            save_file(part, folder / file, metadata={"format": "pt"})
+            weight_map.update(dict.fromkeys(part, file))
+        index = {"metadata": {}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    tokenizer_config: dict[str, Any] = {"eos_token": END_OF_TEXT}
+    if chat_template is not None:
+        tokenizer_config["chat_template"] = chat_template
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    return folder

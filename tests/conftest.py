@@ -1,0 +1,60 @@
+"""Fixtures: user directories in a temporary place, tiny random checkpoints and tokenizers."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Triton's decorators read this when a kernel is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
+import torch
+from checkpoints import tiny_config, write_checkpoint
+
+
+@pytest.fixture(autouse=True)
+def user_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test reads or writes the home of whoever runs it, or reaches a network."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in list(os.environ):
+        if name.startswith(("LOCALLLM_", "HF_")):
+            monkeypatch.delenv(name)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME"):
+        monkeypatch.setenv(name, str(home))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    return home
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes a random checkpoint: `make_checkpoint(architecture, **config)`."""
+    count = 0
+
+    def make(architecture: str = "Qwen3ForCausalLM", **changes: Any) -> Path:
+        nonlocal count
+        count += 1
+        return write_checkpoint(tmp_path / f"model{count}", tiny_config(architecture, **changes))
+
+    return make
+
+
+@pytest.fixture
+def edit_json() -> Callable[..., None]:
+    """A function that changes fields of a JSON file; a value of None removes the field."""
+
+    def edit(path: Path, **changes: Any) -> None:
+        value = json.loads(path.read_text())
+        value.update(changes)
+        path.write_text(json.dumps({k: v for k, v in value.items() if v is not None}))
+
+    return edit
+
+
+@pytest.fixture(autouse=True, scope="session")
+def two_threads() -> None:
+    """Tiny products gain nothing from more, and a busy machine loses by it."""
+    torch.set_num_threads(2)
