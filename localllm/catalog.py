@@ -118,6 +118,6 @@ def resolve_model(name: str) -> ModelSource:
 
 def _is_folder(name: str) -> bool:
     try:
-        return Path(name).is_dir()
+        return bool(name) and Path(name).is_dir()
     except (OSError, ValueError):
         return False

@@ -15,7 +15,7 @@ from localllm.catalog import BUILT_IN_MODEL, resolve_model
 from localllm.config import EngineConfig, SamplingParams
 from localllm.download import fetch_model
 from localllm.engine.engine import Engine
-from localllm.engine.loading import load_engine
+from localllm.engine.loading import load_engine, read_model_config
 from localllm.engine.request import FinishReason, TokenEvent, TokenLogprobs
 from localllm.errors import CheckpointError, ContextLengthError, RequestError
 from localllm.generation_config import GenerationDefaults, read_generation_config
@@ -357,13 +357,15 @@ def open_model(name: str | None = None, config: EngineConfig | None = None) -> L
         # So that the exactness contract holds as it comes; see docs/architecture.md.
         config = replace(config, dtype="float32")
     folder = fetch_model(source)
+    model_config, spec = read_model_config(folder)
     defaults = read_generation_config(folder)
     tokenizer = Tokenizer.from_folder(folder)
-    eos = {*defaults.eos_token_ids}
+    # Every place that names an end token counts; they need not agree.
+    eos = {*defaults.eos_token_ids, *model_config.eos_token_ids}
     if tokenizer.eos_token_id is not None:
         eos.add(tokenizer.eos_token_id)
-    loaded = load_engine(folder, config, frozenset(eos))
-    _check_vocabulary(folder, tokenizer, loaded.engine.limits.vocab_size, eos)
+    _check_vocabulary(folder, tokenizer, model_config.vocab_size, eos)
+    loaded = load_engine(folder, model_config, spec, config, frozenset(eos))
     return LoadedModel(
         name=source.name,
         text_engine=TextEngine(loaded.engine, tokenizer),

@@ -160,6 +160,10 @@ class _Environment(ImmutableSandboxedEnvironment):
             self._check_string_method(owner, function.__name__, (*args, *kwargs.values()))
         return self.checked(super().call(context, function, *args, **kwargs))
 
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+        """Refuse at once; the sandbox would give an undefined value, which prints as nothing."""
+        raise SecurityError(f"access to {attribute!r} of a {type(obj).__name__}")
+
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """The sandbox's `str.format`, with bounded widths and arguments."""
         run = super().wrap_str_format(value)
@@ -202,8 +206,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         return value
 
     def _listed(self, value: Any) -> Any:
-        """A generator as a list that is not too long, so that it can be weighed."""
-        return list(islice(value, self.max_chars)) if isinstance(value, Iterator) else value
+        """A generator or range as a list that is not too long, so that it can be weighed."""
+        if isinstance(value, (Iterator, range)):
+            return list(islice(value, self.max_chars))
+        return value
 
     def _check_product(self, left: Any, right: Any) -> None:
         for sequence, times in ((left, right), (right, left)):

@@ -56,9 +56,7 @@ def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Ten
         values = torch.randn(shape, generator=generator)
         if "norm" in name:
             tensors[name] = 1 + 0.2 * values
-        elif len(shape) == 1:
-            tensors[name] = 0.5 * values
-        elif "embed_tokens" in name or "lm_head" in name:
+        elif len(shape) == 1 or "embed_tokens" in name or "lm_head" in name:
             tensors[name] = 0.5 * values
         else:
             tensors[name] = values / shape[1] ** 0.5

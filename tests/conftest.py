@@ -55,6 +55,6 @@ def edit_json() -> Callable[..., None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def two_threads() -> None:
-    """Tiny products gain nothing from more, and a busy machine loses by it."""
-    torch.set_num_threads(2)
+def one_thread() -> None:
+    """Tiny products gain nothing from more, and on a busy machine they lose by it."""
+    torch.set_num_threads(1)

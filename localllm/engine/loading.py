@@ -27,21 +27,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine, with what was decided on the way."""
+    """An engine, with the plan of its memory."""
 
     engine: Engine
-    model_config: ModelConfig
     plan: MemoryPlan
 
 
-def load_engine(folder: Path, config: EngineConfig, eos_token_ids: frozenset[int]) -> LoadedEngine:
-    """Load the checkpoint in `folder`; `eos_token_ids` join those of its config.json.
+def load_engine(
+    folder: Path,
+    model_config: ModelConfig,
+    spec: ArchSpec,
+    config: EngineConfig,
+    eos_token_ids: frozenset[int],
+) -> LoadedEngine:
+    """Load the checkpoint in `folder`, whose config was read by `read_model_config`.
 
     Everything that can be wrong with the files is found before memory is taken.
 
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
-    model_config, spec = read_model_config(folder)
     files = find_weight_files(folder)
     tensors = check_weights(files, model_config, spec)
     device = _select_device(config)
@@ -90,9 +94,9 @@ def load_engine(folder: Path, config: EngineConfig, eos_token_ids: frozenset[int
     limits = EngineLimits(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
-        eos_token_ids=eos_token_ids | set(model_config.eos_token_ids),
+        eos_token_ids=eos_token_ids,
     )
-    return LoadedEngine(Engine(runner, scheduler, limits), model_config, plan)
+    return LoadedEngine(Engine(runner, scheduler, limits), plan)
 
 
 def read_model_config(folder: Path) -> tuple[ModelConfig, ArchSpec]:

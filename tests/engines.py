@@ -1,0 +1,161 @@
+"""Engines around one loaded model, with any limits; and runs that check the books at every step."""
+
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import torch
+from checkpoints import tiny_config, write_checkpoint
+
+from localllm.config import SamplingParams
+from localllm.engine.block_pool import BlockPool
+from localllm.engine.engine import Engine, EngineLimits
+from localllm.engine.loading import read_model_config
+from localllm.engine.request import FinishReason, TokenEvent
+from localllm.engine.runner import ModelRunner
+from localllm.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from localllm.model.decoder import DecoderModel
+from localllm.model.inputs import PagedKVCache
+from localllm.model.weights import check_weights, find_weight_files, load_model
+from localllm_kernels import TORCH_OPS
+
+EOS_TOKEN_ID = 0
+MAX_MODEL_LEN = 256
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What shapes a run and must not shape its text."""
+
+    block_size: int = 16
+    num_blocks: int = 200  # without the null block
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 4096
+    enable_prefix_caching: bool = False
+
+
+@cache
+def load_tiny_model(architecture: str, sliding_window: int | None = None) -> DecoderModel:
+    """A two-layer model with random weights."""
+    config = tiny_config(architecture, sliding_window=sliding_window)
+    with tempfile.TemporaryDirectory() as folder:
+        return load_folder(write_checkpoint(Path(folder), config))
+
+
+def load_folder(folder: Path) -> DecoderModel:
+    """The model of a checkpoint folder, in float32."""
+    model_config, spec = read_model_config(folder)
+    return load_model(
+        check_weights(find_weight_files(folder), model_config, spec),
+        model_config,
+        spec,
+        max_model_len=MAX_MODEL_LEN,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        ops=TORCH_OPS,
+    )
+
+
+def make_engine(model: DecoderModel, limits: Limits) -> Engine:
+    """A fresh engine with an empty cache."""
+    config = model.config
+    shape = (
+        config.num_layers,
+        limits.num_blocks + 1,
+        limits.block_size,
+        config.num_kv_heads,
+        config.head_dim,
+    )
+    runner = ModelRunner(model, PagedKVCache.allocate(shape, torch.float32, torch.device("cpu")))
+    scheduler = Scheduler(
+        SchedulerConfig(
+            block_size=limits.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            enable_prefix_caching=limits.enable_prefix_caching,
+            cache_root=b"root",
+        ),
+        BlockPool(limits.num_blocks + 1),
+    )
+    vocabulary = EngineLimits(config.vocab_size, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID}))
+    return Engine(runner, scheduler, vocabulary)
+
+
+@dataclass
+class Answer:
+    """What one sample of a request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    # The bits of the logits that each token was drawn from.
+    logits: list[bytes] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+
+    def add(self, event: TokenEvent) -> None:
+        assert self.finish_reason is None, "an event after the end"
+        if event.token_id is not None:
+            self.token_ids.append(event.token_id)
+            self.num_cached_tokens = event.num_cached_tokens
+        self.finish_reason = event.finish_reason
+
+
+def run(
+    engine: Engine, requests: list[tuple[list[int], SamplingParams]]
+) -> dict[tuple[int, int], Answer]:
+    """Run requests together to their ends: answers by (index of the request, sample)."""
+    indices = {engine.add_request(*request): i for i, request in enumerate(requests)}
+    answers = {(i, s): Answer() for i, (_, p) in enumerate(requests) for s in range(p.n)}
+    drain(engine, indices, answers)
+    assert engine.scheduler.pool.num_free_blocks == engine.scheduler.pool.num_usable_blocks
+    return answers
+
+
+def drain(engine: Engine, indices: dict[int, int], answers: dict[tuple[int, int], Answer]) -> None:
+    """Step to the end, booking events and logits."""
+    runner = engine._runner
+    forward = type(runner).forward
+
+    def forward_recorded(batch: ScheduledBatch) -> torch.Tensor:
+        logits = forward(runner, batch)
+        caught_up = [entry.request for entry in batch.requests if entry.catches_up]
+        for request, row in zip(caught_up, logits, strict=True):
+            key = (indices[request.request_id], request.sample)
+            answers[key].logits.append(row.numpy().tobytes())
+        return logits
+
+    runner.forward = forward_recorded  # type: ignore[method-assign]
+    while engine.has_unfinished():
+        for event in checked_step(engine):
+            answers[indices[event.request_id], event.sample].add(event)
+
+
+def checked_step(engine: Engine) -> list[TokenEvent]:
+    """One step that must do something and leave the books balanced."""
+    before = progress(engine)
+    events = engine.step()
+    engine.scheduler.check_invariants()
+    assert events or progress(engine) != before, "a step without progress"
+    return events
+
+
+def progress(engine: Engine) -> list[int]:
+    """Computed tokens of all requests: changes with every step that is not stuck."""
+    return [request.num_computed_tokens for request in engine.scheduler._unfinished()]
+
+
+def run_alone(model: DecoderModel, prompt: list[int], params: SamplingParams) -> list[Answer]:
+    """The answer of each sample of a request, computed with nothing else in the engine."""
+    answers = []
+    for sample in range(params.n):
+        engine = make_engine(model, Limits())
+        request_id = engine.add_request(prompt, params)
+        for other in range(params.n):
+            if other != sample:
+                engine.abort(request_id, other)
+        [request] = engine.scheduler._unfinished()
+        request.parent = None
+        answer = Answer()
+        drain(engine, {request_id: 0}, {(0, sample): answer})
+        answers.append(answer)
+    return answers

@@ -1,0 +1,136 @@
+"""Attention over blocks against dense attention, and the bits of a row in any company."""
+
+import pytest
+import torch
+
+from localllm_kernels.paged_attention import KEY_TILE, QUERY_TILE, paged_attention_reference
+
+BLOCK_SIZE = 16
+HEAD_DIM = 24
+
+
+def dense_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
+    """One request, in float64: query [queries, heads, dim] are the last of the keys' positions."""
+    query, key, value = query.double(), key.double(), value.double()
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+    positions = torch.arange(key.shape[0] - query.shape[0], key.shape[0]).unsqueeze(1)
+    keys = torch.arange(key.shape[0]).unsqueeze(0)
+    hidden = keys > positions
+    if window is not None:
+        hidden |= keys <= positions - window
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, value)
+
+
+class Batch:
+    """Random requests in a cache whose other slots hold NaN."""
+
+    def __init__(self, lengths: list[tuple[int, int]], heads: int, kv_heads: int) -> None:
+        generator = torch.Generator().manual_seed(sum(length for length, _ in lengths))
+        blocks = [-(-length // BLOCK_SIZE) for length, _ in lengths]
+        order = (torch.randperm(sum(blocks), generator=generator) + 1).tolist()
+        shape = (sum(blocks) + 1, BLOCK_SIZE, kv_heads, HEAD_DIM)
+        self.key_cache, self.value_cache = (
+            torch.full(shape, torch.nan),
+            torch.full(shape, torch.nan),
+        )
+        self.key_cache[0], self.value_cache[0] = 0, 0
+        self.block_tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
+        self.keys, self.values, queries = [], [], []
+        for i, (length, num_queries) in enumerate(lengths):
+            key = torch.randn(length, kv_heads, HEAD_DIM, generator=generator)
+            value = torch.randn(length, kv_heads, HEAD_DIM, generator=generator)
+            table = [order.pop() for _ in range(blocks[i])]
+            self.block_tables[i, : blocks[i]] = torch.tensor(table)
+            for position in range(length):
+                block, slot = table[position // BLOCK_SIZE], position % BLOCK_SIZE
+                self.key_cache[block, slot] = key[position]
+                self.value_cache[block, slot] = value[position]
+            self.keys.append(key)
+            self.values.append(value)
+            queries.append(torch.randn(num_queries, heads, HEAD_DIM, generator=generator))
+        self.query = torch.cat(queries)
+        counts = torch.tensor([0] + [num_queries for _, num_queries in lengths])
+        self.cu_seqlens_q = counts.cumsum(0).int()
+        self.seq_lens = torch.tensor([length for length, _ in lengths])
+
+    def attend(self, window: int | None) -> torch.Tensor:
+        return self.attend_part(slice(0, len(self.seq_lens)), window)
+
+    def attend_part(self, part: slice, window: int | None) -> torch.Tensor:
+        starts = self.cu_seqlens_q[part.start : part.stop + 1]
+        return paged_attention_reference(
+            self.query[starts[0] : starts[-1]],
+            self.key_cache,
+            self.value_cache,
+            block_tables=self.block_tables[part],
+            cu_seqlens_q=starts - starts[0],
+            seq_lens=self.seq_lens[part],
+            scale=0.3,
+            window=window,
+        )
+
+
+MIXED = [(1, 1), (5, 5), (130, 1), (300, 70), (16, 1), (257, 1), (KEY_TILE, QUERY_TILE), (129, 2)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 128, 1000])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
+def test_a_ragged_batch_equals_dense_attention(
+    heads: int, kv_heads: int, window: int | None
+) -> None:
+    batch = Batch(MIXED, heads, kv_heads)
+    out = batch.attend(window)
+    starts = batch.cu_seqlens_q.tolist()
+    for i in range(len(MIXED)):
+        query = batch.query[starts[i] : starts[i + 1]]
+        expected = dense_attention(query, batch.keys[i], batch.values[i], 0.3, window)
+        # Float32 sums of up to 300 terms of size one.
+        torch.testing.assert_close(
+            out[starts[i] : starts[i + 1]].double(), expected, atol=2e-5, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_request_has_the_same_bits_alone_and_in_a_batch(window: int | None) -> None:
+    batch = Batch(MIXED, 6, 2)
+    together = batch.attend(window)
+    starts = batch.cu_seqlens_q.tolist()
+    for i in range(len(MIXED)):
+        alone = batch.attend_part(slice(i, i + 1), window)
+        assert torch.equal(alone, together[starts[i] : starts[i + 1]])
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_query_has_the_same_bits_in_any_chunk(window: int | None) -> None:
+    length = 300
+    whole = Batch([(length, length)], 6, 2)
+    expected = whole.attend(window)
+    for start, end in [(0, 1), (0, 7), (7, 100), (100, 101), (128, 256), (250, 300), (299, 300)]:
+        part = paged_attention_reference(
+            whole.query[start:end],
+            whole.key_cache,
+            whole.value_cache,
+            block_tables=whole.block_tables,
+            cu_seqlens_q=torch.tensor([0, end - start]),
+            seq_lens=torch.tensor([end]),
+            scale=0.3,
+            window=window,
+        )
+        assert torch.equal(part, expected[start:end])
+
+
+def test_bfloat16_caches_are_attended_to_in_float32() -> None:
+    batch = Batch([(200, 3)], 4, 2)
+    batch.key_cache, batch.value_cache = batch.key_cache.bfloat16(), batch.value_cache.bfloat16()
+    batch.query = batch.query.bfloat16()
+    out = batch.attend(None)
+    keys, values = batch.keys[0].bfloat16(), batch.values[0].bfloat16()
+    expected = dense_attention(batch.query, keys, values, 0.3, None)
+    assert out.dtype == torch.bfloat16
+    # Half a unit in the last of bfloat16's eight bits.
+    torch.testing.assert_close(out.double(), expected, atol=4e-3, rtol=4e-3)

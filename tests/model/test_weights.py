@@ -1,0 +1,198 @@
+"""A checkpoint that is not what it says is refused with file and tensor, before memory is taken."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from localllm.engine.loading import read_model_config
+from localllm.errors import CheckpointError, ExitCode
+from localllm.model.weights import check_weights, find_weight_files
+
+Make = Callable[..., Path]
+
+
+def check(folder: Path) -> None:
+    config, spec = read_model_config(folder)
+    check_weights(find_weight_files(folder), config, spec)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        check(folder)
+    assert caught.value.exit_code == ExitCode.CHECKPOINT
+    return str(caught.value)
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def rewrite_header(folder: Path, change: Callable[[str], str]) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    [length] = struct.unpack("<Q", data[:8])
+    header = change(data[8 : 8 + length].decode()).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + length :])
+
+
+def test_a_sound_checkpoint_passes(make_checkpoint: Make) -> None:
+    check(make_checkpoint())
+
+
+def test_a_missing_tensor_is_named(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    rewrite(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    assert "'model.layers.1.mlp.up_proj.weight' is missing" in refusal(folder)
+
+
+def test_a_left_over_tensor_is_named(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    rewrite(folder, lambda tensors: tensors.update({"model.layers.7.extra": torch.zeros(2)}))
+    assert "'model.layers.7.extra' is left over" in refusal(folder)
+
+
+def test_a_wrong_shape_is_named_with_both(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    rewrite(folder, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(47)}))
+    message = refusal(folder)
+    assert "'model.norm.weight' has shape [47]" in message
+    assert "[48]" in message
+
+
+def test_a_dtype_that_is_no_float_is_named(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    whole = torch.zeros(48, dtype=torch.int32)
+    rewrite(folder, lambda tensors: tensors.update({"model.norm.weight": whole}))
+    assert "'model.norm.weight' has dtype I32" in refusal(folder)
+
+
+def test_old_rotary_buffers_and_a_tied_head_are_no_left_overs(make_checkpoint: Make) -> None:
+    folder = make_checkpoint("LlamaForCausalLM", tie_word_embeddings=True)
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8),
+        "lm_head.weight": torch.zeros(288, 48),
+    }
+    rewrite(folder, lambda tensors: tensors.update(extra))
+    check(folder)
+
+
+def test_a_truncated_file_is_named(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    message = refusal(folder)
+    assert "model.safetensors" in message
+    assert "last tensor" in message
+
+
+def test_a_file_cut_in_its_header_is_named(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    path = folder / "model.safetensors"
+    for size in (0, 5, 8, 200):
+        path.write_bytes(path.read_bytes()[:size])
+        assert "cut short" in refusal(folder)
+
+
+def test_overlapping_tensors_are_named(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+
+    def overlap(text: str) -> str:
+        header = json.loads(text)
+        names = [name for name in header if name.endswith("o_proj.weight")]
+        header[names[1]]["data_offsets"] = header[names[0]]["data_offsets"]
+        return json.dumps(header)
+
+    rewrite_header(folder, overlap)
+    assert "o_proj.weight' overlaps" in refusal(folder) or "leaves a gap" in refusal(folder)
+
+
+def test_a_name_that_stands_twice_in_a_header_is_named(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    twice = '{"model.norm.weight":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
+    rewrite_header(folder, lambda text: twice + text[1:])
+    assert "'model.norm.weight' twice" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F99", "shape": [48], "data_offsets": [0, 192]},
+        {"dtype": "F32", "shape": [-48], "data_offsets": [0, 192]},
+        {"dtype": "F32", "shape": [1 << 63, 2], "data_offsets": [0, 192]},
+        {"dtype": "F32", "shape": [48], "data_offsets": [0, 191]},
+        {"dtype": "F32", "shape": [48], "data_offsets": [0]},
+        {"dtype": "F32", "shape": 48, "data_offsets": [0, 192]},
+        7,
+    ],
+)
+def test_a_lie_in_a_header_is_named(make_checkpoint: Make, entry: Any) -> None:
+    folder = make_checkpoint()
+
+    def lie(text: str) -> str:
+        return json.dumps({**json.loads(text), "model.norm.weight": entry})
+
+    rewrite_header(folder, lie)
+    assert "'model.norm.weight'" in refusal(folder)
+
+
+def test_headers_that_are_no_objects_are_refused(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    for text in ("[]", "{", "[" * 100_000, "nul"):
+        rewrite_header(folder, lambda _, text=text: text)  # type: ignore[misc]
+        assert "header" in refusal(folder)
+
+
+def test_a_shard_that_is_not_there_is_named_with_a_tensor_it_holds(tmp_path: Path) -> None:
+    from checkpoints import tiny_config, write_checkpoint
+
+    folder = write_checkpoint(tmp_path / "m", tiny_config("LlamaForCausalLM"), num_shards=2)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    message = refusal(folder)
+    assert "shard model-00002-of-00002.safetensors is missing" in message
+    assert "model." in message
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "a\0b", 7])
+def test_an_index_that_points_outside_is_refused_and_nothing_is_opened(
+    make_checkpoint: Make, name: Any
+) -> None:
+    folder = make_checkpoint()
+    index = {"weight_map": {"model.norm.weight": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "points outside" in refusal(folder)
+
+
+def test_a_pickle_is_not_loaded_and_the_way_out_is_named(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    message = refusal(folder)
+    assert "pytorch_model.bin" in message
+    assert "safetensors" in message
+
+
+def test_an_unknown_architecture_names_those_that_are_known(
+    make_checkpoint: Make, edit_json: Callable[..., None]
+) -> None:
+    folder = make_checkpoint()
+    edit_json(folder / "config.json", architectures=["MambaForCausalLM"])
+    message = refusal(folder)
+    assert "MambaForCausalLM" in message
+    assert "Qwen3ForCausalLM" in message
+    assert "vLLM" in message
+
+
+def test_a_quantized_checkpoint_is_refused_by_method(
+    make_checkpoint: Make, edit_json: Callable[..., None]
+) -> None:
+    folder = make_checkpoint()
+    edit_json(folder / "config.json", quantization_config={"quant_method": "mystery"})
+    assert "mystery" in refusal(folder)

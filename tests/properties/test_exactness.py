@@ -1,0 +1,180 @@
+"""The exactness contract: a request's tokens depend on the request and on nothing else.
+
+Random requests run together under random limits; each must get the tokens that it gets alone,
+with the cache to itself, its prompt in one piece. Greedy and seeded, with and without filters.
+Not only the tokens: the logits they were drawn from must have the same bits.
+"""
+
+from engines import (
+    Answer,
+    Limits,
+    checked_step,
+    load_tiny_model,
+    make_engine,
+    run,
+    run_alone,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localllm.config import SamplingParams
+from localllm.engine.engine import Engine
+
+MODELS = {
+    "qwen3": ("Qwen3ForCausalLM", None),
+    "mistral with a window of 20": ("MistralForCausalLM", 20),
+    "qwen2": ("Qwen2ForCausalLM", None),
+}
+Request = tuple[list[int], SamplingParams]
+
+# Prompts that share beginnings, and some that share only what stands behind another beginning.
+HEADS: list[list[int]] = [[], [], [7] * 16, [9] * 16]
+STEMS = [[3 + (7 * i + 11 * s) % 250 for i in range(90)] for s in range(3)]
+prompts = st.builds(
+    lambda head, stem, length, tail: HEADS[head] + STEMS[stem][:length] + tail,
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.integers(1, 90),
+    st.lists(st.integers(3, 258), max_size=4),
+)
+greedy = st.builds(
+    SamplingParams,
+    temperature=st.just(0.0),
+    max_tokens=st.integers(1, 20),
+    ignore_eos=st.booleans(),
+)
+seeded = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.3, 0.8, 1.5]),
+    top_k=st.sampled_from([0, 5, 40]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5]),
+    min_p=st.sampled_from([0.0, 0.05]),
+    repetition_penalty=st.sampled_from([1.0, 1.2]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 1 << 40),
+    max_tokens=st.integers(1, 20),
+    n=st.sampled_from([1, 1, 1, 3]),
+)
+requests = st.lists(st.tuples(prompts, st.one_of(greedy, seeded)), min_size=1, max_size=8)
+models = st.sampled_from(sorted(MODELS))
+exact = settings(max_examples=60, deadline=None, derandomize=True, print_blob=True)
+
+
+def answers_alone(model_name: str, request: Request) -> list[Answer]:
+    return run_alone(load_tiny_model(*MODELS[model_name]), *request)
+
+
+def assert_exact(model_name: str, wanted: list[Request], limits: Limits) -> Engine:
+    engine = make_engine(load_tiny_model(*MODELS[model_name]), limits)
+    assert_same_as_alone(model_name, wanted, run(engine, wanted))
+    return engine
+
+
+def assert_same_as_alone(
+    model_name: str, wanted: list[Request], answers: dict[tuple[int, int], Answer]
+) -> None:
+    for i, request in enumerate(wanted):
+        for sample, alone in enumerate(answers_alone(model_name, request)):
+            together = answers[i, sample]
+            assert together.token_ids == alone.token_ids
+            assert together.finish_reason == alone.finish_reason
+            assert together.logits == alone.logits, "the same tokens from other bits"
+
+
+@exact
+@given(models, requests, st.integers(1, 24))
+def test_any_batch_gives_the_tokens_of_each_request_alone(
+    model_name: str, wanted: list[Request], max_num_seqs: int
+) -> None:
+    assert_exact(model_name, wanted, Limits(max_num_seqs=max_num_seqs))
+
+
+@exact
+@given(models, requests, st.integers(1, 40), st.sampled_from([1, 3, 16, 32]))
+def test_any_chunks_and_any_block_size_give_the_tokens_of_the_whole_prompt(
+    model_name: str, wanted: list[Request], budget: int, block_size: int
+) -> None:
+    limits = Limits(block_size, 3200 // block_size, max_num_batched_tokens=budget)
+    assert_exact(model_name, wanted, limits)
+
+
+@exact
+@given(models, requests, st.sampled_from([4, 16]), st.integers(5, 100))
+def test_a_warm_prefix_cache_gives_the_tokens_of_a_cold_one(
+    model_name: str, wanted: list[Request], block_size: int, budget: int
+) -> None:
+    limits = Limits(
+        block_size,
+        3200 // block_size,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=True,
+    )
+    engine = assert_exact(model_name, wanted, limits)
+    # Again, now that every prompt is in the cache.
+    answers = run(engine, wanted)
+    assert_same_as_alone(model_name, wanted, answers)
+    for i, request in enumerate(wanted):
+        full_blocks = (len(request[0]) - 1) // block_size
+        assert answers[i, 0].num_cached_tokens >= full_blocks * block_size
+
+
+@exact
+@given(models, requests, st.booleans(), st.integers(0, 20), st.integers(8, 200))
+def test_preemption_gives_the_tokens_of_an_undisturbed_run(
+    model_name: str, wanted: list[Request], caching: bool, spare_blocks: int, budget: int
+) -> None:
+    longest = max(len(prompt) + (params.max_tokens or 0) for prompt, params in wanted)
+    limits = Limits(
+        block_size=4,
+        num_blocks=-(-longest // 4) + spare_blocks,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+    )
+    assert_exact(model_name, wanted, limits)
+
+
+@exact
+@given(
+    models,
+    requests,
+    requests,
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 7)), max_size=4),
+    st.integers(30, 60),
+)
+def test_arrivals_and_aborts_in_the_middle_disturb_nobody(
+    model_name: str,
+    first: list[Request],
+    later: list[Request],
+    aborts: list[tuple[int, int]],
+    num_blocks: int,
+) -> None:
+    limits = Limits(
+        block_size=4, num_blocks=num_blocks, max_num_batched_tokens=48, enable_prefix_caching=True
+    )
+    engine = make_engine(load_tiny_model(*MODELS[model_name]), limits)
+    wanted = first + later
+    ids = [engine.add_request(*request) for request in first]
+    tokens: dict[tuple[int, int], list[int]] = {}
+    aborted = set()
+    step = 0
+    while engine.has_unfinished() or len(ids) < len(wanted):
+        step += 1
+        if step == 4:
+            ids += [engine.add_request(*request) for request in later]
+        for at, index in aborts:
+            if at == step and index < len(ids):
+                aborted.add(index)
+                engine.abort(ids[index])
+                engine.scheduler.check_invariants()
+        if engine.has_unfinished():
+            for event in checked_step(engine):
+                if event.token_id is not None:
+                    key = (ids.index(event.request_id), event.sample)
+                    assert key[0] not in aborted, "an event after abort"
+                    tokens.setdefault(key, []).append(event.token_id)
+    for i, request in enumerate(wanted):
+        for sample, alone in enumerate(answers_alone(model_name, request)):
+            got = tokens.get((i, sample), [])
+            assert got == (alone.token_ids[: len(got)] if i in aborted else alone.token_ids)
+    assert engine.scheduler.pool.num_free_blocks == engine.scheduler.pool.num_usable_blocks

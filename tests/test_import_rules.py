@@ -1,0 +1,128 @@
+"""Who may import whom, read from the source; and what must not wait for torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "localllm").rglob("*.py")) + sorted((ROOT / "kernels").rglob("*.py"))
+LEAVES = {"errors", "json_file", "stop_strings"}  # import nothing of ours but errors
+# Each place, and what of ours it may import beside itself, the leaves and config.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "json_file": set(),
+    "stop_strings": set(),
+    "config": set(),
+    "catalog": set(),
+    "download": {"catalog"},
+    "template": set(),
+    "tokenizer": {"template"},
+    "generation_config": set(),
+    "model": {"localllm_kernels"},
+    "engine": {"localllm_kernels", "model"},
+    "session": {"engine", "catalog", "download", "tokenizer", "generation_config"},
+    "llm": {"session"},
+    "cli": {"session", "catalog", "download", "tokenizer", "llm"},
+    "localllm": {"llm"},
+    "__main__": {"cli"},
+    "localllm_kernels": set(),
+}
+WITHOUT_TORCH = [
+    "localllm",
+    "localllm.errors",
+    "localllm.config",
+    "localllm.catalog",
+    "localllm.download",
+    "localllm.template",
+    "localllm.tokenizer",
+    "localllm.engine.request",
+    "localllm.engine.block_pool",
+    "localllm.engine.scheduler",
+    "localllm.engine.memory",
+    "localllm.cli.main",
+]
+
+
+def place_of(module: str) -> str | None:
+    """The place of one of our modules in the table above."""
+    parts = module.split(".")
+    if parts[0] == "localllm_kernels":
+        return "localllm_kernels"
+    if parts[0] != "localllm":
+        return None
+    return parts[1] if len(parts) > 1 else "localllm"
+
+
+def module_of(path: Path) -> str:
+    root = ROOT / "kernels" if "kernels" in path.relative_to(ROOT).parts[:1] else ROOT
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.append(node.module or "")
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_only_what_stands_below_it(path: Path) -> None:
+    place = place_of(module_of(path))
+    assert place in ALLOWED, f"{place} has no row in the table"
+    allowed = ALLOWED[place] | {place}
+    if place in LEAVES:
+        allowed |= {"errors"}
+    elif place != "localllm_kernels":
+        allowed |= LEAVES | {"config"}
+    for name in imports_of(path):
+        imported = place_of(name)
+        if imported in ALLOWED and imported != "localllm":
+            assert imported in allowed, f"{module_of(path)} imports {name}"
+
+
+def test_the_kernels_import_only_torch_and_the_standard_library() -> None:
+    for path in (ROOT / "kernels" / "localllm_kernels").glob("*.py"):
+        for name in imports_of(path):
+            top = name.split(".")[0]
+            known = top in ("torch", "triton", "localllm_kernels") or top in sys.stdlib_module_names
+            assert known, f"{path.name} imports {name}"
+
+
+def test_packages_do_nothing_when_imported() -> None:
+    for path in (ROOT / "localllm").rglob("*/__init__.py"):
+        body = ast.parse(path.read_text()).body
+        assert len(body) == 1, f"{path} holds more than a docstring"
+
+
+def test_no_environment_variable_is_read_at_import() -> None:
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                assert "environ" not in ast.dump(node), f"{path} reads the environment"
+
+
+def test_jinja_environments_are_made_in_one_place() -> None:
+    for path in FILES:
+        if path.name != "template.py":
+            assert not any(name.startswith("jinja2") for name in imports_of(path)), path
+
+
+def test_the_scheduling_core_and_the_command_line_do_not_import_torch() -> None:
+    code = f"import sys, {', '.join(WITHOUT_TORCH)}; print('torch' in sys.modules)"
+    path = f"{ROOT}:{ROOT / 'kernels'}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": path, "PATH": ""},
+    )
+    assert done.stdout == "False\n"

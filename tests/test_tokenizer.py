@@ -1,0 +1,108 @@
+"""Text to tokens and back; streaming never shows half a character."""
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoints import byte_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localllm.errors import CheckpointError, RequestError, TemplateError
+from localllm.tokenizer import StreamDecoder, Tokenizer
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "tokenizers"
+BYTES = Tokenizer(byte_tokenizer(), {}, {})
+
+
+def stream(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
+    decoder = StreamDecoder(tokenizer)
+    return [*(decoder.push(token_id) for token_id in token_ids), decoder.flush()]
+
+
+def test_a_character_of_several_tokens_comes_whole() -> None:
+    ids = BYTES.encode("a€b", add_special_tokens=False)
+    assert len(ids) == 5
+    assert stream(BYTES, ids) == ["a", "", "", "€", "b", ""]
+
+
+def test_half_a_character_at_the_end_comes_as_a_replacement_on_flush() -> None:
+    ids = BYTES.encode("a€", add_special_tokens=False)[:-1]
+    pieces = stream(BYTES, ids)
+    assert pieces[:-1] == ["a", "", ""]
+    assert pieces[-1] in ("\ufffd", "\ufffd\ufffd")
+
+
+@given(st.text(max_size=30))
+def test_streamed_pieces_join_to_the_text(text: str) -> None:
+    if any(0xD800 <= ord(char) < 0xE000 for char in text):
+        return
+    ids = BYTES.encode(text, add_special_tokens=False)
+    assert "".join(stream(BYTES, ids)) == text
+
+
+@given(st.binary(max_size=24))
+def test_streamed_pieces_of_any_bytes_join_to_the_decoded_whole(data: bytes) -> None:
+    first = BYTES.encode("\x00", add_special_tokens=False)[0]
+    table = {
+        b: BYTES.encode(bytes([b]).decode("latin-1"), add_special_tokens=False) for b in range(128)
+    }
+    ids = [table[b & 127][0] if b < 128 else first for b in data]
+    assert "".join(stream(BYTES, ids)) == BYTES.decode(ids)
+
+
+def test_lone_surrogates_are_refused() -> None:
+    with pytest.raises(RequestError, match="Unicode"):
+        BYTES.encode("a\ud800", add_special_tokens=False)
+
+
+def test_a_long_text_is_known_to_be_too_long_before_it_is_read_whole() -> None:
+    text = "x" * 10_000_000
+    assert 1000 < BYTES.count_at_least(text, 1000) < 1_000_000
+
+
+def test_the_template_file_beats_the_config(make_checkpoint) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint()
+    messages = [{"role": "user", "content": "hi"}]
+    assert Tokenizer.from_folder(folder).render_chat(messages).startswith("<|im_start|>user\nhi")
+    (folder / "chat_template.jinja").write_text("[{{ messages[0].content }}{{ eos_token }}]")
+    assert Tokenizer.from_folder(folder).render_chat(messages) == "[hi<|endoftext|>]"
+
+
+def test_a_named_list_of_templates_gives_the_one_for_tools(make_checkpoint, edit_json) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint()
+    named = [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "with {{ tools[0].name }}"},
+    ]
+    edit_json(folder / "tokenizer_config.json", chat_template=named)
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.render_chat([]) == "plain"
+    assert tokenizer.render_chat([], tools=[{"name": "clock"}]) == "with clock"
+
+
+def test_without_a_template_there_is_an_error_that_names_raw() -> None:
+    with pytest.raises(TemplateError) as caught:
+        BYTES.render_chat([])
+    assert "--raw" in caught.value.hint
+
+
+def test_a_broken_tokenizer_file_is_named(make_checkpoint) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint()
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "Nonsense"}}))
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(folder)
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real tokenizers lie outside the repository")
+@pytest.mark.parametrize("name", ["qwen2", "gpt-2", "phi-3"])
+def test_real_tokenizers_encode_their_cases_and_stream_them_back(name: str) -> None:
+    folder = DATA / name
+    tokenizer = Tokenizer.from_folder(folder)
+    texts = (folder / "cases.inp").read_text(encoding="utf-8").split("\n__ggml_vocab_test__\n")
+    lines = (folder / "cases.out").read_text().splitlines()
+    for text, line in zip(texts, lines, strict=False):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if name != "phi-3":  # its cases are made without the leading space that the file adds
+            assert ids == [int(token_id) for token_id in line.split()]
+        assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
