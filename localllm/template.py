@@ -35,8 +35,7 @@ ITEM_WEIGHT = 16  # characters that anything but a string is taken to have
 
 # Filters that make no text of what they are given.
 _STRUCTURAL_FILTERS = frozenset(
-    ("length", "count", "first", "last", "list", "map", "items", "default", "d")
-    + ("select", "reject", "selectattr", "rejectattr")
+    "length count first last list map items default d select reject selectattr rejectattr".split()  # noqa: SIM905
 )
 _HINT = "report the template to the model's publisher, or use --raw to send the prompt as it is"
 

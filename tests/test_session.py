@@ -70,7 +70,7 @@ def test_samples_come_with_a_text_each(llm: LLM) -> None:
 
 
 def test_a_stop_string_ends_one_sample_and_not_its_siblings(llm: LLM) -> None:
-    params = dict(temperature=1.0, seed=3, max_tokens=20, n=3, ignore_eos=True)
+    params = {"temperature": 1.0, "seed": 3, "max_tokens": 20, "n": 3, "ignore_eos": True}
     [whole] = llm.generate("some words", SamplingParams(**params))  # type: ignore[arg-type]
     first = whole.samples[0].text
     stop = first[5:9]

@@ -18,16 +18,20 @@ MESSAGES = [
 TOOLS = [{"type": "function", "function": {"name": "clock", "description": "Tells the <time>"}}]
 
 GOOD = {
-    "loop and whitespace control": "{%- for m in messages %}\n  [{{ m['role'] }}] {{ m.content | trim }}\n"
+    "loop and whitespace control": "{%- for m in messages %}\n  [{{ m['role'] }}] "
+    "{{ m.content | trim }}\n"
     "{%- endfor %}\n{% if add_generation_prompt %}\n[assistant]\n{% endif %}\n",
     "tojson keeps html and unicode": "{{ messages | tojson }}{{ tools | tojson(indent=2) }}",
     "loop controls": "{% for m in messages %}{% if loop.index == 3 %}{% break %}{% endif %}"
     "{% if m.role == 'system' %}{% continue %}{% endif %}{{ m.content }}{% endfor %}",
-    "generation tag": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
-    "namespace, slices, tests, macros": "{% set ns = namespace(n=0) %}{% macro wrap(x) %}<{{ x }}>{% endmacro %}"
+    "generation tag": "{% for m in messages %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{% endfor %}",
+    "namespace, slices, tests, macros": "{% set ns = namespace(n=0) %}"
+    "{% macro wrap(x) %}<{{ x }}>{% endmacro %}"
     "{% for m in messages[1:] %}{% set ns.n = ns.n + 1 %}{{ wrap(m.content) ~ ns.n }}{% endfor %}"
     "{{ messages[::-1][0]['content'].strip().split(' ') | join('-') }}{{ x is defined }}",
-    "filters": "{{ messages | selectattr('role', 'equalto', 'user') | map(attribute='content') | list }}"
+    "filters": "{{ messages | selectattr('role', 'equalto', 'user') "
+    "| map(attribute='content') | list }}"
     "{{ 'a%s' % 1 }}{{ '{:>4}'.format(7) }}{{ 'ab' * 2 }}{{ 'x' | upper | indent(2) }}",
 }
 
@@ -54,7 +58,7 @@ HOSTILE = {
     "escape by format_map": "{{ '{a.__class__}'.format_map({'a': 1}) }}",
     "globals": "{{ raise_exception.__globals__ }}",
     "changing what it was given": "{{ messages.append(1) }}",
-    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "nested loops": "{% for a in range(9999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "product": "{{ 'a' * 1000000000 }}",
     "list product": "{{ ([0] * 1000000000) | length }}",
     "power": "{{ 9 ** 9 ** 9 }}",
