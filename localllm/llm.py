@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from localllm.completion import Completion
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import RequestError
-from localllm.session import Completion, LoadedModel, open_model
+from localllm.session import LoadedModel, open_model
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import sys
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,15 +13,16 @@ import typer
 
 from localllm.catalog import BUILT_IN_MODEL, is_model_name
 from localllm.cli import options
-from localllm.cli.interrupt import DeferredInterrupt
+from localllm.cli.interrupt import until_interrupt
 from localllm.cli.output import is_terminal, note, write_stdout
 from localllm.cli.render import TokenPrinter
 from localllm.cli.user_input import gather_prompt, read_file
+from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 
 if TYPE_CHECKING:
-    from localllm.config import SamplingParams
-    from localllm.session import Completion, LoadedModel, TextEvent
+    from localllm.completion import Completion, TextEvent, TextEvents, TokenInfo
+    from localllm.session import LoadedModel
 
 _FENCED_BLOCK = re.compile(r"^(```|~~~)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
 
@@ -126,10 +129,7 @@ def chat(
         )
     if system_file is not None:
         system = read_file(system_file).strip("\n")
-    # Checked before the model is opened, which can take a while.
-    from localllm.config import SamplingParams
-
-    SamplingParams(**sampling)
+    SamplingParams(**sampling)  # bad values are refused before the model is opened
     loaded = open_noted(chosen.model, engine)
     params = loaded.sampling_params(**sampling)
     if text is None:
@@ -150,11 +150,12 @@ def chat(
     return report.exit_code(fail_on_length)
 
 
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """The model's name, or None, and the prompt argument, or None."""
+    """What the arguments mean; None where nothing was said."""
 
-    def __init__(self, model: str | None, prompt: str | None) -> None:
-        self.model, self.prompt = model, prompt
+    model: str | None
+    prompt: str | None
 
 
 def choose_model_and_prompt(
@@ -181,7 +182,7 @@ def choose_model_and_prompt(
     return Choice(model or os.environ.get("LOCALLLM_MODEL") or None, prompt)
 
 
-def open_noted(name: str | None, engine: Any) -> "LoadedModel":
+def open_noted(name: str | None, engine: EngineConfig) -> "LoadedModel":
     """Open the model, with the notice that none was asked for."""
     from localllm.session import open_model
 
@@ -202,39 +203,36 @@ def encode_prompt(loaded: "LoadedModel", text: str, *, system: str | None, raw: 
     return loaded.chat_ids([*messages, {"role": "user", "content": text}])
 
 
+@dataclass(frozen=True, slots=True)
 class _Reporter:
     """One answer on stdout, in one of its forms."""
 
-    def __init__(
-        self, loaded: "LoadedModel", completion: "Completion", params: "SamplingParams"
-    ) -> None:
-        self._loaded, self._completion, self._params = loaded, completion, params
-        self._interrupted = False
+    loaded: "LoadedModel"
+    completion: "Completion"
+    params: SamplingParams
 
-    def text(self, events: Any) -> None:
+    def text(self, events: "TextEvents") -> None:
         printer = TokenPrinter()
-        for event in self._until_interrupt(events):
+        for event in until_interrupt(events):
             printer.push(event.text)
         printer.finish()
 
-    def json_object(self, events: Any) -> None:
-        for _ in self._until_interrupt(events):
-            pass
-        if self._completion.error is None:
-            _print_json(describe_completion(self._loaded, self._completion, self._params))
+    def json_object(self, events: "TextEvents") -> None:
+        deque(until_interrupt(events), maxlen=0)
+        if self.completion.error is None:
+            _print_json(describe_completion(self.loaded, self.completion, self.params))
 
-    def json_lines(self, events: Any) -> None:
-        for event in self._until_interrupt(events):
+    def json_lines(self, events: "TextEvents") -> None:
+        for event in until_interrupt(events):
             if event.text or event.token is not None:
                 _print_json({"type": "text", **self._describe_event(event)})
-        if self._completion.error is None:
-            described = describe_completion(self._loaded, self._completion, self._params)
+        if self.completion.error is None:
+            described = describe_completion(self.loaded, self.completion, self.params)
             _print_json({"type": "done", **described})
 
-    def code_block(self, events: Any) -> None:
-        for _ in self._until_interrupt(events):
-            pass
-        match = _FENCED_BLOCK.search(self._completion.text + "\n")
+    def code_block(self, events: "TextEvents") -> None:
+        deque(until_interrupt(events), maxlen=0)
+        match = _FENCED_BLOCK.search(self.completion.text + "\n")
         if match is None:
             raise LocalLLMError(
                 "the answer holds no fenced code block", hint="without --extract-code to see it"
@@ -244,32 +242,23 @@ class _Reporter:
         printer.finish()
 
     def exit_code(self, fail_on_length: bool) -> int:
-        if self._completion.error is not None:
-            raise self._completion.error
-        if self._interrupted:
+        if self.completion.error is not None:
+            raise self.completion.error
+        if self.completion.finish_reason is None:
             return ExitCode.SIGINT
-        if fail_on_length and self._completion.finish_reason == "length":
+        if fail_on_length and self.completion.finish_reason == "length":
             return ExitCode.LENGTH
         return ExitCode.OK
 
-    def _until_interrupt(self, events: Any) -> Any:
-        with DeferredInterrupt() as interrupt:
-            for event in events:
-                yield event
-                if interrupt.requested:
-                    self._interrupted = True
-                    events.close()
-                    return
-
     def _describe_event(self, event: "TextEvent") -> dict[str, Any]:
         described: dict[str, Any] = {"text": event.text}
-        if self._params.logprobs is not None and event.token is not None:
-            described["token"] = _describe_token(self._loaded, event.token)
+        if self.params.logprobs is not None and event.token is not None:
+            described["token"] = _describe_token(self.loaded, event.token)
         return described
 
 
 def describe_completion(
-    loaded: "LoadedModel", completion: "Completion", params: "SamplingParams"
+    loaded: "LoadedModel", completion: "Completion", params: SamplingParams
 ) -> dict[str, Any]:
     """The object of `chat --json`, as docs/cli names it."""
     ended = completion.last_token_s or completion.started_s
@@ -299,7 +288,8 @@ def describe_completion(
     return described
 
 
-def _describe_token(loaded: "LoadedModel", token: Any) -> dict[str, Any]:
+def _describe_token(loaded: "LoadedModel", token: "TokenInfo") -> dict[str, Any]:
+    assert token.logprobs is not None
     return {
         "id": token.token_id,
         "text": loaded.tokenizer.decode([token.token_id]),

@@ -1,8 +1,11 @@
 """Ctrl-C that waits for the end of an engine step."""
 
 import signal
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
+
+from localllm.completion import TextEvent, TextEvents
 
 
 class DeferredInterrupt:
@@ -31,3 +34,16 @@ class DeferredInterrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+
+
+def until_interrupt(events: TextEvents) -> Iterator[TextEvent]:
+    """The events to their end, or to the first Ctrl-C, which aborts the request.
+
+    An interrupted completion is one without a finish reason.
+    """
+    with DeferredInterrupt() as interrupt:
+        for event in events:
+            yield event
+            if interrupt.requested:
+                events.close()
+                return

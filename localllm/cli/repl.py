@@ -4,12 +4,13 @@ import time
 
 from prompt_toolkit import PromptSession
 
-from localllm.cli.interrupt import DeferredInterrupt
+from localllm.cli.interrupt import until_interrupt
 from localllm.cli.output import note
 from localllm.cli.render import TokenPrinter
+from localllm.completion import Completion
 from localllm.config import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError
-from localllm.session import ChatSession, Completion, LoadedModel
+from localllm.session import ChatSession, LoadedModel
 
 SLASH_COMMANDS = {
     "/help": "show the commands",
@@ -62,12 +63,8 @@ def _answer(session: ChatSession, text: str, params: SamplingParams, *, raw: boo
         else:
             completion, events = session.reply(text, params)
         printer = TokenPrinter()
-        with DeferredInterrupt() as interrupt:
-            for event in events:
-                printer.push(event.text)
-                if interrupt.requested:
-                    events.close()  # type: ignore[attr-defined]
-                    break
+        for event in until_interrupt(events):
+            printer.push(event.text)
         printer.finish()
         if completion.error is not None:
             raise completion.error

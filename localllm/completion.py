@@ -1,0 +1,111 @@
+"""What comes back for a prompt: events while it grows, and the completion they add up to."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from localllm.engine.request import FinishReason, TokenLogprobs
+from localllm.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """One generated token; `logprobs` where they were asked for."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """A piece of one sample's text. The last event of a sample carries its finish reason.
+
+    A token may bring no text (half a character, the start of a stop string) and text may come
+    without a token (what was held back, at the end). `time_s` is on the monotonic clock.
+    """
+
+    request_id: int
+    sample: int
+    text: str
+    token: TokenInfo | None
+    finish_reason: FinishReason | None
+    error: RequestError | None
+    num_cached_tokens: int
+    time_s: float
+
+
+# Closing one before its end aborts the request.
+TextEvents: TypeAlias = Generator[TextEvent, None, None]
+
+
+@dataclass(slots=True)
+class Sample:
+    """One finished, or so far unfinished, answer."""
+
+    text: str = ""
+    tokens: list[TokenInfo] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: RequestError | None = None
+
+
+@dataclass(slots=True)
+class Completion:
+    """What came back for one prompt, with what it took; times in seconds."""
+
+    num_prompt_tokens: int
+    started_s: float
+    samples: list[Sample]
+    num_cached_tokens: int = 0
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    @property
+    def text(self) -> str:
+        """Text of the first sample."""
+        return self.samples[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the first sample ended; None while it has not."""
+        return self.samples[0].finish_reason
+
+    @property
+    def error(self) -> RequestError | None:
+        """What was wrong with this prompt, if anything; others are not touched."""
+        return self.samples[0].error
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens of all samples."""
+        return sum(len(sample.tokens) for sample in self.samples)
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token, 0 where none came."""
+        return 0.0 if self.first_token_s is None else self.first_token_s - self.started_s
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Computed prompt tokens over the time to the first token."""
+        computed = self.num_prompt_tokens - self.num_cached_tokens
+        return computed / self.ttft_s if self.ttft_s else 0.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Tokens after the first over the time they took."""
+        if self.first_token_s is None or self.last_token_s == self.first_token_s:
+            return 0.0
+        assert self.last_token_s is not None
+        return (self.num_generated_tokens - 1) / (self.last_token_s - self.first_token_s)
+
+    def add(self, event: TextEvent) -> None:
+        """Book one event."""
+        sample = self.samples[event.sample]
+        sample.text += event.text
+        if event.token is not None:
+            sample.tokens.append(event.token)
+            self.first_token_s = self.first_token_s or event.time_s
+            self.last_token_s = event.time_s
+            self.num_cached_tokens = event.num_cached_tokens
+        if event.finish_reason is not None:
+            sample.finish_reason, sample.error = event.finish_reason, event.error
