@@ -36,22 +36,24 @@ class Limits:
 
 
 @cache
-def load_tiny_model(architecture: str, sliding_window: int | None = None) -> DecoderModel:
+def load_tiny_model(
+    architecture: str, sliding_window: int | None = None, dtype: torch.dtype = torch.float32
+) -> DecoderModel:
     """A two-layer model with random weights."""
     config = tiny_config(architecture, sliding_window=sliding_window)
     with tempfile.TemporaryDirectory() as folder:
-        return load_folder(write_checkpoint(Path(folder), config))
+        return load_folder(write_checkpoint(Path(folder), config), dtype)
 
 
-def load_folder(folder: Path) -> DecoderModel:
-    """The model of a checkpoint folder, in float32."""
+def load_folder(folder: Path, dtype: torch.dtype) -> DecoderModel:
+    """The model of a checkpoint folder."""
     model_config, spec = read_model_config(folder)
     return load_model(
         check_weights(find_weight_files(folder), model_config, spec),
         model_config,
         spec,
         max_model_len=MAX_MODEL_LEN,
-        dtype=torch.float32,
+        dtype=dtype,
         device=torch.device("cpu"),
         ops=TORCH_OPS,
     )
@@ -67,7 +69,8 @@ def make_engine(model: DecoderModel, limits: Limits) -> Engine:
         config.num_kv_heads,
         config.head_dim,
     )
-    runner = ModelRunner(model, PagedKVCache.allocate(shape, torch.float32, torch.device("cpu")))
+    kv_cache = PagedKVCache.allocate(shape, model.embedding.dtype, torch.device("cpu"))
+    runner = ModelRunner(model, kv_cache)
     scheduler = Scheduler(
         SchedulerConfig(
             block_size=limits.block_size,

@@ -128,7 +128,13 @@ def _select_device(config: EngineConfig) -> torch.device:
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        # What the system could give without swapping; free pages alone leave out its file cache.
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        [available] = [line for line in lines if line.startswith("MemAvailable:")]
+        return int(available.split()[1]) * 1024
+    except (OSError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _cache_root(

@@ -5,6 +5,9 @@ with the cache to itself, its prompt in one piece. Greedy and seeded, with and w
 Not only the tokens: the logits they were drawn from must have the same bits.
 """
 
+from dataclasses import replace
+
+import torch
 from engines import (
     Answer,
     Limits,
@@ -178,3 +181,32 @@ def test_arrivals_and_aborts_in_the_middle_disturb_nobody(
             got = tokens.get((i, sample), [])
             assert got == (alone.token_ids[: len(got)] if i in aborted else alone.token_ids)
     assert engine.scheduler.pool.num_free_blocks == engine.scheduler.pool.num_usable_blocks
+
+
+@exact
+@given(requests, st.integers(1, 60), st.sampled_from([4, 16]))
+def test_bfloat16_tokens_differ_from_those_alone_only_at_near_ties(
+    wanted: list[Request], budget: int, block_size: int
+) -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", None, torch.bfloat16)
+    limits = Limits(
+        block_size,
+        3200 // block_size,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=True,
+    )
+    wanted = [(prompt, replace(params, temperature=0.0)) for prompt, params in wanted]
+    answers = run(make_engine(model, limits), wanted)
+    for i, (prompt, params) in enumerate(wanted):
+        for sample, alone in enumerate(run_alone(model, prompt, params)):
+            together = answers[i, sample]
+            for step, (ours, theirs) in enumerate(
+                zip(together.token_ids, alone.token_ids, strict=False)
+            ):
+                if ours != theirs:
+                    logits = torch.frombuffer(bytearray(alone.logits[step]), dtype=torch.float32)
+                    gap = (logits[theirs] - logits[ours]).item()
+                    # Two roundings of a logit to bfloat16's eight bits, and what the two layers
+                    # before it add; the logits are of size eight.
+                    assert 0 <= gap <= 4 * 2**-8 * logits.abs().max().item()
+                    break
