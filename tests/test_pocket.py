@@ -17,10 +17,10 @@ FOLDER = Path(localllm.__file__).parent / "pocket"
 TOOLS = Path(__file__).parents[1] / "tools" / "pocket"
 # From "The Time Machine", which it was not trained on.
 UNSEEN = (
-    "The Time Traveller (for so it will be convenient to speak of him) was expounding a "
-    "recondite matter to us. His pale grey eyes shone and twinkled, and his usually pale face was "
-    "flushed and animated. The fire burnt brightly, and the soft radiance of the incandescent lights in the "
-    "lilies of silver caught the bubbles that flashed and passed in our glasses."
+    "The Time Traveller (for so it will be convenient to speak of him) was expounding a recondite "
+    "matter to us. His pale grey eyes shone and twinkled, and his usually pale face was flushed "
+    "and animated. The fire burnt brightly, and the soft radiance of the incandescent lights in "
+    "the lilies of silver caught the bubbles that flashed and passed in our glasses."
 )
 
 
