@@ -62,8 +62,8 @@ def write_checkpoint(
     }
     generation = {
         "do_sample": True,
-        "temperature": 0.8,
-        "top_p": 0.95,
+        "temperature": 0.7,
+        "top_p": 0.9,
         "max_new_tokens": 300,
         "eos_token_id": [end],
     }
