@@ -83,7 +83,7 @@ def is_model_name(name: str) -> bool:
 
 
 def resolve_model(name: str) -> ModelSource:
-    """What `name` stands for: an alias, else `org/name[@revision]`, else a folder.
+    """What `name` stands for: an alias, else a folder, else `org/name[@revision]`.
 
     Raises: CatalogError (exit code 3) for an unknown name, with the nearest ones; exit code 2 for
     a name that tries to be a path outside.

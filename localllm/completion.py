@@ -1,11 +1,9 @@
 """What comes back for a prompt: events while it grows, and the completion they add up to."""
 
-from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from localllm.engine.request import FinishReason, TokenLogprobs
-from localllm.errors import RequestError
+from localllm.errors import LocalLLMError, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +32,6 @@ class TextEvent:
     time_s: float
 
 
-# Closing one before its end aborts the request.
-TextEvents: TypeAlias = Generator[TextEvent, None, None]
-
-
 @dataclass(slots=True)
 class Sample:
     """One finished, or so far unfinished, answer."""
@@ -45,7 +39,7 @@ class Sample:
     text: str = ""
     tokens: list[TokenInfo] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    error: RequestError | None = None
+    error: LocalLLMError | None = None
 
 
 @dataclass(slots=True)
@@ -70,7 +64,7 @@ class Completion:
         return self.samples[0].finish_reason
 
     @property
-    def error(self) -> RequestError | None:
+    def error(self) -> LocalLLMError | None:
         """What was wrong with this prompt, if anything; others are not touched."""
         return self.samples[0].error
 
@@ -106,6 +100,7 @@ class Completion:
             sample.tokens.append(event.token)
             self.first_token_s = self.first_token_s or event.time_s
             self.last_token_s = event.time_s
-            self.num_cached_tokens = event.num_cached_tokens
+            if event.sample == 0:  # the others share the blocks that it computed
+                self.num_cached_tokens = event.num_cached_tokens
         if event.finish_reason is not None:
             sample.finish_reason, sample.error = event.finish_reason, event.error

@@ -1,9 +1,8 @@
 """What a model is, how the engine runs it, and what one request wants: frozen and validated."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from localllm.errors import CheckpointError, RequestError
 
@@ -117,6 +116,16 @@ class ModelConfig:
         )
 
 
+def brief(value: object) -> str:
+    """A value for a message: short, whatever a stranger put there."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"  # Python refuses to print much larger ones
+    try:
+        return f"{brief(value)}"
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
+
+
 _REDOWNLOAD = "download the model again, or use another revision"
 
 
@@ -126,9 +135,9 @@ class _FieldReader:
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.raw, self.where = raw, where
 
-    def fail(self, name: str, expected: str) -> None:
+    def fail(self, name: str, expected: str) -> NoReturn:
         raise CheckpointError(
-            f"config field {name!r} must be {expected}, found {self.raw.get(name)!r:.80}",
+            f"config field {name!r} must be {expected}, found {brief(self.raw.get(name))}",
             where=self.where,
             hint=_REDOWNLOAD,
         )
@@ -137,7 +146,6 @@ class _FieldReader:
         names = self.raw.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
             self.fail("architectures", "a list with the name of one")
-        assert isinstance(names, list)
         return str(names[0])
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
@@ -146,7 +154,6 @@ class _FieldReader:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             self.fail(name, f"a whole number from {low} to {high}")
-        assert isinstance(value, int)
         return value
 
     def optional_integer(self, name: str, low: int, high: int) -> int | None:
@@ -158,8 +165,7 @@ class _FieldReader:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.fail(name, f"a number over {low:g} and at most {high:g}")
-        assert isinstance(value, (int, float))
-        if not (math.isfinite(value) and low < value <= high):
+        if not low < value <= high:  # false for NaN
             self.fail(name, f"a number over {low:g} and at most {high:g}")
         return float(value)
 
@@ -176,14 +182,13 @@ class _FieldReader:
 
 
 def _read_dtype(read: _FieldReader) -> DType:
-    value = read.raw.get("dtype", read.raw.get("torch_dtype"))
+    value = read.raw.get("dtype") or read.raw.get("torch_dtype")
     if value is None:
         return "float32"
     for dtype in DTYPES:
         if value in (dtype, f"torch.{dtype}"):
             return dtype
     read.fail("dtype" if "dtype" in read.raw else "torch_dtype", f"one of {', '.join(DTYPES)}")
-    raise AssertionError("unreachable")
 
 
 def _read_layer_types(read: _FieldReader, num_layers: int) -> tuple[str, ...] | None:
@@ -191,7 +196,11 @@ def _read_layer_types(read: _FieldReader, num_layers: int) -> tuple[str, ...] | 
     if value is None:
         return None
     known = ("full_attention", "sliding_attention")
-    if not isinstance(value, list) or len(value) != num_layers or set(value) - set(known):
+    if (
+        not isinstance(value, list)
+        or len(value) != num_layers
+        or not all(kind in known for kind in value)
+    ):
         read.fail("layer_types", f"a list of {num_layers} of {' or '.join(known)}")
     return tuple(value)
 
@@ -205,7 +214,7 @@ def _read_rope(raw: Mapping[str, Any], where: str, max_positions: int) -> RopeCo
             continue
         if not isinstance(part, Mapping):
             raise CheckpointError(
-                f"config field {name!r} must be an object, found {part!r:.80}",
+                f"config field {name!r} must be an object, found {brief(part)}",
                 where=where,
                 hint=_REDOWNLOAD,
             )
@@ -213,7 +222,7 @@ def _read_rope(raw: Mapping[str, Any], where: str, max_positions: int) -> RopeCo
     kind = merged.get("rope_type", merged.get("type")) or "default"
     if kind not in ROPE_KINDS:
         raise CheckpointError(
-            f"rope scaling {kind!r:.80} is not supported; known: {', '.join(ROPE_KINDS)}",
+            f"rope scaling {brief(kind)} is not supported; known: {', '.join(ROPE_KINDS)}",
             where=where,
             hint="another model of the family, or another engine for this one",
         )
@@ -225,16 +234,17 @@ def _read_rope(raw: Mapping[str, Any], where: str, max_positions: int) -> RopeCo
         merged["factor"] = max_positions / original
     if kind != "default" and merged.get("factor") is None:
         read.fail("factor", "a number (the rope type needs it)")
-    if float(merged.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        read.fail("partial_rotary_factor", "1.0 (partial rotation is not supported)")
+    for values in (merged, raw):
+        if values.get("partial_rotary_factor") not in (None, 1, 1.0):
+            _FieldReader(values, where).fail("partial_rotary_factor", "1.0 (no other is supported)")
     return RopeConfig(
-        theta=read.number("rope_theta", 0.0, 1e12, default=10000.0),
+        theta=read.number("rope_theta", 1.0, 1e12, default=10000.0),
         kind=kind,
-        factor=read.number("factor", 0.0, 1e6, default=1.0),
-        low_freq_factor=read.number("low_freq_factor", 0.0, 1e6, default=1.0),
-        high_freq_factor=read.number("high_freq_factor", 0.0, 1e6, default=4.0),
-        beta_fast=read.number("beta_fast", 0.0, 1e6, default=32.0),
-        beta_slow=read.number("beta_slow", 0.0, 1e6, default=1.0),
+        factor=read.number("factor", 1e-3, 1e6, default=1.0),
+        low_freq_factor=read.number("low_freq_factor", 1e-3, 1e6, default=1.0),
+        high_freq_factor=read.number("high_freq_factor", 1e-3, 1e6, default=4.0),
+        beta_fast=read.number("beta_fast", 1e-3, 1e6, default=32.0),
+        beta_slow=read.number("beta_slow", 1e-3, 1e6, default=1.0),
         original_max_position_embeddings=original,
         attention_factor=read.optional_number("attention_factor", 0.0, 1e6),
         mscale=read.optional_number("mscale", 0.0, 1e6),
@@ -250,7 +260,7 @@ def read_token_ids(value: Any, where: str) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 1 << 31 for i in ids):
         raise CheckpointError(
-            f"token ids must be whole numbers of at least 0, found {value!r:.80}", where=where
+            f"token ids must be whole numbers of at least 0, found {brief(value)}", where=where
         )
     return tuple(ids)
 
@@ -285,8 +295,15 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < low):
                 raise RequestError(
-                    f"{name} must be a whole number of at least {low}, found {value!r}", param=name
+                    f"{name} must be a whole number of at least {low}, found {brief(value)}",
+                    param=name,
                 )
+        if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.block_size:
+            raise RequestError(
+                f"kv_cache_tokens must hold a block of {self.block_size} tokens, "
+                f"found {self.kv_cache_tokens}",
+                param="kv_cache_tokens",
+            )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise RequestError(
                 f"gpu_memory_utilization must be over 0 and at most 1, "
@@ -337,14 +354,13 @@ class SamplingParams:
             ("temperature", 0.0, 100.0),
             ("top_p", 0.0, 1.0),
             ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 0.0, 100.0),
+            ("repetition_penalty", 0.01, 100.0),
             ("presence_penalty", -2.0, 2.0),
             ("frequency_penalty", -2.0, 2.0),
         ):
             _check_number(name, getattr(self, name), low, high)
-        for name in ("top_p", "repetition_penalty"):
-            if getattr(self, name) == 0:
-                raise RequestError(f"{name} must be over 0, found 0", param=name)
+        if self.top_p == 0:
+            raise RequestError("top_p must be over 0, found 0", param="top_p")
         _check_integer("top_k", self.top_k, 0, 1 << 31)
         _check_integer("n", self.n, 1, MAX_NUM_SAMPLES)
         if self.max_tokens is not None:
@@ -358,10 +374,11 @@ class SamplingParams:
 
     def _check_stops(self) -> None:
         # A lone string is what everyone types first.
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        for name, value in (("stop", stop), ("stop_token_ids", self.stop_token_ids)):
+            if not isinstance(value, (list, tuple, set, frozenset)):
+                raise RequestError(f"{name} must be a list, found {brief(value)}", param=name)
+            object.__setattr__(self, name, tuple(value))
         if len(self.stop) > MAX_STOP_STRINGS or not all(
             isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS for text in self.stop
         ):
@@ -378,6 +395,11 @@ class SamplingParams:
             _check_integer("stop_token_ids", token_id, 0, 1 << 31)
 
     def _check_logit_bias(self) -> None:
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(
+                f"logit_bias must map token ids to numbers, found {brief(self.logit_bias)}",
+                param="logit_bias",
+            )
         if len(self.logit_bias) > MAX_LOGIT_BIAS_ENTRIES:
             raise RequestError(
                 f"logit_bias takes at most {MAX_LOGIT_BIAS_ENTRIES} entries", param="logit_bias"
@@ -391,12 +413,12 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:  # type: ignore[operator]
         raise RequestError(
-            f"{name} must be a number from {low:g} to {high:g}, found {value!r:.40}", param=name
+            f"{name} must be a number from {low:g} to {high:g}, found {brief(value)}", param=name
         )
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:
     if type(value) is not int or not low <= value <= high:
         raise RequestError(
-            f"{name} must be a whole number from {low} to {high}, found {value!r:.40}", param=name
+            f"{name} must be a whole number from {low} to {high}, found {brief(value)}", param=name
         )

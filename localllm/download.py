@@ -8,6 +8,8 @@ from localllm.errors import CheckpointError, DownloadError, ExitCode, LocalLLMEr
 
 # Weights only as safetensors, no code, nothing else a repository may hold.
 WANTED_FILES = ("*.safetensors", "*.json", "*.jinja")
+# The same weights again in other layouts, and whatever lies in subfolders.
+UNWANTED_FILES = ("consolidated*", "*/*")
 
 
 def fetch_model(source: ModelSource) -> Path:
@@ -31,7 +33,13 @@ def _download(repo: str, revision: str | None) -> Path:
 
     name = f"{repo}@{revision}" if revision else repo
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=list(WANTED_FILES)))
+        folder = snapshot_download(
+            repo,
+            revision=revision,
+            allow_patterns=list(WANTED_FILES),
+            ignore_patterns=list(UNWANTED_FILES),
+        )
+        return Path(folder)
     except errors.GatedRepoError as error:
         raise DownloadError(
             f"{repo} is gated: its licence has to be accepted first",
@@ -49,6 +57,21 @@ def _download(repo: str, revision: str | None) -> Path:
             f"{name} is not on this machine, and the hub cannot be reached",
             where=f"{error!s:.200}".splitlines()[0],
             hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or give a folder",
+        ) from error
+    except errors.HFValidationError as error:
+        raise DownloadError(
+            f"{name!r} is not a name of the hub", exit_code=ExitCode.MODEL
+        ) from error
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        if status in (401, 403):
+            raise DownloadError(
+                f"the hub refuses access to {name} (status {status})",
+                hint="check HF_TOKEN: it may be wrong, or may not read this model",
+                exit_code=ExitCode.MODEL,
+            ) from error
+        raise DownloadError(
+            f"the hub failed on {name} (status {status})", hint="run the same command again"
         ) from error
     except OSError as error:
         raise _transfer_error(name, error) from error

@@ -1,6 +1,8 @@
 """The Python API: `LLM(model).generate(...)`, `.chat(...)`, `.stream(...)`."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from os import PathLike, fspath
 from typing import Any
 
 from localllm.completion import Completion
@@ -18,12 +20,12 @@ class LLM:
     Options are the fields of EngineConfig; an unknown one is refused by name.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(self, model: str | PathLike[str] | None = None, **options: Any) -> None:
         try:
             config = EngineConfig(**options)
         except TypeError as error:
             raise RequestError(f"LLM: {error}", hint="the fields of EngineConfig") from error
-        self.model: LoadedModel = open_model(model, config)
+        self.model: LoadedModel = open_model(None if model is None else fspath(model), config)
 
     def sampling_params(self, **given: Any) -> SamplingParams:
         """The model's own defaults, with what is given over them."""
@@ -37,9 +39,9 @@ class LLM:
         Without `params` the model's defaults hold. A refused prompt has `error` set.
         """
         params = params or self.sampling_params()
-        is_one = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
+        is_one = isinstance(prompts, str) or (len(prompts) > 0 and _is_integer(prompts[0]))
         several: Sequence[Any] = [prompts] if is_one else prompts
-        return self.model.complete([self.model.prompt_ids(prompt) for prompt in several], params)
+        return self.model.complete([partial(self.model.prompt_ids, p) for p in several], params)
 
     def chat(
         self,
@@ -51,7 +53,9 @@ class LLM:
         params = params or self.sampling_params()
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         several: Sequence[Any] = [messages] if is_one else messages
-        return self.model.complete([self.model.chat_ids(m, tools) for m in several], params)
+        return self.model.complete(
+            [partial(self.model.chat_ids, m, tools) for m in several], params
+        )
 
     def stream(
         self, prompt: Prompt | Conversation, params: SamplingParams | None = None
@@ -61,14 +65,18 @@ class LLM:
         Closing the iterator stops the work. Raises: RequestError.
         """
         params = params or self.sampling_params(n=1)
-        ids = self._encode(prompt)
+        is_conversation = len(prompt) > 0 and isinstance(prompt[0], Mapping)
+        ids = self.model.chat_ids(prompt) if is_conversation else self.model.prompt_ids(prompt)  # type: ignore[arg-type]
         _, events = self.model.stream(ids, params)
-        for event in events:
-            if event.error is not None:
-                raise event.error
-            if event.text:
-                yield event.text
+        try:
+            for event in events:
+                if event.error is not None:
+                    raise event.error
+                if event.text:
+                    yield event.text
+        finally:
+            events.close()
 
-    def _encode(self, prompt: Any) -> list[int]:
-        is_conversation = not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
-        return self.model.chat_ids(prompt) if is_conversation else self.model.prompt_ids(prompt)
+
+def _is_integer(value: object) -> bool:
+    return hasattr(value, "__index__")  # numpy's integers too

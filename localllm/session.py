@@ -6,20 +6,21 @@ the faces above only text.
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
 from localllm.catalog import BUILT_IN_MODEL, resolve_model
-from localllm.completion import Completion, Sample, TextEvents
+from localllm.completion import Completion, Sample
 from localllm.config import EngineConfig, SamplingParams
 from localllm.download import fetch_model
 from localllm.engine.loading import load_engine, read_model_config
 from localllm.engine.request import FinishReason
-from localllm.errors import CheckpointError, RequestError
+from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.generation_config import GenerationDefaults, read_generation_config
-from localllm.text_engine import TextEngine
+from localllm.text_engine import EventStream, TextEngine
 from localllm.tokenizer import Message, Tokenizer
 
 
@@ -53,7 +54,12 @@ class LoadedModel:
         """Token ids of a prompt that is completed as it stands."""
         if isinstance(prompt, str):
             return self.text_engine.encode(prompt, add_special_tokens=True)
-        return list(prompt)
+        try:
+            return [index(token_id) for token_id in prompt]
+        except TypeError as error:
+            raise RequestError(
+                f"a prompt is a text or whole numbers ({error})", param="prompt"
+            ) from error
 
     def chat_ids(
         self,
@@ -63,14 +69,14 @@ class LoadedModel:
     ) -> list[int]:
         """Token ids of a conversation; a model without a template reads the messages' text."""
         if not self.tokenizer.has_chat_template:
-            text = "\n\n".join(str(message["content"]) for message in messages)
+            text = "\n\n".join(str(message.get("content") or "") for message in messages)
             return self.prompt_ids(text)
         text = self.tokenizer.render_chat(messages, tools, **variables)
         return self.text_engine.encode(text, add_special_tokens=False)
 
     def stream(
         self, prompt_token_ids: Sequence[int], params: SamplingParams
-    ) -> tuple[Completion, TextEvents]:
+    ) -> tuple[Completion, EventStream]:
         """Start one request: its growing completion, and the events that make it grow.
 
         Closing the iterator aborts the request. Raises: RequestError.
@@ -78,34 +84,35 @@ class LoadedModel:
         samples = [Sample() for _ in range(params.n)]
         completion = Completion(len(prompt_token_ids), time.monotonic(), samples)
         request_id = self.text_engine.submit(prompt_token_ids, params)
-        return completion, self._booked(completion, request_id)
-
-    def _booked(self, completion: Completion, request_id: int) -> TextEvents:
-        for event in self.text_engine.events(request_id):
-            completion.add(event)
-            yield event
+        events = self.text_engine.events(request_id)
+        events.on_event.append(completion.add)
+        return completion, events
 
     def complete(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams
+        self, prompts: Sequence[Callable[[], list[int]]], params: SamplingParams
     ) -> list[Completion]:
         """Run many prompts together, in one batch as far as it goes.
 
-        A prompt that is refused gives a completion with `error` set; the others go on.
+        Each prompt is a call that gives its token ids. One that is refused, by that call or by
+        the engine, gives a completion with `error` set; the others go on.
         """
         completions: list[Completion] = []
-        streams: list[TextEvents] = []
-        for prompt in prompts:
-            try:
-                completion, events = self.stream(prompt, params)
-                streams.append(events)
-            except RequestError as error:
-                refused = [
-                    Sample(finish_reason=FinishReason.ERROR, error=error) for _ in range(params.n)
-                ]
-                completion = Completion(len(prompt), time.monotonic(), refused)
-            completions.append(completion)
-        for events in streams:
-            deque(events, maxlen=0)
+        streams: list[EventStream] = []
+        try:
+            for encode in prompts:
+                try:
+                    completion, events = self.stream(encode(), params)
+                    streams.append(events)
+                except (RequestError, TemplateError) as error:
+                    refused = Sample(finish_reason=FinishReason.ERROR, error=error)
+                    samples = [replace(refused) for _ in range(params.n)]
+                    completion = Completion(0, time.monotonic(), samples)
+                completions.append(completion)
+            for events in streams:
+                deque(events, maxlen=0)
+        finally:
+            for events in streams:
+                events.close()
         return completions
 
 
@@ -118,7 +125,7 @@ class ChatSession:
         if system is not None:
             self.messages.append({"role": "system", "content": system})
 
-    def reply(self, text: str, params: SamplingParams) -> tuple[Completion, TextEvents]:
+    def reply(self, text: str, params: SamplingParams) -> tuple[Completion, EventStream]:
         """Ask `text`. The answer joins the history as far as it was read, also when interrupted.
 
         A model without a chat template completes `text` alone. Raises: RequestError.
@@ -126,17 +133,13 @@ class ChatSession:
         asked = {"role": "user", "content": text}
         history = [*self.messages, asked] if self.model.tokenizer.has_chat_template else [asked]
         completion, events = self.model.stream(self.model.chat_ids(history), params)
-        return completion, self._remembered(asked, completion, events)
 
-    def _remembered(
-        self, asked: dict[str, str], completion: Completion, events: TextEvents
-    ) -> TextEvents:
-        try:
-            yield from events
-        finally:
+        def remember() -> None:
             if completion.error is None:
-                answer = {"role": "assistant", "content": completion.text}
-                self.messages += [asked, answer]
+                self.messages += [asked, {"role": "assistant", "content": completion.text}]
+
+        events.on_close.append(remember)
+        return completion, events
 
 
 def open_model(name: str | None = None, config: EngineConfig | None = None) -> LoadedModel:

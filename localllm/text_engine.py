@@ -2,9 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from localllm.completion import TextEvent, TextEvents, TokenInfo
+from localllm.completion import TextEvent, TokenInfo
 from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
 from localllm.engine.request import FinishReason, TokenEvent
@@ -46,28 +46,31 @@ class TextEngine:
         self._inboxes[request_id] = deque()
         return request_id
 
-    def events(self, request_id: int) -> TextEvents:
-        """The events of a request as they come, to its end. Closing the iterator aborts it."""
+    def events(self, request_id: int) -> "EventStream":
+        """The events of a request as they come, to its end."""
+        return EventStream(self, request_id)
+
+    def take(self, request_id: int) -> TextEvent | None:
+        """The next event of a request that has come, if any."""
         inbox = self._inboxes[request_id]
-        try:
-            while inbox or self._is_open(request_id):
-                if inbox:
-                    yield inbox.popleft()
-                else:
-                    self._step()
-        finally:
-            self.abort(request_id)
-            del self._inboxes[request_id]
+        return inbox.popleft() if inbox else None
+
+    def forget(self, request_id: int) -> None:
+        """Abort a request if it still runs, and drop what nobody took."""
+        self.abort(request_id)
+        del self._inboxes[request_id]
 
     def abort(self, request_id: int) -> None:
         """End a request within this step; its last events go to its inbox."""
         for event in self.engine.abort(request_id):
             self._deliver(event)
 
-    def _is_open(self, request_id: int) -> bool:
+    def is_open(self, request_id: int) -> bool:
+        """Whether more events of a request are to come."""
         return any(key[0] == request_id for key in self._assemblers)
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Compute one batch and put its events into their inboxes."""
         for event in self.engine.step():
             self._deliver(event)
 
@@ -84,6 +87,8 @@ class TextEngine:
             finish_reason = FinishReason.STOP
         elif finish_reason is not None:
             text += assembler.flush()
+            if assembler.has_stopped:
+                finish_reason = FinishReason.STOP
         if finish_reason is not None:
             del self._assemblers[key]
         token = None
@@ -101,6 +106,48 @@ class TextEngine:
                 time_s=time.monotonic(),
             )
         )
+
+
+class EventStream:
+    """Iterates over one request's events; each `next` drives the engine until there is one.
+
+    Closing it, or dropping it, aborts the request; what `on_close` holds is called then, once.
+    `should_stop` is asked between steps, so that a long prompt can be stopped too.
+    """
+
+    def __init__(self, engine: TextEngine, request_id: int) -> None:
+        self._engine, self._request_id = engine, request_id
+        self._is_closed = False
+        self.on_event: list[Callable[[TextEvent], None]] = []
+        self.on_close: list[Callable[[], None]] = []
+        self.should_stop: Callable[[], bool] = lambda: False
+
+    def __iter__(self) -> "EventStream":
+        return self
+
+    def __next__(self) -> TextEvent:
+        while not self._is_closed:
+            event = self._engine.take(self._request_id)
+            if event is not None:
+                for book in self.on_event:
+                    book(event)
+                return event
+            if self.should_stop() or not self._engine.is_open(self._request_id):
+                self.close()
+            else:
+                self._engine.step()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Abort the request if it still runs."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._engine.forget(self._request_id)
+            for call in self.on_close:
+                call()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class _TextAssembler:

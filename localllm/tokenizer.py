@@ -16,6 +16,8 @@ Message = Mapping[str, Any]
 MAX_TOKENIZER_BYTES = 200_000_000
 # A long text is counted in slices of this many characters before it is encoded whole.
 SLICE_CHARS = 1 << 18
+MAX_TEMPLATE_BYTES = 1 << 20
+MAX_PENDING_TOKENS = 16
 _REPLACEMENT = "\ufffd"
 
 
@@ -49,15 +51,18 @@ class Tokenizer:
         read_json_object(path, MAX_TOKENIZER_BYTES)
         try:
             backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
+            # What a training run left behind; a prompt is never cut or padded.
+            backend.no_truncation()
+            backend.no_padding()
+            backend.encode("A probe: é 1", add_special_tokens=True)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # bare Exception, and panics of its Rust side
             raise CheckpointError(
                 f"tokenizer.json cannot be used: {error!s:.200}",
                 where=str(path),
                 hint="download the model again",
             ) from error
-        # What a training run left behind; a prompt is never cut or padded.
-        backend.no_truncation()
-        backend.no_padding()
         config_path = folder / "tokenizer_config.json"
         config = read_json_object(config_path) if config_path.exists() else {}
         return cls(backend, _special_tokens(config), _chat_templates(folder, config))
@@ -70,7 +75,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether the model was trained to chat; without, it continues text."""
-        return bool(self._chat_templates)
+        return "default" in self._chat_templates
 
     @property
     def eos_token_id(self) -> int | None:
@@ -129,9 +134,10 @@ class Tokenizer:
 class StreamDecoder:
     """Text of a growing list of tokens, piece by piece, never half a character.
 
-    The pieces joined are the text of all tokens. A piece is the difference between the text of the
-    last few tokens with and without the new ones, since a token's text can depend on what stands
-    before it (spaces at the start, characters over several tokens).
+    The pieces joined are the text of all tokens, up to the number of replacement characters for
+    bytes that are no UTF-8. A piece is the difference between the text of the last few tokens with
+    and without the new ones, since a token's text can depend on what stands before it (spaces at
+    the start, characters over several tokens).
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -144,9 +150,12 @@ class StreamDecoder:
         """The text that `token_id` completes; empty while a character is not whole."""
         self._token_ids.append(token_id)
         piece = self._pending()
-        if not piece or piece.endswith(_REPLACEMENT):
+        num_pending = len(self._token_ids) - self._emitted
+        # A character has at most four bytes; what is pending for longer is none.
+        if piece.endswith(_REPLACEMENT) and num_pending < MAX_PENDING_TOKENS:
             return ""
-        self._advance()
+        if piece or num_pending >= MAX_PENDING_TOKENS:
+            self._advance()
         return piece
 
     def flush(self) -> str:
@@ -171,7 +180,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         value = config.get(name)
         if isinstance(value, Mapping):
             value = value.get("content")
-        if isinstance(value, str):
+        if isinstance(value, str) and value.isprintable():  # a lone surrogate is not
             tokens[name] = value
     return tokens
 
@@ -181,9 +190,15 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     path = folder / "chat_template.jinja"
     if path.exists():
         try:
-            return {"default": path.read_text(encoding="utf-8")}
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{path.name} is not UTF-8 ({error})", where=str(path)) from error
+            with path.open("rb") as file:
+                data = file.read(MAX_TEMPLATE_BYTES + 1)
+            if len(data) > MAX_TEMPLATE_BYTES:
+                raise CheckpointError(f"{path.name} is over 1 MiB", where=str(path))
+            return {"default": data.decode("utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(
+                f"{path.name} is no text file: {error}", where=str(path)
+            ) from error
     value = config.get("chat_template")
     if value is None:
         return {}

@@ -18,7 +18,8 @@ ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "catalog": set(),
     "download": {"catalog"},
-    "template": set(),
+    "template": {"template_sandbox"},
+    "template_sandbox": set(),
     "tokenizer": {"template"},
     "generation_config": set(),
     "model": {"localllm_kernels"},
@@ -28,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "session": {"engine", "text_engine", "completion", "tokenizer", "generation_config"}
     | {"catalog", "download"},
     "llm": {"session", "completion"},
-    "cli": {"session", "completion", "catalog", "download", "tokenizer", "llm"},
+    "cli": {"session", "text_engine", "completion", "catalog", "download", "tokenizer", "llm"},
     "localllm": {"llm"},
     "__main__": {"cli"},
     "localllm_kernels": set(),
@@ -109,12 +110,12 @@ def test_no_environment_variable_is_read_at_import() -> None:
     for path in FILES:
         for node in ast.parse(path.read_text()).body:
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                assert "environ" not in ast.dump(node), f"{path} reads the environment"
+                assert "'environ'" not in ast.dump(node), f"{path} reads the environment"
 
 
-def test_jinja_environments_are_made_in_one_place() -> None:
+def test_jinja_is_used_in_one_place() -> None:
     for path in FILES:
-        if path.name != "template.py":
+        if path.name not in ("template.py", "template_sandbox.py"):
             assert not any(name.startswith("jinja2") for name in imports_of(path)), path
 
 

@@ -51,6 +51,51 @@ def test_closing_a_stream_frees_its_blocks(llm: LLM) -> None:
     assert pool.num_free_blocks == pool.num_usable_blocks
 
 
+def test_closing_a_stream_that_was_never_read_frees_it_too(llm: LLM) -> None:
+    _, events = llm.model.stream(llm.model.prompt_ids("some words"), GREEDY)
+    assert llm.model.text_engine.engine.has_unfinished()
+    events.close()
+    assert not llm.model.text_engine.engine.has_unfinished()
+
+
+def test_a_long_prompt_can_be_stopped_between_its_chunks(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    llm = LLM(str(make_checkpoint()), max_num_seqs=1, max_num_batched_tokens=16)
+    completion, events = llm.model.stream(llm.model.prompt_ids("x" * 200), GREEDY)
+    asked = []
+    events.should_stop = lambda: bool(asked.append(1)) or len(asked) == 3
+    assert list(events) == []
+    assert completion.finish_reason is None
+    assert not llm.model.text_engine.engine.has_unfinished()
+
+
+@pytest.mark.parametrize("prompt", ["bad \ud800 text", "y" * 40_000, [1.5], [[]]])
+def test_a_prompt_that_cannot_be_encoded_is_refused_alone(llm: LLM, prompt: object) -> None:
+    bad, good = llm.generate([prompt, "fine"], GREEDY)  # type: ignore[list-item]
+    assert bad.error is not None
+    assert good.num_generated_tokens == 12
+
+
+def test_a_template_that_refuses_one_conversation_leaves_the_others(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    folder = make_checkpoint()
+    refuse = "{% if messages|length > 1 %}{{ raise_exception('one only') }}{% endif %}hi"
+    (folder / "chat_template.jinja").write_text(refuse)
+    llm = LLM(str(folder), max_num_seqs=2)
+    message = {"role": "user", "content": "x"}
+    bad, good = llm.chat([[message, message], [message]], GREEDY)
+    assert "one only" in str(bad.error)
+    assert good.num_generated_tokens == 12
+
+
+def test_samples_do_not_count_each_other_s_blocks_as_cached(llm: LLM) -> None:
+    params = SamplingParams(temperature=1, seed=1, max_tokens=4, n=2, ignore_eos=True)
+    [cold] = llm.generate("a prompt that nobody has asked so far, of some length", params)
+    assert cold.num_cached_tokens == 0
+
+
 def test_two_streams_read_in_turns_give_what_each_gives_alone(llm: LLM) -> None:
     first, second = llm.stream("first", GREEDY), llm.stream("second", GREEDY)
     texts = ["", ""]

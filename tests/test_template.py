@@ -82,6 +82,35 @@ HOSTILE = {
     "join": "{{ ('a' * 100000).join(range(100000) | map('string')) }}",
     "join filter": "{{ range(100000) | join('a' * 100000) }}",
     "expandtabs": "{{ ('\t' * 100000).expandtabs(100000) }}",
+    "folded constant": "{{ '" + "a b " * 150_000 + "' | wordwrap(1) }}"
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "comparison of nests": GROW.replace("START", "[1]").replace("STEP", "[ns.x, ns.x]")
+    + GROW.replace("ns", "nt").replace("START", "[1]").replace("STEP", "[nt.x, nt.x]")
+    + "{{ ns.x == nt.x }}",
+    "hash of a nest": GROW.replace("START", "(1,)").replace("STEP", "(ns.x, ns.x)")
+    + "{{ {ns.x: 1} }}",
+    "join of long texts": "{% set x = 'a' * 1000000 %}{{ [x, x, x, x] * 20000 | join('') }}",
+    "many fields": "{{ ('{0:99999}' * 50000).format(1) }}",
+    "many fields of a long text": "{% set x = 'a' * 100000 %}{{ ('{0}' * 50000).format(x) }}",
+    "format_map": "{{ ('{a:99999}' * 50000).format_map({'a': 1}) }}",
+    "format filter": "{{ ('%99999d' * 50000) | format(1) }}",
+    "a width that is a text": "{{ '{0:{1}}'.format(1, '999999999') }}",
+    "bytes": "{{ 'a'.encode().ljust(1000000000) }}",
+    "integers": "{{ (1).to_bytes(1000000000) }}",
+    "json indent of a text": "{{ messages | tojson(indent='x' * 1000000) }}",
+    "deep json": GROW.replace("60", "900").replace("START", "[1]").replace("STEP", "[ns.x]")
+    + "{% set l = [ns.x] * 2000 %}{{ l | tojson(indent=16) }}",
+    "indent with a text": "{{ ('a\n' * 100000) | indent('x' * 100000) }}",
+    "a captured block": "{% set x %}{% for a in range(99999) %}"
+    + "y" * 10_000
+    + "{% endfor %}{% endset %}",
+    "hoarding": GROW.replace("60", "9999")
+    .replace("START", "[]")
+    .replace("STEP", "[ns.x, 'a' * 100000 ~ i]"),
+    "hoarding by map": GROW.replace("60", "9999")
+    .replace("START", "[]")
+    .replace("STEP", "ns.x + [range(90000) | map('string') | list]"),
+    "strftime": "{{ strftime_now('%999999999Y') }}",
     "output": "{% for a in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
     "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     "syntax": "{% if %}",
@@ -100,6 +129,22 @@ def test_a_hostile_template_ends_in_exit_code_7_within_2_s_with_memory_flat(name
     assert time.monotonic() - started < 2
     assert caught.value.exit_code == ExitCode.CHECKPOINT
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 100_000
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ 2200000 | tojson }}{{ 2200000 | string }}{{ x | default(2200000) }}", "2200000" * 3),
+        ("{{ 'Date 20240115 %s' % 7 }}", "Date 20240115 7"),
+        ("{{ 'Date 20240115 {}'.format(7) }}", "Date 20240115 7"),
+        ("{{ {'t': 1732153333} | tojson }}", '{"t": 1732153333}'),
+        ("{{ '%05.1f|%s' % (2.25, 'x') }}", "002.2|x"),
+        ("{% set x %}a{{ 1 }}b{% endset %}{{ x }}", "a1b"),
+        ("{% for a, b in [(1, 2)] %}{{ a + b }}{% endfor %}", "3"),
+    ],
+)
+def test_ordinary_things_pass_the_limits(template: str, text: str) -> None:
+    assert render_chat_template(template, []) == text
 
 
 def test_a_refusal_and_a_syntax_error_say_so() -> None:

@@ -23,6 +23,7 @@ KEY_TILE = 128
 ROW_MULTIPLE = 8
 # Queries of one prompt that are attended to at once: bounds the score matrix.
 QUERY_TILE = 64
+MAX_GATHERED_KEYS = 1 << 16
 
 
 def paged_attention_reference(
@@ -47,9 +48,12 @@ def paged_attention_reference(
     out = torch.zeros_like(query)
     starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
     spans = list(pairwise(starts))
-    # All requests with one new token go together; their keys are padded to the longest.
-    single = [i for i, (start, end) in enumerate(spans) if end - start == 1]
-    if single:
+    # Requests with one new token go together, as many as their keys, padded to the longest, allow.
+    singles = [i for i, (start, end) in enumerate(spans) if end - start == 1]
+    longest = max((lengths[i] for i in singles), default=1)
+    group = max(1, MAX_GATHERED_KEYS // longest)
+    for first in range(0, len(singles), group):
+        single = singles[first : first + group]
         rows = torch.tensor([spans[i][0] for i in single], device=query.device)
         positions = (seq_lens[single] - 1).unsqueeze(1)
         attended = _attend(

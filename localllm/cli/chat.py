@@ -21,8 +21,9 @@ from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 
 if TYPE_CHECKING:
-    from localllm.completion import Completion, TextEvent, TextEvents, TokenInfo
+    from localllm.completion import Completion, TextEvent, TokenInfo
     from localllm.session import LoadedModel
+    from localllm.text_engine import EventStream
 
 _FENCED_BLOCK = re.compile(r"^(```|~~~)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
 
@@ -198,6 +199,10 @@ def open_noted(name: str | None, engine: EngineConfig) -> "LoadedModel":
 def encode_prompt(loaded: "LoadedModel", text: str, *, system: str | None, raw: bool) -> list[int]:
     """Token ids of one question, through the template or as it stands."""
     if raw:
+        if system is not None:
+            raise RequestError(
+                "--raw has no place for a system prompt", hint="leave out one of them"
+            )
         return loaded.prompt_ids(text)
     messages = [{"role": "system", "content": system}] if system is not None else []
     return loaded.chat_ids([*messages, {"role": "user", "content": text}])
@@ -211,18 +216,19 @@ class _Reporter:
     completion: "Completion"
     params: SamplingParams
 
-    def text(self, events: "TextEvents") -> None:
+    def text(self, events: "EventStream") -> None:
         printer = TokenPrinter()
         for event in until_interrupt(events):
             printer.push(event.text)
-        printer.finish()
+        if self.completion.error is None:
+            printer.finish()
 
-    def json_object(self, events: "TextEvents") -> None:
+    def json_object(self, events: "EventStream") -> None:
         deque(until_interrupt(events), maxlen=0)
         if self.completion.error is None:
             _print_json(describe_completion(self.loaded, self.completion, self.params))
 
-    def json_lines(self, events: "TextEvents") -> None:
+    def json_lines(self, events: "EventStream") -> None:
         for event in until_interrupt(events):
             if event.text or event.token is not None:
                 _print_json({"type": "text", **self._describe_event(event)})
@@ -230,16 +236,17 @@ class _Reporter:
             described = describe_completion(self.loaded, self.completion, self.params)
             _print_json({"type": "done", **described})
 
-    def code_block(self, events: "TextEvents") -> None:
+    def code_block(self, events: "EventStream") -> None:
         deque(until_interrupt(events), maxlen=0)
         match = _FENCED_BLOCK.search(self.completion.text + "\n")
-        if match is None:
+        if match is None and self.completion.finish_reason in ("stop", "length"):
             raise LocalLLMError(
                 "the answer holds no fenced code block", hint="without --extract-code to see it"
             )
-        printer = TokenPrinter()
-        printer.push(match.group(2))
-        printer.finish()
+        if match is not None:
+            printer = TokenPrinter()
+            printer.push(match.group(2))
+            printer.finish()
 
     def exit_code(self, fail_on_length: bool) -> int:
         if self.completion.error is not None:
@@ -260,7 +267,7 @@ class _Reporter:
 def describe_completion(
     loaded: "LoadedModel", completion: "Completion", params: SamplingParams
 ) -> dict[str, Any]:
-    """The object of `chat --json`, as docs/cli names it."""
+    """The object of `chat --json`, as the README names it."""
     ended = completion.last_token_s or completion.started_s
     described: dict[str, Any] = {
         "model": loaded.name,

@@ -3,9 +3,12 @@
 import signal
 from collections.abc import Iterator
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from localllm.completion import TextEvent, TextEvents
+from localllm.completion import TextEvent
+
+if TYPE_CHECKING:
+    from localllm.text_engine import EventStream
 
 
 class DeferredInterrupt:
@@ -36,14 +39,14 @@ class DeferredInterrupt:
         self.requested = True
 
 
-def until_interrupt(events: TextEvents) -> Iterator[TextEvent]:
+def until_interrupt(events: "EventStream") -> Iterator[TextEvent]:
     """The events to their end, or to the first Ctrl-C, which aborts the request.
 
     An interrupted completion is one without a finish reason.
     """
     with DeferredInterrupt() as interrupt:
+        events.should_stop = lambda: interrupt.requested
         for event in events:
             yield event
             if interrupt.requested:
                 events.close()
-                return

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import takewhile
 from types import FrameType
 from typing import Annotated, cast
 
@@ -17,7 +18,7 @@ import typer
 
 from localllm import __version__
 from localllm.cli.chat import chat
-from localllm.cli.output import StdoutClosedError, note
+from localllm.cli.output import StdoutClosedError, note, show_controls
 from localllm.errors import ExitCode, LocalLLMError
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -27,7 +28,6 @@ _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__bases__[0])
 app = typer.Typer(
     name="localllm",
     help="Run a language model on your own machine.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=_HELP_NAMES,
@@ -53,9 +53,7 @@ def _global_options(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log what is decided, on stderr.")
     ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", envvar="LOCALLLM_DEBUG", help="Show tracebacks.")
-    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log more, and show tracebacks.")] = False,
 ) -> None:
     level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", force=True)
@@ -64,11 +62,14 @@ def _global_options(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; returns the exit code and never raises."""
+    """Run the command line; returns the exit code. Only SystemExit (a SIGTERM) gets out."""
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
-    show_traceback = "--debug" in arguments or bool(os.environ.get("LOCALLLM_DEBUG"))
+    # Global options stand before the command.
+    show_traceback = "--debug" in takewhile(lambda word: word.startswith("-"), arguments)
     try:
-        code = app(args=list(arguments), standalone_mode=False)
+        code = app(args=list(arguments) or ["--help"], standalone_mode=False)
+        if sys.stdout is None:
+            raise StdoutClosedError
         sys.stdout.flush()
         return int(code or ExitCode.OK)
     except LocalLLMError as error:
@@ -98,6 +99,9 @@ def run(arguments: Sequence[str]) -> int:
         if show_traceback:
             traceback.print_exc()
         name = type(error).__name__
+        if name == "OutOfMemoryError" or isinstance(error, MemoryError):
+            _print_error("out of memory", f"{error!s:.200}", "a smaller --ctx or a smaller model")
+            return ExitCode.MEMORY
         _print_error(
             f"internal error ({name}): {error!s:.300}",
             "this is a defect of localllm, not of your input",
@@ -116,13 +120,12 @@ def _exit_on_sigterm(signum: int, frame: FrameType | None) -> None:
 
 
 def _print_error(message: str, where: str, hint: str) -> None:
-    note(f"error: {message}")
-    if where:
-        note(f"  {where}")
-    if hint:
-        note(f"  try: {hint}")
+    for start, text in (("error: ", message), ("  ", where), ("  try: ", hint)):
+        if text:
+            note(start + show_controls(f"{text:.500}"))
 
 
 def _drop_stdout() -> None:
     """Nobody reads stdout any more; keep the interpreter from failing when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,6 +1,5 @@
 """Flags that several commands share, and what they are turned into."""
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
@@ -11,7 +10,7 @@ from localllm.errors import RequestError
 
 
 def _option(*names: str, help: str, metavar: str | None = None) -> Any:
-    variable = next(name for name in names if name.startswith("--")).split("/")[0]
+    variable = next(name for name in names if name.startswith("--"))
     envvar = "LOCALLLM_" + variable.removeprefix("--").replace("-", "_").upper()
     return typer.Option(*names, help=help, envvar=envvar, show_envvar=False, metavar=metavar)
 
@@ -133,8 +132,9 @@ def parse_context(text: str | None) -> int | None:
     """`4096`, `32k` (times 1,024) or `auto` (None). Raises: RequestError."""
     if text is None or text.lower() == "auto":
         return None
-    digits = text[:-1] if text[-1:] in "kK" else text
-    if not digits.isascii() or not digits.isdigit() or int(digits) == 0:
+    digits = text[:-1] if text[-1:] in ("k", "K") else text
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= 12
+    if not is_number or int(digits) == 0:
         raise RequestError(f"--ctx must be like 4096, 32k or auto, found {text!r:.40}", param="ctx")
     return int(digits) * (1024 if digits != text else 1)
 
@@ -146,10 +146,8 @@ def parse_logit_bias(entries: list[str]) -> dict[int, float]:
         token_id, _, bias = entry.partition("=")
         try:
             biases[int(token_id)] = float(bias)
-        except ValueError:
-            biases[-1] = math.nan
-        if not all(key >= 0 and math.isfinite(value) for key, value in biases.items()):
+        except ValueError as error:
             raise RequestError(
                 f"--logit-bias must be like 42=-1.5, found {entry!r:.60}", param="logit_bias"
-            )
+            ) from error
     return biases

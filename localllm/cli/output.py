@@ -18,6 +18,8 @@ def write_stdout(text: str) -> None:
     Raises: StdoutClosedError (typer would turn a BrokenPipeError into exit code 1); OSError for a
     full disk.
     """
+    if sys.stdout is None:  # closed before the start, as by `>&-`
+        raise StdoutClosedError
     try:
         sys.stdout.buffer.write(text.encode("utf-8", errors="replace"))
         sys.stdout.flush()
@@ -33,6 +35,23 @@ def note(text: str, *, dim: bool = False) -> None:
         print(text, file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):
         return
+
+
+def show_controls(text: str) -> str:
+    """`text` with C0 and C1 controls (but tab and newline) as visible symbols.
+
+    What comes from a model or its files must not move the cursor or write the clipboard.
+    """
+    return "".join(_visible(char) for char in text)
+
+
+def _visible(char: str) -> str:
+    code = ord(char)
+    if char in "\t\n" or 0x20 <= code < 0x7F or code >= 0xA0:
+        return char
+    if code < 0x20:
+        return chr(0x2400 + code)  # the Control Pictures block
+    return "\u2421" if code == 0x7F else f"\\x{code:02x}"
 
 
 def may_use_colour(stream: TextIO) -> bool:

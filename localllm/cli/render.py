@@ -2,7 +2,7 @@
 
 import sys
 
-from localllm.cli.output import is_terminal, write_stdout
+from localllm.cli.output import is_terminal, show_controls, write_stdout
 
 
 class TokenPrinter:
@@ -28,17 +28,3 @@ class TokenPrinter:
         """End the answer."""
         self._held_newlines = ""
         write_stdout("\n")
-
-
-def show_controls(text: str) -> str:
-    """`text` with C0 and C1 controls (but tab and newline) as visible symbols."""
-    return "".join(_visible(char) for char in text)
-
-
-def _visible(char: str) -> str:
-    code = ord(char)
-    if char in "\t\n" or 0x20 <= code < 0x7F or code >= 0xA0:
-        return char
-    if code < 0x20:
-        return chr(0x2400 + code)  # the Control Pictures block
-    return "\u2421" if code == 0x7F else f"\\x{code:02x}"

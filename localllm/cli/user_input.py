@@ -23,8 +23,10 @@ def gather_prompt(prompt: str | None, files: Sequence[Path]) -> str | None:
     for a file that may not be read.
     """
     parts = [_read_stdin(), *(read_file(path) for path in files), prompt or ""]
-    text = "\n\n".join(part.strip("\n") for part in parts if part.strip())
-    return text or None
+    present = [part for part in parts if part.strip()]
+    if len(present) == 1 and present[0] == prompt:
+        return prompt  # to the letter: nothing was joined to it
+    return "\n\n".join(part.strip("\n") for part in present) or None
 
 
 def decode_text(data: bytes, name: str) -> str:

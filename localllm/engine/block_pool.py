@@ -132,7 +132,7 @@ class BlockPool:
             block.ref_count += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Give out `count` blocks, the longest unused first; what they hold is forgotten."""
+        """Give out `count` blocks: empty ones first, then the longest unused, now forgotten."""
         assert count <= len(self._free)
         blocks = [self._free.pop_front() for _ in range(count)]
         for block in blocks:
@@ -152,7 +152,7 @@ class BlockPool:
             block.key = key
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Count one user less of each block, in order: the first is given away first.
+        """Count one user less of each block; of those with a key, the first is given away first.
 
         Callers pass a request's blocks last to first, so that the ends of prefixes, which fewer
         requests can share, go before their beginnings.

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localllm.config import SamplingParams
+from localllm.config import SamplingParams, brief
 from localllm.engine.request import FinishReason, Request, TokenEvent
 from localllm.engine.runner import ModelRunner
 from localllm.engine.sampler import sample_seed, sample_tokens
@@ -82,9 +82,14 @@ class Engine:
         batch = self.scheduler.schedule()
         if not batch.requests:
             return []
-        logits = self._runner.forward(batch)
-        caught_up = [entry.request for entry in batch.requests if entry.catches_up]
-        sampled = sample_tokens(logits, caught_up) if caught_up else []
+        try:
+            logits = self._runner.forward(batch)
+            caught_up = [entry.request for entry in batch.requests if entry.catches_up]
+            sampled = sample_tokens(logits, caught_up) if caught_up else []
+        except BaseException:
+            # Nobody knows what was written; whoever steps on recomputes these requests.
+            self.scheduler.roll_back(batch)
+            raise
         return self.scheduler.update(batch, sampled)
 
     def abort(self, request_id: int, sample: int | None = None) -> list[TokenEvent]:
@@ -109,7 +114,7 @@ class Engine:
             for token_id in ids:
                 if type(token_id) is not int or not 0 <= token_id < vocab_size:
                     raise RequestError(
-                        f"{name}: token id {token_id!r:.40} is not one of the model's "
+                        f"{name}: token id {brief(token_id)} is not one of the model's "
                         f"0 to {vocab_size - 1}",
                         param=name,
                     )

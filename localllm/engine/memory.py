@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 from localllm.config import EngineConfig, ModelConfig
-from localllm.errors import GpuMemoryError
+from localllm.errors import GpuMemoryError, RequestError
 
-_ATTENTION_SCORE_BYTES = 64 << 20  # a tile of queries against a long context, see paged_attention
+# What the reference attention holds at once, see localllm_kernels/paged_attention.py: a tile of
+# queries against the context (scores, weights, mask), and gathered keys and values in float32.
+_QUERY_TILE = 64
+_MAX_GATHERED_KEYS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +20,6 @@ class MemoryPlan:
     kv_block_bytes: int
     num_blocks: int  # the null block included
     max_model_len: int
-
-    @property
-    def kv_cache_bytes(self) -> int:
-        """Bytes of the whole KV cache."""
-        return self.num_blocks * self.kv_block_bytes
 
 
 def plan_memory(
@@ -40,22 +38,32 @@ def plan_memory(
     Raises: GpuMemoryError with a table of the parts where not even that fits.
     """
     weights_bytes = num_parameters * item_bytes
+    longest = engine.max_model_len or model.max_position_embeddings
+    scores_bytes = 3 * 4 * _QUERY_TILE * model.num_heads * longest
+    gathered_bytes = 2 * 4 * max(_MAX_GATHERED_KEYS, longest) * model.num_kv_heads * model.head_dim
     width = 4 * model.hidden_size + 3 * model.intermediate_size
     width += 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     activations_bytes = (
         engine.max_num_batched_tokens * width * max(item_bytes, 4)
         + 2 * engine.max_num_seqs * model.vocab_size * 4
-        + _ATTENTION_SCORE_BYTES
+        + scores_bytes
+        + gathered_bytes
     )
     token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * item_bytes
     block_bytes = token_bytes * engine.block_size
     usable = int(free_bytes * engine.gpu_memory_utilization) - weights_bytes - activations_bytes
     max_blocks = max(0, usable // block_bytes - 1)
 
-    wanted_len = engine.max_model_len or model.max_position_embeddings
-    max_model_len = wanted_len
+    max_model_len = longest
     if engine.max_model_len is None:
-        max_model_len = min(wanted_len, max_blocks * engine.block_size)
+        max_model_len = min(longest, max_blocks * engine.block_size)
+    elif longest > model.max_position_embeddings:
+        raise RequestError(
+            f"the model knows {model.max_position_embeddings:,} positions, "
+            f"a context of {longest:,} was asked for",
+            param="max_model_len",
+            hint=f"--ctx {model.max_position_embeddings}, or auto",
+        )
     blocks_per_context = -(-max_model_len // engine.block_size)
     if engine.kv_cache_tokens is not None:
         num_blocks = engine.kv_cache_tokens // engine.block_size
@@ -69,7 +77,7 @@ def plan_memory(
             "the model does not fit into the free memory",
             where=f"weights {_gib(weights_bytes)}, activations {_gib(activations_bytes)}, "
             f"KV cache {_gib(block_bytes * max(num_blocks, blocks_per_context))} for "
-            f"{max_model_len or wanted_len:,} tokens of context; "
+            f"{max_model_len or longest:,} tokens of context; "
             f"free {_gib(free_bytes)}, of which {engine.gpu_memory_utilization:.0%} may be used",
             hint="a smaller --ctx, a smaller model, or --gpu-memory-utilization nearer to 1",
         )

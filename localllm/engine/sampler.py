@@ -93,9 +93,8 @@ def apply_penalties(
     presence and frequency: OpenAI's API reference, over generated tokens.
     """
     logits = logits.clone()
-    if params.repetition_penalty != 1.0 and (prompt or generated):
+    if params.repetition_penalty != 1.0:
         seen = torch.tensor(sorted({*prompt, *generated}), device=logits.device)
-        seen = seen[seen < logits.shape[0]]
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
@@ -115,7 +114,7 @@ def sample_tokens(logits: Tensor, requests: Sequence[Request]) -> list[SampledTo
     """The next token of each request. `logits`: float32 [len(requests), vocab].
 
     A row that is not finite gives a token of None. Waits for the device once for the whole batch
-    where every request is greedy and plain, and once more a row else.
+    where every request is greedy and plain, and a few times more for each other row.
     """
     maxima, greedy_ids = logits.max(dim=1)
     finite, greedy = maxima.isfinite().tolist(), greedy_ids.tolist()

@@ -83,16 +83,6 @@ class Scheduler:
         """The longest request that the whole cache can hold."""
         return self.pool.num_usable_blocks * self.config.block_size
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that have no blocks yet, or lost them."""
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        """Requests that have blocks."""
-        return len(self._running)
-
     def has_unfinished(self) -> bool:
         """Whether another step has work."""
         return bool(self._waiting or self._running)
@@ -153,6 +143,11 @@ class Scheduler:
                 events.append(self._append(request, token))
         assert next(tokens, None) is None
         return events
+
+    def roll_back(self, batch: ScheduledBatch) -> None:
+        """Undo a batch that failed on the way: its requests start again from what is cached."""
+        for scheduled in reversed(batch.requests):
+            self._preempt(scheduled.request)
 
     def check_invariants(self) -> None:
         """Assert that the books balance; for tests, after every step."""
@@ -220,7 +215,7 @@ class Scheduler:
             request.block_table = array("i", prefix.block_ids)
             request.num_computed_tokens = prefix.num_tokens
             request.num_registered_blocks = prefix.num_tokens // self.config.block_size
-            if request.num_generated_tokens == 0:
+            if request.num_preemptions == 0:
                 request.num_cached_tokens = prefix.num_tokens
             count = min(request.num_tokens - prefix.num_tokens, budget)
             reserved = self._reserve(request, count, batch)

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 from localllm.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
+MAX_DIMENSIONS = 8
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
@@ -49,7 +50,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise _error(path, f"the header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
         raise _error(path, "the header is not a JSON object")
-    header.pop("__metadata__", None)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise _error(path, "the header's metadata is not a table of texts")
     spans = []
     tensors = {}
     for name, entry in header.items():
@@ -77,9 +80,14 @@ def _read_entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int
     if not isinstance(entry, dict):
         raise _error(path, f"{where} has no description")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise _error(path, f"{where} has the unknown dtype {dtype!r:.40}")
-    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+    if (
+        not _are_sizes(shape)
+        or len(shape) > MAX_DIMENSIONS
+        or not _are_sizes(offsets)
+        or len(offsets) != 2
+    ):
         raise _error(path, f"{where} has a broken shape or broken offsets")
     start, end = offsets
     if end - start != prod(shape) * ITEM_BYTES[dtype]:
@@ -97,11 +105,11 @@ def _are_sizes(values: Any) -> TypeGuard[list[int]]:
 
 
 def _unique(pairs: list[tuple[str, Any]], path: Path) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise _error(path, f"the header names {repeated!r:.120} twice")
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise _error(path, f"the header names {name!r:.120} twice")
+        result[name] = value
     return result
 
 

@@ -1,6 +1,5 @@
 """From the files of a checkpoint to a loaded model: check every tensor, then stream them in."""
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from localllm.config import ModelConfig
 from localllm.errors import CheckpointError, UnsupportedModelError
+from localllm.json_file import read_json_object
 from localllm.model.architectures import (
     ArchSpec,
     expected_tensors,
@@ -26,6 +26,7 @@ from localllm.model.safetensors_header import TensorInfo, read_header
 from localllm_kernels import Ops
 
 INDEX_NAME = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 100_000_000
 LOADABLE_DTYPES = ("F32", "F16", "BF16")
 # Buffers that old exports stored beside the weights; they follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
@@ -39,7 +40,9 @@ def find_weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX_NAME
     if index.exists():
         return [folder / name for name in sorted(set(_read_weight_map(index).values()))]
-    files = sorted(folder.glob("*.safetensors"))
+    # Some repositories hold the same weights again under another name.
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
     if files:
         return files
     pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
@@ -58,15 +61,11 @@ def find_weight_files(folder: Path) -> list[Path]:
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:
-    try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
-        names = set(weight_map.values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{index.name} is not an index of weights ({error!r:.100})", where=str(index)
-        ) from error
-    for name in sorted(names, key=str):
-        if not isinstance(name, str) or Path(name).name != name or "\0" in name:
+    weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index.name} has no weight_map", where=str(index))
+    for name in sorted({str(value) for value in weight_map.values()}):
+        if Path(name).name != name or "\0" in name or not name.endswith(".safetensors"):
             raise CheckpointError(
                 f"{index.name} points outside the folder: {name!r:.100}", where=str(index)
             )
@@ -77,7 +76,6 @@ def _read_weight_map(index: Path) -> dict[str, str]:
                 where=str(index),
                 hint="download the model again",
             )
-    assert isinstance(weight_map, dict)
     return weight_map
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from localllm import LLM
 from localllm.cli.chat import choose_model_and_prompt
-from localllm.cli.render import show_controls
+from localllm.cli.output import show_controls
 from localllm.errors import ExitCode, RequestError
 
 ROOT = Path(__file__).parents[2]
@@ -210,6 +210,43 @@ def test_a_full_disk_is_exit_code_5(model: str) -> None:
         )
     assert done.returncode == ExitCode.DISK
     assert b"No space left" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["chat Once -n 2", "--version", "--help"])
+def test_a_closed_stdout_ends_silently(arguments: str) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"LOCALLLM_MODEL=pocket {sys.executable} -m localllm {arguments} >&-"],
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        env=environment(),
+    )
+    assert b"internal error" not in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_alone_the_command_prints_its_help(localllm: Run) -> None:
+    outcome = localllm()
+    assert outcome.code == ExitCode.OK
+    assert outcome.out.startswith("Usage:")
+
+
+def test_a_raw_prompt_keeps_its_newlines_and_refuses_a_system_prompt(
+    model: str, localllm: Run
+) -> None:
+    flags = ("chat", model, "--raw", "--json", "-n", "1")
+    outcome = localllm(*flags, "-p", "hi\n\n")
+    assert json.loads(outcome.out)["usage"]["prompt_tokens"] == 4
+    assert localllm(*flags, "-p", "hi", "-s", "be nice").code == ExitCode.USAGE
+
+
+def test_escapes_in_an_error_are_made_visible(
+    make_checkpoint: Callable[..., Path], localllm: Run
+) -> None:
+    folder = make_checkpoint()
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('\\x1b[2J') }}")
+    outcome = localllm("chat", str(folder), "hi")
+    assert "\x1b" not in outcome.err
+    assert "␛[2J" in outcome.err
 
 
 def test_a_closed_stderr_does_not_matter() -> None:

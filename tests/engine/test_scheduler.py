@@ -202,6 +202,35 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other() -> None:
     assert [event.token_id for event in events[good]] == alone
 
 
+def test_a_step_that_fails_costs_time_and_no_token() -> None:
+    model = load_tiny_model("Qwen3ForCausalLM")
+    engine = make_engine(model, Limits(enable_prefix_caching=True))
+    runner = engine._runner
+    forward = type(runner).forward
+    params = SamplingParams(temperature=1, seed=2, max_tokens=10, n=3, ignore_eos=True)
+    prompt = list(range(3, 25))  # the last block is half full: each sample copies it
+    step = 0
+
+    def failing(batch: ScheduledBatch) -> torch.Tensor:
+        nonlocal step
+        step += 1
+        if step == 2:  # the copies are scheduled, and not done
+            raise RuntimeError("out of memory")
+        return forward(runner, batch)
+
+    runner.forward = failing  # type: ignore[method-assign]
+    engine.add_request(prompt, params)
+    tokens: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    while engine.has_unfinished():
+        try:
+            for event in engine.step():
+                assert event.token_id is not None
+                tokens[event.sample].append(event.token_id)
+        except RuntimeError:
+            engine.scheduler.check_invariants()
+    assert list(tokens.values()) == [a.token_ids for a in run_alone(model, prompt, params)]
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "name"),
     [

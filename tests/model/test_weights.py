@@ -131,6 +131,8 @@ def test_a_name_that_stands_twice_in_a_header_is_named(make_checkpoint: Make) ->
         {"dtype": "F32", "shape": [48], "data_offsets": [0, 191]},
         {"dtype": "F32", "shape": [48], "data_offsets": [0]},
         {"dtype": "F32", "shape": 48, "data_offsets": [0, 192]},
+        {"dtype": [], "shape": [48], "data_offsets": [0, 192]},
+        {"dtype": "F32", "shape": [1 << 61] * 1000, "data_offsets": [0, 192]},
         7,
     ],
 )
@@ -146,7 +148,7 @@ def test_a_lie_in_a_header_is_named(make_checkpoint: Make, entry: Any) -> None:
 
 def test_headers_that_are_no_objects_are_refused(make_checkpoint: Make) -> None:
     folder = make_checkpoint()
-    for text in ("[]", "{", "[" * 100_000, "nul"):
+    for text in ("[]", '{"__metadata__": {"a": 1}}', "{", "[" * 100_000, "nul"):
         rewrite_header(folder, lambda _, text=text: text)  # type: ignore[misc]
         assert "header" in refusal(folder)
 
