@@ -2,6 +2,9 @@
 
 import resource
 import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -9,6 +12,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from localllm.errors import ExitCode, TemplateError
 from localllm.tokenizer import render_chat_template
 
+CORPUS = sorted((Path(__file__).parents[2] / "shared/data/chat_templates").glob("*.jinja"))
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Why is <b> & 'q' ünicode?"},
@@ -44,6 +48,48 @@ def test_rendering_equals_transformers(name: str) -> None:
                 [MESSAGES], tools=tools, chat_template=GOOD[name], add_generation_prompt=prompt
             )
             assert render_chat_template(GOOD[name], MESSAGES, tools, prompt) == expected
+
+
+CALL = {"type": "function", "function": {"name": "clock", "arguments": {"zone": "UTC"}}}
+CONVERSATIONS = {
+    "plain": MESSAGES[1:2],
+    "system": MESSAGES[:2],
+    "several turns": MESSAGES,
+    "tool call and result": [
+        MESSAGES[1],
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefghi", **CALL}]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "name": "clock", "content": "12:00"},
+        MESSAGES[3],
+    ],
+}
+SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<u>", "pad_token": "<p>"}
+
+
+def rendered(render: Callable[[], str]) -> str:
+    """What a renderer gives, or that it refuses."""
+    try:
+        return render()
+    except Exception:
+        return "refused"
+
+
+@pytest.mark.skipif(not CORPUS, reason="the templates of published models lie outside the tree")
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
+def test_templates_of_published_models_render_as_in_transformers(path: Path) -> None:
+    template = path.read_text(encoding="utf-8")
+    for messages in CONVERSATIONS.values():
+        for tools, prompt in product((None, TOOLS), (False, True)):
+            expected = rendered(
+                lambda m=messages, t=tools, p=prompt: render_jinja_template(  # type: ignore[misc]
+                    [m], tools=t, chat_template=template, add_generation_prompt=p, **SPECIAL_TOKENS
+                )[0][0]
+            )
+            ours = rendered(
+                lambda m=messages, t=tools, p=prompt: render_chat_template(  # type: ignore[misc]
+                    template, m, t, p, **SPECIAL_TOKENS
+                )
+            )
+            assert ours == expected
 
 
 def test_strftime_now_gives_the_date() -> None:
