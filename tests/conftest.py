@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-# Triton's decorators read this when a kernel is imported.
-os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import torch
 from checkpoints import tiny_config, write_checkpoint
 

@@ -1,31 +1,23 @@
 """`localllm chat`: one answer, or a conversation on a terminal."""
 
-import json
 import os
-import re
 import sys
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localllm.catalog import BUILT_IN_MODEL, is_model_name
 from localllm.cli import options
-from localllm.cli.interrupt import until_interrupt
-from localllm.cli.output import is_terminal, note, write_stdout
-from localllm.cli.render import TokenPrinter
+from localllm.cli.answer import AnswerForm, AnswerPrinter
+from localllm.cli.output import is_terminal, note
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.config import EngineConfig, SamplingParams
-from localllm.errors import ExitCode, LocalLLMError, RequestError
+from localllm.errors import RequestError
 
 if TYPE_CHECKING:
-    from localllm.completion import Completion, TextEvent, TokenInfo
     from localllm.session import LoadedModel
-    from localllm.text_engine import EventStream
-
-_FENCED_BLOCK = re.compile(r"^(```|~~~)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
 
 
 def chat(
@@ -116,9 +108,8 @@ def chat(
         device,
         dtype,
     ).config(default_max_num_seqs=1)
-    if sum((json_output, stream_json, extract_code)) > 1:
-        raise RequestError("--json, --stream-json and --extract-code exclude each other")
-    if logprobs is not None and not (json_output or stream_json):
+    form = choose_form(json_output, stream_json, extract_code)
+    if logprobs is not None and form not in ("json", "stream-json"):
         raise RequestError("--logprobs needs --json or --stream-json", param="logprobs")
     text = gather_prompt(chosen.prompt, file or [])
     on_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
@@ -139,16 +130,9 @@ def chat(
         return run_repl(loaded, params, system=system, raw=raw)
     ids = encode_prompt(loaded, text, system=system, raw=raw)
     completion, events = loaded.stream(ids, params)
-    report = _Reporter(loaded, completion, params)
-    if json_output:
-        report.json_object(events)
-    elif stream_json:
-        report.json_lines(events)
-    elif extract_code:
-        report.code_block(events)
-    else:
-        report.text(events)
-    return report.exit_code(fail_on_length)
+    printer = AnswerPrinter(loaded, completion, params)
+    printer.print(events, form)
+    return printer.exit_code(fail_on_length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +167,20 @@ def choose_model_and_prompt(
     return Choice(model or os.environ.get("LOCALLLM_MODEL") or None, prompt)
 
 
+def choose_form(json_output: bool, stream_json: bool, extract_code: bool) -> AnswerForm:
+    """The form that the flags ask for. Raises: RequestError for more than one."""
+    asked: list[AnswerForm] = []
+    if json_output:
+        asked.append("json")
+    if stream_json:
+        asked.append("stream-json")
+    if extract_code:
+        asked.append("code")
+    if len(asked) > 1:
+        raise RequestError("--json, --stream-json and --extract-code exclude each other")
+    return asked[0] if asked else "text"
+
+
 def open_noted(name: str | None, engine: EngineConfig) -> "LoadedModel":
     """Open the model, with the notice that none was asked for."""
     from localllm.session import open_model
@@ -206,104 +204,3 @@ def encode_prompt(loaded: "LoadedModel", text: str, *, system: str | None, raw: 
         return loaded.prompt_ids(text)
     messages = [{"role": "system", "content": system}] if system is not None else []
     return loaded.chat_ids([*messages, {"role": "user", "content": text}])
-
-
-@dataclass(frozen=True, slots=True)
-class _Reporter:
-    """One answer on stdout, in one of its forms."""
-
-    loaded: "LoadedModel"
-    completion: "Completion"
-    params: SamplingParams
-
-    def text(self, events: "EventStream") -> None:
-        printer = TokenPrinter()
-        for event in until_interrupt(events):
-            printer.push(event.text)
-        if self.completion.error is None:
-            printer.finish()
-
-    def json_object(self, events: "EventStream") -> None:
-        deque(until_interrupt(events), maxlen=0)
-        if self.completion.error is None:
-            _print_json(describe_completion(self.loaded, self.completion, self.params))
-
-    def json_lines(self, events: "EventStream") -> None:
-        for event in until_interrupt(events):
-            if event.text or event.token is not None:
-                _print_json({"type": "text", **self._describe_event(event)})
-        if self.completion.error is None:
-            described = describe_completion(self.loaded, self.completion, self.params)
-            _print_json({"type": "done", **described})
-
-    def code_block(self, events: "EventStream") -> None:
-        deque(until_interrupt(events), maxlen=0)
-        match = _FENCED_BLOCK.search(self.completion.text + "\n")
-        if match is None and self.completion.finish_reason in ("stop", "length"):
-            raise LocalLLMError(
-                "the answer holds no fenced code block", hint="without --extract-code to see it"
-            )
-        if match is not None:
-            printer = TokenPrinter()
-            printer.push(match.group(2))
-            printer.finish()
-
-    def exit_code(self, fail_on_length: bool) -> int:
-        if self.completion.error is not None:
-            raise self.completion.error
-        if self.completion.finish_reason is None:
-            return ExitCode.SIGINT
-        if fail_on_length and self.completion.finish_reason == "length":
-            return ExitCode.LENGTH
-        return ExitCode.OK
-
-    def _describe_event(self, event: "TextEvent") -> dict[str, Any]:
-        described: dict[str, Any] = {"text": event.text}
-        if self.params.logprobs is not None and event.token is not None:
-            described["token"] = _describe_token(self.loaded, event.token)
-        return described
-
-
-def describe_completion(
-    loaded: "LoadedModel", completion: "Completion", params: SamplingParams
-) -> dict[str, Any]:
-    """The object of `chat --json`, as the README names it."""
-    ended = completion.last_token_s or completion.started_s
-    described: dict[str, Any] = {
-        "model": loaded.name,
-        "text": completion.text,
-        "finish_reason": str(completion.finish_reason or "abort"),
-        "usage": {
-            "prompt_tokens": completion.num_prompt_tokens,
-            "cached_tokens": completion.num_cached_tokens,
-            "completion_tokens": completion.num_generated_tokens,
-            "drafted_tokens": 0,
-            "accepted_tokens": 0,
-        },
-        "timing": {
-            "load_s": round(loaded.load_s, 4),
-            "ttft_s": round(completion.ttft_s, 4),
-            "prefill_tokens_per_s": round(completion.prefill_tokens_per_s, 1),
-            "decode_tokens_per_s": round(completion.decode_tokens_per_s, 1),
-            "total_s": round(loaded.load_s + ended - completion.started_s, 4),
-        },
-        "truncated": None,
-    }
-    if params.logprobs is not None:
-        tokens = completion.samples[0].tokens
-        described["tokens"] = [_describe_token(loaded, token) for token in tokens]
-    return described
-
-
-def _describe_token(loaded: "LoadedModel", token: "TokenInfo") -> dict[str, Any]:
-    assert token.logprobs is not None
-    return {
-        "id": token.token_id,
-        "text": loaded.tokenizer.decode([token.token_id]),
-        "logprob": token.logprobs.logprob,
-        "top": [{"id": i, "logprob": logprob} for i, logprob in token.logprobs.top],
-    }
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    write_stdout(json.dumps(value, ensure_ascii=False) + "\n")

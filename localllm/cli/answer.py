@@ -1,0 +1,135 @@
+"""One answer on stdout, in one of its forms."""
+
+import json
+import re
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from localllm.cli.interrupt import until_interrupt
+from localllm.cli.output import write_stdout
+from localllm.cli.render import TokenPrinter
+from localllm.config import SamplingParams
+from localllm.errors import ExitCode, LocalLLMError
+
+if TYPE_CHECKING:
+    from localllm.completion import Completion, TextEvent, TokenInfo
+    from localllm.session import LoadedModel
+    from localllm.text_engine import EventStream
+
+AnswerForm = Literal["text", "json", "stream-json", "code"]
+_FENCED_BLOCK = re.compile(r"^(```|~~~)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPrinter:
+    """Prints the events of one completion; Ctrl-C ends it and keeps what is there."""
+
+    loaded: "LoadedModel"
+    completion: "Completion"
+    params: SamplingParams
+
+    def print(self, events: "EventStream", form: AnswerForm) -> None:
+        """Read `events` to their end and print them as `form` says."""
+        match form:
+            case "text":
+                self._text(events)
+            case "json":
+                self._json_object(events)
+            case "stream-json":
+                self._json_lines(events)
+            case "code":
+                self._code_block(events)
+
+    def exit_code(self, fail_on_length: bool = False) -> int:
+        """What the command ends with. Raises: the request's error, if it had one."""
+        if self.completion.error is not None:
+            raise self.completion.error
+        if self.completion.finish_reason is None:
+            return ExitCode.SIGINT
+        if fail_on_length and self.completion.finish_reason == "length":
+            return ExitCode.LENGTH
+        return ExitCode.OK
+
+    def _text(self, events: "EventStream") -> None:
+        printer = TokenPrinter()
+        for event in until_interrupt(events):
+            printer.push(event.text)
+        if self.completion.error is None:
+            printer.finish()
+
+    def _json_object(self, events: "EventStream") -> None:
+        deque(until_interrupt(events), maxlen=0)
+        if self.completion.error is None:
+            _print_json(describe_completion(self.loaded, self.completion, self.params))
+
+    def _json_lines(self, events: "EventStream") -> None:
+        for event in until_interrupt(events):
+            if event.text or event.token is not None:
+                _print_json({"type": "text", **self._describe_event(event)})
+        if self.completion.error is None:
+            described = describe_completion(self.loaded, self.completion, self.params)
+            _print_json({"type": "done", **described})
+
+    def _code_block(self, events: "EventStream") -> None:
+        deque(until_interrupt(events), maxlen=0)
+        match = _FENCED_BLOCK.search(self.completion.text + "\n")
+        if match is None and self.completion.finish_reason in ("stop", "length"):
+            raise LocalLLMError(
+                "the answer holds no fenced code block", hint="without --extract-code to see it"
+            )
+        if match is not None:
+            printer = TokenPrinter()
+            printer.push(match.group(2))
+            printer.finish()
+
+    def _describe_event(self, event: "TextEvent") -> dict[str, Any]:
+        described: dict[str, Any] = {"text": event.text}
+        if self.params.logprobs is not None and event.token is not None:
+            described["token"] = _describe_token(self.loaded, event.token)
+        return described
+
+
+def describe_completion(
+    loaded: "LoadedModel", completion: "Completion", params: SamplingParams
+) -> dict[str, Any]:
+    """The object of `chat --json`, as the README names it."""
+    ended = completion.last_token_s or completion.started_s
+    described: dict[str, Any] = {
+        "model": loaded.name,
+        "text": completion.text,
+        "finish_reason": str(completion.finish_reason or "abort"),
+        "usage": {
+            "prompt_tokens": completion.num_prompt_tokens,
+            "cached_tokens": completion.num_cached_tokens,
+            "completion_tokens": completion.num_generated_tokens,
+            "drafted_tokens": 0,
+            "accepted_tokens": 0,
+        },
+        "timing": {
+            "load_s": round(loaded.load_s, 4),
+            "ttft_s": round(completion.ttft_s, 4),
+            "prefill_tokens_per_s": round(completion.prefill_tokens_per_s, 1),
+            "decode_tokens_per_s": round(completion.decode_tokens_per_s, 1),
+            "total_s": round(loaded.load_s + ended - completion.started_s, 4),
+        },
+        "truncated": None,
+    }
+    if params.logprobs is not None:
+        tokens = completion.samples[0].tokens
+        described["tokens"] = [_describe_token(loaded, token) for token in tokens]
+    return described
+
+
+def _describe_token(loaded: "LoadedModel", token: "TokenInfo") -> dict[str, Any]:
+    assert token.logprobs is not None
+    return {
+        "id": token.token_id,
+        "text": loaded.tokenizer.decode([token.token_id]),
+        "logprob": token.logprobs.logprob,
+        "top": [{"id": i, "logprob": logprob} for i, logprob in token.logprobs.top],
+    }
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    write_stdout(json.dumps(value, ensure_ascii=False) + "\n")
