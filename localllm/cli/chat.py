@@ -11,7 +11,7 @@ import typer
 from localllm.catalog import BUILT_IN_MODEL, is_model_name
 from localllm.cli import options
 from localllm.cli.answer import AnswerForm, AnswerPrinter
-from localllm.cli.output import is_terminal, note
+from localllm.cli.output import choose_colour, is_terminal, note
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import RequestError
@@ -36,23 +36,26 @@ def chat(
     file: Annotated[
         list[Path] | None, typer.Option("-f", "--file", help="Put a file before the prompt.")
     ] = None,
-    system: Annotated[str | None, typer.Option("-s", "--system", help="System prompt.")] = None,
+    system: Annotated[str | None, options.option("-s", "--system", help="System prompt.")] = None,
     system_file: Annotated[
-        Path | None, typer.Option("--system-file", help="System prompt from a file.")
+        Path | None, options.option("--system-file", help="System prompt from a file.")
     ] = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Complete the prompt as it stands, without template.")
+        bool, options.option("--raw", help="Complete the prompt as it stands, without template.")
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json_output: Annotated[bool, options.option("--json", help="One JSON object.")] = False,
     stream_json: Annotated[
-        bool, typer.Option("--stream-json", help="One JSON object per event, a line each.")
+        bool, options.option("--stream-json", help="One JSON object per event, a line each.")
     ] = False,
     extract_code: Annotated[
-        bool, typer.Option("--extract-code", help="Only the first fenced code block.")
+        bool, options.option("--extract-code", help="Only the first fenced code block.")
     ] = False,
     fail_on_length: Annotated[
-        bool, typer.Option("--fail-on-length", help="Exit 9 when the answer is cut.")
+        bool, options.option("--fail-on-length", help="Exit 9 when the answer is cut.")
     ] = False,
+    color: Annotated[
+        str, options.option("--color", help="auto, always or never (also NO_COLOR, FORCE_COLOR).")
+    ] = "auto",
     temp: options.Temperature = None,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
@@ -81,6 +84,7 @@ def chat(
     With a prompt, --file or piped input: one answer on stdout. Else, on a terminal: a
     conversation. The model defaults to $LOCALLLM_MODEL, then to the small one that is built in.
     """
+    choose_colour(color)
     chosen = choose_model_and_prompt(model, prompt, model_flag, prompt_flag)
     sampling = options.SamplingFlags(
         temp,

@@ -9,57 +9,56 @@ from localllm.config import EngineConfig
 from localllm.errors import RequestError
 
 
-def _option(*names: str, help: str, metavar: str | None = None) -> Any:
+def option(*names: str, help: str, metavar: str | None = None) -> Any:
+    """A flag that the variable of its name, LOCALLLM_…, can set too."""
     variable = next(name for name in names if name.startswith("--"))
     envvar = "LOCALLLM_" + variable.removeprefix("--").replace("-", "_").upper()
     return typer.Option(*names, help=help, envvar=envvar, show_envvar=False, metavar=metavar)
 
 
 Temperature = Annotated[
-    float | None, _option("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
+    float | None, option("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
 ]
-TopK = Annotated[int | None, _option("--top-k", help="Keep the K likeliest tokens; 0: all.")]
-TopP = Annotated[float | None, _option("--top-p", help="Keep the likeliest tokens up to P.")]
+TopK = Annotated[int | None, option("--top-k", help="Keep the K likeliest tokens; 0: all.")]
+TopP = Annotated[float | None, option("--top-p", help="Keep the likeliest tokens up to P.")]
 MinP = Annotated[
-    float | None, _option("--min-p", help="Drop tokens under P times the likeliest one's.")
+    float | None, option("--min-p", help="Drop tokens under P times the likeliest one's.")
 ]
 RepeatPenalty = Annotated[
-    float | None, _option("--repeat-penalty", help="Divide logits of tokens that occurred; 1: off.")
+    float | None, option("--repeat-penalty", help="Divide logits of tokens that occurred; 1: off.")
 ]
 PresencePenalty = Annotated[
-    float | None, _option("--presence-penalty", help="Subtract from tokens already generated.")
+    float | None, option("--presence-penalty", help="Subtract from tokens already generated.")
 ]
 FrequencyPenalty = Annotated[
-    float | None, _option("--frequency-penalty", help="Subtract for each time it was generated.")
+    float | None, option("--frequency-penalty", help="Subtract for each time it was generated.")
 ]
 LogitBias = Annotated[
     list[str] | None,
-    _option("--logit-bias", help="Add BIAS to a token's logit; repeatable.", metavar="ID=BIAS"),
+    option("--logit-bias", help="Add BIAS to a token's logit; repeatable.", metavar="ID=BIAS"),
 ]
-Seed = Annotated[int | None, _option("--seed", help="Same seed, same text.")]
-Stop = Annotated[list[str] | None, _option("--stop", help="End before this text; repeatable.")]
-IgnoreEos = Annotated[bool, _option("--ignore-eos", help="Go on after the model's end token.")]
-MaxTokens = Annotated[int | None, _option("-n", "--max-tokens", help="Longest answer, in tokens.")]
+Seed = Annotated[int | None, option("--seed", help="Same seed, same text.")]
+Stop = Annotated[list[str] | None, option("--stop", help="End before this text; repeatable.")]
+IgnoreEos = Annotated[bool, option("--ignore-eos", help="Go on after the model's end token.")]
+MaxTokens = Annotated[int | None, option("-n", "--max-tokens", help="Longest answer, in tokens.")]
 Logprobs = Annotated[
-    int | None, _option("--logprobs", help="With --json: log-probabilities, and the N likeliest.")
+    int | None, option("--logprobs", help="With --json: log-probabilities, and the N likeliest.")
 ]
-Greedy = Annotated[bool, _option("--greedy", help="Temperature 0.")]
+Greedy = Annotated[bool, option("--greedy", help="Temperature 0.")]
 
 Context = Annotated[
     str | None,
-    _option("-c", "--ctx", "--max-model-len", help="Context length: 4096, 32k or auto."),
+    option("-c", "--ctx", "--max-model-len", help="Context length: 4096, 32k or auto."),
 ]
 GpuMemoryUtilization = Annotated[
-    float, _option("--gpu-memory-utilization", help="Share of the free memory to use.")
+    float, option("--gpu-memory-utilization", help="Share of the free memory to use.")
 ]
-MaxNumSeqs = Annotated[int | None, _option("--max-num-seqs", help="Requests in one batch.")]
-MaxNumBatchedTokens = Annotated[
-    int, _option("--max-num-batched-tokens", help="Tokens in one step.")
-]
-NoPrefixCache = Annotated[bool, _option("--no-prefix-cache", help="Share no prompt prefixes.")]
-Backend = Annotated[str, _option("--backend", help="auto, torch or triton.")]
-Device = Annotated[str, _option("--device", help="auto, cuda or cpu.")]
-DTypeName = Annotated[str, _option("--dtype", help="auto, float32, bfloat16 or float16.")]
+MaxNumSeqs = Annotated[int | None, option("--max-num-seqs", help="Requests in one batch.")]
+MaxNumBatchedTokens = Annotated[int, option("--max-num-batched-tokens", help="Tokens in one step.")]
+NoPrefixCache = Annotated[bool, option("--no-prefix-cache", help="Share no prompt prefixes.")]
+Backend = Annotated[str, option("--backend", help="auto, torch or triton.")]
+Device = Annotated[str, option("--device", help="auto, cuda or cpu.")]
+DTypeName = Annotated[str, option("--dtype", help="auto, float32, bfloat16 or float16.")]
 
 
 @dataclass(frozen=True, slots=True)

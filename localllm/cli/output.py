@@ -4,6 +4,8 @@ import os
 import sys
 from typing import TextIO
 
+from localllm.errors import RequestError
+
 
 class StdoutClosedError(Exception):
     """Whoever read stdout has gone, as after `| head -1`."""
@@ -52,6 +54,20 @@ def _visible(char: str) -> str:
     if code < 0x20:
         return chr(0x2400 + code)  # the Control Pictures block
     return "\u2421" if code == 0x7F else f"\\x{code:02x}"
+
+
+def choose_colour(choice: str) -> None:
+    """Carry out `--color auto|always|never`. Raises: RequestError for another word.
+
+    By the variables that every library which may colour something reads too.
+    """
+    if choice not in ("auto", "always", "never"):
+        raise RequestError(f"--color must be auto, always or never, found {choice!r:.40}")
+    if choice != "auto":
+        for name, value in (("NO_COLOR", "never"), ("FORCE_COLOR", "always")):
+            os.environ.pop(name, None)
+            if choice == value:
+                os.environ[name] = "1"
 
 
 def may_use_colour(stream: TextIO) -> bool:

@@ -62,7 +62,8 @@ def test_the_model_can_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("LOCALLLM_MODEL", model)
     monkeypatch.setenv("LOCALLLM_MAX_TOKENS", "3")
-    outcome = localllm("chat", "hi", "--json", "--greedy")
+    monkeypatch.setenv("LOCALLLM_JSON", "1")
+    outcome = localllm("chat", "hi", "--greedy")
     described = json.loads(outcome.out)
     assert described["model"] == model
     assert described["usage"]["completion_tokens"] <= 3
@@ -177,6 +178,18 @@ def test_without_a_model_one_line_says_which_is_used(localllm: Run) -> None:
     assert outcome.code == ExitCode.OK
     assert outcome.err.count("\n") == 1
     assert "pocket" in outcome.err
+
+
+def test_colour_is_for_terminals_unless_it_is_asked_for(
+    localllm: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "")
+    monkeypatch.setenv("NO_COLOR", "")
+    flags = ("chat", "Once", "-n", "1")
+    assert "\x1b" not in localllm(*flags).err
+    assert "\x1b[2m" in localllm(*flags, "--color", "always").err
+    assert "\x1b" not in localllm(*flags, "--color", "never").err
+    assert localllm(*flags, "--color", "pink").code == ExitCode.USAGE
 
 
 def test_control_characters_are_made_visible() -> None:
