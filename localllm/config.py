@@ -121,7 +121,7 @@ def brief(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"  # Python refuses to print much larger ones
     try:
-        return f"{brief(value)}"
+        return repr(value)[:80]
     except (ValueError, RecursionError):
         return f"a {type(value).__name__}"
 

@@ -17,7 +17,8 @@ Conversation = Sequence[Mapping[str, Any]]
 class LLM:
     """A loaded model. `model` is an alias, `org/name`, a folder, or None for the built-in one.
 
-    Options are the fields of EngineConfig; an unknown one is refused by name.
+    Options are the fields of EngineConfig; an unknown one is refused by name. An LLM is used by
+    one thread at a time.
     """
 
     def __init__(self, model: str | PathLike[str] | None = None, **options: Any) -> None:

@@ -135,5 +135,12 @@ def test_an_engine_option_out_of_range_is_refused_by_name(field: str, value: Any
     assert caught.value.param == field
 
 
+def test_a_refusal_shows_the_value() -> None:
+    with pytest.raises(RequestError, match="found -1"):
+        SamplingParams(top_k=-1)
+    with pytest.raises(CheckpointError, match="found 'four'"):
+        ModelConfig.from_hf(tiny_config("LlamaForCausalLM", num_attention_heads="four"))
+
+
 def test_a_lone_stop_string_is_one_stop() -> None:
     assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]

@@ -136,6 +136,8 @@ def chat(
     completion, events = loaded.stream(ids, params)
     printer = AnswerPrinter(loaded, completion, params)
     printer.print(events, form)
+    if form == "text" and max_tokens is None and completion.finish_reason == "length":
+        note(f"cut after {completion.num_generated_tokens} tokens; -n sets the limit", dim=True)
     return printer.exit_code(fail_on_length)
 
 

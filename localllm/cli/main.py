@@ -112,7 +112,14 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the installed command."""
+    # An exception out of the middle of an import ends in odd ways; nothing is lost by leaving
+    # at once. While an answer streams, `DeferredInterrupt` takes over.
+    signal.signal(signal.SIGINT, _leave_on_sigint)
     sys.exit(run(sys.argv[1:]))
+
+
+def _leave_on_sigint(signum: int, frame: FrameType | None) -> None:
+    os._exit(ExitCode.SIGINT)
 
 
 def _exit_on_sigterm(signum: int, frame: FrameType | None) -> None:

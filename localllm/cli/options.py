@@ -82,6 +82,8 @@ class SamplingFlags:
 
     def given(self) -> dict[str, Any]:
         """Fields of SamplingParams that were set by a flag. Raises: RequestError."""
+        if self.greedy and self.temp:
+            raise RequestError("--greedy and --temp exclude each other", param="temperature")
         fields = {
             "temperature": 0.0 if self.greedy else self.temp,
             "top_k": self.top_k,

@@ -51,6 +51,7 @@ def run_repl(loaded: LoadedModel, params: SamplingParams, *, system: str | None,
             for name, meaning in SLASH_COMMANDS.items():
                 note(f"  {name:8} {meaning}", dim=True)
         elif text:
+            last_interrupt_s = -LEAVE_WINDOW_S
             _answer(session, text, params, raw=raw)
 
 

@@ -196,6 +196,12 @@ def test_control_characters_are_made_visible() -> None:
     assert show_controls("a\x1b[2Jb\tc\nd\x07\x7f\x9b") == "a␛[2Jb\tc\nd␇␡\\x9b"
 
 
+def test_an_answer_that_the_model_s_own_limit_cut_says_so(localllm: Run) -> None:
+    cut = localllm("chat", "pocket", "Once upon a time", "--seed", "1", "--ignore-eos")
+    assert "cut after 300 tokens" in cut.err
+    assert "cut" not in localllm("chat", "pocket", "Once", "-n", "3").err
+
+
 def test_head_closes_the_pipe_silently(model: str) -> None:
     line = (
         f"{sys.executable} -m localllm chat {model} hi --stream-json --ignore-eos -n 200 | head -1"
