@@ -162,10 +162,10 @@ def open_model(name: str | None = None, config: EngineConfig | None = None) -> L
     if tokenizer.eos_token_id is not None:
         eos.add(tokenizer.eos_token_id)
     _check_vocabulary(folder, tokenizer, model_config.vocab_size, eos)
-    loaded = load_engine(folder, model_config, spec, config, frozenset(eos))
+    engine = load_engine(folder, model_config, spec, config, frozenset(eos))
     return LoadedModel(
         name=source.name,
-        text_engine=TextEngine(loaded.engine, tokenizer),
+        text_engine=TextEngine(engine, tokenizer),
         defaults=defaults,
         load_s=time.monotonic() - started,
     )

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -25,21 +24,13 @@ from localllm_kernels import select_ops
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedEngine:
-    """An engine, with the plan of its memory."""
-
-    engine: Engine
-    plan: MemoryPlan
-
-
 def load_engine(
     folder: Path,
     model_config: ModelConfig,
     spec: ArchSpec,
     config: EngineConfig,
     eos_token_ids: frozenset[int],
-) -> LoadedEngine:
+) -> Engine:
     """Load the checkpoint in `folder`, whose config was read by `read_model_config`.
 
     Everything that can be wrong with the files is found before memory is taken.
@@ -96,7 +87,7 @@ def load_engine(
         max_model_len=plan.max_model_len,
         eos_token_ids=eos_token_ids,
     )
-    return LoadedEngine(Engine(runner, scheduler, limits), plan)
+    return Engine(runner, scheduler, limits)
 
 
 def read_model_config(folder: Path) -> tuple[ModelConfig, ArchSpec]:
