@@ -1,0 +1,76 @@
+"""Ask pocket the questions of `held_out.toml` and count the right answers.
+
+    python tools/pocket/score.py [--model FOLDER] [--show wrong|all|none] [--floor 0.8]
+
+The questions were written, and committed, before the wordings that pocket is trained on, by
+somebody who had not seen those; `dialogues.py` never reads them. An answer (greedy) is right when
+every pattern of its topic is found in it, whatever the case of the letters. Exit code 10 when the
+share of right answers is below the floor.
+"""
+
+import argparse
+import re
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm import LLM, SamplingParams
+
+QUESTIONS = Path(__file__).with_name("held_out.toml")
+BELOW_FLOOR = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question, and the patterns that a right answer to it contains."""
+
+    topic: str
+    text: str
+    expects: tuple[str, ...]
+
+    def is_answered_by(self, answer: str) -> bool:
+        """Whether every pattern is found in `answer`."""
+        return all(re.search(pattern, answer, re.IGNORECASE) for pattern in self.expects)
+
+
+def read_questions(path: Path = QUESTIONS) -> list[Question]:
+    """The held-out questions, topic by topic."""
+    topics = tomllib.loads(path.read_text(encoding="utf-8"))
+    return [
+        Question(name, text, tuple(topic["expects"]))
+        for name, topic in topics.items()
+        for text in topic["questions"]
+    ]
+
+
+def main() -> None:
+    """Ask, count, print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--model", default="pocket")
+    parser.add_argument("--show", choices=("wrong", "all", "none"), default="wrong")
+    parser.add_argument("--floor", type=float, default=0.8)
+    args = parser.parse_args()
+    questions = read_questions()
+    model = LLM(args.model)
+    answers = model.chat(
+        [[{"role": "user", "content": question.text}] for question in questions],
+        SamplingParams(temperature=0.0, max_tokens=200),
+    )
+    right = 0
+    for question, answer in zip(questions, answers, strict=True):
+        is_right = question.is_answered_by(answer.text)
+        right += is_right
+        if args.show == "all" or (args.show == "wrong" and not is_right):
+            verdict = "right" if is_right else "WRONG"
+            sys.stdout.write(f"{verdict} [{question.topic}] {question.text}\n    {answer.text}\n\n")
+    share = right / len(questions)
+    sys.stdout.write(f"{right} of {len(questions)} right: {share:.1%}\n")
+    if share < args.floor:
+        raise SystemExit(BELOW_FLOOR)
+
+
+if __name__ == "__main__":
+    main()
