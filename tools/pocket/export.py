@@ -1,8 +1,8 @@
 """Write a trained network as a checkpoint folder in the hub's format."""
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -11,31 +11,66 @@ from tokenizers import Tokenizer
 from corpus import END_OF_TEXT, HELD_OUT_BOOKS
 from network import Network
 
-CARD = """# pocket
+CARDS = {
+    "pocket": """# pocket
 
 The model inside localllm: {parameters:,} parameters, {context:,} tokens of context, trained from
-nothing on two CPU cores in {training_minutes} minutes. It continues a story in the manner of the
-old novels and fairy tales it has read, and it knows nothing else. It is there so that every part
-of localllm can be tried and tested without a download; it is a demonstration, not an assistant.
+nothing on two CPU cores. It answers questions about localllm and about how inference works, makes
+small talk, and tells stories; it knows nothing else, and it can be wrong. It is there so that
+every part of localllm can be tried and tested without a download: it is a demonstration, not an
+assistant. A real model is one command away: `localllm chat qwen3-0.6b`.
 
 | | |
 |---|---|
 | architecture | Qwen3: {layers} layers, width {width}, {heads} query and {kv_heads} KV heads |
 | vocabulary | byte-level BPE, {vocab:,} tokens, trained on the same books |
-| data | 21 English books in the public domain: {corpus_tokens:,} tokens, {epochs:.1f} epochs |
-| perplexity | {held_out_perplexity} a token over {held_out}, not trained on (windows of 512) |
+| data | 21 English books in the public domain ({corpus_tokens:,} tokens), \
+and generated conversations on {num_topics} topics; {training_tokens:,} tokens seen in all |
+| perplexity | {perplexity:.1f} a token over {held_out}, not trained on (windows of 512) |
+| questions | `python tools/pocket/score.py` asks it what it was not trained on |
 | how it is made | `python tools/pocket/train.py --books BOOKS --work WORK` |
 | licence | Apache-2.0, as the rest of localllm |
+""",
+    "pocket-draft": """# pocket-draft
+
+The draft model of `pocket`: {parameters:,} parameters and the same vocabulary, trained to predict
+what pocket would say. Alone it is of no use; it is there to guess pocket's next tokens.
+
+| | |
+|---|---|
+| architecture | Qwen3: {layers} layers, width {width}, {heads} query and {kv_heads} KV heads |
+| data | pocket's distributions over {training_tokens:,} tokens of the same texts |
+| perplexity | {perplexity:.1f} a token over {held_out}, not trained on (windows of 512) |
+| how it is made | together with pocket, by `tools/pocket/train.py` |
+| licence | Apache-2.0, as the rest of localllm |
+""",
+}
+CHAT_TEMPLATE = """\
+{% for message in messages -%}
+    {{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor -%}
+{% if add_generation_prompt -%}
+    {{ '<|im_start|>assistant\\n' }}
+{%- endif %}
 """
 
 
-def write_checkpoint(
-    network: Network, tokenizer: Tokenizer, facts: dict[str, Any], out: Path
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the card says and the network itself cannot tell."""
+
+    name: str
+    corpus_tokens: int
+    training_tokens: int
+    perplexity: float
+    num_topics: int
+
+
+def write_checkpoint(network: Network, tokenizer: Tokenizer, facts: Facts, out: Path) -> None:
     """Weights in bfloat16, config, tokenizer and card into `out`; files there are replaced."""
     out.mkdir(parents=True, exist_ok=True)
     shape = network.shape
-    end = tokenizer.token_to_id(END_OF_TEXT)
+    ends = [tokenizer.token_to_id(token) for token in ("<|im_end|>", END_OF_TEXT)]
     tensors = {
         name: tensor.detach().to(torch.bfloat16).contiguous()
         for name, tensor in network.state_dict().items()
@@ -58,18 +93,18 @@ def write_checkpoint(
         "rms_norm_eps": shape.rms_norm_eps,
         "attention_bias": False,
         "tie_word_embeddings": True,
-        "eos_token_id": end,
+        "eos_token_id": ends[0],
     }
     generation = {
         "do_sample": True,
-        "temperature": 0.7,
+        "temperature": 0.3,
         "top_p": 0.9,
         "max_new_tokens": 300,
-        "eos_token_id": [end],
+        "eos_token_id": ends,
     }
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END_OF_TEXT,
+        "eos_token": "<|im_end|>",
         "model_max_length": shape.max_positions,
         "clean_up_tokenization_spaces": False,
     }
@@ -80,15 +115,16 @@ def write_checkpoint(
     ):
         (out / name).write_text(json.dumps(content, indent=2) + "\n")
     tokenizer.save(str(out / "tokenizer.json"))
-    card = CARD.format(
-        **facts,
+    (out / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    card = CARDS[facts.name].format(
+        **asdict(facts),
+        parameters=sum(parameter.numel() for parameter in network.parameters()),
         context=shape.max_positions,
         layers=shape.num_layers,
         width=shape.hidden_size,
         heads=shape.num_heads,
         kv_heads=shape.num_kv_heads,
         vocab=shape.vocab_size,
-        epochs=facts["training_tokens"] / facts["corpus_tokens"],
         held_out=" and ".join(name.replace("-", " ") for name in HELD_OUT_BOOKS),
     )
     (out / "README.md").write_text(card)

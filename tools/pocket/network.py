@@ -108,15 +108,18 @@ class Network(nn.Module):
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.num_layers) ** 0.5)
 
-    def loss(self, rows: Tensor) -> Tensor:
-        """Mean next-token cross-entropy (nats) of `rows`: int64 [batch, seq + 1]."""
-        inputs, targets = rows[:, :-1], rows[:, 1:]
+    def logits(self, inputs: Tensor) -> Tensor:
+        """Next-token logits [batch, seq, vocab_size] of `inputs`: int64 [batch, seq]."""
         cos, sin = rotary_tables(self.shape, inputs.shape[1])
         x = self.model.embed_tokens(inputs)
         for layer in self.model.layers:
             x = layer(x, cos, sin)
-        logits = F.linear(self.model.norm(x), self.model.embed_tokens.weight)
-        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+        return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
+
+    def loss(self, rows: Tensor) -> Tensor:
+        """Mean next-token cross-entropy (nats) of `rows`: int64 [batch, seq + 1]."""
+        logits = self.logits(rows[:, :-1])
+        return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
 
 def rotary_tables(shape: Shape, length: int) -> tuple[Tensor, Tensor]:

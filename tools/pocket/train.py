@@ -1,11 +1,17 @@
-"""Train `pocket`, the model in the wheel, on a folder of books, and write its checkpoint.
+"""Train `pocket` and `pocket-draft`, the models in the wheel, and write their checkpoints.
 
-    python tools/pocket/train.py --books BOOKS --work WORK [--out localllm/pocket]
+    python tools/pocket/train.py --books BOOKS --work WORK [--base FOLDER] [--out localllm]
 
-BOOKS holds plain-text files (`*.txt`); WORK keeps the checkpoint of the training, so that a run
-which was stopped goes on where it was; the finished model goes to OUT. Seeded: the same books
-give the same tokenizer, the same order of rows and the same first weights. Needs a C++ compiler
-(the step is compiled, 1.7 times faster than eager on two cores).
+Three stages, one after the other:
+
+- books: pocket learns to read and write from plain-text files (`BOOKS/*.txt`);
+- dialogues: it learns to answer, on conversations from `dialogues.py` mixed with the books;
+- draft: pocket-draft, a tenth of its size, learns to predict what pocket would say.
+
+WORK keeps a checkpoint of each stage, so that a run which was stopped goes on where it was;
+`--base` takes the weights and the tokenizer of an earlier pocket in place of the first stage.
+Seeded: the same books give the same tokenizer, the same rows and the same first weights. Needs a
+C++ compiler (the step is compiled, 1.7 times faster than eager on two cores).
 
 The matrices inside the layers are trained by Muon (K. Jordan et al., 2024, as in `torch.optim`),
 everything else by AdamW; the learning rate warms up, stays, and falls linearly to zero.
@@ -15,42 +21,56 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from corpus import Corpus, encode_books, epoch_stream, read_books, train_tokenizer
-from export import write_checkpoint
+from dialogues import Topic, dialogue_rows, read_topics
+from export import Facts, write_checkpoint
 from network import Network, Shape
+
+SEED = 20260
+DRAFT_SHAPE = Shape(
+    hidden_size=128, intermediate_size=256, num_layers=2, num_heads=2, num_kv_heads=1
+)
+MEASURE_EVERY = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`num_steps` steps on `num_rows` rows of `length` tokens."""
+    """`num_steps` steps on rows of `length` tokens: so many of books, so many of dialogues."""
 
     num_steps: int
-    num_rows: int
     length: int
+    book_rows: int
+    dialogue_rows: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all its steps."""
+        return self.num_steps * self.length * (self.book_rows + self.dialogue_rows)
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """Everything that decides what is learnt."""
+class Stage:
+    """Everything that decides what is learnt in one stage."""
 
-    seed: int = 20260
-    # Short rows first (attention is cheap there), the whole context in the last tenth.
-    phases: tuple[Phase, ...] = (Phase(4600, 8, 512), Phase(400, 2, 2048))
-    muon_lr: float = 2e-3
-    adam_lr: float = 3e-3
+    name: str
+    # Short rows first (attention is cheap there), the whole context in the last part.
+    phases: tuple[Phase, ...]
+    muon_lr: float
+    adam_lr: float
+    decay_share: float
     weight_decay: float = 0.1
     warmup_steps: int = 100
-    decay_share: float = 0.6
     clip_norm: float = 1.0
-    shape: Shape = field(default_factory=Shape)
 
     @property
     def num_steps(self) -> int:
@@ -63,54 +83,87 @@ class Recipe:
         return min(1.0, (step + 1) / self.warmup_steps, left)
 
 
-class Rows:
-    """Batches of training rows; the batch at a step depends on nothing but the recipe."""
+BOOKS = Stage("books", (Phase(4600, 512, 8), Phase(400, 2048, 2)), 2e-3, 3e-3, decay_share=0.6)
+DIALOGUES = Stage(
+    "dialogues", (Phase(1200, 512, 1, 4), Phase(50, 2048, 1, 1)), 1.2e-3, 1.5e-3, decay_share=0.8
+)
+DRAFT = Stage("draft", (Phase(800, 512, 2, 3),), 4e-3, 4e-3, decay_share=0.6)
+# Without AVX512 a backward pass in bfloat16 takes 30 times as long as one in float32 (measured).
+AUTOCASTS = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
-    def __init__(self, corpus: Corpus, recipe: Recipe) -> None:
-        self._corpus, self._recipe = corpus, recipe
+
+class Rows:
+    """Batches of training rows; the batch at a step depends on nothing but stage and seed."""
+
+    def __init__(
+        self, stage: Stage, corpus: Corpus, topics: list[Topic], tokenizer: Tokenizer
+    ) -> None:
+        self._stage, self._corpus = stage, corpus
+        self._topics, self._tokenizer = topics, tokenizer
+        self._num_tokens = sum(len(p) for p in corpus.training + corpus.tales)
         self._stream_key: tuple[int, int] | None = None
         self._stream = np.zeros(0, dtype=np.int64)
 
     def at(self, step: int) -> Tensor:
         """Rows of `step`: int64 [num_rows, length + 1]."""
-        index = 0
-        while step >= self._recipe.phases[index].num_steps:
-            step -= self._recipe.phases[index].num_steps
+        index, global_step = 0, step
+        while step >= self._stage.phases[index].num_steps:
+            step -= self._stage.phases[index].num_steps
             index += 1
-        phase = self._recipe.phases[index]
-        passages = self._corpus.training + self._corpus.tales
-        num_tokens = sum(len(passage) for passage in passages)
-        batch_tokens = phase.num_rows * phase.length
-        epoch, batch = divmod(step, (num_tokens - 1) // batch_tokens)
+        phase = self._stage.phases[index]
+        rows = self._book_rows(index, step, phase)
+        if phase.dialogue_rows:
+            seed = (SEED + len(self._stage.name), global_step)
+            spoken = dialogue_rows(
+                self._topics, self._tokenizer, seed, phase.dialogue_rows, phase.length
+            )
+            rows = np.concatenate([rows, spoken])
+        return torch.from_numpy(rows)
+
+    def _book_rows(self, index: int, step: int, phase: Phase) -> np.ndarray:
+        batch_tokens = phase.book_rows * phase.length
+        epoch, batch = divmod(step, (self._num_tokens - 1) // batch_tokens)
         if self._stream_key != (index, epoch):
             self._stream_key = (index, epoch)
-            self._stream = epoch_stream(self._corpus, self._recipe.seed + index, epoch)
+            self._stream = epoch_stream(self._corpus, SEED + index, epoch)
         start = batch * batch_tokens
-        rows = [
-            self._stream[start + i * phase.length : start + (i + 1) * phase.length + 1]
-            for i in range(phase.num_rows)
-        ]
-        return torch.from_numpy(np.stack(rows))
+        return np.stack(
+            [
+                self._stream[start + i * phase.length : start + (i + 1) * phase.length + 1]
+                for i in range(phase.book_rows)
+            ]
+        )
 
 
-def make_optimizers(network: Network, recipe: Recipe) -> list[torch.optim.Optimizer]:
+def make_optimizers(network: Network, stage: Stage) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     matrices = [p for n, p in network.named_parameters() if p.ndim == 2 and "layers" in n]
     embedding = [p for n, p in network.named_parameters() if p.ndim == 2 and "layers" not in n]
     norms = [p for p in network.parameters() if p.ndim == 1]
     groups = [
-        {"params": embedding, "weight_decay": recipe.weight_decay},
+        {"params": embedding, "weight_decay": stage.weight_decay},
         {"params": norms, "weight_decay": 0.0},
     ]
     return [
         torch.optim.Muon(
             matrices,
-            lr=recipe.muon_lr,
-            weight_decay=recipe.weight_decay,
+            lr=stage.muon_lr,
+            weight_decay=stage.weight_decay,
             adjust_lr_fn="match_rms_adamw",
         ),
-        torch.optim.AdamW(groups, lr=recipe.adam_lr, betas=(0.9, 0.95)),
+        torch.optim.AdamW(groups, lr=stage.adam_lr, betas=(0.9, 0.95)),
     ]
+
+
+def distillation_loss(draft: Network, teacher: Network, rows: Tensor) -> Tensor:
+    """Mean cross-entropy (nats) of the draft under the teacher's distribution at each position.
+
+    `rows`: int64 [batch, seq + 1]. Source: Hinton et al. 2015, section 2, at temperature 1.
+    """
+    with torch.no_grad():
+        target = teacher.logits(rows[:, :-1]).float().softmax(-1)
+    predicted = draft.logits(rows[:, :-1]).float().log_softmax(-1)
+    return -(target * predicted).sum(-1).mean()
 
 
 @torch.no_grad()
@@ -119,7 +172,7 @@ def held_out_loss(network: Network, corpus: Corpus, length: int = 512) -> float:
     stream = np.concatenate(corpus.held_out).astype(np.int64)
     num_rows = (len(stream) - 1) // length
     rows = np.stack([stream[i * length : (i + 1) * length + 1] for i in range(num_rows)])
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=AUTOCASTS):
         losses = [
             network.loss(batch).item() * len(batch) for batch in torch.from_numpy(rows).split(16)
         ]
@@ -132,53 +185,70 @@ def save(path: Path, state: dict[str, object]) -> None:
     path.with_suffix(".tmp").rename(path)
 
 
-def train(corpus: Corpus, recipe: Recipe, work: Path) -> Iterator[dict[str, float]]:
-    """Run or resume the training in `work`; yields a row of figures at each measurement."""
-    torch.manual_seed(recipe.seed)
-    network = Network(recipe.shape)
-    optimizers = make_optimizers(network, recipe)
-    rows = Rows(corpus, recipe)
-    path, first, elapsed_s = work / "training.pt", 0, 0.0
+def train(
+    network: Network, loss_of: Callable[[Tensor], Tensor], rows: Rows, stage: Stage, path: Path
+) -> Iterator[dict[str, float]]:
+    """Run or resume one stage whose checkpoint is `path`; yields each measured step's figures."""
+    optimizers = make_optimizers(network, stage)
+    first, elapsed_s = 0, 0.0
     if path.exists():
         state = torch.load(path, weights_only=True)
         network.load_state_dict(state["network"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         first, elapsed_s = state["step"], state["elapsed_s"]
-    compiled_loss = torch.compile(network.loss, dynamic=False)
-    peak = [[recipe.muon_lr], [recipe.adam_lr] * 2]
+    compiled_loss = torch.compile(loss_of, dynamic=False)
+    peak = [[stage.muon_lr], [stage.adam_lr] * 2]
     started, losses = time.monotonic() - elapsed_s, []
-    for step in range(first, recipe.num_steps):
+    for step in range(first, stage.num_steps):
         for optimizer, lrs in zip(optimizers, peak, strict=True):
             for group, lr in zip(optimizer.param_groups, lrs, strict=True):
-                group["lr"] = lr * recipe.lr_factor(step)
-        with torch.autocast("cpu", torch.bfloat16):
+                group["lr"] = lr * stage.lr_factor(step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=AUTOCASTS):
             loss = compiled_loss(rows.at(step))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), recipe.clip_norm)
+        torch.nn.utils.clip_grad_norm_(network.parameters(), stage.clip_norm)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
         losses.append(loss.item())
         done = step + 1
-        if done % 250 == 0 or done == recipe.num_steps:
-            figures = {
+        if done % MEASURE_EVERY == 0 or done == stage.num_steps:
+            state = {
+                "network": network.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in optimizers],
                 "step": done,
-                "training_loss": sum(losses) / len(losses),
-                "held_out_loss": held_out_loss(network, corpus),
                 "elapsed_s": round(time.monotonic() - started, 1),
             }
+            save(path, state)
+            yield {
+                "step": done,
+                "training_loss": sum(losses) / len(losses),
+                "elapsed_s": state["elapsed_s"],
+            }
             losses = []
-            save(
-                path,
-                {
-                    "network": network.state_dict(),
-                    "optimizers": [optimizer.state_dict() for optimizer in optimizers],
-                    "step": done,
-                    "elapsed_s": figures["elapsed_s"],
-                },
-            )
-            yield figures
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What every stage draws on: the texts, the questions, and the folder of the checkpoints."""
+
+    corpus: Corpus
+    topics: list[Topic]
+    tokenizer: Tokenizer
+    work: Path
+
+    def run(self, stage: Stage, network: Network, loss_of: Callable[[Tensor], Tensor]) -> float:
+        """Train `network` through `stage`, writing `log.jsonl`; returns the seconds it took."""
+        rows = Rows(stage, self.corpus, self.topics, self.tokenizer)
+        path = self.work / f"{stage.name}.pt"
+        for figures in train(network, loss_of, rows, stage, path):
+            with (self.work / "log.jsonl").open("a") as log:
+                log.write(json.dumps({"stage": stage.name, **figures}) + "\n")
+        # A stage that was already finished yields nothing, but its network is wanted.
+        state = torch.load(path, weights_only=True)
+        network.load_state_dict(state["network"])
+        return float(state["elapsed_s"])
 
 
 def main() -> None:
@@ -188,29 +258,40 @@ def main() -> None:
     )
     parser.add_argument("--books", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("localllm/pocket"))
+    parser.add_argument("--base", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("localllm"))
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    recipe = Recipe()
+    torch.manual_seed(SEED)
     books = read_books(args.books)
-    tokenizer = train_tokenizer(books, recipe.shape.vocab_size)
-    corpus = encode_books(books, tokenizer)
-    log = args.work / "log.jsonl"
-    for figures in train(corpus, recipe, args.work):
-        with log.open("a") as file:
-            file.write(json.dumps(figures) + "\n")
-    network = Network(recipe.shape)
-    network.load_state_dict(torch.load(args.work / "training.pt", weights_only=True)["network"])
-    last = json.loads(log.read_text().splitlines()[-1])
-    facts = {
-        "parameters": sum(p.numel() for p in network.parameters()),
-        "training_tokens": sum(p.num_steps * p.num_rows * p.length for p in recipe.phases),
-        "corpus_tokens": sum(len(passage) for passage in corpus.training),
-        "held_out_perplexity": round(math.exp(last["held_out_loss"]), 1),
-        "training_minutes": round(last["elapsed_s"] / 60),
-        "recipe": asdict(recipe),
-    }
-    write_checkpoint(network, tokenizer, facts, args.out)
+    pocket, draft = Network(Shape()), Network(DRAFT_SHAPE)
+    if args.base:
+        tokenizer = Tokenizer.from_file(str(args.base / "tokenizer.json"))
+        weights = load_file(args.base / "model.safetensors")
+        pocket.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
+    else:
+        tokenizer = train_tokenizer(books, pocket.shape.vocab_size)
+    course = Course(encode_books(books, tokenizer), read_topics(), tokenizer, args.work)
+    seconds = {}
+    if not args.base:
+        seconds["books"] = course.run(BOOKS, pocket, pocket.loss)
+    seconds["dialogues"] = course.run(DIALOGUES, pocket, pocket.loss)
+    seconds["draft"] = course.run(
+        DRAFT, draft, lambda rows: distillation_loss(draft, pocket.requires_grad_(False), rows)
+    )
+    for name, network, stages in (
+        ("pocket", pocket, (BOOKS, DIALOGUES)),
+        ("pocket-draft", draft, (DRAFT,)),
+    ):
+        facts = Facts(
+            name=name,
+            corpus_tokens=sum(len(passage) for passage in course.corpus.training),
+            training_tokens=sum(p.num_tokens for stage in stages for p in stage.phases),
+            perplexity=math.exp(held_out_loss(network, course.corpus)),
+            num_topics=len(course.topics),
+        )
+        write_checkpoint(network, tokenizer, facts, args.out / name)
+    (args.work / "seconds.json").write_text(json.dumps(seconds) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,223 @@
+"""Conversations for training: questions about localllm, inference and the model itself, small talk
+and stories, put together from `knowledge/*.toml` by a seeded generator.
+
+A topic there has whole questions (`ask`), noun phrases that fit into the frames below (`names`),
+answers and what to add on "tell me more". The questions of `held_out.toml` are never read here:
+they measure whether a wording that was not trained on is understood.
+"""
+
+import random
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from corpus import END_OF_TEXT
+from stories import draw_subject, tell_story
+
+KNOWLEDGE = Path(__file__).with_name("knowledge")
+
+_FRAMES = (
+    "What is {}?",
+    "What exactly is {}?",
+    "What does {} mean?",
+    "What is meant by {}?",
+    "Explain {}.",
+    "Explain {} in simple words.",
+    "Can you explain {} to me?",
+    "How does {} work?",
+    "Why is {} useful?",
+    "Why do people use {}?",
+    "Why do I need {}?",
+    "What is {} good for?",
+    "What is the idea behind {}?",
+    "What is the point of {}?",
+    "What problem does {} solve?",
+    "Tell me about {}.",
+    "Tell me something about {}.",
+    "Describe {}.",
+    "Define {}.",
+    "I do not understand {}.",
+    "I keep reading about {}. What is it?",
+    "I have heard of {}, but what does it do?",
+    "Give me a short explanation of {}.",
+    "Say in one sentence what {} is.",
+    "Help me understand {}.",
+    "{}?",
+    "{}",
+    "meaning of {}",
+    "{} explained",
+    "{} for beginners",
+    "and what about {}?",
+)
+_PREFIXES = (
+    "Please: ",
+    "Hi, ",
+    "Hello! ",
+    "Hey, ",
+    "Quick question: ",
+    "Sorry, ",
+    "Okay, ",
+    "So ",
+    "One more thing: ",
+    "I am new to this. ",
+    "I wonder: ",
+    "Can you tell me: ",
+    "Do you know: ",
+)
+_SUFFIXES = (" Please.", " Thanks!", " Please explain.", " I am curious.", " Keep it short.")
+_MORE = (
+    "Tell me more.",
+    "More, please.",
+    "Can you say more about that?",
+    "Go on.",
+    "And then?",
+    "Please go into more detail.",
+    "Explain a bit more.",
+    "What else should I know about it?",
+    "more",
+    "I want to know more.",
+)
+_STORY_REQUESTS = (
+    "Tell me a story about {}.",
+    "Tell me a tale about {}.",
+    "Tell a story about {}.",
+    "Write a story about {}.",
+    "Write me a short story about {}.",
+    "Can you tell me a story about {}?",
+    "Could you tell a story with {} in it?",
+    "I would like to hear a story about {}.",
+    "A story about {}, please.",
+    "story about {}",
+    "Make up a fairy tale about {}.",
+    "Invent a bedtime story with {}.",
+    "Do you know a story about {}?",
+    "Once more, a tale of {}.",
+    "Please write something about {} and its adventures.",
+    "Give me a little fairy tale in which {} appears.",
+)
+_ANY_STORY_REQUESTS = (
+    "Tell me a story.",
+    "Tell me a fairy tale.",
+    "Write a story.",
+    "A bedtime story, please.",
+    "Can you tell me a story?",
+    "I am bored, tell me something nice.",
+    "Make up a tale for my children.",
+    "Do you know any stories?",
+    "Let me hear a short story.",
+    "Invent a story for me.",
+    "Surprise me with a tale.",
+)
+_SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "You are pocket, a small model.",
+    "Answer briefly.",
+    "Be polite.",
+    "You are a friendly guide to localllm.",
+    "Answer in plain English.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One thing that can be asked about; `questions` holds the frames already filled in."""
+
+    name: str
+    questions: tuple[str, ...]
+    frames: tuple[str, ...]
+    answers: tuple[str, ...]
+    more: str | None
+
+
+def read_topics(folder: Path = KNOWLEDGE) -> list[Topic]:
+    """The topics of every `*.toml` in `folder`, in the order of the files."""
+    topics = []
+    for path in sorted(folder.glob("*.toml")):
+        for name, table in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            frames = tuple(
+                frame.format(phrase) for phrase in table.get("names", ()) for frame in _FRAMES
+            )
+            answers = tuple(table["answers"])
+            topics.append(Topic(name, tuple(table["ask"]), frames, answers, table.get("more")))
+    return topics
+
+
+def _misspell(text: str, rng: random.Random) -> str:
+    """`text` with one letter dropped, doubled or swapped with its neighbour."""
+    at = rng.randrange(1, max(2, len(text) - 1))
+    head, char, tail = text[:at], text[at : at + 1], text[at + 1 :]
+    kind = rng.randrange(3)
+    if kind == 0:
+        return head + tail
+    if kind == 1:
+        return head + char * 2 + tail
+    return head + tail[:1] + char + tail[1:]
+
+
+def vary(question: str, rng: random.Random) -> str:
+    """`question` as another person would type it: case, punctuation, politeness, a slip."""
+    if rng.random() < 0.2 and question[0].isalpha():
+        lowered = (
+            question
+            if question[:2].isupper() or question[:2] == "I "
+            else (question[0].lower() + question[1:])
+        )
+        question = rng.choice(_PREFIXES) + lowered
+    if rng.random() < 0.1:
+        question += rng.choice(_SUFFIXES)
+    if rng.random() < 0.35:
+        question = question.lower()
+    if rng.random() < 0.35:
+        question = question.rstrip("?.!")
+    if rng.random() < 0.12:
+        question = _misspell(question, rng)
+    return question
+
+
+def _turns(topics: Sequence[Topic], rng: random.Random) -> list[tuple[str, str]]:
+    """Question and answer, and sometimes the follow-up and what it adds."""
+    if rng.random() < 0.12:
+        subject = draw_subject(rng)
+        if rng.random() < 0.15:
+            request = rng.choice(_ANY_STORY_REQUESTS)
+        else:
+            request = rng.choice(_STORY_REQUESTS).format(subject)
+        return [(vary(request, rng), tell_story(subject, rng))]
+    topic = rng.choice(topics)
+    whole = not topic.frames or rng.random() < 0.6
+    question = rng.choice(topic.questions if whole else topic.frames)
+    turns = [(vary(question[0].upper() + question[1:], rng), rng.choice(topic.answers))]
+    if topic.more and rng.random() < 0.12:
+        turns.append((vary(rng.choice(_MORE), rng), topic.more))
+    return turns
+
+
+def draw_conversation(topics: Sequence[Topic], rng: random.Random) -> str:
+    """One conversation of one to six turns in the chat template's form."""
+    parts = []
+    if rng.random() < 0.15:
+        parts.append(("system", rng.choice(_SYSTEM_PROMPTS)))
+    for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
+        for question, answer in _turns(topics, rng):
+            parts += [("user", question), ("assistant", answer)]
+    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in parts)
+
+
+def dialogue_rows(
+    topics: Sequence[Topic], tokenizer: Tokenizer, seed: tuple[int, int], num_rows: int, length: int
+) -> npt.NDArray[np.int64]:
+    """Rows [num_rows, length + 1], each of conversations end to end; a function of `seed` alone."""
+    rng = random.Random(f"{seed[0]}:{seed[1]}")
+    rows = np.zeros((num_rows, length + 1), dtype=np.int64)
+    for row in rows:
+        ids: list[int] = []
+        while len(ids) <= length:
+            text = draw_conversation(topics, rng) + END_OF_TEXT
+            ids += tokenizer.encode(text, add_special_tokens=False).ids
+        row[:] = ids[: length + 1]
+    return rows
