@@ -10,6 +10,8 @@ from pathlib import Path
 from localllm.errors import CatalogError, ExitCode
 
 BUILT_IN_MODEL = "pocket"
+# pocket, and the model that drafts for it; each a folder of the package.
+BUILT_IN_MODELS = (BUILT_IN_MODEL, "pocket-draft")
 _PACKAGE = Path(__file__).parent
 _REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 _REQUIRED = ("repo", "licence", "architecture")
@@ -17,23 +19,28 @@ _REQUIRED = ("repo", "licence", "architecture")
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One alias of models.toml."""
+    """One alias of models.toml; its template is for a repository that has none."""
 
     alias: str
     repo: str
     revision: str
     licence: str
     architecture: str
+    chat_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from: a folder, or a repository of the hub."""
+    """Where a model comes from: a folder, or a repository of the hub.
+
+    `chat_template` is the catalogue's, for a checkpoint that brings none.
+    """
 
     name: str
     folder: Path | None = None
     repo: str | None = None
     revision: str | None = None
+    chat_template: str | None = None
 
 
 def load_catalog() -> dict[str, CatalogEntry]:
@@ -53,7 +60,7 @@ def load_catalog() -> dict[str, CatalogEntry]:
 
 
 def _read_entry(alias: str, entry: object, path: Path) -> CatalogEntry:
-    known = (*_REQUIRED, "revision")
+    known = (*_REQUIRED, "revision", "chat_template")
     if not isinstance(entry, Mapping) or not all(
         isinstance(value, str) and key in known for key, value in entry.items()
     ):
@@ -67,6 +74,7 @@ def _read_entry(alias: str, entry: object, path: Path) -> CatalogEntry:
             revision=entry.get("revision", "main"),
             licence=entry["licence"],
             architecture=entry["architecture"],
+            chat_template=entry.get("chat_template"),
         )
     raise CatalogError(
         f"catalogue entry {alias!r} must be {problem}", where=str(path), exit_code=ExitCode.USAGE
@@ -77,7 +85,7 @@ def is_model_name(name: str) -> bool:
     """Whether a lone argument is meant as a model: an alias, a folder, or `org/name[@revision]`."""
     if "\0" in name or len(name) > 1000:
         return False
-    if name == BUILT_IN_MODEL or name in load_catalog():
+    if name in BUILT_IN_MODELS or name in load_catalog():
         return True
     return _REPO_NAME.fullmatch(name) is not None or _is_folder(name)
 
@@ -90,11 +98,14 @@ def resolve_model(name: str) -> ModelSource:
     """
     if not name or "\0" in name:
         raise CatalogError(f"{name!r:.100} is not a model name", exit_code=ExitCode.USAGE)
-    if name == BUILT_IN_MODEL:
-        return ModelSource(name, folder=_PACKAGE / BUILT_IN_MODEL)
+    if name in BUILT_IN_MODELS:
+        return ModelSource(name, folder=_PACKAGE / name)
     catalog = load_catalog()
     if name in catalog:
-        return ModelSource(name, repo=catalog[name].repo, revision=catalog[name].revision)
+        entry = catalog[name]
+        return ModelSource(
+            name, repo=entry.repo, revision=entry.revision, chat_template=entry.chat_template
+        )
     if _is_folder(name):
         return ModelSource(name, folder=Path(name))
     if _REPO_NAME.fullmatch(name) and ".." not in name:
@@ -107,7 +118,7 @@ def resolve_model(name: str) -> ModelSource:
             hint="a folder with config.json, tokenizer.json and *.safetensors",
             exit_code=ExitCode.USAGE,
         )
-    names = [BUILT_IN_MODEL, *catalog]
+    names = [*BUILT_IN_MODELS, *catalog]
     near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
     raise CatalogError(
         f"unknown model {name!r:.200}",

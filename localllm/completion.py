@@ -18,13 +18,15 @@ class TokenInfo:
 class TextEvent:
     """A piece of one sample's text. The last event of a sample carries its finish reason.
 
-    A token may bring no text (half a character, the start of a stop string) and text may come
+    `thinking` is text of the model's thoughts, `text` that of its answer. A token may bring no
+    text (half a character, the start of a stop string) and text may come
     without a token (what was held back, at the end). `time_s` is on the monotonic clock.
     """
 
     request_id: int
     sample: int
     text: str
+    thinking: str
     token: TokenInfo | None
     finish_reason: FinishReason | None
     error: RequestError | None
@@ -37,6 +39,7 @@ class Sample:
     """One finished, or so far unfinished, answer."""
 
     text: str = ""
+    thinking: str = ""
     tokens: list[TokenInfo] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: LocalLLMError | None = None
@@ -57,6 +60,11 @@ class Completion:
     def text(self) -> str:
         """Text of the first sample."""
         return self.samples[0].text
+
+    @property
+    def thinking(self) -> str:
+        """Thoughts of the first sample."""
+        return self.samples[0].thinking
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -96,6 +104,7 @@ class Completion:
         """Book one event."""
         sample = self.samples[event.sample]
         sample.text += event.text
+        sample.thinking += event.thinking
         if event.token is not None:
             sample.tokens.append(event.token)
             self.first_token_s = self.first_token_s or event.time_s

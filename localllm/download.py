@@ -7,13 +7,16 @@ from localllm.catalog import ModelSource
 from localllm.errors import CheckpointError, DownloadError, ExitCode, LocalLLMError
 
 # Weights only as safetensors, no code, nothing else a repository may hold.
-WANTED_FILES = ("*.safetensors", "*.json", "*.jinja")
+SMALL_FILES = ("*.json", "*.jinja")
+WANTED_FILES = ("*.safetensors", *SMALL_FILES)
 # The same weights again in other layouts, and whatever lies in subfolders.
 UNWANTED_FILES = ("consolidated*", "*/*")
 
 
-def fetch_model(source: ModelSource) -> Path:
+def fetch_model(source: ModelSource, *, with_weights: bool = True) -> Path:
     """The folder with the files of `source`, downloaded into the hub's own cache if need be.
+
+    Without weights only the small files are fetched; weights that are there already are found.
 
     The hub's variables hold (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT).
 
@@ -22,12 +25,13 @@ def fetch_model(source: ModelSource) -> Path:
     if source.folder is not None:
         return source.folder
     assert source.repo is not None
-    folder = _download(source.repo, source.revision)
+    wanted = WANTED_FILES if with_weights else SMALL_FILES
+    folder = _download(source.repo, source.revision, wanted)
     _check_links(folder)
     return folder
 
 
-def _download(repo: str, revision: str | None) -> Path:
+def _download(repo: str, revision: str | None, wanted: tuple[str, ...]) -> Path:
     # Imported here: the client takes half a second, and a model that is here needs none of it.
     from huggingface_hub import errors, snapshot_download
 
@@ -36,7 +40,7 @@ def _download(repo: str, revision: str | None) -> Path:
         folder = snapshot_download(
             repo,
             revision=revision,
-            allow_patterns=list(WANTED_FILES),
+            allow_patterns=list(wanted),
             ignore_patterns=list(UNWANTED_FILES),
         )
         return Path(folder)

@@ -12,16 +12,21 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from localllm.catalog import BUILT_IN_MODEL, resolve_model
+from localllm.catalog import BUILT_IN_MODEL, BUILT_IN_MODELS, resolve_model
 from localllm.completion import Completion, Sample
-from localllm.config import EngineConfig, SamplingParams
+from localllm.config import EngineConfig, ModelConfig, SamplingParams
 from localllm.download import fetch_model
-from localllm.engine.loading import load_engine, read_model_config
+from localllm.engine.loading import load_engine
 from localllm.engine.request import FinishReason
 from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.generation_config import GenerationDefaults, read_generation_config
+from localllm.model.architectures import ArchSpec, read_model_config
+from localllm.prompt import Prompt, ThinkLevel
 from localllm.text_engine import EventStream, TextEngine
 from localllm.tokenizer import Message, Tokenizer
+
+# Enough for whatever a token's text may depend on before it.
+NUM_CONTEXT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,51 +55,65 @@ class LoadedModel:
         """
         return SamplingParams(**{**self.defaults.sampling, **given})
 
-    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a prompt that is completed as it stands."""
-        if isinstance(prompt, str):
-            return self.text_engine.encode(prompt, add_special_tokens=True)
-        try:
-            return [index(token_id) for token_id in prompt]
-        except TypeError as error:
-            raise RequestError(
-                f"a prompt is a text or whole numbers ({error})", param="prompt"
-            ) from error
+    def text_prompt(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Prompt:
+        """A prompt that is completed as it stands, with the tokenizer's own start token.
 
-    def chat_ids(
+        Special-token text in it is plain text unless `parse_special`. Raises: RequestError.
+        """
+        if isinstance(prompt, str):
+            self.text_engine.check_length(prompt)
+            ids = self.tokenizer.encode(
+                prompt, add_special_tokens=True, parse_special=parse_special
+            )
+        else:
+            try:
+                ids = [index(token_id) for token_id in prompt]
+            except TypeError as error:
+                raise RequestError(
+                    f"a prompt is a text or whole numbers ({error})", param="prompt"
+                ) from error
+        return Prompt(ids, num_context=min(len(ids), NUM_CONTEXT_TOKENS))
+
+    def chat_prompt(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        think: ThinkLevel | None = None,
+        parse_special: bool = False,
         **variables: Any,
-    ) -> list[int]:
-        """Token ids of a conversation; a model without a template reads the messages' text."""
-        if not self.tokenizer.has_chat_template:
-            text = "\n\n".join(str(message.get("content") or "") for message in messages)
-            return self.prompt_ids(text)
-        text = self.tokenizer.render_chat(messages, tools, **variables)
-        return self.text_engine.encode(text, add_special_tokens=False)
+    ) -> Prompt:
+        """A conversation; a model without a template completes the messages' text.
 
-    def stream(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams
-    ) -> tuple[Completion, EventStream]:
+        Raises: TemplateError, RequestError.
+        """
+        text = "\n\n".join(str(message.get("content") or "") for message in messages)
+        if not self.tokenizer.has_chat_template:
+            return self.text_prompt(text, parse_special=parse_special)
+        self.text_engine.check_length(text)
+        return self.tokenizer.encode_chat(
+            messages, tools, think=think, parse_special=parse_special, **variables
+        )
+
+    def stream(self, prompt: Prompt, params: SamplingParams) -> tuple[Completion, EventStream]:
         """Start one request: its growing completion, and the events that make it grow.
 
         Closing the iterator aborts the request. Raises: RequestError.
         """
         samples = [Sample() for _ in range(params.n)]
-        completion = Completion(len(prompt_token_ids), time.monotonic(), samples)
-        request_id = self.text_engine.submit(prompt_token_ids, params)
+        completion = Completion(len(prompt.token_ids), time.monotonic(), samples)
+        request_id = self.text_engine.submit(prompt, params)
         events = self.text_engine.events(request_id)
         events.on_event.append(completion.add)
         return completion, events
 
     def complete(
-        self, prompts: Sequence[Callable[[], list[int]]], params: SamplingParams
+        self, prompts: Sequence[Callable[[], Prompt]], params: SamplingParams
     ) -> list[Completion]:
         """Run many prompts together, in one batch as far as it goes.
 
-        Each prompt is a call that gives its token ids. One that is refused, by that call or by
-        the engine, gives a completion with `error` set; the others go on.
+        Each prompt is a call that encodes it. One that is refused, by that call or by the engine,
+        gives a completion with `error` set; the others go on.
         """
         completions: list[Completion] = []
         streams: list[EventStream] = []
@@ -116,57 +135,61 @@ class LoadedModel:
         return completions
 
 
-class ChatSession:
-    """A conversation: the messages so far, and replies that are added to them."""
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's folder whose small files are read and checked; the weights are not touched yet.
 
-    def __init__(self, model: LoadedModel, system: str | None = None) -> None:
-        self.model = model
-        self.messages: list[dict[str, str]] = []
-        if system is not None:
-            self.messages.append({"role": "system", "content": system})
-
-    def reply(self, text: str, params: SamplingParams) -> tuple[Completion, EventStream]:
-        """Ask `text`. The answer joins the history as far as it was read, also when interrupted.
-
-        A model without a chat template completes `text` alone. Raises: RequestError.
-        """
-        asked = {"role": "user", "content": text}
-        history = [*self.messages, asked] if self.model.tokenizer.has_chat_template else [asked]
-        completion, events = self.model.stream(self.model.chat_ids(history), params)
-
-        def remember() -> None:
-            if completion.error is None:
-                self.messages += [asked, {"role": "assistant", "content": completion.text}]
-
-        events.on_close.append(remember)
-        return completion, events
-
-
-def open_model(name: str | None = None, config: EngineConfig | None = None) -> LoadedModel:
-    """Find, fetch if need be, check and load a model; None is the built-in one.
-
-    Raises: CatalogError, DownloadError, CheckpointError, GpuMemoryError, BackendError.
+    `engine_config` is what was asked for, with what the model itself decides filled in.
     """
-    started = time.monotonic()
+
+    name: str
+    folder: Path
+    model_config: ModelConfig
+    spec: ArchSpec
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    eos_token_ids: frozenset[int]
+    engine_config: EngineConfig
+
+
+def open_checkpoint(name: str | None = None, config: EngineConfig | None = None) -> Checkpoint:
+    """Find, fetch if need be, and check a model; None is the built-in one.
+
+    Raises: CatalogError, DownloadError, CheckpointError, UnsupportedModelError.
+    """
     config = config or EngineConfig()
     source = resolve_model(name or BUILT_IN_MODEL)
-    if source.name == BUILT_IN_MODEL and config.dtype == "auto":
+    if source.name in BUILT_IN_MODELS and config.dtype == "auto":
         # So that the exactness contract holds as it comes; see docs/architecture.md.
         config = replace(config, dtype="float32")
     folder = fetch_model(source)
     model_config, spec = read_model_config(folder)
     defaults = read_generation_config(folder)
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = Tokenizer.from_folder(folder, source.chat_template)
     # Every place that names an end token counts; they need not agree.
     eos = {*defaults.eos_token_ids, *model_config.eos_token_ids}
     if tokenizer.eos_token_id is not None:
         eos.add(tokenizer.eos_token_id)
     _check_vocabulary(folder, tokenizer, model_config.vocab_size, eos)
-    engine = load_engine(folder, model_config, spec, config, frozenset(eos))
+    return Checkpoint(
+        source.name, folder, model_config, spec, tokenizer, defaults, frozenset(eos), config
+    )
+
+
+def open_model(name: str | None = None, config: EngineConfig | None = None) -> LoadedModel:
+    """Open a checkpoint and load it into an engine.
+
+    Raises: as `open_checkpoint`; GpuMemoryError, BackendError.
+    """
+    started = time.monotonic()
+    found = open_checkpoint(name, config)
+    engine = load_engine(
+        found.folder, found.model_config, found.spec, found.engine_config, found.eos_token_ids
+    )
     return LoadedModel(
-        name=source.name,
-        text_engine=TextEngine(engine, tokenizer),
-        defaults=defaults,
+        name=found.name,
+        text_engine=TextEngine(engine, found.tokenizer),
+        defaults=found.defaults,
         load_s=time.monotonic() - started,
     )
 

@@ -21,7 +21,7 @@ class StopMatcher:
             self.has_stopped = True
             self._held = ""
             return text[: min(found)]
-        keep = max(self._overlap(text, stop) for stop in self._stops)
+        keep = max(longest_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -30,10 +30,10 @@ class StopMatcher:
         held, self._held = self._held, ""
         return held
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """Length of the longest end of `text` that begins `stop`."""
-        for length in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:length]):
-                return length
-        return 0
+
+def longest_overlap(text: str, target: str) -> int:
+    """Length of the longest end of `text` that begins `target` and is not all of it."""
+    for length in range(min(len(target) - 1, len(text)), 0, -1):
+        if text.endswith(target[:length]):
+            return length
+    return 0

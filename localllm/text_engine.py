@@ -2,14 +2,16 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from localllm.completion import TextEvent, TokenInfo
 from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.errors import ContextLengthError
+from localllm.prompt import Prompt
 from localllm.stop_strings import StopMatcher
+from localllm.thinking import Split, ThinkingSplitter
 from localllm.tokenizer import StreamDecoder, Tokenizer
 
 
@@ -25,8 +27,8 @@ class TextEngine:
         self._assemblers: dict[tuple[int, int], _TextAssembler] = {}
         self._inboxes: dict[int, deque[TextEvent]] = {}
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a prompt. Raises: ContextLengthError early for one that is far too long."""
+    def check_length(self, text: str) -> None:
+        """Raises: ContextLengthError early, for a text that is far too long to be encoded whole."""
         limit = self.engine.context_length
         if len(text) > 64 * limit:
             num_tokens = self.tokenizer.count_at_least(text, limit)
@@ -36,15 +38,18 @@ class TextEngine:
                     param="prompt",
                     hint="a shorter prompt, or a larger --ctx",
                 )
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def submit(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
+    def submit(self, prompt: Prompt, params: SamplingParams) -> int:
         """Queue a request; its id is for `events` and `abort`. Raises: RequestError."""
-        request_id = self.engine.add_request(prompt_token_ids, params)
+        request_id = self.engine.add_request(prompt.token_ids, params)
         for sample in range(params.n):
-            self._assemblers[request_id, sample] = _TextAssembler(self.tokenizer, params)
+            self._assemblers[request_id, sample] = _TextAssembler(self.tokenizer, prompt, params)
         self._inboxes[request_id] = deque()
         return request_id
+
+    def said(self, prompt: Prompt) -> Split:
+        """The part of the answer that is in the prompt already, as its events gave it out."""
+        return _TextAssembler(self.tokenizer, prompt, SamplingParams()).said
 
     def events(self, request_id: int) -> "EventStream":
         """The events of a request as they come, to its end."""
@@ -77,16 +82,17 @@ class TextEngine:
     def _deliver(self, event: TokenEvent) -> None:
         key = (event.request_id, event.sample)
         assembler = self._assemblers[key]
-        text = ""
+        split = Split()
         finish_reason = event.finish_reason
         if event.token_id is not None and finish_reason is not FinishReason.STOP:
-            text = assembler.push(event.token_id)
+            split = assembler.push(event.token_id)
         if assembler.has_stopped:
             if finish_reason is None:
                 self.engine.abort(event.request_id, event.sample)
             finish_reason = FinishReason.STOP
         elif finish_reason is not None:
-            text += assembler.flush()
+            rest = assembler.flush()
+            split = Split(split.thinking + rest.thinking, split.answer + rest.answer)
             if assembler.has_stopped:
                 finish_reason = FinishReason.STOP
         if finish_reason is not None:
@@ -98,7 +104,8 @@ class TextEngine:
             TextEvent(
                 request_id=event.request_id,
                 sample=event.sample,
-                text=text,
+                text=split.answer,
+                thinking=split.thinking,
                 token=token,
                 finish_reason=finish_reason,
                 error=event.error,
@@ -151,18 +158,30 @@ class EventStream:
 
 
 class _TextAssembler:
-    """One sample's tokens to text, stop strings held back."""
+    """One sample's tokens to text: characters made whole, thoughts split off, stop strings held.
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
-        self._decoder = StreamDecoder(tokenizer)
+    A stop string ends the answer; in the thoughts it is a text like any other.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams) -> None:
+        self._decoder = StreamDecoder(tokenizer, prompt.markers, prompt.context)
+        self._splitter = ThinkingSplitter(prompt.markers, prompt.is_thinking)
         self._matcher = StopMatcher(params.stop)
+        said = [self.push(token_id) for token_id in prompt.said]
+        self.said = Split("".join(s.thinking for s in said), "".join(s.answer for s in said))
 
     @property
     def has_stopped(self) -> bool:
         return self._matcher.has_stopped
 
-    def push(self, token_id: int) -> str:
-        return self._matcher.push(self._decoder.push(token_id))
+    def push(self, token_id: int) -> Split:
+        return self._match(self._splitter.push(self._decoder.push(token_id)))
 
-    def flush(self) -> str:
-        return self._matcher.push(self._decoder.flush()) + self._matcher.flush()
+    def flush(self) -> Split:
+        last = self._match(self._splitter.push(self._decoder.flush()))
+        rest = self._match(self._splitter.flush())
+        answer = last.answer + rest.answer + self._matcher.flush()
+        return Split(last.thinking + rest.thinking, answer)
+
+    def _match(self, split: Split) -> Split:
+        return Split(split.thinking, self._matcher.push(split.answer))

@@ -8,7 +8,10 @@ from tokenizers import Tokenizer as Backend
 
 from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.json_file import read_json_object
+from localllm.prompt import Prompt, ThinkLevel
+from localllm.special_text import SpecialText
 from localllm.template import render_chat_template
+from localllm.thinking import Markers, find_markers
 
 __all__ = ["StreamDecoder", "Tokenizer", "render_chat_template"]
 
@@ -33,12 +36,16 @@ class Tokenizer:
         self._backend = backend
         self._chat_templates = chat_templates
         self._special_tokens = special_tokens
+        self._special_text = SpecialText(backend)
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = {i: token.content for i, token in added.items() if token.special}
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Tokenizer":
+    def from_folder(cls, folder: Path, fallback_template: str | None = None) -> "Tokenizer":
         """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`.
 
-        Raises: CheckpointError for a file that is missing or broken.
+        `fallback_template` is taken where the folder has none. Raises: CheckpointError for a file
+        that is missing, broken, or contradicts another.
         """
         path = folder / "tokenizer.json"
         if not path.exists():
@@ -65,7 +72,10 @@ class Tokenizer:
             ) from error
         config_path = folder / "tokenizer_config.json"
         config = read_json_object(config_path) if config_path.exists() else {}
-        return cls(backend, _special_tokens(config), _chat_templates(folder, config))
+        templates = _chat_templates(folder, config)
+        if not templates and fallback_template is not None:
+            templates = {"default": fallback_template}
+        return cls(backend, _read_special_tokens(folder, config, backend), templates)
 
     @property
     def num_token_ids(self) -> int:
@@ -83,13 +93,65 @@ class Tokenizer:
         eos = self._special_tokens.get("eos_token")
         return None if eos is None else self._backend.token_to_id(eos)
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of `text`. Raises: RequestError for text that is not valid Unicode."""
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the template of a plain chat."""
+        return self._chat_templates.get("default")
+
+    @property
+    def markers(self) -> Markers | None:
+        """What stands around the model's thoughts, None for one that does not think."""
+        return find_markers(self.chat_template or "")
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the template has marks for thoughts, or asks whether to think."""
+        template = self.chat_template or ""
+        return self.markers is not None or any(
+            name in template for name in _think_variables("high")
+        )
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of `text`; special-token text in it is plain text unless `parse_special`.
+
+        Raises: RequestError for text that is not valid Unicode.
+        """
+        self._backend.encode_special_tokens = not parse_special
         try:
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeEncodeError) as error:  # lone surrogates
             raise RequestError("the prompt is not valid Unicode", param="prompt") from error
+        finally:
+            self._backend.encode_special_tokens = False
         return list(encoding.ids)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        think: ThinkLevel | None = None,
+        parse_special: bool = False,
+        **variables: Any,
+    ) -> Prompt:
+        """A conversation as the model reads it, open for the assistant's answer.
+
+        Special-token text inside the messages is plain text unless `parse_special`. Raises:
+        TemplateError, RequestError.
+        """
+        protects = not parse_special and self._special_text.occurs_in([messages, tools or []])
+        if protects:
+            messages, tools = self._special_text.protect([messages, tools])
+        text = self.render_chat(messages, tools, think=think, **variables)
+        if protects:
+            token_ids = self._special_text.encode(text)
+        else:
+            token_ids = self.encode(text, add_special_tokens=False, parse_special=True)
+        markers = self.markers
+        is_thinking = markers is not None and text.rstrip().endswith(markers.opens.rstrip())
+        return Prompt(token_ids, markers, is_thinking)
 
     def count_at_least(self, text: str, limit: int) -> int:
         """Tokens of `text`, or, once that is sure to be over `limit`, a lower bound over it."""
@@ -106,12 +168,22 @@ class Tokenizer:
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        think: ThinkLevel | None = None,
         **variables: Any,
     ) -> str:
         """The prompt text of a conversation, open for the assistant's answer.
 
-        Raises: TemplateError where there is no template, or it fails.
+        `think` is said to the template in the words of each family; where "off" changes nothing,
+        the prompt ends with thoughts that are over before they began. Raises: TemplateError where
+        there is no template, or it fails.
         """
+        if think is not None:
+            asked = self.render_chat(messages, tools, **_think_variables(think), **variables)
+            if think != "off" or self.markers is None:
+                return asked
+            unasked = self.render_chat(messages, tools, **variables)
+            return asked if asked != unasked else _without_thoughts(asked, self.markers)
         name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
         if name not in self._chat_templates:
             raise TemplateError(
@@ -126,9 +198,12 @@ class Tokenizer:
             **{**self._special_tokens, **variables},
         )
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids`, special tokens left out."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], markers: Markers | None = None) -> str:
+        """Text of `token_ids`, special tokens left out but for those that `markers` consist of."""
+        shown = "".join(markers.texts) if markers is not None else ""
+        special = self._special_ids
+        kept = [i for i in token_ids if i not in special or (shown and special[i] in shown)]
+        return str(self._backend.decode(kept, skip_special_tokens=False))
 
 
 class StreamDecoder:
@@ -137,14 +212,22 @@ class StreamDecoder:
     The pieces joined are the text of all tokens, up to the number of replacement characters for
     bytes that are no UTF-8. A piece is the difference between the text of the last few tokens with
     and without the new ones, since a token's text can depend on what stands before it (spaces at
-    the start, characters over several tokens).
+    the start, characters over several tokens). `context` are tokens that stand before the first.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        markers: Markers | None = None,
+        context: Sequence[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
-        self._token_ids: list[int] = []
+        self._markers = markers
+        # A context that ends within a character would lend its bytes to the first piece.
+        ends_whole = not tokenizer.decode(context).endswith(_REPLACEMENT)
+        self._token_ids = list(context) if ends_whole else []
         self._context = 0  # where the tokens start that give the next ones their context
-        self._emitted = 0  # tokens whose text was given out
+        self._emitted = len(self._token_ids)  # tokens whose text was given out
 
     def push(self, token_id: int) -> str:
         """The text that `token_id` completes; empty while a character is not whole."""
@@ -165,12 +248,48 @@ class StreamDecoder:
         return piece
 
     def _pending(self) -> str:
-        before = self._tokenizer.decode(self._token_ids[self._context : self._emitted])
-        after = self._tokenizer.decode(self._token_ids[self._context :])
+        before, after = (
+            self._tokenizer.decode(self._token_ids[self._context : end], self._markers)
+            for end in (self._emitted, None)
+        )
         return after[len(before) :]
 
     def _advance(self) -> None:
         self._context, self._emitted = self._emitted, len(self._token_ids)
+
+
+def _think_variables(think: ThinkLevel) -> dict[str, Any]:
+    """What the families' templates call it; a template does not see what it does not name."""
+    if think == "off":
+        return {"enable_thinking": False, "thinking": False}
+    level = {} if think == "on" else {"reasoning_effort": think}
+    return {"enable_thinking": True, "thinking": True, **level}
+
+
+def _without_thoughts(text: str, markers: Markers) -> str:
+    """A prompt text after which the model answers at once."""
+    if text.rstrip().endswith(markers.opens.rstrip()):
+        return f"{text.rstrip()}\n\n{markers.closes}\n\n"
+    return text + markers.skip
+
+
+def _read_special_tokens(
+    folder: Path, config: Mapping[str, Any], backend: Backend
+) -> dict[str, str]:
+    """`bos_token` and the like by name; the config beats the older `special_tokens_map.json`."""
+    path = folder / "special_tokens_map.json"
+    tokens = {
+        **(_special_tokens(read_json_object(path)) if path.exists() else {}),
+        **_special_tokens(config),
+    }
+    for name in ("bos_token", "eos_token"):
+        if name in tokens and backend.token_to_id(tokens[name]) is None:
+            raise CheckpointError(
+                f"{name} is {tokens[name]!r:.80}, which tokenizer.json does not have",
+                where=str(folder / "tokenizer_config.json"),
+                hint="the tokenizer's files are of different models or revisions",
+            )
+    return tokens
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -11,13 +11,14 @@ from checkpoints import tiny_config, write_checkpoint
 from localllm.config import SamplingParams
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.engine import Engine, EngineLimits
-from localllm.engine.loading import read_model_config
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.engine.runner import ModelRunner
 from localllm.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from localllm.model.architectures import read_model_config
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
-from localllm.model.weights import check_weights, find_weight_files, load_model
+from localllm.model.weight_files import find_weight_files
+from localllm.model.weights import check_weights, load_model
 from localllm_kernels import TORCH_OPS
 
 EOS_TOKEN_ID = 0

@@ -1,5 +1,6 @@
 """Models from a hub, over loopback, through the command as a user runs it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,8 +19,14 @@ REPO = "tester/tiny-model"
 
 
 def chat(endpoint: str, home: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    return localllm(endpoint, home, "chat", *arguments, **environment)
+
+
+def localllm(
+    endpoint: str, home: Path, *arguments: str, **environment: str
+) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "localllm", "chat", *arguments],
+        [sys.executable, "-m", "localllm", *arguments],
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
@@ -54,6 +61,16 @@ def test_a_model_is_fetched_once_and_then_runs_without_a_network(
     assert not fetched & {"modeling_tiny.py", "pytorch_model.bin"}
     code, third, _ = chat("http://127.0.0.1:9", tmp_path, *arguments, HF_HUB_OFFLINE="1")
     assert (code, third) == (0, first)
+
+
+def test_a_card_needs_no_weights(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    with serve_hub(REPO, make_checkpoint()) as endpoint:
+        code, out, errors = localllm(endpoint, tmp_path, "show", REPO, "--json")
+    assert code == 0, errors
+    card = json.loads(out)
+    assert card["layers"] == 2
+    assert "parameters" not in card
+    assert not list((tmp_path / "hf").rglob("*.safetensors"))
 
 
 def test_without_a_network_and_without_the_model_it_is_exit_code_4(tmp_path: Path) -> None:

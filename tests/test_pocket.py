@@ -9,9 +9,9 @@ from pathlib import Path
 
 import localllm
 from localllm import LLM
-from localllm.engine.loading import read_model_config
-from localllm.model.architectures import expected_tensors
-from localllm.model.weights import check_weights, find_weight_files
+from localllm.model.architectures import expected_tensors, read_model_config
+from localllm.model.weight_files import find_weight_files
+from localllm.model.weights import check_weights
 
 FOLDER = Path(localllm.__file__).parent / "pocket"
 TOOLS = Path(__file__).parents[1] / "tools" / "pocket"
@@ -42,7 +42,7 @@ def test_its_sizes_are_within_the_limits_it_was_made_for() -> None:
 
 def test_unseen_english_is_far_likelier_than_chance() -> None:
     llm = LLM(max_num_seqs=1)
-    ids = llm.model.prompt_ids(UNSEEN)
+    ids = llm.model.text_prompt(UNSEEN).token_ids
     # The likelihood of each token, one request a prefix; the cache makes them cheap.
     logprobs = []
     for end in range(1, len(ids)):

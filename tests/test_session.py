@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from localllm import LLM, SamplingParams
+from localllm.conversation import ChatSession
 from localllm.engine.request import FinishReason
 from localllm.errors import ContextLengthError, RequestError
-from localllm.session import ChatSession, open_model
+from localllm.session import open_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -52,7 +53,7 @@ def test_closing_a_stream_frees_its_blocks(llm: LLM) -> None:
 
 
 def test_closing_a_stream_that_was_never_read_frees_it_too(llm: LLM) -> None:
-    _, events = llm.model.stream(llm.model.prompt_ids("some words"), GREEDY)
+    _, events = llm.model.stream(llm.model.text_prompt("some words"), GREEDY)
     assert llm.model.text_engine.engine.has_unfinished()
     events.close()
     assert not llm.model.text_engine.engine.has_unfinished()
@@ -62,7 +63,7 @@ def test_a_long_prompt_can_be_stopped_between_its_chunks(
     make_checkpoint: Callable[..., Path],
 ) -> None:
     llm = LLM(str(make_checkpoint()), max_num_seqs=1, max_num_batched_tokens=16)
-    completion, events = llm.model.stream(llm.model.prompt_ids("x" * 200), GREEDY)
+    completion, events = llm.model.stream(llm.model.text_prompt("x" * 200), GREEDY)
     asked = []
     events.should_stop = lambda: bool(asked.append(1)) or len(asked) == 3
     assert list(events) == []
@@ -172,7 +173,7 @@ def test_a_second_turn_finds_the_first_in_the_cache(llm: LLM) -> None:
             pass
         cached = completion.num_cached_tokens
         assert (cached > 50) == (turn == 1)
-    assert [m["role"] for m in session.messages] == ["system", *("user", "assistant") * 2]
+    assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2
 
 
 def test_an_interrupted_answer_is_kept(llm: LLM) -> None:

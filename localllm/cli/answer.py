@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from localllm.cli.interrupt import until_interrupt
 from localllm.cli.output import write_stdout
-from localllm.cli.render import TokenPrinter
+from localllm.cli.render import AnswerView, PlainPrinter, TextPrinter
 from localllm.config import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError
 
 if TYPE_CHECKING:
-    from localllm.completion import Completion, TextEvent, TokenInfo
+    from localllm.completion import Completion, TokenInfo
     from localllm.session import LoadedModel
     from localllm.text_engine import EventStream
 
@@ -28,6 +28,9 @@ class AnswerPrinter:
     loaded: "LoadedModel"
     completion: "Completion"
     params: SamplingParams
+
+    printer: TextPrinter
+    shows_thinking: bool
 
     def print(self, events: "EventStream", form: AnswerForm) -> None:
         """Read `events` to their end and print them as `form` says."""
@@ -52,11 +55,11 @@ class AnswerPrinter:
         return ExitCode.OK
 
     def _text(self, events: "EventStream") -> None:
-        printer = TokenPrinter()
+        view = AnswerView(self.printer, shows_thinking=self.shows_thinking)
         for event in until_interrupt(events):
-            printer.push(event.text)
+            view.push(event)
         if self.completion.error is None:
-            printer.finish()
+            view.finish()
 
     def _json_object(self, events: "EventStream") -> None:
         deque(until_interrupt(events), maxlen=0)
@@ -65,8 +68,11 @@ class AnswerPrinter:
 
     def _json_lines(self, events: "EventStream") -> None:
         for event in until_interrupt(events):
-            if event.text or event.token is not None:
-                _print_json({"type": "text", **self._describe_event(event)})
+            if event.thinking:
+                token = None if event.text else event.token
+                _print_json({"type": "thinking", **self._describe(event.thinking, token)})
+            if event.text or (event.token is not None and not event.thinking):
+                _print_json({"type": "text", **self._describe(event.text, event.token)})
         if self.completion.error is None:
             described = describe_completion(self.loaded, self.completion, self.params)
             _print_json({"type": "done", **described})
@@ -79,14 +85,14 @@ class AnswerPrinter:
                 "the answer holds no fenced code block", hint="without --extract-code to see it"
             )
         if match is not None:
-            printer = TokenPrinter()
+            printer = PlainPrinter()
             printer.push(match.group(2))
             printer.finish()
 
-    def _describe_event(self, event: "TextEvent") -> dict[str, Any]:
-        described: dict[str, Any] = {"text": event.text}
-        if self.params.logprobs is not None and event.token is not None:
-            described["token"] = _describe_token(self.loaded, event.token)
+    def _describe(self, text: str, token: "TokenInfo | None") -> dict[str, Any]:
+        described: dict[str, Any] = {"text": text}
+        if self.params.logprobs is not None and token is not None:
+            described["token"] = _describe_token(self.loaded, token)
         return described
 
 
@@ -98,6 +104,7 @@ def describe_completion(
     described: dict[str, Any] = {
         "model": loaded.name,
         "text": completion.text,
+        **({"thinking": completion.thinking} if completion.thinking else {}),
         "finish_reason": str(completion.finish_reason or "abort"),
         "usage": {
             "prompt_tokens": completion.num_prompt_tokens,

@@ -12,11 +12,14 @@ from localllm.catalog import BUILT_IN_MODEL, is_model_name
 from localllm.cli import options
 from localllm.cli.answer import AnswerForm, AnswerPrinter
 from localllm.cli.output import choose_colour, is_terminal, note
+from localllm.cli.render import Shown, check_render_mode, make_printer
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
+    from localllm.conversation import ChatSession
+    from localllm.prompt import ThinkLevel
     from localllm.session import LoadedModel
 
 
@@ -53,6 +56,10 @@ def chat(
     fail_on_length: Annotated[
         bool, options.option("--fail-on-length", help="Exit 9 when the answer is cut.")
     ] = False,
+    think: options.Think = None,
+    hide_thinking: options.HideThinking = False,
+    parse_special: options.ParseSpecial = False,
+    render: options.Render = "auto",
     color: Annotated[
         str, options.option("--color", help="auto, always or never (also NO_COLOR, FORCE_COLOR).")
     ] = "auto",
@@ -115,26 +122,40 @@ def chat(
     form = choose_form(json_output, stream_json, extract_code)
     if logprobs is not None and form not in ("json", "stream-json"):
         raise RequestError("--logprobs needs --json or --stream-json", param="logprobs")
+    think_level, render_mode = options.parse_think(think), check_render_mode(render)
     text = gather_prompt(chosen.prompt, file or [])
     on_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
-    if text is None and not on_terminal:
+    if text is None and (not on_terminal or form != "text"):
         raise RequestError(
-            "no prompt, and no terminal to ask for one",
+            "no prompt, and no terminal to ask for one"
+            if not on_terminal
+            else "a conversation is shown as text: --json, --stream-json and --extract-code are "
+            "for one answer",
             param="prompt",
             hint='localllm chat "your question", or pipe some text into it',
         )
     if system_file is not None:
         system = read_file(system_file).strip("\n")
+    if raw and system is not None:
+        raise RequestError("--raw has no place for a system prompt", hint="leave out one of them")
     SamplingParams(**sampling)  # bad values are refused before the model is opened
     loaded = open_noted(chosen.model, engine)
-    params = loaded.sampling_params(**sampling)
+    session = start_session(loaded, system=system, raw=raw, think=think_level)
+    session.parse_special = parse_special
     if text is None:
-        from localllm.cli.repl import run_repl
+        from localllm.cli.repl import Repl
 
-        return run_repl(loaded, params, system=system, raw=raw)
-    ids = encode_prompt(loaded, text, system=system, raw=raw)
-    completion, events = loaded.stream(ids, params)
-    printer = AnswerPrinter(loaded, completion, params)
+        shown = Shown(render_mode, shows_thinking=not hide_thinking)
+        return Repl(session, engine, sampling, shown).run()
+    params = loaded.sampling_params(**sampling)
+    completion, events = session.reply(text, params)
+    printer = AnswerPrinter(
+        loaded,
+        completion,
+        params,
+        make_printer(render_mode, is_markdown=not session.completes_text),
+        shows_thinking=not hide_thinking,
+    )
     printer.print(events, form)
     if form == "text" and max_tokens is None and completion.finish_reason == "length":
         note(f"cut after {completion.num_generated_tokens} tokens; -n sets the limit", dim=True)
@@ -200,13 +221,14 @@ def open_noted(name: str | None, engine: EngineConfig) -> "LoadedModel":
     return open_model(name, engine)
 
 
-def encode_prompt(loaded: "LoadedModel", text: str, *, system: str | None, raw: bool) -> list[int]:
-    """Token ids of one question, through the template or as it stands."""
-    if raw:
-        if system is not None:
-            raise RequestError(
-                "--raw has no place for a system prompt", hint="leave out one of them"
-            )
-        return loaded.prompt_ids(text)
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    return loaded.chat_ids([*messages, {"role": "user", "content": text}])
+def start_session(
+    loaded: "LoadedModel", *, system: str | None, raw: bool, think: "ThinkLevel | None"
+) -> "ChatSession":
+    """A conversation with the model; what it cannot do is noted."""
+    from localllm.conversation import ChatSession
+
+    session = ChatSession(loaded, system, raw=raw)
+    session.think = think
+    if think is not None and (session.completes_text or not loaded.tokenizer.can_think):
+        note(f"{loaded.name} does not think; --think changes nothing", dim=True)
+    return session

@@ -18,7 +18,10 @@ import typer
 
 from localllm import __version__
 from localllm.cli.chat import chat
-from localllm.cli.output import StdoutClosedError, note, show_controls
+from localllm.cli.eval import evaluate_model
+from localllm.cli.ls import ls
+from localllm.cli.output import StdoutClosedError, print_error
+from localllm.cli.show import show
 from localllm.errors import ExitCode, LocalLLMError
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -34,6 +37,9 @@ app = typer.Typer(
 )
 app.command(context_settings=_HELP_NAMES)(chat)
 app.command("run", hidden=True, context_settings=_HELP_NAMES)(chat)
+app.command("eval", context_settings=_HELP_NAMES)(evaluate_model)
+app.command(context_settings=_HELP_NAMES)(show)
+app.command(context_settings=_HELP_NAMES)(ls)
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,13 +81,13 @@ def run(arguments: Sequence[str]) -> int:
     except LocalLLMError as error:
         if show_traceback:
             traceback.print_exc()
-        _print_error(error.message, error.where, error.hint)
+        print_error(error.message, error.where, error.hint)
         return error.exit_code
     except _USAGE_ERROR as error:
         context: typer.Context | None = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "localllm"
         message = str(getattr(error, "format_message", error.__str__)())
-        _print_error(message[:1].lower() + message[1:], "", f"{command} --help")
+        print_error(message[:1].lower() + message[1:], "", f"{command} --help")
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.SIGINT
@@ -93,16 +99,16 @@ def run(arguments: Sequence[str]) -> int:
             traceback.print_exc()
         _drop_stdout()
         on_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
-        _print_error(error.strerror or str(error), str(error.filename or ""), "")
+        print_error(error.strerror or str(error), str(error.filename or ""), "")
         return ExitCode.DISK if on_disk else ExitCode.FAILURE
     except Exception as error:  # a defect of ours: still no traceback unless asked for
         if show_traceback:
             traceback.print_exc()
         name = type(error).__name__
         if name == "OutOfMemoryError" or isinstance(error, MemoryError):
-            _print_error("out of memory", f"{error!s:.200}", "a smaller --ctx or a smaller model")
+            print_error("out of memory", f"{error!s:.200}", "a smaller --ctx or a smaller model")
             return ExitCode.MEMORY
-        _print_error(
+        print_error(
             f"internal error ({name}): {error!s:.300}",
             "this is a defect of localllm, not of your input",
             "--debug (before the command) shows where; please report it",
@@ -124,12 +130,6 @@ def _leave_on_sigint(signum: int, frame: FrameType | None) -> None:
 
 def _exit_on_sigterm(signum: int, frame: FrameType | None) -> None:
     sys.exit(ExitCode.SIGTERM)
-
-
-def _print_error(message: str, where: str, hint: str) -> None:
-    for start, text in (("error: ", message), ("  ", where), ("  try: ", hint)):
-        if text:
-            note(start + show_controls(f"{text:.500}"))
 
 
 def _drop_stdout() -> None:

@@ -7,6 +7,7 @@ import typer
 
 from localllm.config import EngineConfig
 from localllm.errors import RequestError
+from localllm.prompt import THINK_LEVELS, ThinkLevel
 
 
 def option(*names: str, help: str, metavar: str | None = None) -> Any:
@@ -45,6 +46,15 @@ Logprobs = Annotated[
     int | None, option("--logprobs", help="With --json: log-probabilities, and the N likeliest.")
 ]
 Greedy = Annotated[bool, option("--greedy", help="Temperature 0.")]
+
+Think = Annotated[
+    str | None, option("--think", help="Let the model think: off, on, low, medium or high.")
+]
+HideThinking = Annotated[bool, option("--hide-thinking", help="Do not show the model's thoughts.")]
+Render = Annotated[str, option("--render", help="On a terminal: auto, blocks (markdown) or plain.")]
+ParseSpecial = Annotated[
+    bool, option("--parse-special", help="Text like <|im_end|> in a prompt is a special token.")
+]
 
 Context = Annotated[
     str | None,
@@ -127,6 +137,15 @@ class EngineFlags:
             device=cast(Literal["auto"], self.device),
             dtype=cast(Literal["auto"], self.dtype),
         )
+
+
+def parse_think(text: str | None) -> ThinkLevel | None:
+    """`--think`'s word. Raises: RequestError."""
+    if text is None or text in THINK_LEVELS:
+        return text
+    raise RequestError(
+        f"--think must be {', '.join(THINK_LEVELS)}, found {text!r:.40}", param="think"
+    )
 
 
 def parse_context(text: str | None) -> int | None:

@@ -29,14 +29,30 @@ def write_stdout(text: str) -> None:
         raise StdoutClosedError from error
 
 
-def note(text: str, *, dim: bool = False) -> None:
-    """One line on stderr; a closed stderr stops nothing."""
+def write_stderr(text: str) -> None:
+    """Write to stderr at once; a closed stderr stops nothing."""
     try:
-        if dim and may_use_colour(sys.stderr):
-            text = f"{_DIM}{text}{_RESET}"
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(text)
+        sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         return
+
+
+def note(text: str, *, dim: bool = False) -> None:
+    """One line on stderr."""
+    write_stderr((dimmed(text) if dim else text) + "\n")
+
+
+def dimmed(text: str) -> str:
+    """`text` for stderr, in a weaker colour where it shows colours."""
+    return f"{_DIM}{text}{_RESET}" if may_use_colour(sys.stderr) else text
+
+
+def print_error(message: str, where: str = "", hint: str = "") -> None:
+    """What happened, why or where, and the next step: up to three lines on stderr."""
+    for start, text in (("error: ", message), ("  ", where), ("  try: ", hint)):
+        if text:
+            note(start + show_controls(f"{text:.500}"))
 
 
 def show_controls(text: str) -> str:

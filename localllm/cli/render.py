@@ -1,11 +1,50 @@
-"""The answer on stdout as it comes."""
+"""The answer on stdout as it comes, and the thoughts before it on stderr."""
 
+import os
+import shutil
 import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from localllm.cli.output import is_terminal, show_controls, write_stdout
+from localllm.cli.output import (
+    dimmed,
+    is_terminal,
+    may_use_colour,
+    show_controls,
+    write_stderr,
+    write_stdout,
+)
+from localllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from localllm.completion import TextEvent
+
+RenderMode = Literal["auto", "blocks", "plain"]
+RENDER_MODES = ("auto", "blocks", "plain")
+# Below, there is no room for lists, quotations and tables.
+MIN_MARKDOWN_COLUMNS = 20
 
 
-class TokenPrinter:
+@dataclass(slots=True)
+class Shown:
+    """What of an answer is shown, and how."""
+
+    render: RenderMode
+    shows_thinking: bool
+    shows_stats: bool = True
+
+
+class TextPrinter(Protocol):
+    """Prints an answer piece by piece."""
+
+    def push(self, piece: str) -> None:
+        """Add `piece`."""
+
+    def finish(self) -> None:
+        """End the answer; the next output begins a row."""
+
+
+class PlainPrinter:
     """Writes pieces of text to stdout, flushed, and ends them with exactly one newline.
 
     A pipe gets the text as it is. On a terminal control characters are made visible: an escape
@@ -28,3 +67,69 @@ class TokenPrinter:
         """End the answer."""
         self._held_newlines = ""
         write_stdout("\n")
+
+
+def make_printer(mode: RenderMode, *, is_markdown: bool) -> TextPrinter:
+    """Rendered markdown on a terminal, unless it is too simple or too narrow; else plain text."""
+    suits = (
+        is_terminal(sys.stdout)
+        and os.environ.get("TERM") != "dumb"
+        and shutil.get_terminal_size().columns >= MIN_MARKDOWN_COLUMNS
+    )
+    if mode == "plain" or not suits or (mode == "auto" and not is_markdown):
+        return PlainPrinter()
+    from localllm.cli.markdown import MarkdownRenderer
+    from localllm.cli.markdown_stream import MarkdownPrinter
+
+    renderer = MarkdownRenderer(has_colour=may_use_colour(sys.stdout))
+    return MarkdownPrinter(write_stdout, renderer)
+
+
+def check_render_mode(text: str) -> RenderMode:
+    """`text` as a mode. Raises: RequestError."""
+    for mode in RENDER_MODES:
+        if text == mode:
+            return mode  # type: ignore[return-value]
+    raise RequestError(f"--render must be {', '.join(RENDER_MODES)}, found {text!r:.40}")
+
+
+class AnswerView:
+    """Shows the events of one answer: thoughts dim on stderr, then the answer by `printer`."""
+
+    def __init__(self, printer: TextPrinter, *, shows_thinking: bool) -> None:
+        self._printer = printer
+        self._shows_thinking = shows_thinking
+        self._has_thought = False
+        self._has_answered = False
+
+    def push(self, event: "TextEvent") -> None:
+        """Show what `event` brings."""
+        if event.thinking:
+            self._think(event.thinking)
+        if event.text:
+            self._end_thoughts()
+            self._has_answered = True
+            self._printer.push(show_controls(event.text) if self._draws else event.text)
+
+    def finish(self) -> None:
+        """End the answer."""
+        self._end_thoughts()
+        self._printer.finish()
+
+    @property
+    def _draws(self) -> bool:
+        """Whether the printer draws on a terminal (a plain one makes controls visible itself)."""
+        return not isinstance(self._printer, PlainPrinter)
+
+    def _think(self, text: str) -> None:
+        if self._shows_thinking:
+            write_stderr(dimmed(show_controls(text) if is_terminal(sys.stderr) else text))
+        elif not self._has_thought and is_terminal(sys.stderr):
+            write_stderr(dimmed("thinking ..."))
+        self._has_thought = True
+
+    def _end_thoughts(self) -> None:
+        if self._has_thought and not self._has_answered:
+            shown = self._shows_thinking or is_terminal(sys.stderr)
+            write_stderr("\n\n" if self._shows_thinking else "\n" * shown)
+            self._has_thought = False

@@ -1,87 +1,171 @@
-"""The conversation on a terminal: a line in, an answer out."""
+"""The conversation on a terminal: a message in, an answer out, until the user leaves."""
 
+import signal
 import time
-
-from prompt_toolkit import PromptSession
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from localllm.cli.interrupt import until_interrupt
-from localllm.cli.output import note
-from localllm.cli.render import TokenPrinter
+from localllm.cli.line_editor import CommandCompleter, LineEditor
+from localllm.cli.output import note, print_error
+from localllm.cli.render import AnswerView, Shown, make_printer
+from localllm.cli.slash_commands import (
+    SLASH_COMMANDS,
+    complete_argument,
+    find_command,
+    takes_path,
+)
+from localllm.cli.terminal import keys_held
 from localllm.completion import Completion
-from localllm.config import SamplingParams
+from localllm.config import EngineConfig, SamplingParams
+from localllm.conversation import ChatSession
 from localllm.errors import ExitCode, LocalLLMError
-from localllm.session import ChatSession, LoadedModel
+from localllm.session import open_model
+from localllm.text_engine import EventStream
 
-SLASH_COMMANDS = {
-    "/help": "show the commands",
-    "/clear": "forget the conversation",
-    "/exit": "leave (also Ctrl-D)",
-}
 # Two Ctrl-C at an empty prompt within this time leave.
 LEAVE_WINDOW_S = 2.0
 
 
-def run_repl(loaded: LoadedModel, params: SamplingParams, *, system: str | None, raw: bool) -> int:
-    """Read and answer until the user leaves; returns the exit code."""
-    line_editor: PromptSession[str] = PromptSession()
-    session = ChatSession(loaded, system)
-    chats = loaded.tokenizer.has_chat_template and not raw
-    what = "answers" if chats else "continues what you write"
-    note(f"{loaded.name} {what}; /help for commands, Ctrl-D leaves", dim=True)
-    last_interrupt_s = -LEAVE_WINDOW_S
-    while True:
-        try:
-            text = line_editor.prompt("> ").strip()
-        except EOFError:
-            return ExitCode.OK
-        except KeyboardInterrupt:
-            now = time.monotonic()
-            if now - last_interrupt_s < LEAVE_WINDOW_S:
-                return ExitCode.SIGINT
-            last_interrupt_s = now
-            note("Ctrl-C again or Ctrl-D leaves", dim=True)
-            continue
-        if text == "/exit":
-            return ExitCode.OK
-        if text == "/clear":
-            session = ChatSession(loaded, system)
-        elif text.startswith("/"):
-            if text != "/help":
-                note(f"unknown command {text.split()[0]!r:.40}")
-            for name, meaning in SLASH_COMMANDS.items():
-                note(f"  {name:8} {meaning}", dim=True)
-        elif text:
+class Repl:
+    """A conversation, and what its commands change: sampling, what is shown, files to send.
+
+    `given` are the fields of SamplingParams that flags or `/set` have set over the model's own.
+    """
+
+    def __init__(
+        self,
+        session: ChatSession,
+        engine_config: EngineConfig,
+        given: dict[str, Any],
+        shown: Shown,
+    ) -> None:
+        self.session = session
+        self.given = given
+        self.shown = shown
+        self.attachments: list[str] = []
+        self.last_completion: Completion | None = None
+        self.is_over = False
+        self.editor = LineEditor(
+            CommandCompleter(SLASH_COMMANDS, complete_argument, takes_path), self._toggle_thinking
+        )
+        self._engine_config = engine_config
+        self._num_regenerated = 0
+
+    def run(self) -> int:
+        """Read and answer until the user leaves; returns the exit code."""
+        what = "continues what you write" if self.session.completes_text else "answers"
+        note(f"{self.session.model.name} {what}; /help for commands, Ctrl-D leaves", dim=True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        last_interrupt_s = -LEAVE_WINDOW_S
+        while not self.is_over:
+            try:
+                text = self.editor.read()
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                now = time.monotonic()
+                if now - last_interrupt_s < LEAVE_WINDOW_S:
+                    return ExitCode.SIGINT
+                last_interrupt_s = now
+                note("Ctrl-C again or Ctrl-D leaves", dim=True)
+                continue
             last_interrupt_s = -LEAVE_WINDOW_S
-            _answer(session, text, params, raw=raw)
+            try:
+                self._handle(text)
+            except LocalLLMError as error:
+                print_error(error.message, error.where, error.hint)
+            except KeyboardInterrupt:
+                note("interrupted", dim=True)
+        return ExitCode.OK
 
+    def params(self) -> SamplingParams:
+        """What the next answer is sampled with."""
+        return self.session.model.sampling_params(**self.given)
 
-def _answer(session: ChatSession, text: str, params: SamplingParams, *, raw: bool) -> None:
-    """Stream one answer; Ctrl-C stops it and keeps what there is. An error ends only this turn."""
-    loaded = session.model
-    try:
-        if raw:
-            completion, events = loaded.stream(loaded.prompt_ids(text), params)
-        else:
-            completion, events = session.reply(text, params)
-        printer = TokenPrinter()
-        for event in until_interrupt(events):
-            printer.push(event.text)
-        printer.finish()
+    def ask(self, text: str) -> None:
+        """Send `text`, with the files that wait for it, and show the answer."""
+        message = "\n\n".join([*self.attachments, text])
+        self.answer(lambda params: self.session.reply(message, params))
+        self.attachments.clear()
+        self._num_regenerated = 0
+
+    def regenerate(self) -> None:
+        """Another answer to the last question, also where the seed is fixed."""
+        self._num_regenerated += 1
+        params = self.params()
+        if params.temperature == 0:
+            note("the temperature is 0, so the answer stays the same; /set temp 0.7", dim=True)
+        if params.seed is not None:
+            params = replace(params, seed=params.seed + self._num_regenerated)
+        self.answer(lambda _: self.session.regenerate(params))
+
+    def answer(self, start: Callable[[SamplingParams], tuple[Completion, EventStream]]) -> None:
+        """Show one answer as it comes; Ctrl-C stops it and keeps what there is.
+
+        Raises: LocalLLMError, which ends this turn only.
+        """
+        completion, events = start(self.params())
+        self.last_completion = completion
+        is_markdown = not self.session.completes_text
+        view = AnswerView(
+            make_printer(self.shown.render, is_markdown=is_markdown),
+            shows_thinking=self.shown.shows_thinking,
+        )
+        with keys_held():
+            try:
+                for event in until_interrupt(events):
+                    view.push(event)
+            finally:
+                events.close()
+                view.finish()
         if completion.error is not None:
             raise completion.error
-        note(describe_turn(completion, loaded.context_length), dim=True)
-    except LocalLLMError as error:
-        note(f"error: {error}")
+        if self.shown.shows_stats:
+            note(describe_turn(completion, self.session.model.context_length), dim=True)
+        if completion.finish_reason is None:
+            note("interrupted; /continue goes on", dim=True)
+        elif completion.finish_reason == "length":
+            note("cut at the limit of tokens; /continue goes on", dim=True)
+
+    def load_model(self, name: str) -> None:
+        """Answer with another model from here on; the old one stays if that fails."""
+        model = open_model(name, self._engine_config)
+        model.sampling_params(**self.given)
+        self.session.change_model(model)
+
+    def _handle(self, text: str) -> None:
+        stripped = text.strip()
+        if not stripped:
+            return
+        if stripped.startswith("/") and not stripped.startswith("//"):
+            word, _, argument = stripped.partition(" ")
+            command = find_command(word)
+            if command is None:
+                print_error(
+                    f"unknown command {word!r:.40}",
+                    hint="/help shows them; begin with // to send a message that starts with /",
+                )
+            else:
+                command.run(self, argument.strip())
+            return
+        if not self.session.completes_text:
+            text = stripped
+        self.ask(text.lstrip()[1:] if stripped.startswith("//") else text)
+
+    def _toggle_thinking(self) -> None:
+        self.shown.shows_thinking = not self.shown.shows_thinking
+        note(f"thinking is {'shown' if self.shown.shows_thinking else 'hidden'}", dim=True)
 
 
 def describe_turn(completion: Completion, context_length: int) -> str:
     """The line of figures under an answer."""
     used = completion.num_prompt_tokens + completion.num_generated_tokens
-    interrupted = "" if completion.finish_reason else " · interrupted"
     return (
-        f"{completion.num_prompt_tokens} prompt tokens ({completion.num_cached_tokens} cached) · "
-        f"{completion.prefill_tokens_per_s:.0f} tok/s prefill · "
+        f"prompt {completion.num_prompt_tokens} ({completion.num_cached_tokens} cached), "
+        f"{completion.prefill_tokens_per_s:.0f} tok/s · "
         f"first token {completion.ttft_s:.2f} s · "
         f"{completion.decode_tokens_per_s:.0f} tok/s · "
-        f"context {used}/{context_length}{interrupted}"
+        f"context {used}/{context_length}"
     )

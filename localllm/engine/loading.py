@@ -3,35 +3,44 @@
 import hashlib
 import logging
 import os
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import torch
 
-from localllm.config import EngineConfig, ModelConfig, architecture_name
+from localllm.config import EngineConfig, ModelConfig
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.memory import MemoryPlan, plan_memory
 from localllm.engine.runner import ModelRunner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.errors import BackendError
-from localllm.json_file import read_json_object
-from localllm.model.architectures import ArchSpec, expected_tensors, find_architecture
+from localllm.model.architectures import ArchSpec, expected_tensors
+from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
-from localllm.model.weights import check_weights, find_weight_files, load_model
+from localllm.model.weight_files import find_weight_files
+from localllm.model.weights import check_weights, load_model
 from localllm_kernels import select_ops
 
 logger = logging.getLogger(__name__)
 
 
-def load_engine(
-    folder: Path,
-    model_config: ModelConfig,
-    spec: ArchSpec,
-    config: EngineConfig,
-    eos_token_ids: frozenset[int],
-) -> Engine:
-    """Load the checkpoint in `folder`, whose config was read by `read_model_config`.
+@dataclass(frozen=True, slots=True)
+class LoadedDecoder:
+    """A decoder on its device, and the plan that its memory was taken by."""
+
+    model: DecoderModel
+    plan: MemoryPlan
+    weight_files: list[Path]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def load_decoder(
+    folder: Path, model_config: ModelConfig, spec: ArchSpec, config: EngineConfig
+) -> LoadedDecoder:
+    """Load the weights in `folder`, whose config was read by `read_model_config`.
 
     Everything that can be wrong with the files is found before memory is taken.
 
@@ -64,6 +73,19 @@ def load_engine(
         device=device,
         ops=ops,
     )
+    return LoadedDecoder(model, plan, files, dtype, device)
+
+
+def load_engine(
+    folder: Path,
+    model_config: ModelConfig,
+    spec: ArchSpec,
+    config: EngineConfig,
+    eos_token_ids: frozenset[int],
+) -> Engine:
+    """An engine around the decoder in `folder`. Raises: as `load_decoder`."""
+    loaded = load_decoder(folder, model_config, spec, config)
+    plan = loaded.plan
     kv_shape = (
         model_config.num_layers,
         plan.num_blocks,
@@ -71,14 +93,14 @@ def load_engine(
         model_config.num_kv_heads,
         model_config.head_dim,
     )
-    runner = ModelRunner(model, PagedKVCache.allocate(kv_shape, dtype, device))
+    kv_cache = PagedKVCache.allocate(kv_shape, loaded.dtype, loaded.device)
     scheduler = Scheduler(
         SchedulerConfig(
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
-            cache_root=_cache_root(folder, files, config, plan, dtype),
+            cache_root=_cache_root(folder, loaded.weight_files, config, plan, loaded.dtype),
         ),
         BlockPool(plan.num_blocks),
     )
@@ -87,21 +109,7 @@ def load_engine(
         max_model_len=plan.max_model_len,
         eos_token_ids=eos_token_ids,
     )
-    return Engine(runner, scheduler, limits)
-
-
-def read_model_config(folder: Path) -> tuple[ModelConfig, ArchSpec]:
-    """Config and architecture of the checkpoint in `folder`; code in it is never run.
-
-    Raises: CheckpointError, UnsupportedModelError.
-    """
-    path = folder / "config.json"
-    raw = read_json_object(path)
-    name = architecture_name(raw, str(path))
-    spec = find_architecture(name, str(path))
-    if "auto_map" in raw:
-        logger.warning("code in the model's folder is not run; the built-in %s is used", name)
-    return ModelConfig.from_hf({**spec.config_defaults, **raw}, str(path)), spec
+    return Engine(ModelRunner(loaded.model, kv_cache), scheduler, limits)
 
 
 def _select_device(config: EngineConfig) -> torch.device:

@@ -1,11 +1,16 @@
 """The supported architectures: one row of flags each, and the tensors a checkpoint must hold."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
-from localllm.config import ModelConfig
+from localllm.config import ModelConfig, architecture_name
 from localllm.errors import UnsupportedModelError
+from localllm.json_file import read_json_object
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,20 @@ def find_architecture(name: str, where: str = "config.json") -> ArchSpec:
             hint="another model, or vLLM for this one (it supports the widest set)",
         )
     return ARCHITECTURES[name]
+
+
+def read_model_config(folder: Path) -> tuple[ModelConfig, ArchSpec]:
+    """Config and architecture of the checkpoint in `folder`; code in it is never run.
+
+    Raises: CheckpointError, UnsupportedModelError.
+    """
+    path = folder / "config.json"
+    raw = read_json_object(path)
+    name = architecture_name(raw, str(path))
+    spec = find_architecture(name, str(path))
+    if "auto_map" in raw:
+        logger.warning("code in the model's folder is not run; the built-in %s is used", name)
+    return ModelConfig.from_hf({**spec.config_defaults, **raw}, str(path)), spec
 
 
 def resolve_biases(config: ModelConfig, spec: ArchSpec) -> Biases:

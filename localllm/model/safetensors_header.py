@@ -26,6 +26,11 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its data."""
+        return ITEM_BYTES[self.dtype] * prod(self.shape)
+
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
     """Tensors of one file by name.

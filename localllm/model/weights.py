@@ -11,7 +11,6 @@ from torch import Tensor
 
 from localllm.config import ModelConfig
 from localllm.errors import CheckpointError, UnsupportedModelError
-from localllm.json_file import read_json_object
 from localllm.model.architectures import (
     ArchSpec,
     expected_tensors,
@@ -25,58 +24,9 @@ from localllm.model.rope import RopeTable
 from localllm.model.safetensors_header import TensorInfo, read_header
 from localllm_kernels import Ops
 
-INDEX_NAME = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 100_000_000
 LOADABLE_DTYPES = ("F32", "F16", "BF16")
 # Buffers that old exports stored beside the weights; they follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-
-
-def find_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder, by its index where it has one.
-
-    Raises: CheckpointError where there is none, or a shard of the index is missing.
-    """
-    index = folder / INDEX_NAME
-    if index.exists():
-        return [folder / name for name in sorted(set(_read_weight_map(index).values()))]
-    # Some repositories hold the same weights again under another name.
-    whole = folder / "model.safetensors"
-    files = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
-    if files:
-        return files
-    pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
-    if pickled:
-        raise CheckpointError(
-            f"the weights are a pickle ({pickled[0]}), which can run code when it is loaded",
-            where=str(folder),
-            hint="convert them to safetensors (github.com/huggingface/safetensors, "
-            "bindings/python/convert.py) or take a repository that has them",
-        )
-    raise CheckpointError(
-        "no weights here: no *.safetensors file",
-        where=str(folder),
-        hint="download the model again",
-    )
-
-
-def _read_weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{index.name} has no weight_map", where=str(index))
-    for name in sorted({str(value) for value in weight_map.values()}):
-        if Path(name).name != name or "\0" in name or not name.endswith(".safetensors"):
-            raise CheckpointError(
-                f"{index.name} points outside the folder: {name!r:.100}", where=str(index)
-            )
-        if not (index.parent / name).exists():
-            first = next(tensor for tensor, file in weight_map.items() if file == name)
-            raise CheckpointError(
-                f"shard {name} is missing; it holds {first!r} and others",
-                where=str(index),
-                hint="download the model again",
-            )
-    return weight_map
 
 
 def check_weights(files: list[Path], config: ModelConfig, spec: ArchSpec) -> dict[str, TensorInfo]:

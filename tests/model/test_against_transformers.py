@@ -148,8 +148,7 @@ def test_logprobs_and_greedy_text_equal_transformers(case: str, tmp_path: Path) 
 
 
 def test_absent_window_of_mistral_is_4096_as_in_transformers(tmp_path: Path) -> None:
-    from localllm.engine.loading import read_model_config
-    from localllm.model.architectures import layer_windows
+    from localllm.model.architectures import layer_windows, read_model_config
 
     folder = write_case(tmp_path, "MistralForCausalLM", {})
     raw = json.loads((folder / "config.json").read_text())

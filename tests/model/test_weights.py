@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localllm.engine.loading import read_model_config
 from localllm.errors import CheckpointError, ExitCode
-from localllm.model.weights import check_weights, find_weight_files
+from localllm.model.architectures import read_model_config
+from localllm.model.weight_files import find_weight_files
+from localllm.model.weights import check_weights
 
 Make = Callable[..., Path]
 

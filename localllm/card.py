@@ -1,0 +1,117 @@
+"""A checkpoint's card: what its files say about it, without loading a weight."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from localllm.catalog import ModelSource
+from localllm.errors import CheckpointError, LocalLLMError
+from localllm.generation_config import read_generation_config
+from localllm.json_file import read_json_object
+from localllm.model.architectures import read_model_config
+from localllm.model.safetensors_header import read_header
+from localllm.model.weight_files import find_weight_files
+from localllm.tokenizer import Tokenizer
+
+# Of a tensor of packed int4 weights one element holds eight values.
+_PACKED_SUFFIXES = ("qweight", "weight_packed")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What lies on the disk: parameters and bytes, and the bytes of each dtype."""
+
+    num_parameters: int
+    num_bytes: int
+    num_files: int
+    bytes_by_dtype: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What `localllm show` prints. None and `problem`: what could not be read, and why."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    weights: Weights | None
+    tokenizer: Tokenizer | None
+    sampling: Mapping[str, Any]
+    problems: tuple[str, ...]
+
+
+def read_card(source: ModelSource, folder: Path) -> Card:
+    """The card of the checkpoint in `folder`.
+
+    A part that is broken or missing is named in `problems`. Raises: CheckpointError where not even
+    `config.json` can be read.
+    """
+    config = read_json_object(folder / "config.json")
+    problems: list[str] = []
+
+    def attempt(read: Any) -> Any:
+        try:
+            return read()
+        except LocalLLMError as error:
+            problems.append(error.message)
+            return None
+
+    attempt(lambda: read_model_config(folder))
+    tokenizer = attempt(lambda: Tokenizer.from_folder(folder, source.chat_template))
+    weights = attempt(lambda: read_weights(folder))
+    defaults = attempt(lambda: read_generation_config(folder))
+    return Card(
+        name=source.name,
+        folder=folder,
+        config=config,
+        weights=weights,
+        tokenizer=tokenizer,
+        sampling=defaults.sampling if defaults is not None else {},
+        problems=tuple(problems),
+    )
+
+
+def read_weights(folder: Path) -> Weights:
+    """Counts from the headers of the weight files. Raises: CheckpointError."""
+    files = find_weight_files(folder)
+    num_parameters = 0
+    by_dtype: Counter[str] = Counter()
+    for path in files:
+        try:
+            header = read_header(path)
+        except OSError as error:
+            raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
+        for name, tensor in header.items():
+            by_dtype[tensor.dtype] += tensor.num_bytes
+            if name.endswith(("scales", "qzeros", "g_idx", "weight_scale", "zero_point", "_shape")):
+                continue  # what belongs to a quantized weight is no parameter of its own
+            num_values = 8 if name.endswith(_PACKED_SUFFIXES) else 1
+            num_parameters += prod(tensor.shape) * num_values
+    num_bytes = sum(path.stat().st_size for path in files)
+    return Weights(num_parameters, num_bytes, len(files), dict(by_dtype.most_common()))
+
+
+def kv_bytes_per_token(config: Mapping[str, Any], item_bytes: int = 2) -> int | None:
+    """Bytes that a token's keys and values take, None for a config that does not say."""
+    try:
+        num_heads = int(config["num_attention_heads"])
+        num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
+        return 2 * item_bytes * int(config["num_hidden_layers"]) * num_kv_heads * head_dim
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+
+
+def describe_quantization(config: Mapping[str, Any]) -> str:
+    """Method, bits and group of a quantized checkpoint, or "none"."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
+        return "none"
+    parts = [str(quantization.get("quant_method", "unknown"))]
+    for key, unit in (("bits", "bits"), ("group_size", "a group"), ("format", "")):
+        if quantization.get(key) is not None:
+            parts.append(f"{quantization[key]} {unit}".strip())
+    return ", ".join(parts)

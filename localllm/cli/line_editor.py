@@ -1,0 +1,151 @@
+"""Where a person types: several lines, paste, history, completion."""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from platformdirs import user_data_path
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import run_in_terminal
+from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+logger = logging.getLogger(__name__)
+
+PROMPT, MULTI_PROMPT = "> ", "| "
+
+
+class LineEditor:
+    """Reads one message at a time.
+
+    Enter sends, Alt-Enter or a `\\` at the line's end adds a line, and pasted lines are only
+    inserted. While `is_multi`, it is the other way round: Enter adds a line and Alt-Enter sends.
+    `on_toggle_thinking` is called by Ctrl-O, above the prompt.
+    """
+
+    def __init__(self, completer: Completer, on_toggle_thinking: Callable[[], None]) -> None:
+        self.is_multi = False
+        self._session: PromptSession[str] = PromptSession(
+            message=lambda: MULTI_PROMPT if self.is_multi else PROMPT,
+            prompt_continuation=lambda width, line, is_soft: "" if is_soft else ". ".rjust(width),
+            multiline=True,
+            completer=completer,
+            complete_while_typing=False,
+            history=_open_history(),
+            auto_suggest=AutoSuggestFromHistory(),
+            enable_open_in_editor=True,  # Ctrl-X Ctrl-E
+            tempfile_suffix=".md",
+            key_bindings=self._key_bindings(on_toggle_thinking),
+        )
+
+    def read(self) -> str:
+        """The next message, to the letter.
+
+        Raises: EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C, both at an empty prompt.
+        """
+        return self._session.prompt()
+
+    def _key_bindings(self, on_toggle_thinking: Callable[[], None]) -> KeyBindings:
+        keys = KeyBindings()
+
+        @keys.add("enter")
+        @keys.add("c-j")
+        def _enter(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            if buffer.complete_state and buffer.complete_state.current_completion:
+                buffer.complete_state = None  # the first Enter takes what the menu offers
+            elif self.is_multi:
+                buffer.newline(copy_margin=False)
+            elif buffer.document.text_before_cursor.endswith("\\"):
+                buffer.delete_before_cursor()
+                buffer.newline(copy_margin=False)
+            else:
+                buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        @keys.add("escape", "c-j")
+        def _alt_enter(event: KeyPressEvent) -> None:
+            if self.is_multi:
+                event.current_buffer.validate_and_handle()
+            else:
+                event.current_buffer.newline(copy_margin=False)
+
+        @keys.add("c-c")
+        def _clear_or_interrupt(event: KeyPressEvent) -> None:
+            if event.current_buffer.text:
+                event.current_buffer.reset()
+            else:
+                event.app.exit(exception=KeyboardInterrupt)
+
+        @keys.add("c-o")
+        def _toggle_thinking(event: KeyPressEvent) -> None:
+            run_in_terminal(on_toggle_thinking)
+
+        return keys
+
+
+class CommandCompleter(Completer):
+    """Completes a command at the start of the line, and then its argument.
+
+    `arguments` gives for a command's name its possible words; "path" stands for files.
+    """
+
+    def __init__(
+        self,
+        commands: Iterable[str],
+        arguments: Callable[[str], Sequence[str]],
+        takes_path: Callable[[str], bool],
+    ) -> None:
+        self._commands = sorted(commands)
+        self._arguments, self._takes_path = arguments, takes_path
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> Iterable[Completion]:
+        """What Tab offers at the cursor."""
+        before = document.text_before_cursor
+        if not before.startswith("/") or "\n" in before:
+            return
+        command, space, argument = before.partition(" ")
+        if not space:
+            yield from _starting_with(command, self._commands)
+        elif self._takes_path(command):
+            yield from self._paths.get_completions(Document(argument), complete_event)
+        else:
+            yield from _starting_with(argument, self._arguments(command))
+
+
+def _starting_with(text: str, words: Iterable[str]) -> Iterable[Completion]:
+    return (Completion(word, -len(text)) for word in words if word.startswith(text))
+
+
+def _open_history() -> History:
+    """The history file of the user's data folder; in memory where it cannot be written."""
+    path = user_data_path("localllm") / "history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Prompts are private: nobody else reads them.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))
+    except OSError as error:
+        logger.warning("the history is not kept: %s", error)
+        return InMemoryHistory()
+    return _ForgivingFileHistory(path)
+
+
+class _ForgivingFileHistory(FileHistory):
+    """A file that can no longer be written (a full disk) ends no conversation."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+
+    def store_string(self, string: str) -> None:
+        try:
+            # Text from a terminal can hold lone surrogates, which no file takes.
+            super().store_string(string.encode("utf-8", errors="replace").decode("utf-8"))
+        except OSError as error:
+            logger.warning("the history is not kept: %s", error)

@@ -1,0 +1,251 @@
+"""Markdown as rows of a terminal, block by block.
+
+The parser is markdown-it's and the drawing rich's, with what a growing text and a terminal need
+done differently: HTML is shown and not dropped; a line of dashes under a paragraph is a rule and
+not a heading, so that no later line changes how an earlier one looks; links show their address;
+code has no frame, so that it can be copied.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import ClassVar
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
+from rich import box
+from rich.cells import cell_len
+from rich.color import ColorSystem
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markdown import CodeBlock as RichCodeBlock
+from rich.markdown import Heading as RichHeading
+from rich.markdown import HorizontalRule as RichRule
+from rich.markdown import ListElement as RichList
+from rich.markdown import Markdown
+from rich.markdown import TableElement as RichTable
+from rich.rule import Rule
+from rich.segment import Segment
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+CODE_THEME = "ansi_dark"  # the terminal's own colours, so that it is readable on any ground
+# A table with less room for a column is shown as it was written.
+MIN_COLUMN_CELLS = 4
+
+_PARSER = (
+    MarkdownIt("commonmark", {"html": False})
+    .enable(["table", "strikethrough"])
+    .disable(["lheading", "reference", "image", "autolink", "html_block", "html_inline"])
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of output: its text with colours, and the cells it takes."""
+
+    ansi: str
+    num_cells: int
+
+    def height(self, width: int) -> int:
+        """Rows of a terminal `width` cells wide that it fills."""
+        return max(1, -(-self.num_cells // width))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A top-level element of the text, from `first_line` on."""
+
+    tokens: Sequence[Token]
+    first_line: int
+
+    @property
+    def is_code(self) -> bool:
+        """Whether it is a fenced code block."""
+        return self.tokens[0].type == "fence"
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is a table, whose columns depend on every row."""
+        return self.tokens[0].type == "table_open"
+
+
+def split_blocks(source: str) -> list[Block]:
+    """The top-level elements of a markdown text, in order."""
+    blocks: list[list[Token]] = []
+    for token in _PARSER.parse(source):
+        if token.level == 0 and token.nesting >= 0:
+            blocks.append([])
+        blocks[-1].append(token)
+    return [Block(tokens, tokens[0].map[0] if tokens[0].map else 0) for tokens in blocks]
+
+
+class MarkdownRenderer:
+    """Turns blocks into rows, with colours or without."""
+
+    def __init__(self, has_colour: bool) -> None:
+        self._has_colour = has_colour
+
+    def document(self, source: str, width: int) -> list[Row]:
+        """Rows of a whole text: its blocks with an empty row between them."""
+        rows: list[Row] = []
+        for block in split_blocks(source):
+            rows += [Row("", 0)] if rows else []
+            rows += self.rows(block, source, width)
+        return rows
+
+    def rows(self, block: Block, source: str, width: int) -> list[Row]:
+        """Rows of one block of `source`, wrapped at `width`; lines of code are left whole."""
+        console = self._console(width)
+        if block.is_code:
+            return self._code_rows(block.tokens[0], console)
+        if block.is_table and _num_columns(block.tokens) * MIN_COLUMN_CELLS > width:
+            first, last = block.tokens[0].map or [0, 0]
+            written = "\n".join(source.split("\n")[first:last])
+            return [self._row(line, console) for line in Text(written).wrap(console, width)]
+        options = console.options.update(width=width)
+        element = _BlockMarkdown(block.tokens)
+        rows = [
+            self._segments_row(line) for line in console.render_lines(element, options, pad=False)
+        ]
+        # rich puts empty rows around some elements; the space between blocks is the caller's.
+        shown = [i for i, row in enumerate(rows) if row.num_cells]
+        return rows[shown[0] : shown[-1] + 1] if shown else []
+
+    def _code_rows(self, token: Token, console: Console) -> list[Row]:
+        lines = _highlight(token.content, token.info).split("\n", allow_blank=True)
+        return [self._row(line, console) for line in lines] or [Row("", 0)]
+
+    def _row(self, text: Text, console: Console) -> Row:
+        text.expand_tabs(4)
+        return self._segments_row(list(text.render(console, end="")))
+
+    def _segments_row(self, segments: Sequence[Segment]) -> Row:
+        segments = list(Segment.simplify(_without_trailing_blanks(segments)))
+        colours = ColorSystem.STANDARD if self._has_colour else None
+        ansi = "".join(
+            segment.style.render(segment.text, color_system=colours)
+            if segment.style
+            else segment.text
+            for segment in segments
+        )
+        return Row(ansi, sum(cell_len(segment.text) for segment in segments))
+
+    def _console(self, width: int) -> Console:
+        return Console(
+            file=io.StringIO(),
+            width=width,
+            height=1000,
+            force_terminal=self._has_colour,
+            no_color=not self._has_colour,
+            color_system="standard" if self._has_colour else None,
+            legacy_windows=False,
+            highlight=False,
+            emoji=False,
+            markup=False,
+        )
+
+
+def _without_trailing_blanks(segments: Sequence[Segment]) -> list[Segment]:
+    """Nobody sees them, and they are in the way of whoever copies the text."""
+    kept = [segment for segment in segments if not segment.control]
+    while kept and not kept[-1].text.strip(" "):
+        kept.pop()
+    if kept:
+        kept[-1] = Segment(kept[-1].text.rstrip(" "), kept[-1].style)
+    return kept
+
+
+def _highlight(code: str, info: str) -> Text:
+    """`code` coloured as the language that the fence names, without its last newline."""
+    words = info.split()
+    try:
+        lexer = get_lexer_by_name(words[0] if words else "text", stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return Text(code.removesuffix("\n"))
+    return Syntax("", lexer, theme=CODE_THEME).highlight(code.removesuffix("\n"))
+
+
+def _num_columns(tokens: Sequence[Token]) -> int:
+    rows = (
+        list(group) for is_cell, group in groupby(tokens, lambda t: t.type != "tr_close") if is_cell
+    )
+    return max(sum(token.type in ("th_open", "td_open") for token in row) for row in rows)
+
+
+class _CodeInList(RichCodeBlock):
+    """Code inside a list or a quotation: wrapped, since it is indented with the rest."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = _highlight(str(self.text), self.lexer_name)
+        text.overflow = "fold"
+        yield text
+
+
+class _Heading(RichHeading):
+    """A heading at the left, whatever its level."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        text = self.text.copy()
+        text.justify = "left"
+        yield text
+
+
+class _Rule(RichRule):
+    """A line across."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Rule(style=console.get_style("markdown.hr", default="none"), characters="─")
+
+
+class _List(RichList):
+    """A list whose marks take the room that each needs, so that no later item moves them."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        is_bulleted = self.list_type == "bullet_list_open"
+        for number, item in enumerate(self.items, self.list_start or 0):
+            mark = " • " if is_bulleted else f" {number}. "
+            style = console.get_style(f"markdown.item.{'bullet' if is_bulleted else 'number'}")
+            inner = options.update(width=max(1, options.max_width - len(mark)))
+            lines = console.render_lines(item.elements, inner, style=item.style, pad=False)
+            for i, line in enumerate(lines):
+                yield Segment(" " * len(mark) if i else mark, style)
+                yield from line
+                yield Segment.line()
+
+
+class _Table(RichTable):
+    """A table whose cells wrap and lose nothing."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(box=box.SIMPLE, pad_edge=False, style="markdown.table.border")
+        if self.header is not None and self.header.row is not None:
+            for cell in self.header.row.cells:
+                heading = cell.content.copy()
+                heading.stylize("markdown.table.header")
+                table.add_column(heading, justify=cell.justify, overflow="fold")
+        for row in self.body.rows if self.body is not None else ():
+            table.add_row(*(cell.content for cell in row.cells))
+        yield table
+
+
+class _BlockMarkdown(Markdown):
+    """rich's Markdown over tokens that are parsed already."""
+
+    elements: ClassVar = {
+        **Markdown.elements,
+        "fence": _CodeInList,
+        "code_block": _CodeInList,
+        "heading_open": _Heading,
+        "hr": _Rule,
+        "bullet_list_open": _List,
+        "ordered_list_open": _List,
+        "table_open": _Table,
+    }
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        super().__init__("", code_theme=CODE_THEME, hyperlinks=False)
+        self.parsed = list(tokens)

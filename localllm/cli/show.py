@@ -1,0 +1,109 @@
+"""`localllm show`: a checkpoint's card."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
+from localllm.cli.output import show_controls, write_stdout
+from localllm.errors import TemplateError
+
+EXAMPLE = (
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is a token?"},
+    {"role": "assistant", "content": "A piece of a word."},
+    {"role": "user", "content": "And a tokenizer?"},
+)
+
+
+def show(
+    model: Annotated[str, typer.Argument(help="Alias, org/name or folder.")],
+    template: Annotated[
+        bool, typer.Option("--template", help="Render an example with the chat template.")
+    ] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show what a model is: architecture, sizes, quantization, context, template.
+
+    Of a model that is not on this machine only the small files are fetched.
+    """
+    from localllm.card import read_card
+    from localllm.download import fetch_model
+
+    source = resolve_model(model)
+    card = read_card(source, fetch_model(source, with_weights=False))
+    if template:
+        write_stdout(_render_example(card.tokenizer, model))
+    elif json_output:
+        write_stdout(json.dumps(_fields(card), ensure_ascii=False, default=str) + "\n")
+    else:
+        fields = _fields(card)
+        width = max(map(len, fields))
+        lines = [f"{name:{width}}  {_text(value)}" for name, value in fields.items()]
+        write_stdout(show_controls("\n".join(lines)) + "\n")
+
+
+def _render_example(tokenizer: Any, name: str) -> str:
+    """The example, as the model reads it. A template that takes no system prompt gets none."""
+    if tokenizer is None or not tokenizer.has_chat_template:
+        raise TemplateError(
+            f"{name} has no chat template",
+            where="it is a base model, which continues text",
+            hint="localllm show without --template",
+        )
+    try:
+        text = tokenizer.render_chat(EXAMPLE)
+    except TemplateError:
+        text = tokenizer.render_chat(EXAMPLE[1:])
+    return show_controls(text).rstrip("\n") + "\n"
+
+
+def _fields(card: Any) -> dict[str, Any]:
+    """What is printed, in order; both the table and the JSON object are made of it."""
+    from localllm.card import describe_quantization, kv_bytes_per_token
+
+    config, tokenizer, weights = card.config, card.tokenizer, card.weights
+    fields: dict[str, Any] = {"model": card.name, "folder": card.folder}
+    entry = load_catalog().get(card.name)
+    if entry is not None or card.name in BUILT_IN_MODELS:
+        fields["licence"] = entry.licence if entry is not None else "apache-2.0"
+    fields["architecture"] = ", ".join(map(str, config.get("architectures") or ["unknown"]))
+    if weights is not None:
+        fields["parameters"] = weights.num_parameters
+        fields["weights_bytes"] = weights.num_bytes
+        fields["dtypes"] = dict(weights.bytes_by_dtype)
+    fields["quantization"] = describe_quantization(config)
+    for name, key in (
+        ("layers", "num_hidden_layers"),
+        ("hidden_size", "hidden_size"),
+        ("heads", "num_attention_heads"),
+        ("kv_heads", "num_key_value_heads"),
+        ("head_dim", "head_dim"),
+        ("vocabulary", "vocab_size"),
+        ("context", "max_position_embeddings"),
+        ("sliding_window", "sliding_window"),
+    ):
+        if config.get(key) is not None:
+            fields[name] = config[key]
+    kv_bytes = kv_bytes_per_token(config)
+    if kv_bytes is not None:
+        fields["kv_bytes_per_1k_tokens"] = kv_bytes * 1024
+    if tokenizer is not None:
+        fields["template"] = "yes" if tokenizer.has_chat_template else "none: a base model"
+        if tokenizer.can_think:
+            markers = tokenizer.markers
+            fields["thinking"] = "yes" if markers is None else f"{markers.opens}…{markers.closes}"
+    if card.sampling:
+        fields["sampling"] = dict(card.sampling)
+    if card.problems:
+        fields["problems"] = list(card.problems)
+    return fields
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(part)}" for name, part in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else str(value)

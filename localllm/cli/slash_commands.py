@@ -1,0 +1,290 @@
+"""The commands of a conversation: `/help` and what it lists."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localllm.catalog import BUILT_IN_MODEL, load_catalog
+from localllm.cli.options import parse_think
+from localllm.cli.output import note, show_controls
+from localllm.cli.user_input import read_file
+from localllm.config import SamplingParams
+from localllm.errors import ExitCode, LocalLLMError, RequestError
+from localllm.prompt import THINK_LEVELS
+
+if TYPE_CHECKING:
+    from localllm.cli.repl import Repl
+
+# The names are those of the flags.
+SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "temp": ("temperature", float),
+    "top-k": ("top_k", int),
+    "top-p": ("top_p", float),
+    "min-p": ("min_p", float),
+    "repeat-penalty": ("repetition_penalty", float),
+    "presence-penalty": ("presence_penalty", float),
+    "frequency-penalty": ("frequency_penalty", float),
+    "seed": ("seed", int),
+    "max-tokens": ("max_tokens", int),
+    "stop": ("stop", lambda text: (text,)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SlashCommand:
+    """A command: how it is written, what it does, and the call that does it."""
+
+    usage: str
+    meaning: str
+    run: Callable[["Repl", str], None]
+    takes_path: bool = False
+
+
+def _help(repl: "Repl", argument: str) -> None:
+    width = max(len(command.usage) for command in SLASH_COMMANDS.values())
+    for command in SLASH_COMMANDS.values():
+        note(f"  {command.usage:{width}}  {command.meaning}")
+    note("")
+    for keys, meaning in (
+        ("Enter", "send; Alt-Enter, or \\ at the end of a line, adds a line"),
+        ("Tab", "complete a command, a model or a path"),
+        ("Ctrl-C", "stop the answer and keep it; twice at an empty prompt: leave"),
+        ("Ctrl-D", "leave"),
+        ("Ctrl-O", "show or hide thinking"),
+        ("Ctrl-R", "search the history; Ctrl-X Ctrl-E opens your editor"),
+        ("//text", "send a message that begins with /"),
+    ):
+        note(f"  {keys:{width}}  {meaning}")
+
+
+def _model(repl: "Repl", argument: str) -> None:
+    if argument:
+        repl.load_model(argument)
+        note(f"{argument} answers from here on; the conversation stays")
+        return
+    note(f"{repl.session.model.name}, context {repl.session.model.context_length:,} tokens")
+    note(f"/model NAME changes it, to one of: {', '.join(model_names())}", dim=True)
+
+
+def _system(repl: "Repl", argument: str) -> None:
+    session = repl.session
+    if argument:
+        if session.completes_text:
+            raise RequestError("this model completes text; it has no place for a system prompt")
+        session.system = None if argument in ("off", "none") else argument
+        note("the system prompt is " + ("off" if session.system is None else "set"))
+    elif session.system is None:
+        note("no system prompt; /system TEXT sets one")
+    else:
+        note(show_controls(session.system))
+        note("/system off removes it", dim=True)
+
+
+def _set(repl: "Repl", argument: str) -> None:
+    name, _, value = argument.partition(" ")
+    name, value = name.lstrip("-").replace("_", "-"), value.strip()
+    if not name:
+        params = repl.params()
+        for shown, (field, _convert) in SETTINGS.items():
+            own = " (set here)" if field in repl.given else ""
+            note(f"  {shown:18} {_describe(getattr(params, field))}{own}")
+        note("/set NAME VALUE changes one, /set NAME default takes it back", dim=True)
+        return
+    if name not in SETTINGS:
+        raise RequestError(
+            f"there is no setting {name!r:.40}", hint=f"one of {', '.join(SETTINGS)}"
+        )
+    field, convert = SETTINGS[name]
+    if not value:
+        note(f"{name} is {_describe(getattr(repl.params(), field))}")
+        return
+    given = {key: old for key, old in repl.given.items() if key != field}
+    if value != "default":
+        try:
+            given[field] = convert(value)
+        except ValueError as error:
+            raise RequestError(f"{name} must be a number, found {value!r:.40}") from error
+    SamplingParams(**given)  # refuses what is out of range
+    repl.given = given
+    note(f"{name} is {_describe(getattr(repl.params(), field))}")
+
+
+def _describe(value: Any) -> str:
+    return "none" if value is None or value == () else repr(value).strip("(),")
+
+
+def _stats(repl: "Repl", argument: str) -> None:
+    if argument in ("on", "off"):
+        repl.shown.shows_stats = argument == "on"
+        note(f"the line under an answer is {argument}")
+        return
+    if argument:
+        raise RequestError(f"/stats takes on or off, found {argument!r:.40}")
+    completion = repl.last_completion
+    if completion is None:
+        note("no answer yet")
+        return
+    finish = completion.finish_reason
+    for name, value in (
+        ("prompt tokens", f"{completion.num_prompt_tokens:,}"),
+        ("of them cached", f"{completion.num_cached_tokens:,}"),
+        ("answer tokens", f"{completion.num_generated_tokens:,}"),
+        ("first token", f"{completion.ttft_s:.3f} s"),
+        ("prefill", f"{completion.prefill_tokens_per_s:,.0f} tok/s"),
+        ("decode", f"{completion.decode_tokens_per_s:,.1f} tok/s"),
+        ("ended by", str(finish) if finish else "Ctrl-C"),
+        ("turns", str(repl.session.num_turns)),
+    ):
+        note(f"  {name:16} {value}")
+
+
+def _think(repl: "Repl", argument: str) -> None:
+    if argument in ("show", "hide"):
+        repl.shown.shows_thinking = argument == "show"
+    elif argument:
+        repl.session.think = parse_think(argument)
+        tokenizer = repl.session.model.tokenizer
+        if repl.session.completes_text or not tokenizer.can_think:
+            note(f"{repl.session.model.name} does not think; this changes nothing", dim=True)
+    level = repl.session.think or "as the model does by default"
+    note(f"thinking: {level}, {'shown' if repl.shown.shows_thinking else 'hidden'}")
+
+
+def _file(repl: "Repl", argument: str) -> None:
+    name, text = _split_path(argument)
+    if not name:
+        raise RequestError("/file needs a path", hint="/file notes.txt What does it say?")
+    content = read_file(Path(name).expanduser())
+    repl.attachments.append(content.strip("\n"))
+    if text:
+        repl.ask(text)
+    else:
+        note(f"{len(content):,} characters of {name} go with the next message")
+
+
+def _split_path(argument: str) -> tuple[str, str]:
+    """The path, in quotes if it has spaces, and what follows it."""
+    if argument[:1] in ('"', "'") and argument.find(argument[0], 1) > 0:
+        end = argument.find(argument[0], 1)
+        return argument[1:end], argument[end + 1 :].strip()
+    if Path(argument).expanduser().is_file():
+        return argument, ""
+    name, _, text = argument.partition(" ")
+    return name, text.strip()
+
+
+def _multi(repl: "Repl", argument: str) -> None:
+    repl.editor.is_multi = not repl.editor.is_multi
+    if repl.editor.is_multi:
+        note("Enter adds a line and Alt-Enter sends; /multi, sent by Alt-Enter, ends this")
+    else:
+        note("Enter sends")
+
+
+def _regen(repl: "Repl", argument: str) -> None:
+    repl.regenerate()
+
+
+def _continue(repl: "Repl", argument: str) -> None:
+    repl.answer(repl.session.resume)
+
+
+def _undo(repl: "Repl", argument: str) -> None:
+    question = repl.session.undo()
+    if question is None:
+        note("there is nothing to take back")
+    else:
+        note(f"taken back: {show_controls(' '.join(question['content'].split()))!s:.60}")
+
+
+def _clear(repl: "Repl", argument: str) -> None:
+    repl.session.clear()
+    repl.attachments.clear()
+    note("the conversation is forgotten")
+
+
+def _export(repl: "Repl", argument: str) -> None:
+    path = Path(argument).expanduser()
+    if not argument or path.suffix not in (".md", ".json"):
+        raise RequestError("/export needs a path that ends in .md or .json", hint="/export chat.md")
+    session = repl.session
+    system = [] if session.system is None else [{"role": "system", "content": session.system}]
+    messages = [*system, *session.messages]
+    if path.suffix == ".json":
+        exported = {"model": session.model.name, "messages": messages}
+        text = json.dumps(exported, ensure_ascii=False, indent=2) + "\n"
+    else:
+        parts = [f"## {message['role']}\n\n{message['content']}\n" for message in messages]
+        text = "\n".join([f"# Conversation with {session.model.name}\n", *parts])
+    try:
+        with path.open("x", encoding="utf-8") as file:  # nothing is overwritten
+            file.write(text)
+    except FileExistsError as error:
+        raise RequestError(f"{path} is there already", hint="another name") from error
+    except OSError as error:
+        raise LocalLLMError(
+            f"{path} cannot be written: {error.strerror}", exit_code=ExitCode.DISK
+        ) from error
+    note(f"{len(session.messages)} messages are in {path}")
+
+
+def _exit(repl: "Repl", argument: str) -> None:
+    repl.is_over = True
+
+
+SLASH_COMMANDS = {
+    command.usage.split()[0]: command
+    for command in (
+        SlashCommand("/help", "show this", _help),
+        SlashCommand("/model [NAME]", "show or change the model", _model),
+        SlashCommand("/system [TEXT|off]", "show or change the system prompt", _system),
+        SlashCommand("/set [NAME VALUE]", "show or change the sampling", _set),
+        SlashCommand("/stats [on|off]", "figures of the last answer; the line under it", _stats),
+        SlashCommand(
+            "/think [LEVEL|show|hide]", "how much the model thinks, and who sees it", _think
+        ),
+        SlashCommand("/file PATH [TEXT]", "put a file before the next message", _file, True),
+        SlashCommand("/multi", "messages of several lines: Enter no longer sends", _multi),
+        SlashCommand("/regen", "another answer to the last question", _regen),
+        SlashCommand("/continue", "go on with an answer that was cut or stopped", _continue),
+        SlashCommand("/undo", "take back the last question and its answer", _undo),
+        SlashCommand("/clear", "forget the conversation", _clear),
+        SlashCommand(
+            "/export PATH", "write the conversation to a .md or .json file", _export, True
+        ),
+        SlashCommand("/exit", "leave (also /bye, Ctrl-D)", _exit),
+    )
+}
+# Words that users of other tools type.
+ALIASES = {"/bye": "/exit", "/quit": "/exit", "/?": "/help"}
+
+
+def find_command(word: str) -> SlashCommand | None:
+    """The command that `word` names."""
+    return SLASH_COMMANDS.get(ALIASES.get(word, word))
+
+
+def complete_argument(command: str) -> Sequence[str]:
+    """The words that may follow a command."""
+    if command == "/model":
+        return model_names()
+    words: dict[str, Sequence[str]] = {
+        "/set": tuple(SETTINGS),
+        "/think": (*THINK_LEVELS, "show", "hide"),
+        "/stats": ("on", "off"),
+        "/system": ("off",),
+    }
+    return words.get(command, ())
+
+
+def takes_path(command: str) -> bool:
+    """Whether a file's path follows a command."""
+    found = find_command(command)
+    return found is not None and found.takes_path
+
+
+def model_names() -> list[str]:
+    """What can be given to `/model` by a short name."""
+    return [BUILT_IN_MODEL, *load_catalog()]

@@ -1,0 +1,34 @@
+"""The terminal while an answer streams: keys make no echo and wait for the next prompt."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from localllm.cli.output import is_terminal
+
+
+@contextmanager
+def keys_held() -> Iterator[None]:
+    """Keep typed keys from being echoed into the answer; the line editor reads them afterwards.
+
+    Ctrl-C still interrupts. The terminal is as it was afterwards, whatever happens inside.
+    """
+    try:
+        import termios
+    except ImportError:  # no POSIX terminal
+        yield
+        return
+    if not is_terminal(sys.stdin):
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    held = termios.tcgetattr(descriptor)
+    held[0] &= ~termios.ICRNL  # Enter stays what the line editor expects
+    held[3] &= ~(termios.ECHO | termios.ICANON)
+    held[3] |= termios.NOFLSH  # Ctrl-C throws away nothing that was typed
+    termios.tcsetattr(descriptor, termios.TCSANOW, held)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)

@@ -1,0 +1,58 @@
+"""Logits of every position of a text, for measuring; no request, no scheduler."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from localllm.model.decoder import DecoderModel
+from localllm.model.inputs import ForwardBatch, PagedKVCache
+
+BLOCK_SIZE = 16
+# Tokens in one forward pass, and rows whose logits are there at once: what bounds the memory.
+CHUNK_TOKENS = 512
+CHUNK_LOGIT_ROWS = 128
+
+
+class WindowScorer:
+    """Runs a decoder over windows of at most `max_tokens` tokens, each by itself."""
+
+    def __init__(self, model: DecoderModel, max_tokens: int) -> None:
+        self._model = model
+        config = model.config
+        num_blocks = -(-max_tokens // BLOCK_SIZE)
+        shape = (
+            config.num_layers,
+            1 + num_blocks,  # block 0 is the null block
+            BLOCK_SIZE,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        self._device = model.embedding.device
+        self._kv_cache = PagedKVCache.allocate(shape, model.embedding.dtype, self._device)
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int], first: int = 0) -> Iterator[Tensor]:
+        """Logits after each token from place `first` on, float32 [rows, vocab_size] at a time."""
+        for start in range(0, len(token_ids), CHUNK_TOKENS):
+            end = min(start + CHUNK_TOKENS, len(token_ids))
+            hidden = self._model.forward(self._batch(token_ids, start, end), self._kv_cache)
+            wanted = hidden[max(0, first - start) : end - start]
+            for rows in torch.split(wanted, CHUNK_LOGIT_ROWS):
+                if len(rows):
+                    yield self._model.compute_logits(rows)
+
+    def _batch(self, token_ids: Sequence[int], start: int, end: int) -> ForwardBatch:
+        positions = torch.arange(start, end, device=self._device)
+        num_blocks = self._kv_cache.num_blocks - 1
+        table = torch.arange(1, 1 + num_blocks, dtype=torch.int32, device=self._device)
+        return ForwardBatch(
+            input_ids=torch.tensor(token_ids[start:end], device=self._device),
+            positions=positions,
+            slot_mapping=positions + BLOCK_SIZE,
+            block_tables=table[None, :],
+            cu_seqlens_q=torch.tensor([0, end - start], dtype=torch.int32, device=self._device),
+            seq_lens=torch.tensor([end], device=self._device),
+            logit_rows=torch.empty(0, dtype=torch.int64, device=self._device),
+            num_logit_rows=0,
+        )

@@ -1,0 +1,56 @@
+"""Which files of a checkpoint folder hold its weights; nothing in them is read."""
+
+from pathlib import Path
+
+from localllm.errors import CheckpointError
+from localllm.json_file import read_json_object
+
+INDEX_NAME = "model.safetensors.index.json"
+MAX_INDEX_BYTES = 100_000_000
+
+
+def find_weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder, by its index where it has one.
+
+    Raises: CheckpointError where there is none, or a shard of the index is missing.
+    """
+    index = folder / INDEX_NAME
+    if index.exists():
+        return [folder / name for name in sorted(set(_read_weight_map(index).values()))]
+    # Some repositories hold the same weights again under another name.
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    pickled = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
+    if pickled:
+        raise CheckpointError(
+            f"the weights are a pickle ({pickled[0]}), which can run code when it is loaded",
+            where=str(folder),
+            hint="convert them to safetensors (github.com/huggingface/safetensors, "
+            "bindings/python/convert.py) or take a repository that has them",
+        )
+    raise CheckpointError(
+        "no weights here: no *.safetensors file",
+        where=str(folder),
+        hint="download the model again",
+    )
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json_object(index, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index.name} has no weight_map", where=str(index))
+    for name in sorted({str(value) for value in weight_map.values()}):
+        if Path(name).name != name or "\0" in name or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index.name} points outside the folder: {name!r:.100}", where=str(index)
+            )
+        if not (index.parent / name).exists():
+            first = next(tensor for tensor, file in weight_map.items() if file == name)
+            raise CheckpointError(
+                f"shard {name} is missing; it holds {first!r} and others",
+                where=str(index),
+                hint="download the model again",
+            )
+    return weight_map

@@ -1,0 +1,83 @@
+"""Special-token text that a person typed: it reaches the model as plain text.
+
+A chat template writes `<|im_end|>` to end a turn; a user who writes the same ends nothing. Before
+rendering, such text in the messages is replaced by placeholders. In the rendered prompt the
+special tokens that are left are the template's own: they get private names, which a copy of the
+tokenizer knows in place of the public ones, and the placeholders become the user's text again.
+So everything is encoded in one piece, and only the template's tokens are special.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+# Code points that Unicode sets aside for a program's own use.
+_PLACEHOLDER, _PRIVATE_NAME = "\ufdd0", "\ufdd1"
+
+
+class SpecialText:
+    """The special tokens of a vocabulary as texts that may stand in messages."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        special = [t for t in backend.get_added_tokens_decoder().values() if t.special]
+        self._texts = sorted((token.content for token in special), key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
+        # Nobody can write a name that he cannot guess.
+        self._nonce = str(secrets.randbits(64))
+
+    def occurs_in(self, value: Any) -> bool:
+        """Whether a text anywhere in `value` (messages, tools) holds a special token's text."""
+        if isinstance(value, str):
+            return self._pattern.search(value) is not None
+        if isinstance(value, Mapping):
+            return any(self.occurs_in(part) for part in value.values())
+        return isinstance(value, Sequence) and any(self.occurs_in(part) for part in value)
+
+    def protect(self, value: Any) -> Any:
+        """A copy of `value` with placeholders for special-token text."""
+        if isinstance(value, str):
+            return self._pattern.sub(lambda match: self._placeholder(match.group()), value)
+        if isinstance(value, Mapping):
+            return {key: self.protect(part) for key, part in value.items()}
+        if isinstance(value, Sequence):
+            return [self.protect(part) for part in value]
+        return value
+
+    def encode(self, rendered: str) -> list[int]:
+        """Token ids of a prompt that was rendered from protected messages."""
+        named = self._pattern.sub(lambda match: self._private_name(match.group()), rendered)
+        restored = re.sub(
+            f"{_PLACEHOLDER}{self._nonce}:([0-9]+){_PLACEHOLDER}",
+            lambda match: self._texts[int(match.group(1))],
+            named,
+        )
+        return list(self._renamed_backend.encode(restored, add_special_tokens=False).ids)
+
+    def _placeholder(self, text: str) -> str:
+        return f"{_PLACEHOLDER}{self._nonce}:{self._texts.index(text)}{_PLACEHOLDER}"
+
+    def _private_name(self, text: str) -> str:
+        return f"{_PRIVATE_NAME}{self._nonce}:{self._texts.index(text)}{_PRIVATE_NAME}"
+
+    @cached_property
+    def _renamed_backend(self) -> Backend:
+        """The same vocabulary with private names for the special tokens."""
+        state = json.loads(self._backend.to_str())
+        for token in state["added_tokens"]:
+            if token["special"]:
+                token["content"] = self._private_name(token["content"])
+        model = state["model"]
+        names = {text: self._private_name(text) for text in self._texts}
+        if isinstance(model["vocab"], dict):
+            model["vocab"] = {names.get(text, text): i for text, i in model["vocab"].items()}
+        else:  # Unigram: pieces with their scores
+            model["vocab"] = [[names.get(text, text), score] for text, score in model["vocab"]]
+        if model.get("unk_token") in names:
+            model["unk_token"] = names[model["unk_token"]]
+        return Backend.from_str(json.dumps(state))

@@ -1,0 +1,153 @@
+"""`show`, `ls` and `eval`, as a user sees them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localllm.errors import ExitCode
+
+Run = Callable[..., Any]
+
+
+def test_a_card_says_what_a_checkpoint_is(localllm: Run, make_checkpoint) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint("LlamaForCausalLM")
+    outcome = localllm("show", str(folder), "--json")
+    card = json.loads(outcome.out)
+    assert outcome.code == 0
+    assert card["architecture"] == "LlamaForCausalLM"
+    assert card["context"] == 512
+    assert card["dtypes"] == {"F32": card["parameters"] * 4}
+    assert card["kv_bytes_per_1k_tokens"] == 2 * 2 * 2 * 2 * 16 * 1024
+    assert card["quantization"] == "none"
+    assert "problems" not in card
+    text = localllm("show", str(folder)).out
+    assert "LlamaForCausalLM" in text
+    assert f"{card['parameters']:,}" in text
+
+
+def test_a_card_names_what_is_wrong_and_shows_the_rest(
+    localllm: Run, make_checkpoint, edit_json
+) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint()
+    edit_json(folder / "config.json", architectures=["StrangeForCausalLM"])
+    (folder / "tokenizer.json").unlink()
+    card = json.loads(localllm("show", str(folder), "--json").out)
+    assert card["architecture"] == "StrangeForCausalLM"
+    assert any("StrangeForCausalLM" in problem for problem in card["problems"])
+    assert any("tokenizer.json" in problem for problem in card["problems"])
+    assert card["parameters"] > 0
+
+
+def test_an_int4_checkpoint_counts_its_weights_and_not_its_bytes(
+    localllm: Run, make_checkpoint, edit_json
+) -> None:  # type: ignore[no-untyped-def]
+    import torch
+    from safetensors.torch import save_file
+
+    folder = make_checkpoint()
+    quantization = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    edit_json(folder / "config.json", quantization_config=quantization)
+    tensors = {
+        "model.layers.0.mlp.up_proj.qweight": torch.zeros(256, 64, dtype=torch.int32),
+        "model.layers.0.mlp.up_proj.qzeros": torch.zeros(2, 64, dtype=torch.int32),
+        "model.layers.0.mlp.up_proj.scales": torch.zeros(2, 512, dtype=torch.float16),
+        "model.norm.weight": torch.zeros(256, dtype=torch.float16),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    card = json.loads(localllm("show", str(folder), "--json").out)
+    assert card["parameters"] == 256 * 512 + 256
+    assert card["quantization"] == "awq, 4 bits, 128 a group"
+
+
+def test_the_template_is_rendered_with_an_example(localllm: Run, make_checkpoint) -> None:  # type: ignore[no-untyped-def]
+    outcome = localllm("show", str(make_checkpoint()), "--template")
+    assert outcome.out.startswith("<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n")
+    assert outcome.out.endswith("<|im_start|>assistant\n")
+
+
+def test_a_base_model_has_no_template_to_render(localllm: Run, make_checkpoint, edit_json) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint()
+    edit_json(folder / "tokenizer_config.json", chat_template=None)
+    outcome = localllm("show", str(folder), "--template")
+    assert outcome.code == ExitCode.CHECKPOINT
+    assert "base model" in outcome.err
+
+
+def test_ls_lists_built_in_and_cached_models(
+    localllm: Run, tmp_path: Path, make_checkpoint, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
+    hub = tmp_path / "hub"
+    for repo, source in (("Qwen--Qwen3-0.6B", make_checkpoint()), ("org--empty", None)):
+        snapshot = hub / f"models--{repo}" / "snapshots" / "abc123"
+        snapshot.mkdir(parents=True)
+        if source is not None:
+            for path in source.iterdir():
+                (snapshot / path.name).write_bytes(path.read_bytes())
+        else:
+            (snapshot / "notes.txt").write_text("nothing")
+        (hub / f"models--{repo}" / "refs").mkdir()
+        (hub / f"models--{repo}" / "refs" / "main").write_text("abc123")
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
+    outcome = localllm("ls", "--json")
+    models = {m["name"]: m for m in map(json.loads, outcome.out.splitlines())}
+    assert outcome.code == 0
+    assert models["pocket"]["problem"] is None
+    assert models["pocket-draft"]["problem"] is None
+    assert models["qwen3-0.6b"]["repo"] == "Qwen/Qwen3-0.6B"
+    assert models["qwen3-0.6b"]["problem"] is None
+    assert "config.json" in models["org/empty"]["problem"]
+    table = localllm("ls").out.splitlines()
+    assert table[0].split() == ["MODEL", "SIZE", "USED", "STATE"]
+    assert any(line.startswith("pocket ") and line.endswith("ready") for line in table)
+
+
+def test_ls_without_a_cache_lists_what_is_built_in(localllm: Run, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", "/nowhere/at/all")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere/at/all")
+    outcome = localllm("ls")
+    assert outcome.code == 0
+    assert len(outcome.out.splitlines()) == 3
+
+
+def test_eval_prints_the_object_of_the_contract(
+    localllm: Run, make_checkpoint, tmp_path: Path
+) -> None:  # type: ignore[no-untyped-def]
+    folder, text = str(make_checkpoint()), tmp_path / "text.txt"
+    text.write_text("A short text, measured. " * 20)
+    outcome = localllm("eval", folder, "--text", str(text), "--json", "-c", "64")
+    measured = json.loads(outcome.out)
+    assert set(measured) == {"model", "tokens", "perplexity", "against"}
+    assert measured["against"] is None
+    both = localllm("eval", folder, "--against", folder, "--json", stdin=text.read_bytes())
+    against = json.loads(both.out)["against"]
+    assert set(against) == {"model", "perplexity", "kl_mean", "kl_p99", "same_top1"}
+    plain = localllm("eval", folder, "--text", str(text), "--against", folder)
+    assert "perplexity" in plain.out
+    assert "100.00%" in plain.out
+
+
+def test_eval_ends_with_10_over_a_threshold(localllm: Run, make_checkpoint, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder, text = str(make_checkpoint()), b"some text to measure"
+    assert localllm("eval", folder, "--max-ppl", "1.5", stdin=text).code == ExitCode.QUALITY
+    assert localllm("eval", folder, "--max-ppl", "1e30", stdin=text).code == 0
+    against = ("--against", folder, "--max-kl")
+    assert localllm("eval", folder, *against, "0.001", stdin=text).code == 0
+    assert localllm("eval", folder, *against, "-1", stdin=text).code == ExitCode.QUALITY
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ((), ExitCode.USAGE),
+        (("--max-kl", "1"), ExitCode.USAGE),
+        (("--stride", "0"), ExitCode.USAGE),
+        (("--text", "/no/such/file"), ExitCode.USAGE),
+    ],
+)
+def test_eval_refuses_what_makes_no_sense(localllm: Run, arguments, code) -> None:  # type: ignore[no-untyped-def]
+    stdin = b"" if not arguments else b"some text here"
+    assert localllm("eval", "pocket", *arguments, stdin=stdin).code == code

@@ -1,0 +1,121 @@
+"""A model that says what it is told to, for looking at how an answer is shown.
+
+Everything above the engine is real: tokenizer, text engine, conversation, terminal.
+
+    python tests/scripted.py FOLDER [--step-ms 1] [--prefill-ms 0] ANSWER-FILE…
+
+runs the conversation on this terminal; FOLDER is a checkpoint (its tokenizer and template), each
+answer is the text of the next file.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localllm.config import EngineConfig, SamplingParams
+from localllm.engine.request import FinishReason, TokenEvent
+from localllm.errors import ContextLengthError
+from localllm.generation_config import GenerationDefaults
+from localllm.session import LoadedModel
+from localllm.text_engine import TextEngine
+from localllm.tokenizer import Tokenizer
+
+
+@dataclass
+class ScriptedEngine:
+    """Says the answers one after the other, a token a step."""
+
+    answers: list[list[int]]
+    step_s: float = 0.0
+    prefill_steps: int = 0
+    context_length: int = 4096
+    prompts: list[list[int]] = field(default_factory=list)
+    params: list[SamplingParams] = field(default_factory=list)
+    _running: dict[int, list[int]] = field(default_factory=dict)
+    _waiting: dict[int, int] = field(default_factory=dict)
+    _room: dict[int, int] = field(default_factory=dict)
+
+    def add_request(self, prompt: Sequence[int], params: SamplingParams) -> int:
+        if len(prompt) >= self.context_length:
+            raise ContextLengthError(f"the prompt has {len(prompt)} tokens", param="prompt")
+        request_id = len(self.prompts)
+        self.prompts.append(list(prompt))
+        self.params.append(params)
+        self._running[request_id] = self._rest_of_answer(list(prompt), request_id)
+        self._room[request_id] = params.max_tokens or 1 << 30
+        self._waiting[request_id] = self.prefill_steps
+        return request_id
+
+    def _rest_of_answer(self, prompt: list[int], request_id: int) -> list[int]:
+        """The next answer, or what is left of an earlier one that the prompt ends with."""
+        for earlier, answer in zip(self.prompts[:-1], self.answers, strict=False):
+            said = prompt[len(earlier) :]
+            if said and prompt[: len(earlier)] == earlier and answer[: len(said)] == said:
+                return answer[len(said) :]
+        return list(self.answers[min(request_id, len(self.answers) - 1)])
+
+    def has_unfinished(self) -> bool:
+        return bool(self._running)
+
+    def step(self) -> list[TokenEvent]:
+        time.sleep(self.step_s)
+        events = []
+        for request_id, left in list(self._running.items()):
+            if self._waiting[request_id]:
+                self._waiting[request_id] -= 1
+                continue
+            if not left:  # the end token, which has no text
+                del self._running[request_id]
+                events.append(TokenEvent(request_id, 0, 0, FinishReason.STOP))
+                continue
+            token_id, self._room[request_id] = left.pop(0), self._room[request_id] - 1
+            reason = None if self._room[request_id] else FinishReason.LENGTH
+            if reason is not None:
+                del self._running[request_id]
+            events.append(TokenEvent(request_id, 0, token_id, reason))
+        return events
+
+    def abort(self, request_id: int, sample: int | None = None) -> list[TokenEvent]:
+        if self._running.pop(request_id, None) is None:
+            return []
+        return [TokenEvent(request_id, 0, None, FinishReason.ABORT)]
+
+
+def scripted_model(
+    folder: Path, answers: Sequence[str], step_s: float = 0.0, prefill_steps: int = 0
+) -> LoadedModel:
+    """A model with the tokenizer of `folder` that gives `answers` in turn."""
+    tokenizer = Tokenizer.from_folder(folder)
+    ids = [tokenizer.encode(a, add_special_tokens=False, parse_special=True) for a in answers]
+    engine = ScriptedEngine(ids, step_s, prefill_steps)
+    return LoadedModel(
+        "scripted",
+        TextEngine(engine, tokenizer),  # type: ignore[arg-type]
+        GenerationDefaults({"temperature": 0.7}, ()),
+        load_s=0.0,
+    )
+
+
+def main() -> None:
+    from localllm.cli.render import Shown
+    from localllm.cli.repl import Repl
+    from localllm.conversation import ChatSession
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("answers", type=Path, nargs="+")
+    parser.add_argument("--step-ms", type=float, default=1.0)
+    parser.add_argument("--prefill-steps", type=int, default=0)
+    parser.add_argument("--render", default="auto")
+    args = parser.parse_args()
+    answers = [path.read_text(encoding="utf-8") for path in args.answers]
+    model = scripted_model(args.folder, answers, args.step_ms / 1000, args.prefill_steps)
+    shown = Shown(args.render, shows_thinking=True)
+    sys.exit(Repl(ChatSession(model), EngineConfig(), {}, shown).run())
+
+
+if __name__ == "__main__":
+    main()

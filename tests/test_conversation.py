@@ -1,0 +1,114 @@
+"""A conversation grows, is taken back, and goes on where it stopped."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from scripted import scripted_model
+
+from localllm import LLM, SamplingParams
+from localllm.conversation import ChatSession
+from localllm.errors import RequestError
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+def say(session: ChatSession, text: str, params: SamplingParams = GREEDY) -> str:
+    completion, events = session.reply(text, params)
+    list(events)
+    return completion.text
+
+
+@pytest.fixture
+def session(make_checkpoint: Callable[..., Path]) -> ChatSession:
+    return ChatSession(LLM(str(make_checkpoint()), max_num_seqs=1).model, system="Be brief.")
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=3, max_tokens=24, ignore_eos=True)])
+@pytest.mark.parametrize("num_read", [1, 5, 17])
+def test_an_interrupted_answer_goes_on_as_if_it_had_not_been(
+    session: ChatSession, params: SamplingParams, num_read: int
+) -> None:
+    whole = say(session, "Hello?", params)
+    session.clear()
+    _, events = session.reply("Hello?", params)
+    for _ in range(num_read):
+        next(events)
+    events.close()
+    rest, events = session.resume(params)
+    list(events)
+    assert session.messages[-1]["content"][: len(whole)] == whole
+    assert session.num_turns == 1
+    assert rest.num_cached_tokens > 0 or rest.num_prompt_tokens < 32
+
+
+def test_a_character_cut_in_half_by_an_interruption_is_made_whole(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    session = ChatSession(scripted_model(make_checkpoint(), ["Zwölf €"]))
+    completion, events = session.reply("?", SamplingParams())
+    for _ in range(4):  # Z w and half of ö
+        next(events)
+        if completion.num_generated_tokens == 3:
+            break
+    events.close()
+    assert session.messages[-1]["content"].startswith("Zw")
+    _, events = session.resume(SamplingParams())
+    list(events)
+    assert session.messages[-1]["content"] == "Zwölf €"
+
+
+def test_a_complete_answer_does_not_go_on(make_checkpoint: Callable[..., Path]) -> None:
+    session = ChatSession(scripted_model(make_checkpoint(), ["Done."]))
+    with pytest.raises(RequestError, match="no answer"):
+        session.resume(GREEDY)
+    say(session, "?", SamplingParams())
+    with pytest.raises(RequestError, match="complete"):
+        session.resume(GREEDY)
+
+
+def test_an_answer_is_made_anew_in_the_place_of_the_old(session: ChatSession) -> None:
+    first = say(session, "One")
+    say(session, "Two")
+    completion, events = session.regenerate(SamplingParams(seed=5, max_tokens=9, ignore_eos=True))
+    list(events)
+    assert [m["content"] for m in session.messages] == ["One", first, "Two", completion.text]
+
+
+def test_a_turn_is_taken_back_with_its_question(session: ChatSession) -> None:
+    first = say(session, "One")
+    say(session, "Two")
+    assert session.undo() == {"role": "user", "content": "Two"}
+    assert [m["content"] for m in session.messages] == ["One", first]
+    assert say(session, "Two") == session.messages[-1]["content"]
+    session.clear()
+    assert session.undo() is None
+    assert session.system == "Be brief."
+
+
+def test_a_question_that_is_refused_leaves_the_conversation_as_it_was(
+    session: ChatSession,
+) -> None:
+    say(session, "One")
+    before = list(session.messages)
+    with pytest.raises(RequestError):
+        session.reply("x" * 5000, GREEDY)
+    assert session.messages == before
+    assert say(session, "Two")
+
+
+def test_text_that_goes_on_from_a_raw_prompt_keeps_its_leading_space(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    from test_special_text import metaspace_tokenizer
+
+    folder = make_checkpoint()
+    metaspace_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    model = scripted_model(folder, ["hello"])
+    raw, events = model.stream(model.text_prompt("hello world"), SamplingParams())
+    list(events)
+    assert raw.text == " hello"
+    chat, events = model.stream(model.text_prompt([5]), SamplingParams())
+    list(events)
+    assert chat.text == " hello"
