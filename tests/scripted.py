@@ -9,6 +9,7 @@ answer is the text of the next file.
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class ScriptedEngine:
     answers: list[list[int]]
     step_s: float = 0.0
     prefill_steps: int = 0
-    context_length: int = 4096
+    context_length: int = 32768
     prompts: list[list[int]] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     _running: dict[int, list[int]] = field(default_factory=dict)
@@ -114,6 +115,7 @@ def main() -> None:
     answers = [path.read_text(encoding="utf-8") for path in args.answers]
     model = scripted_model(args.folder, answers, args.step_ms / 1000, args.prefill_steps)
     shown = Shown(args.render, shows_thinking=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(Repl(ChatSession(model), EngineConfig(), {}, shown).run())
 
 

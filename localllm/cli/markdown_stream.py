@@ -108,7 +108,8 @@ class MarkdownPrinter:
             self._width = self._width or columns
             return settled_rows, live
         # The space before the block is live with it, as long as there is room.
-        if self._has_printed and not self._num_printed and len(live) < limit:
+        height = sum(row.height(columns) for row in live)
+        if self._has_printed and not self._num_printed and height < limit:
             live.insert(0, Row("", 0))
         return [], live
 

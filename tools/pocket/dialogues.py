@@ -7,6 +7,7 @@ they measure whether a wording that was not trained on is understood.
 """
 
 import random
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer
 from corpus import END_OF_TEXT
 from stories import draw_subject, tell_story
 
+IGNORED = -100  # what torch's cross-entropy leaves out
 KNOWLEDGE = Path(__file__).with_name("knowledge")
 
 _FRAMES = (
@@ -68,6 +70,30 @@ _PREFIXES = (
     "I wonder: ",
     "Can you tell me: ",
     "Do you know: ",
+)
+_OPENINGS = (
+    "I have been using this for a week now.",
+    "My friend told me about this.",
+    "I read about it on the web.",
+    "This may be a silly question.",
+    "I am writing an article.",
+    "I am a student.",
+    "I have a new computer.",
+    "Let me ask you something.",
+    "There is one thing that puzzles me.",
+    "I am trying to set this up at work.",
+    "Before I go on:",
+    "Just so that I understand:",
+    "I am not a programmer.",
+    "We talked about it yesterday.",
+    "In the manual I did not find it.",
+)
+_STOP_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        "a an the is are was do does did i you me my we it its of to in on for with and or be can "
+        "could would should will there this that so if at as by from have has had what",
+    )
 )
 _SUFFIXES = (" Please.", " Thanks!", " Please explain.", " I am curious.", " Keep it short.")
 _MORE = (
@@ -147,6 +173,19 @@ def read_topics(folder: Path = KNOWLEDGE) -> list[Topic]:
     return topics
 
 
+def _key_words(question: str) -> str:
+    """`question` as it would be typed into a search box."""
+    words = question.rstrip("?.!").lower().split()
+    return " ".join(word for word in words if word not in _STOP_WORDS) or question
+
+
+def _thin(question: str, rng: random.Random) -> str:
+    """`question` with some of its words missing, so that none of them alone decides."""
+    words = question.split()
+    kept = [word for word in words if rng.random() > 0.15]
+    return " ".join(kept) if len(kept) > 2 else question
+
+
 def _misspell(text: str, rng: random.Random) -> str:
     """`text` with one letter dropped, doubled or swapped with its neighbour."""
     at = rng.randrange(1, max(2, len(text) - 1))
@@ -160,7 +199,14 @@ def _misspell(text: str, rng: random.Random) -> str:
 
 
 def vary(question: str, rng: random.Random) -> str:
-    """`question` as another person would type it: case, punctuation, politeness, a slip."""
+    """`question` as another person would type it: fewer words or more, a slip, no capitals."""
+    kind = rng.random()
+    if kind < 0.12:
+        return _key_words(question)
+    if kind < 0.35:
+        question = _thin(question, rng)
+    elif kind < 0.45:
+        question = f"{rng.choice(_OPENINGS)} {question}"
     if rng.random() < 0.2 and question[0].isalpha():
         lowered = (
             question
@@ -197,27 +243,46 @@ def _turns(topics: Sequence[Topic], rng: random.Random) -> list[tuple[str, str]]
     return turns
 
 
-def draw_conversation(topics: Sequence[Topic], rng: random.Random) -> str:
-    """One conversation of one to six turns in the chat template's form."""
-    parts = []
+def draw_conversation(topics: Sequence[Topic], rng: random.Random) -> list[tuple[str, str]]:
+    """One conversation of one to six turns: roles and texts."""
+    parts: list[tuple[str, str]] = []
     if rng.random() < 0.15:
         parts.append(("system", rng.choice(_SYSTEM_PROMPTS)))
     for _ in range(rng.choice((1, 1, 1, 2, 3, 4))):
         for question, answer in _turns(topics, rng):
             parts += [("user", question), ("assistant", answer)]
-    return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in parts)
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Token rows and what is to be learnt from them: int64 [num_rows, length + 1] each.
+
+    `targets` are the same ids, IGNORED where a token is not to be predicted.
+    """
+
+    ids: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
 
 
 def dialogue_rows(
     topics: Sequence[Topic], tokenizer: Tokenizer, seed: tuple[int, int], num_rows: int, length: int
-) -> npt.NDArray[np.int64]:
-    """Rows [num_rows, length + 1], each of conversations end to end; a function of `seed` alone."""
+) -> Rows:
+    """Rows of conversations end to end, a function of `seed` alone; only answers are targets."""
     rng = random.Random(f"{seed[0]}:{seed[1]}")
-    rows = np.zeros((num_rows, length + 1), dtype=np.int64)
-    for row in rows:
+    rows = Rows(*(np.zeros((num_rows, length + 1), dtype=np.int64) for _ in range(2)))
+    for row, row_targets in zip(rows.ids, rows.targets, strict=True):
         ids: list[int] = []
+        targets: list[int] = []
         while len(ids) <= length:
-            text = draw_conversation(topics, rng) + END_OF_TEXT
-            ids += tokenizer.encode(text, add_special_tokens=False).ids
-        row[:] = ids[: length + 1]
+            for role, text in draw_conversation(topics, rng):
+                head = tokenizer.encode(f"<|im_start|>{role}\n", add_special_tokens=False).ids
+                body = tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False).ids
+                tail = tokenizer.encode("\n", add_special_tokens=False).ids
+                ids += [*head, *body, *tail]
+                learnt = body if role == "assistant" else [IGNORED] * len(body)
+                targets += [*[IGNORED] * len(head), *learnt, *[IGNORED] * len(tail)]
+            ids.append(tokenizer.token_to_id(END_OF_TEXT))
+            targets.append(IGNORED)
+        row[:], row_targets[:] = ids[: length + 1], targets[: length + 1]
     return rows

@@ -116,10 +116,14 @@ class Network(nn.Module):
             x = layer(x, cos, sin)
         return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
 
-    def loss(self, rows: Tensor) -> Tensor:
-        """Mean next-token cross-entropy (nats) of `rows`: int64 [batch, seq + 1]."""
+    def loss(self, rows: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Mean next-token cross-entropy (nats) of `rows`: int64 [batch, seq + 1].
+
+        `targets`, of the same shape, holds -100 where a token of `rows` is not to be predicted.
+        """
         logits = self.logits(rows[:, :-1])
-        return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+        targets = rows if targets is None else targets
+        return F.cross_entropy(logits.float().flatten(0, 1), targets[:, 1:].flatten())
 
 
 def rotary_tables(shape: Shape, length: int) -> tuple[Tensor, Tensor]:

@@ -92,7 +92,7 @@ DRAFT = Stage("draft", (Phase(800, 512, 2, 3),), None, 3e-3, decay_share=0.6)
 AUTOCASTS = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
-class Rows:
+class RowSource:
     """Batches of training rows; the batch at a step depends on nothing but stage and seed."""
 
     def __init__(
@@ -104,21 +104,22 @@ class Rows:
         self._stream_key: tuple[int, int] | None = None
         self._stream = np.zeros(0, dtype=np.int64)
 
-    def at(self, step: int) -> Tensor:
-        """Rows of `step`: int64 [num_rows, length + 1]."""
+    def at(self, step: int) -> tuple[Tensor, Tensor]:
+        """Rows of `step` and their targets: int64 [num_rows, length + 1] each."""
         index, global_step = 0, step
         while step >= self._stage.phases[index].num_steps:
             step -= self._stage.phases[index].num_steps
             index += 1
         phase = self._stage.phases[index]
-        rows = self._book_rows(index, step, phase)
-        if phase.dialogue_rows:
-            seed = (SEED + len(self._stage.name), global_step)
-            spoken = dialogue_rows(
-                self._topics, self._tokenizer, seed, phase.dialogue_rows, phase.length
-            )
-            rows = np.concatenate([rows, spoken])
-        return torch.from_numpy(rows)
+        written = self._book_rows(index, step, phase)
+        seed = (SEED + len(self._stage.name), global_step)
+        spoken = dialogue_rows(
+            self._topics, self._tokenizer, seed, phase.dialogue_rows, phase.length
+        )
+        return (
+            torch.from_numpy(np.concatenate([written, spoken.ids])),
+            torch.from_numpy(np.concatenate([written, spoken.targets])),
+        )
 
     def _book_rows(self, index: int, step: int, phase: Phase) -> np.ndarray:
         batch_tokens = phase.book_rows * phase.length
@@ -188,7 +189,11 @@ def save(path: Path, state: dict[str, object]) -> None:
 
 
 def train(
-    network: Network, loss_of: Callable[[Tensor], Tensor], rows: Rows, stage: Stage, path: Path
+    network: Network,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    rows: RowSource,
+    stage: Stage,
+    path: Path,
 ) -> Iterator[dict[str, float]]:
     """Run or resume one stage whose checkpoint is `path`; yields each measured step's figures."""
     optimizers = make_optimizers(network, stage)
@@ -207,7 +212,7 @@ def train(
         for group, peak_lr in zip(groups, peak_lrs, strict=True):
             group["lr"] = peak_lr * stage.lr_factor(step)
         with torch.autocast("cpu", torch.bfloat16, enabled=AUTOCASTS):
-            loss = compiled_loss(rows.at(step))
+            loss = compiled_loss(*rows.at(step))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), stage.clip_norm)
         for optimizer in optimizers:
@@ -240,9 +245,11 @@ class Course:
     tokenizer: Tokenizer
     work: Path
 
-    def run(self, stage: Stage, network: Network, loss_of: Callable[[Tensor], Tensor]) -> float:
+    def run(
+        self, stage: Stage, network: Network, loss_of: Callable[[Tensor, Tensor], Tensor]
+    ) -> float:
         """Train `network` through `stage`, writing `log.jsonl`; returns the seconds it took."""
-        rows = Rows(stage, self.corpus, self.topics, self.tokenizer)
+        rows = RowSource(stage, self.corpus, self.topics, self.tokenizer)
         path = self.work / f"{stage.name}.pt"
         for figures in train(network, loss_of, rows, stage, path):
             with (self.work / "log.jsonl").open("a") as log:
@@ -279,7 +286,7 @@ def main() -> None:
         seconds["books"] = course.run(BOOKS, pocket, pocket.loss)
     seconds["dialogues"] = course.run(DIALOGUES, pocket, pocket.loss)
     seconds["draft"] = course.run(
-        DRAFT, draft, lambda rows: distillation_loss(draft, pocket.requires_grad_(False), rows)
+        DRAFT, draft, lambda rows, _: distillation_loss(draft, pocket.requires_grad_(False), rows)
     )
     for name, network, stages in (
         ("pocket", pocket, (BOOKS, DIALOGUES)),
