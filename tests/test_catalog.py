@@ -8,6 +8,7 @@ from localllm import catalog
 from localllm.catalog import is_model_name, load_catalog, resolve_model
 from localllm.errors import CatalogError, ExitCode
 from localllm.model.architectures import ARCHITECTURES
+from localllm.tokenizer import Tokenizer
 
 
 def test_every_entry_of_the_catalogue_can_be_run() -> None:
@@ -60,3 +61,17 @@ def test_a_broken_catalogue_is_exit_code_2(
     with pytest.raises(CatalogError) as caught:
         load_catalog()
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_template_of_the_catalogue_is_for_a_checkpoint_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_checkpoint, edit_json
+) -> None:  # type: ignore[no-untyped-def]
+    entry = "[a]\nrepo='x/y'\nlicence='x'\narchitecture='z'\nchat_template='<{{ messages }}>'"
+    (tmp_path / "models.toml").write_text(entry)
+    monkeypatch.setattr(catalog, "_PACKAGE", tmp_path)
+    template = resolve_model("a").chat_template
+    assert template == "<{{ messages }}>"
+    folder = make_checkpoint()
+    assert Tokenizer.from_folder(folder, template).chat_template != template
+    edit_json(folder / "tokenizer_config.json", chat_template=None)
+    assert Tokenizer.from_folder(folder, template).chat_template == template

@@ -1,5 +1,6 @@
 """Templates render as transformers renders them, and strangers' programs stay in their box."""
 
+import re
 import resource
 import time
 from collections.abc import Callable
@@ -220,3 +221,15 @@ def test_the_trace_function_of_a_debugger_is_put_back() -> None:
         assert sys.gettrace() is trace
     finally:
         sys.settrace(before)
+
+
+def test_no_other_file_renders_a_template() -> None:
+    root = Path(__file__).parents[1]
+    sources = [*root.glob("localllm/**/*.py"), *root.glob("kernels/**/*.py")]
+    users = {path.name for path in sources if "jinja2" in path.read_text(encoding="utf-8")}
+    assert users == {"template.py", "template_sandbox.py"}
+    for path in sources:
+        code = path.read_text(encoding="utf-8")
+        assert "jinja2.Environment" not in code, path
+        assert not re.search(r"(?<!Sandboxed)\bEnvironment\(", code), path
+        assert "import Environment" not in code, path

@@ -1,11 +1,12 @@
 """Text to tokens and back; streaming never shows half a character."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 from checkpoints import byte_tokenizer
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.errors import CheckpointError, RequestError, TemplateError
@@ -106,3 +107,48 @@ def test_real_tokenizers_encode_their_cases_and_stream_them_back(name: str) -> N
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert ids == [int(token_id) for token_id in line.split()]
         assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["eos_token", "bos_token"])
+def test_a_special_token_that_the_vocabulary_lacks_is_named(
+    name, make_checkpoint, edit_json
+) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint()
+    edit_json(folder / "tokenizer_config.json", **{name: "</nowhere>"})
+    with pytest.raises(CheckpointError, match=f"{name} is '</nowhere>'"):
+        Tokenizer.from_folder(folder)
+
+
+def test_the_older_map_of_special_tokens_names_the_end_too(make_checkpoint, edit_json) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint()
+    edit_json(folder / "tokenizer_config.json", eos_token=None)
+    assert Tokenizer.from_folder(folder).eos_token_id is None
+    (folder / "special_tokens_map.json").write_text('{"eos_token": {"content": "<|im_end|>"}}')
+    assert Tokenizer.from_folder(folder).eos_token_id == 2
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="the real tokenizers lie outside the repository")
+@pytest.mark.parametrize("name", ["qwen2", "gpt-2", "phi-3"])
+@settings(deadline=None)  # the first case reads the vocabulary
+@given(text=st.text(max_size=40), num_context=st.integers(0, 8))
+def test_text_is_streamed_back_exactly_after_any_split(
+    name: str, text: str, num_context: int
+) -> None:
+    tokenizer = real_tokenizer(name)
+    if any(0xD800 <= ord(char) < 0xE000 for char in text):
+        return
+    ids = tokenizer.encode("Some words. " + text, add_special_tokens=False)
+    whole = tokenizer.decode(ids)
+    assert whole == "Some words. " + text
+    for cut in range(4, len(ids)):
+        context = ids[max(0, cut - num_context - 4) : cut]
+        if tokenizer.decode(context).endswith("\ufffd"):
+            continue  # a cut within a character, which no prompt that is a text has
+        decoder = StreamDecoder(tokenizer, context=context)
+        pieces = [*(decoder.push(token_id) for token_id in ids[cut:]), decoder.flush()]
+        assert "".join(pieces) == whole[len(tokenizer.decode(ids[:cut])) :]
+
+
+@cache
+def real_tokenizer(name: str) -> Tokenizer:
+    return Tokenizer.from_folder(DATA / name)

@@ -87,7 +87,7 @@ BOOKS = Stage("books", (Phase(4600, 512, 8), Phase(400, 2048, 2)), 2e-3, 3e-3, d
 DIALOGUES = Stage(
     "dialogues", (Phase(1200, 512, 1, 4), Phase(50, 2048, 1, 1)), None, 1e-3, decay_share=0.8
 )
-DRAFT = Stage("draft", (Phase(800, 512, 2, 3),), None, 3e-3, decay_share=0.6)
+DRAFT = Stage("draft", (Phase(600, 512, 2, 3),), None, 3e-3, decay_share=0.6)
 # Without AVX512 a backward pass in bfloat16 takes 30 times as long as one in float32 (measured).
 AUTOCASTS = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
