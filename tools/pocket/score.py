@@ -5,8 +5,8 @@
 The questions were written, and committed, before the wordings that pocket is trained on, by
 somebody who had not seen those; `dialogues.py` never reads them. An answer (greedy) is right when
 every pattern of its topic is found in it, whatever the case of the letters. Exit code 10 when the
-share of right answers is below the floor. Some short wordings ("hello") were hit upon twice, here and
-in the training set; the share is given without them too.
+share of right answers is below the floor. Some short wordings ("hello") were hit upon twice, here
+and in the training set; the share is given without them too.
 """
 
 import argparse
