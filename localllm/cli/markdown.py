@@ -31,8 +31,11 @@ from rich.segment import Segment
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
+from rich.theme import Theme
 
 CODE_THEME = "ansi_dark"  # the terminal's own colours, so that it is readable on any ground
+# rich puts inline code on black, which is a blot on a light ground.
+_THEME = Theme({"markdown.code": "cyan", "markdown.code_block": "none"})
 # A table with less room for a column is shown as it was written.
 MIN_COLUMN_CELLS = 4
 
@@ -146,6 +149,7 @@ class MarkdownRenderer:
             highlight=False,
             emoji=False,
             markup=False,
+            theme=_THEME,
         )
 
 
