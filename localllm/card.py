@@ -100,9 +100,10 @@ def kv_bytes_per_token(config: Mapping[str, Any], item_bytes: int = 2) -> int | 
         num_heads = int(config["num_attention_heads"])
         num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
         head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
-        return 2 * item_bytes * int(config["num_hidden_layers"]) * num_kv_heads * head_dim
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        num_bytes = 2 * item_bytes * int(config["num_hidden_layers"]) * num_kv_heads * head_dim
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         return None
+    return num_bytes if 0 < num_bytes < 1 << 40 else None
 
 
 def describe_quantization(config: Mapping[str, Any]) -> str:

@@ -112,13 +112,18 @@ class ChatSession:
         said = self.model.text_engine.said(prompt)
 
         def remember() -> None:
-            if completion.error is None:
+            if completion.error is None and not _is_untouched(completion):
                 answer = _answer(said.answer + completion.text, said.thinking + completion.thinking)
                 self.messages = [*history, answer]
                 self._last = (prompt, completion)
 
         events.on_close.append(remember)
         return completion, events
+
+
+def _is_untouched(completion: Completion) -> bool:
+    """Whether it was interrupted before it said anything: nothing was asked, then."""
+    return completion.finish_reason is None and completion.num_generated_tokens == 0
 
 
 def _answer(text: str, thinking: str) -> ChatMessage:

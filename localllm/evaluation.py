@@ -16,10 +16,11 @@ from torch import Tensor
 from localllm.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.engine.scoring import WindowScorer
-from localllm.errors import RequestError
+from localllm.errors import CheckpointError, RequestError
 from localllm.session import Checkpoint, open_checkpoint
 
 DEFAULT_WINDOW = 2048
+MAX_MEAN_NATS = 700.0  # the exponential of more is no number
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,13 @@ class _Tally:
             self._num_same += int((model.argmax(-1) == reference.argmax(-1)).sum())
 
     def result(self, names: Sequence[str]) -> Evaluation:
-        perplexities = [math.exp(nats / self.num_tokens) for nats in self._nats]
+        means = [nats / self.num_tokens for nats in self._nats]
+        for name, mean in zip(names, means, strict=True):
+            if not math.isfinite(mean):
+                raise CheckpointError(
+                    f"the logits of {name} are not finite", hint="check the weights, or --dtype"
+                )
+        perplexities = [math.exp(min(mean, MAX_MEAN_NATS)) for mean in means]
         against = None
         if len(names) == 2:
             divergences = torch.cat(self._divergences)

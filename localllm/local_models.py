@@ -45,7 +45,7 @@ def find_local_models() -> LocalModels:
 def _built_in_model(name: str) -> LocalModel:
     folder = resolve_model(name).folder
     assert folder is not None
-    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    num_bytes = sum(path.stat().st_size for path in folder.glob("*"))
     return LocalModel(name, None, str(folder), num_bytes, None, _problem(folder))
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from localllm.errors import RequestError
+
 # Code points that Unicode sets aside for a program's own use.
 _PLACEHOLDER, _PRIVATE_NAME = "\ufdd0", "\ufdd1"
 
@@ -57,7 +59,11 @@ class SpecialText:
             lambda match: self._texts[int(match.group(1))],
             named,
         )
-        return list(self._renamed_backend.encode(restored, add_special_tokens=False).ids)
+        try:
+            encoding = self._renamed_backend.encode(restored, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:  # lone surrogates
+            raise RequestError("the prompt is not valid Unicode", param="prompt") from error
+        return list(encoding.ids)
 
     def _placeholder(self, text: str) -> str:
         return f"{_PLACEHOLDER}{self._nonce}:{self._texts.index(text)}{_PLACEHOLDER}"
@@ -80,4 +86,23 @@ class SpecialText:
             model["vocab"] = [[names.get(text, text), score] for text, score in model["vocab"]]
         if model.get("unk_token") in names:
             model["unk_token"] = names[model["unk_token"]]
-        return Backend.from_str(json.dumps(state))
+        # Merges that would build a special token out of pieces have no product any more.
+        if "merges" in model:
+            parts = (
+                merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]
+            )
+            model["merges"] = [
+                list(pair)
+                for pair in parts
+                if "".join(pair) not in names and not names.keys() & set(pair)
+            ]
+        try:
+            return Backend.from_str(json.dumps(state))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # bare Exception, and panics of its Rust side
+            raise RequestError(
+                "text like that of a special token cannot be kept apart with this tokenizer",
+                where=f"{error!s:.200}",
+                hint="leave it out, or --parse-special",
+            ) from error

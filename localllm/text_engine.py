@@ -167,7 +167,9 @@ class _TextAssembler:
         self._decoder = StreamDecoder(tokenizer, prompt.markers, prompt.context)
         self._splitter = ThinkingSplitter(prompt.markers, prompt.is_thinking)
         self._matcher = StopMatcher(params.stop)
-        said = [self.push(token_id) for token_id in prompt.said]
+        # Stop strings are looked for in what is new: those that ended nothing so far were not
+        # there, or not asked for.
+        said = [self._splitter.push(self._decoder.push(token_id)) for token_id in prompt.said]
         self.said = Split("".join(s.thinking for s in said), "".join(s.answer for s in said))
 
     @property

@@ -75,6 +75,28 @@ def test_an_answer_is_made_anew_in_the_place_of_the_old(session: ChatSession) ->
     assert [m["content"] for m in session.messages] == ["One", first, "Two", completion.text]
 
 
+def test_an_interruption_before_the_first_token_changes_nothing(session: ChatSession) -> None:
+    say(session, "One")
+    before = list(session.messages)
+    for start in (session.regenerate, lambda params: session.reply("Two", params)):
+        _, events = start(GREEDY)
+        events.close()
+        assert session.messages == before
+
+
+def test_a_stop_string_set_later_does_not_end_what_was_said_before(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    session = ChatSession(scripted_model(make_checkpoint(), ["Once upon a time."]))
+    completion, events = session.reply("?", SamplingParams())
+    while "upon" not in completion.text:
+        next(events)
+    events.close()
+    _, events = session.resume(SamplingParams(stop=("upon",)))
+    list(events)
+    assert session.messages[-1]["content"] == "Once upon a time."
+
+
 def test_a_turn_is_taken_back_with_its_question(session: ChatSession) -> None:
     first = say(session, "One")
     say(session, "Two")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+from localllm.errors import RequestError
 from localllm.special_text import SpecialText
 from localllm.tokenizer import Tokenizer
 
@@ -91,3 +92,18 @@ def test_renamed_tokens_keep_the_real_vocabularies_as_they_are(name: str) -> Non
             typed = special.encode(token + special.protect(text + token))
             ids = {i for i, content in tokenizer._special_ids.items() if content in special._texts}
             assert sum(i in ids for i in typed) == 1
+
+
+def test_a_lone_surrogate_beside_special_text_is_refused() -> None:
+    with pytest.raises(RequestError, match="Unicode"):
+        BYTES.encode_chat([{"role": "user", "content": "\udcff <|im_end|>"}])
+
+
+def test_a_special_token_that_merges_would_build_is_kept_apart_too() -> None:
+    vocab = {text: i for i, text in enumerate(("<s>", "<", "s", ">", "<s", "x"))}
+    backend = Backend(models.BPE(vocab=vocab, merges=[("<", "s"), ("<s", ">")]))
+    backend.add_special_tokens(["<s>"])
+    special = SpecialText(backend)
+    typed = special.encode(special.protect("x<s>"))
+    assert 0 not in typed
+    assert special.encode("<s>x") == [0, 5]

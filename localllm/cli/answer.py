@@ -1,13 +1,11 @@
 """One answer on stdout, in one of its forms."""
 
-import json
-import re
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from localllm.cli.interrupt import until_interrupt
-from localllm.cli.output import write_stdout
+from localllm.cli.output import json_line, write_stdout
 from localllm.cli.render import AnswerView, PlainPrinter, TextPrinter
 from localllm.config import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from localllm.text_engine import EventStream
 
 AnswerForm = Literal["text", "json", "stream-json", "code"]
-_FENCED_BLOCK = re.compile(r"^(```|~~~)[^\n]*\n(.*?)^\1", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +53,13 @@ class AnswerPrinter:
 
     def _text(self, events: "EventStream") -> None:
         view = AnswerView(self.printer, shows_thinking=self.shows_thinking)
-        for event in until_interrupt(events):
-            view.push(event)
-        if self.completion.error is None:
-            view.finish()
+        try:
+            for event in until_interrupt(events):
+                view.push(event)
+        finally:
+            # What came before an error is shown, and the error begins a row.
+            if self.completion.error is None or self.completion.samples[0].tokens:
+                view.finish()
 
     def _json_object(self, events: "EventStream") -> None:
         deque(until_interrupt(events), maxlen=0)
@@ -79,14 +79,14 @@ class AnswerPrinter:
 
     def _code_block(self, events: "EventStream") -> None:
         deque(until_interrupt(events), maxlen=0)
-        match = _FENCED_BLOCK.search(self.completion.text + "\n")
-        if match is None and self.completion.finish_reason in ("stop", "length"):
+        code = find_code(self.completion.text)
+        if code is None and self.completion.finish_reason in ("stop", "length"):
             raise LocalLLMError(
                 "the answer holds no fenced code block", hint="without --extract-code to see it"
             )
-        if match is not None:
+        if code is not None:
             printer = PlainPrinter()
-            printer.push(match.group(2))
+            printer.push(code)
             printer.finish()
 
     def _describe(self, text: str, token: "TokenInfo | None") -> dict[str, Any]:
@@ -94,6 +94,14 @@ class AnswerPrinter:
         if self.params.logprobs is not None and token is not None:
             described["token"] = _describe_token(self.loaded, token)
         return described
+
+
+def find_code(text: str) -> str | None:
+    """The first fenced code block of a markdown text, wherever it is nested."""
+    from markdown_it import MarkdownIt
+
+    tokens = MarkdownIt("commonmark").parse(text)
+    return next((token.content for token in tokens if token.type == "fence"), None)
 
 
 def describe_completion(
@@ -139,4 +147,4 @@ def _describe_token(loaded: "LoadedModel", token: "TokenInfo") -> dict[str, Any]
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    write_stdout(json.dumps(value, ensure_ascii=False) + "\n")
+    write_stdout(json_line(value))

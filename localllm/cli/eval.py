@@ -1,6 +1,6 @@
 """`localllm eval`: how well a model predicts a text."""
 
-import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.cli import options
-from localllm.cli.output import is_terminal, note, write_stdout
-from localllm.cli.user_input import gather_prompt
+from localllm.cli.output import is_terminal, json_line, note, write_stdout
+from localllm.cli.user_input import gather_prompt, read_file
 from localllm.errors import ExitCode, RequestError
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def evaluate_model(
     """
     if max_kl is not None and against is None:
         raise RequestError("--max-kl needs --against", param="max_kl")
-    content = gather_prompt(None, text or [])
-    if content is None:
+    content = "".join(read_file(path) for path in text) if text else gather_prompt(None, [])
+    if not content:
         raise RequestError("no text to measure on", hint="--text FILE, or pipe a text into it")
     config = options.EngineFlags(
         ctx, gpu_memory_utilization, None, 512, True, backend, device, dtype
@@ -79,7 +79,7 @@ def _verdict(evaluation: "Evaluation", max_ppl: float | None, max_kl: float | No
 def _as_json(evaluation: "Evaluation") -> str:
     described: dict[str, Any] = asdict(evaluation)
     described = {"tokens" if k == "num_tokens" else k: v for k, v in described.items()}
-    return json.dumps(described, ensure_ascii=False) + "\n"
+    return json_line(described)
 
 
 def _as_text(evaluation: "Evaluation") -> str:
@@ -106,6 +106,8 @@ def _progress_bar() -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import Progress
 
+    # So that Ctrl-C unwinds through the bar, which shows the cursor again.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("tokens", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

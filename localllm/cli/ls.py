@@ -1,13 +1,12 @@
 """`localllm ls`: the models on this machine."""
 
-import json
 import time
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from localllm.cli.output import note, show_controls, write_stdout
+from localllm.cli.output import json_line, note, show_controls, write_stdout
 
 
 def ls(
@@ -21,7 +20,7 @@ def ls(
         note(f"warning: {show_controls(warning)}")
     if json_output:
         for model in found.models:
-            write_stdout(json.dumps(asdict(model), ensure_ascii=False) + "\n")
+            write_stdout(json_line(asdict(model)))
         return
     rows = [
         (

@@ -36,8 +36,10 @@ from rich.theme import Theme
 CODE_THEME = "ansi_dark"  # the terminal's own colours, so that it is readable on any ground
 # rich puts inline code on black, which is a blot on a light ground.
 _THEME = Theme({"markdown.code": "cyan", "markdown.code_block": "none"})
-# A table with less room for a column is shown as it was written.
+# What has less room for its text, a column of a table or a deeply nested list, is shown as it was
+# written.
 MIN_COLUMN_CELLS = 4
+MAX_INDENT_CELLS = 5  # of a level: the mark and what a quotation adds
 
 _PARSER = (
     MarkdownIt("commonmark", {"html": False})
@@ -67,8 +69,8 @@ class Block:
 
     @property
     def is_code(self) -> bool:
-        """Whether it is a fenced code block."""
-        return self.tokens[0].type == "fence"
+        """Whether it is a block of code, fenced or indented."""
+        return self.tokens[0].type in ("fence", "code_block")
 
     @property
     def is_table(self) -> bool:
@@ -105,7 +107,11 @@ class MarkdownRenderer:
         console = self._console(width)
         if block.is_code:
             return self._code_rows(block.tokens[0], console)
-        if block.is_table and _num_columns(block.tokens) * MIN_COLUMN_CELLS > width:
+        depth = max(token.level for token in block.tokens) // 2
+        is_too_deep = depth * MAX_INDENT_CELLS + MIN_COLUMN_CELLS > width
+        if is_too_deep or (
+            block.is_table and _num_columns(block.tokens) * MIN_COLUMN_CELLS > width
+        ):
             first, last = block.tokens[0].map or [0, 0]
             written = "\n".join(source.split("\n")[first:last])
             return [self._row(line, console) for line in Text(written).wrap(console, width)]
@@ -185,7 +191,7 @@ class _CodeInList(RichCodeBlock):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         text = _highlight(str(self.text), self.lexer_name)
-        text.overflow = "fold"
+        text.overflow, text.no_wrap = "fold", False
         yield text
 
 

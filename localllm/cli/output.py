@@ -1,8 +1,10 @@
 """The two streams of a command: notes on stderr, the answer on stdout."""
 
+import json
 import os
 import sys
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 from localllm.errors import RequestError
 
@@ -53,6 +55,12 @@ def print_error(message: str, where: str = "", hint: str = "") -> None:
     for start, text in (("error: ", message), ("  ", where), ("  try: ", hint)):
         if text:
             note(start + show_controls(f"{text:.500}"))
+
+
+def json_line(value: Mapping[str, Any]) -> str:
+    """`value` as one line of JSON; control characters of a model's text are written as escapes."""
+    line = json.dumps(value, ensure_ascii=False, default=str)
+    return "".join(c if not 0x7F <= ord(c) < 0xA0 else f"\\u{ord(c):04x}" for c in line) + "\n"
 
 
 def show_controls(text: str) -> str:

@@ -1,5 +1,6 @@
 """The conversation on a terminal: a message in, an answer out, until the user leaves."""
 
+import logging
 import signal
 import time
 from collections.abc import Callable
@@ -8,7 +9,7 @@ from typing import Any
 
 from localllm.cli.interrupt import until_interrupt
 from localllm.cli.line_editor import CommandCompleter, LineEditor
-from localllm.cli.output import note, print_error
+from localllm.cli.output import StdoutClosedError, note, print_error
 from localllm.cli.render import AnswerView, Shown, make_printer
 from localllm.cli.slash_commands import (
     SLASH_COMMANDS,
@@ -23,6 +24,8 @@ from localllm.conversation import ChatSession
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.session import open_model
 from localllm.text_engine import EventStream
+
+logger = logging.getLogger(__name__)
 
 # Two Ctrl-C at an empty prompt within this time leave.
 LEAVE_WINDOW_S = 2.0
@@ -78,6 +81,11 @@ class Repl:
                 print_error(error.message, error.where, error.hint)
             except KeyboardInterrupt:
                 note("interrupted", dim=True)
+            except (StdoutClosedError, BrokenPipeError):
+                raise
+            except Exception as error:  # a defect of ours, or no memory: the conversation stays
+                logger.debug("in a conversation", exc_info=True)
+                print_error(f"{type(error).__name__}: {error}", hint="--debug shows where")
         return ExitCode.OK
 
     def params(self) -> SamplingParams:
@@ -87,8 +95,12 @@ class Repl:
     def ask(self, text: str) -> None:
         """Send `text`, with the files that wait for it, and show the answer."""
         message = "\n\n".join([*self.attachments, text])
-        self.answer(lambda params: self.session.reply(message, params))
-        self.attachments.clear()
+        num_turns = self.session.num_turns
+        try:
+            self.answer(lambda params: self.session.reply(message, params))
+        finally:
+            if self.session.num_turns > num_turns:  # refused, they wait for the next one
+                self.attachments.clear()
         self._num_regenerated = 0
 
     def regenerate(self) -> None:

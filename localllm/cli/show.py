@@ -1,13 +1,12 @@
 """`localllm show`: a checkpoint's card."""
 
-import json
 from typing import Annotated, Any
 
 import typer
 
 from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
-from localllm.cli.output import show_controls, write_stdout
-from localllm.errors import TemplateError
+from localllm.cli.output import json_line, show_controls, write_stdout
+from localllm.errors import CheckpointError, TemplateError
 
 EXAMPLE = (
     {"role": "system", "content": "You are a helpful assistant."},
@@ -34,9 +33,13 @@ def show(
     source = resolve_model(model)
     card = read_card(source, fetch_model(source, with_weights=False))
     if template:
+        if card.tokenizer is None:
+            raise CheckpointError(
+                "the tokenizer cannot be read", where="; ".join(card.problems)[:300]
+            )
         write_stdout(_render_example(card.tokenizer, model))
     elif json_output:
-        write_stdout(json.dumps(_fields(card), ensure_ascii=False, default=str) + "\n")
+        write_stdout(json_line(_fields(card)))
     else:
         fields = _fields(card)
         width = max(map(len, fields))
@@ -46,7 +49,7 @@ def show(
 
 def _render_example(tokenizer: Any, name: str) -> str:
     """The example, as the model reads it. A template that takes no system prompt gets none."""
-    if tokenizer is None or not tokenizer.has_chat_template:
+    if not tokenizer.has_chat_template:
         raise TemplateError(
             f"{name} has no chat template",
             where="it is a base model, which continues text",
@@ -68,7 +71,9 @@ def _fields(card: Any) -> dict[str, Any]:
     entry = load_catalog().get(card.name)
     if entry is not None or card.name in BUILT_IN_MODELS:
         fields["licence"] = entry.licence if entry is not None else "apache-2.0"
-    fields["architecture"] = ", ".join(map(str, config.get("architectures") or ["unknown"]))
+    names = config.get("architectures")
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    fields["architecture"] = ", ".join(names) if names and is_list else "unknown"
     if weights is not None:
         fields["parameters"] = weights.num_parameters
         fields["weights_bytes"] = weights.num_bytes
@@ -84,7 +89,7 @@ def _fields(card: Any) -> dict[str, Any]:
         ("context", "max_position_embeddings"),
         ("sliding_window", "sliding_window"),
     ):
-        if config.get(key) is not None:
+        if isinstance(config.get(key), (int, float, str)) and len(str(config[key])) < 80:
             fields[name] = config[key]
     kv_bytes = kv_bytes_per_token(config)
     if kv_bytes is not None:

@@ -156,7 +156,7 @@ def _file(repl: "Repl", argument: str) -> None:
     name, text = _split_path(argument)
     if not name:
         raise RequestError("/file needs a path", hint="/file notes.txt What does it say?")
-    content = read_file(Path(name).expanduser())
+    content = read_file(_user_path(name))
     repl.attachments.append(content.strip("\n"))
     if text:
         repl.ask(text)
@@ -169,10 +169,21 @@ def _split_path(argument: str) -> tuple[str, str]:
     if argument[:1] in ('"', "'") and argument.find(argument[0], 1) > 0:
         end = argument.find(argument[0], 1)
         return argument[1:end], argument[end + 1 :].strip()
-    if Path(argument).expanduser().is_file():
-        return argument, ""
     name, _, text = argument.partition(" ")
+    try:  # a path with spaces, if the first word alone is none
+        if not _user_path(name).exists() and _user_path(argument).is_file():
+            return argument, ""
+    except (OSError, ValueError):  # too long for a path
+        pass
     return name, text.strip()
+
+
+def _user_path(text: str) -> Path:
+    """`text` with `~` resolved. Raises: RequestError."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise RequestError(f"{text!r:.200}: {error}") from error
 
 
 def _multi(repl: "Repl", argument: str) -> None:
@@ -206,7 +217,7 @@ def _clear(repl: "Repl", argument: str) -> None:
 
 
 def _export(repl: "Repl", argument: str) -> None:
-    path = Path(argument).expanduser()
+    path = _user_path(argument)
     if not argument or path.suffix not in (".md", ".json"):
         raise RequestError("/export needs a path that ends in .md or .json", hint="/export chat.md")
     session = repl.session

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from localllm.cli.output import is_terminal, note
+from localllm.cli.output import is_terminal, note, show_controls
 from localllm.errors import ContextLengthError, ExitCode, LocalLLMError, RequestError
 
 MAX_INPUT_BYTES = 64 << 20
@@ -40,7 +40,7 @@ def decode_text(data: bytes, name: str) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = data.decode("utf-8-sig", errors="replace")
-        note(f"warning: {name} is not valid UTF-8; bad bytes are replaced")
+        note(f"warning: {show_controls(name)} is not valid UTF-8; bad bytes are replaced")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -60,6 +60,10 @@ def read_file(path: Path) -> str:
     except PermissionError as error:
         raise LocalLLMError(
             f"{path} may not be read", hint="check its permissions", exit_code=ExitCode.DISK
+        ) from error
+    except OSError as error:  # a name that is too long, a file in the place of a folder
+        raise RequestError(
+            f"{str(path)!r:.200} cannot be read: {error.strerror}", param="file"
         ) from error
     return _decode_bounded(data, path.name)
 

@@ -162,6 +162,10 @@ def test_no_word_of_the_text_is_dropped(seed: int, columns: int) -> None:
         "| a |\n|---|\n| " + "w" * 70 + " |",
         "```\n" + "x" * 300 + "\n```",
         "```nosuchlanguage\n\n\n  kept\n\n```",
+        "1. Run this:\n\n   ```sh\n   pip install " + "alpha beta gamma " * 9 + "end\n   ```",
+        "    indented code that is much longer than the terminal is wide, and must not be cut",
+        "> " * 8 + "hello world",
+        "- > " * 6 + "hello world end",
         "- " + "\n- ".join("item" + "s" * i for i in range(20)),
     ],
 )

@@ -41,6 +41,38 @@ def test_a_card_names_what_is_wrong_and_shows_the_rest(
     assert card["parameters"] > 0
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": 5},
+        {"architectures": "Llama"},
+        {"num_attention_heads": float("inf")},
+        {"num_key_value_heads": 10**4000, "head_dim": 10**4000},
+        {"sliding_window": {"a": {"b": {}}}},
+        {"hidden_size": "x" * 10_000},
+    ],
+)
+def test_odd_values_in_a_config_break_no_card(
+    localllm: Run, make_checkpoint, edit_json, changes
+) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint()
+    edit_json(folder / "config.json", **changes)
+    outcome = localllm("show", str(folder))
+    assert outcome.code in (0, ExitCode.CHECKPOINT)
+    assert "internal error" not in outcome.err
+    assert len(outcome.out) < 5000
+
+
+def test_an_unreadable_tokenizer_is_named_where_its_template_is_wanted(
+    localllm: Run, make_checkpoint
+) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint()
+    (folder / "tokenizer.json").write_text("{}")
+    outcome = localllm("show", str(folder), "--template")
+    assert outcome.code == ExitCode.CHECKPOINT
+    assert "tokenizer" in outcome.err
+
+
 def test_an_int4_checkpoint_counts_its_weights_and_not_its_bytes(
     localllm: Run, make_checkpoint, edit_json
 ) -> None:  # type: ignore[no-untyped-def]
@@ -128,6 +160,15 @@ def test_eval_prints_the_object_of_the_contract(
     plain = localllm("eval", folder, "--text", str(text), "--against", folder)
     assert "perplexity" in plain.out
     assert "100.00%" in plain.out
+
+
+def test_eval_of_a_file_leaves_stdin_alone(localllm: Run, make_checkpoint, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder, text = str(make_checkpoint()), tmp_path / "text.txt"
+    text.write_text("\n\nA short text.\n")
+    arguments = ("eval", folder, "--text", str(text), "--json")
+    alone, beside = localllm(*arguments), localllm(*arguments, stdin=b"something else")
+    assert alone.out == beside.out
+    assert json.loads(alone.out)["tokens"] == len("\n\nA short text.\n") - 1
 
 
 def test_eval_ends_with_10_over_a_threshold(localllm: Run, make_checkpoint, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

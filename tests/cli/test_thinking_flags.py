@@ -113,3 +113,29 @@ def test_a_form_for_one_answer_is_refused_in_a_conversation(
     outcome = localllm("chat", "--json")
     assert outcome.code == ExitCode.USAGE
     assert "for one answer" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("Text.\n\n```python\nx = 1\n```\n", "x = 1\n"),
+        ("````md\n```\ninner\n```\n````\n", "```\ninner\n```\n"),
+        ("1. Do:\n\n   ```sh\n   ls -l\n   ```\n", "ls -l\n"),
+    ],
+)
+def test_the_first_code_block_is_found_wherever_it_is_nested(
+    say: Run, answer: str, code: str
+) -> None:
+    outcome, _ = say(answer, "--extract-code")
+    assert outcome.out == code
+
+
+def test_control_characters_are_escaped_in_json(say: Run) -> None:
+    outcome, _ = say("a\x9b2Jb\x7f", "--json")
+    assert "\x9b" not in outcome.out
+    assert json.loads(outcome.out)["text"] == "a\x9b2Jb\x7f"
+
+
+@pytest.mark.parametrize("path", ["README.md/x", "x" * 300])
+def test_a_path_that_cannot_be_is_a_usage_error(localllm: Run, path: str) -> None:
+    assert localllm("chat", "-f", path, "hi").code == ExitCode.USAGE
