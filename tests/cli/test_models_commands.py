@@ -128,7 +128,6 @@ def test_ls_lists_built_in_and_cached_models(
     models = {m["name"]: m for m in map(json.loads, outcome.out.splitlines())}
     assert outcome.code == 0
     assert models["pocket"]["problem"] is None
-    assert models["pocket-draft"]["problem"] is None
     assert models["qwen3-0.6b"]["repo"] == "Qwen/Qwen3-0.6B"
     assert models["qwen3-0.6b"]["problem"] is None
     assert "config.json" in models["org/empty"]["problem"]
@@ -142,7 +141,7 @@ def test_ls_without_a_cache_lists_what_is_built_in(localllm: Run, monkeypatch) -
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere/at/all")
     outcome = localllm("ls")
     assert outcome.code == 0
-    assert len(outcome.out.splitlines()) == 3
+    assert len(outcome.out.splitlines()) == 2
 
 
 def test_eval_prints_the_object_of_the_contract(
