@@ -112,9 +112,7 @@ class MarkdownRenderer:
         if is_too_deep or (
             block.is_table and _num_columns(block.tokens) * MIN_COLUMN_CELLS > width
         ):
-            first, last = block.tokens[0].map or [0, 0]
-            written = "\n".join(source.split("\n")[first:last])
-            return [self._row(line, console) for line in Text(written).wrap(console, width)]
+            return self.written(block, source, width)
         options = console.options.update(width=width)
         element = _BlockMarkdown(block.tokens)
         rows = [
@@ -123,6 +121,13 @@ class MarkdownRenderer:
         # rich puts empty rows around some elements; the space between blocks is the caller's.
         shown = [i for i, row in enumerate(rows) if row.num_cells]
         return rows[shown[0] : shown[-1] + 1] if shown else []
+
+    def written(self, block: Block, source: str, width: int) -> list[Row]:
+        """Rows of a block as it was written, wrapped at `width`."""
+        first, last = block.tokens[0].map or [0, 0]
+        text = Text("\n".join(source.split("\n")[first:last]))
+        console = self._console(width)
+        return [self._row(line, console) for line in text.wrap(console, width)]
 
     def _code_rows(self, token: Token, console: Console) -> list[Row]:
         lines = _highlight(token.content, token.info).split("\n", allow_blank=True)

@@ -135,7 +135,11 @@ class MarkdownPrinter:
         return num_settled
 
     def _rows(self, block: Block, columns: int) -> list[Row]:
-        return self._renderer.rows(block, self._source, self._width or columns)
+        width = self._width or columns
+        if block.is_table and self._num_printed:
+            # A line so long that its first rows are printed turns out to be the head of a table.
+            return self._renderer.written(block, self._source, width)
+        return self._renderer.rows(block, self._source, width)
 
     def _with_space_before(self, rows: list[Row]) -> list[Row]:
         """An empty row between two blocks, printed with the first row of the second."""

@@ -191,6 +191,23 @@ def test_code_is_printed_line_by_line_and_left_whole(monkeypatch: pytest.MonkeyP
     assert "line_0 = 0\n" in shown
 
 
+def test_a_long_line_that_becomes_the_head_of_a_table_is_shown_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = Terminal(40, monkeypatch)
+    printer = MarkdownPrinter(
+        terminal.write, MarkdownRenderer(False), uneven_clock(random.Random(2))
+    )
+    head = " ".join(f"word{i}" for i in range(60))
+    document = head + " | Name\n|---|---|\n| v1 | v2 |\n"
+    for at in range(0, len(document), 3):
+        printer.push(document[at : at + 3])
+    printer.finish()
+    shown = words_of(" ".join(terminal.lines))
+    assert [word for word in shown if word.startswith("word")] == head.split()
+    assert {"Name", "v1", "v2"} <= set(shown)
+
+
 def test_control_characters_never_reach_a_row() -> None:
     # They are made visible before; a row's own escapes are colours only.
     rows = MarkdownRenderer(True).document("**a** `b` [c](http://d)", 40)
