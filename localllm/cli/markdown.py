@@ -62,10 +62,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A top-level element of the text, from `first_line` on."""
+    """A top-level element of the text, or one item of a top-level list, from `first_line` on.
+
+    `number` is that of an item of an ordered list; `follows_item`: an item stands right before.
+    """
 
     tokens: Sequence[Token]
     first_line: int
+    number: int | None = None
+    follows_item: bool = False
 
     @property
     def is_code(self) -> bool:
@@ -78,14 +83,46 @@ class Block:
         return self.tokens[0].type == "table_open"
 
 
-def split_blocks(source: str) -> list[Block]:
-    """The top-level elements of a markdown text, in order."""
-    blocks: list[list[Token]] = []
+def split_blocks(source: str, after: Block | None = None) -> list[Block]:
+    """The top-level elements of a markdown text, in order; a list's items apart.
+
+    `after`: the source was cut before this block, which is now its first.
+    """
+    elements: list[list[Token]] = []
     for token in _PARSER.parse(source):
         if token.level == 0 and token.nesting >= 0:
-            blocks.append([])
-        blocks[-1].append(token)
-    return [Block(tokens, tokens[0].map[0] if tokens[0].map else 0) for tokens in blocks]
+            elements.append([])
+        elements[-1].append(token)
+    blocks: list[Block] = []
+    for tokens in elements:
+        if tokens[0].type in ("bullet_list_open", "ordered_list_open"):
+            blocks += _split_items(tokens, after if not blocks else None)
+        else:
+            blocks.append(Block(tokens, tokens[0].map[0] if tokens[0].map else 0))
+    return blocks
+
+
+def _split_items(tokens: Sequence[Token], after: Block | None) -> list[Block]:
+    """Each item of a list as a list of its own, which goes on counting."""
+    opening, closing = tokens[0], tokens[-1]
+    is_ordered = opening.type == "ordered_list_open"
+    number = int(opening.attrs.get("start", 1)) if is_ordered else None
+    follows_item = False
+    if after is not None and (after.number is not None) == is_ordered:
+        number, follows_item = after.number, after.follows_item
+    blocks = []
+    items: list[list[Token]] = []
+    for token in tokens[1:-1]:
+        if token.type == "list_item_open" and token.level == 1:
+            items.append([])
+        items[-1].append(token)
+    for item in items:
+        attrs = {} if number is None else {"start": number}
+        own = [opening.copy(attrs=attrs), *item, closing]
+        first_line = item[0].map[0] if item[0].map else 0
+        blocks.append(Block(own, first_line, number, follows_item))
+        number, follows_item = None if number is None else number + 1, True
+    return blocks
 
 
 class MarkdownRenderer:
@@ -95,10 +132,10 @@ class MarkdownRenderer:
         self._has_colour = has_colour
 
     def document(self, source: str, width: int) -> list[Row]:
-        """Rows of a whole text: its blocks with an empty row between them."""
+        """Rows of a whole text: its blocks with an empty row between them, but for items."""
         rows: list[Row] = []
         for block in split_blocks(source):
-            rows += [Row("", 0)] if rows else []
+            rows += [Row("", 0)] if rows and not block.follows_item else []
             rows += self.rows(block, source, width)
         return rows
 

@@ -43,6 +43,7 @@ class MarkdownPrinter:
         self._width = 0  # the unfinished block keeps the width that it began with
         self._num_printed = 0  # rows of the unfinished block that are final
         self._has_printed = False
+        self._first: Block | None = None  # what the source was cut before
         self._live: list[Row] = []
         self._next_draw_s = 0.0
 
@@ -62,7 +63,7 @@ class MarkdownPrinter:
 
     def _draw(self, *, is_last: bool) -> None:
         size = shutil.get_terminal_size()
-        blocks = split_blocks(self._source)
+        blocks = split_blocks(self._source, self._first)
         final: list[Row] = []
         while blocks and (is_last or len(blocks) > 1):
             final += self._final_rows(blocks.pop(0), size.columns)
@@ -71,7 +72,9 @@ class MarkdownPrinter:
             # Blocks are counted from the lines of the old source; what is left begins at its own.
             lines = self._source.split("\n")[blocks[0].first_line :]
             self._source = "\n".join(lines)
-            [block] = split_blocks(self._source)
+            if blocks[0].first_line:
+                self._first = blocks[0]
+            [block] = split_blocks(self._source, self._first)
             settled, live = self._unfinished_rows(block, size.columns, size.lines)
             final += settled
         elif is_last:
@@ -81,7 +84,7 @@ class MarkdownPrinter:
     def _final_rows(self, block: Block, columns: int) -> list[Row]:
         """What is not yet printed of a block that is whole."""
         rows = self._rows(block, columns)[self._num_printed :]
-        rows = self._with_space_before(rows)
+        rows = self._with_space_before(rows, block)
         self._num_printed, self._width = 0, 0
         return rows
 
@@ -103,13 +106,14 @@ class MarkdownPrinter:
                 break
             live.insert(0, row)
         if settled:
-            settled_rows = self._with_space_before(settled)
+            settled_rows = self._with_space_before(settled, block)
             self._num_printed += len(settled)
             self._width = self._width or columns
             return settled_rows, live
         # The space before the block is live with it, as long as there is room.
         height = sum(row.height(columns) for row in live)
-        if self._has_printed and not self._num_printed and height < limit:
+        begins = self._has_printed and not self._num_printed and not block.follows_item
+        if begins and height < limit:
             live.insert(0, Row("", 0))
         return [], live
 
@@ -125,7 +129,7 @@ class MarkdownPrinter:
         width = self._width or shutil.get_terminal_size().columns
         num_settled = len(rows) - 1  # the last row grows
         for variant in variants:
-            blocks = split_blocks(variant)
+            blocks = split_blocks(variant, self._first)
             first = self._renderer.rows(blocks[0], variant, width) if blocks else []
             agreeing = takewhile(
                 lambda pair: pair[0] == pair[1],
@@ -141,9 +145,9 @@ class MarkdownPrinter:
             return self._renderer.written(block, self._source, width)
         return self._renderer.rows(block, self._source, width)
 
-    def _with_space_before(self, rows: list[Row]) -> list[Row]:
+    def _with_space_before(self, rows: list[Row], block: Block) -> list[Row]:
         """An empty row between two blocks, printed with the first row of the second."""
-        begins_block = rows and not self._num_printed
+        begins_block = rows and not self._num_printed and not block.follows_item
         space = [Row("", 0)] if begins_block and self._has_printed else []
         self._has_printed = self._has_printed or bool(rows)
         return space + rows
