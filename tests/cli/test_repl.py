@@ -53,6 +53,7 @@ class Window:
             "XDG_DATA_HOME": str(home),
             # The test's terminal does not answer a question for the cursor's place.
             "PROMPT_TOOLKIT_NO_CPR": "1",
+            "OMP_NUM_THREADS": "1",
         }
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
@@ -442,7 +443,7 @@ def test_the_terminal_is_itself_again_however_it_ends(
 
 
 def test_the_real_model_answers(tmp_path: Path) -> None:
-    window = Window(["-m", "localllm", "chat", "--seed", "1"], 80, 40, tmp_path)
+    window = Window(["-m", "localllm", "chat", "--seed", "1", "-n", "20"], 80, 40, tmp_path)
     window.wait_for(r"\n>")
     window.say("hello")
     window.wait_for(r"prompt \d+ \(0 cached\).*context \d+/2048")
