@@ -26,7 +26,6 @@ class Weights:
 
     num_parameters: int
     num_bytes: int
-    num_files: int
     bytes_by_dtype: Mapping[str, int]
 
 
@@ -91,7 +90,7 @@ def read_weights(folder: Path) -> Weights:
             num_values = 8 if name.endswith(_PACKED_SUFFIXES) else 1
             num_parameters += prod(tensor.shape) * num_values
     num_bytes = sum(path.stat().st_size for path in files)
-    return Weights(num_parameters, num_bytes, len(files), dict(by_dtype.most_common()))
+    return Weights(num_parameters, num_bytes, dict(by_dtype.most_common()))
 
 
 def kv_bytes_per_token(config: Mapping[str, Any], item_bytes: int = 2) -> int | None:

@@ -81,11 +81,10 @@ class Evaluation:
 
 
 class LoadedScorer:
-    """A checkpoint loaded for measuring: its decoder, its tokenizer, its window."""
+    """A checkpoint loaded for measuring: its decoder, and a cache of one window."""
 
     def __init__(self, checkpoint: Checkpoint, window: int) -> None:
         self.name = checkpoint.name
-        self.tokenizer = checkpoint.tokenizer
         loaded = load_decoder(
             checkpoint.folder,
             checkpoint.model_config,

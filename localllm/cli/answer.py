@@ -25,7 +25,6 @@ class AnswerPrinter:
     loaded: "LoadedModel"
     completion: "Completion"
     params: SamplingParams
-
     printer: TextPrinter
     shows_thinking: bool
 
