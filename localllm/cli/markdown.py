@@ -130,6 +130,7 @@ class MarkdownRenderer:
 
     def __init__(self, has_colour: bool) -> None:
         self._has_colour = has_colour
+        self._consoles: dict[int, Console] = {}  # by width; a terminal has few in its life
 
     def document(self, source: str, width: int) -> list[Row]:
         """Rows of a whole text: its blocks with an empty row between them, but for items."""
@@ -186,6 +187,11 @@ class MarkdownRenderer:
         return Row(ansi, sum(cell_len(segment.text) for segment in segments))
 
     def _console(self, width: int) -> Console:
+        if width not in self._consoles:
+            self._consoles[width] = self._new_console(width)
+        return self._consoles[width]
+
+    def _new_console(self, width: int) -> Console:
         return Console(
             file=io.StringIO(),
             width=width,
