@@ -17,8 +17,9 @@ from localllm.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
 from localllm.model.architectures import read_model_config
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
+from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
-from localllm.model.weights import check_weights, load_model
+from localllm.model.weights import load_model
 from localllm_kernels import TORCH_OPS
 
 EOS_TOKEN_ID = 0

@@ -13,8 +13,8 @@ import localllm
 from localllm import LLM
 from localllm.catalog import BUILT_IN_MODELS
 from localllm.model.architectures import expected_tensors, read_model_config
+from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
-from localllm.model.weights import check_weights
 
 FOLDER = Path(localllm.__file__).parent / "pocket"
 TOOLS = Path(__file__).parents[1] / "tools" / "pocket"

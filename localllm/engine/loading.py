@@ -4,7 +4,6 @@ import hashlib
 import logging
 import os
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
@@ -16,11 +15,12 @@ from localllm.engine.memory import MemoryPlan, plan_memory
 from localllm.engine.runner import ModelRunner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.errors import BackendError
-from localllm.model.architectures import ArchSpec, expected_tensors
+from localllm.model.architectures import ArchSpec
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
+from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
-from localllm.model.weights import check_weights, load_model
+from localllm.model.weights import load_model
 from localllm_kernels import select_ops
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def load_decoder(
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
     files = find_weight_files(folder)
-    tensors = check_weights(files, model_config, spec)
+    weights = check_weights(files, model_config, spec)
     device = _select_device(config)
     try:
         ops = select_ops(device.type, config.backend)
@@ -59,13 +59,13 @@ def load_decoder(
     plan = plan_memory(
         model_config,
         config,
-        num_parameters=sum(prod(s) for s in expected_tensors(model_config, spec).values()),
+        weights_bytes=weights.resident_bytes(dtype.itemsize),
         item_bytes=dtype.itemsize,
         free_bytes=_free_bytes(device),
     )
     logger.info("memory plan: %s", plan)
     model = load_model(
-        tensors,
+        weights,
         model_config,
         spec,
         max_model_len=plan.max_model_len,

@@ -26,7 +26,7 @@ def plan_memory(
     model: ModelConfig,
     engine: EngineConfig,
     *,
-    num_parameters: int,
+    weights_bytes: int,
     item_bytes: int,
     free_bytes: int,
 ) -> MemoryPlan:
@@ -37,7 +37,6 @@ def plan_memory(
 
     Raises: GpuMemoryError with a table of the parts where not even that fits.
     """
-    weights_bytes = num_parameters * item_bytes
     longest = engine.max_model_len or model.max_position_embeddings
     scores_bytes = 3 * 4 * _QUERY_TILE * model.num_heads * longest
     gathered_bytes = 2 * 4 * max(_MAX_GATHERED_KEYS, longest) * model.num_kv_heads * model.head_dim

@@ -107,15 +107,12 @@ def layer_windows(config: ModelConfig, spec: ArchSpec) -> tuple[int | None, ...]
     return tuple(window if i >= first else None for i in range(config.num_layers))
 
 
-def expected_tensors(config: ModelConfig, spec: ArchSpec) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor the checkpoint must hold, and may hold nothing beside.
-
-    With tied embeddings the head is the embedding table; a stored head is accepted and ignored.
-    """
+def layer_linears(config: ModelConfig, spec: ArchSpec) -> dict[str, tuple[int, int, bool]]:
+    """The linears of a layer by their name in it: output width, input width, whether with bias."""
     biases = resolve_biases(config, spec)
     hidden, inner = config.hidden_size, config.intermediate_size
     q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    linears = {
+    return {
         "self_attn.q_proj": (q_width, hidden, biases.qkv),
         "self_attn.k_proj": (kv_width, hidden, biases.qkv),
         "self_attn.v_proj": (kv_width, hidden, biases.qkv),
@@ -124,6 +121,27 @@ def expected_tensors(config: ModelConfig, spec: ArchSpec) -> dict[str, tuple[int
         "mlp.up_proj": (inner, hidden, biases.mlp),
         "mlp.down_proj": (hidden, inner, biases.mlp),
     }
+
+
+def linear_shapes(config: ModelConfig, spec: ArchSpec) -> dict[str, tuple[int, int]]:
+    """Every linear by its full name, the head included where it is one of its own: (out, in)."""
+    shapes = {
+        f"model.layers.{i}.{name}": (width_out, width_in)
+        for i in range(config.num_layers)
+        for name, (width_out, width_in, _) in layer_linears(config, spec).items()
+    }
+    if not config.tie_word_embeddings:
+        shapes["lm_head"] = (config.vocab_size, config.hidden_size)
+    return shapes
+
+
+def expected_tensors(config: ModelConfig, spec: ArchSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor an unquantized checkpoint must hold, and nothing beside.
+
+    With tied embeddings the head is the embedding table; a stored head is accepted and ignored.
+    """
+    hidden = config.hidden_size
+    linears = layer_linears(config, spec)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     for i in range(config.num_layers):
         layer = f"model.layers.{i}"

@@ -8,7 +8,7 @@ from torch import Tensor
 from localllm.config import ModelConfig
 from localllm.model.inputs import ForwardBatch, PagedKVCache
 from localllm.model.layers import DecoderLayer, LayerCache, RMSNorm, Rotation
-from localllm.model.linear import Linear
+from localllm.model.linear import Projection
 from localllm.model.rope import RopeTable
 from localllm_kernels import Ops
 
@@ -21,7 +21,7 @@ class DecoderModel:
     embedding: Tensor  # [vocab_size, hidden]
     layers: tuple[DecoderLayer, ...]
     norm: RMSNorm
-    lm_head: Linear
+    lm_head: Projection
     rope: RopeTable
     ops: Ops
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from localllm.model.inputs import ForwardBatch
-from localllm.model.linear import Linear
+from localllm.model.linear import Projection
 from localllm_kernels import Ops
 
 
@@ -45,8 +45,8 @@ class LayerCache:
 class Attention:
     """Grouped-query attention over the paged cache; query, key and value come from one product."""
 
-    qkv_proj: Linear
-    o_proj: Linear
+    qkv_proj: Projection
+    o_proj: Projection
     norms: HeadNorms | None
     num_heads: int
     num_kv_heads: int
@@ -57,6 +57,12 @@ class Attention:
         self, x: Tensor, rotation: Rotation, batch: ForwardBatch, cache: LayerCache, ops: Ops
     ) -> Tensor:
         """`x`: [num_tokens, hidden] -> the same shape; writes new keys and values to `cache`."""
+        return self.o_proj(self.attend(x, rotation, batch, cache, ops))
+
+    def attend(
+        self, x: Tensor, rotation: Rotation, batch: ForwardBatch, cache: LayerCache, ops: Ops
+    ) -> Tensor:
+        """The heads' outputs side by side, [num_tokens, num_heads · head_dim]."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.head_dim)
         query, key = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
@@ -77,19 +83,23 @@ class Attention:
             scale=self.head_dim**-0.5,
             window=self.window,
         )
-        return self.o_proj(attended.flatten(1))
+        return attended.flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
     """Feed-forward with a SiLU gate; gate and up come from one product."""
 
-    gate_up_proj: Linear
-    down_proj: Linear
+    gate_up_proj: Projection
+    down_proj: Projection
 
     def __call__(self, x: Tensor, ops: Ops) -> Tensor:
         """`x`: [num_tokens, hidden] -> the same shape."""
-        return self.down_proj(ops.silu_mul(self.gate_up_proj(x)))
+        return self.down_proj(self.activate(x, ops))
+
+    def activate(self, x: Tensor, ops: Ops) -> Tensor:
+        """The inner values, [num_tokens, intermediate]."""
+        return ops.silu_mul(self.gate_up_proj(x))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""From the files of a checkpoint to a loaded model: check every tensor, then stream them in."""
+"""From the checked files of a checkpoint to a loaded model: every tensor is streamed in."""
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,86 +10,20 @@ from safetensors import safe_open
 from torch import Tensor
 
 from localllm.config import ModelConfig
-from localllm.errors import CheckpointError, UnsupportedModelError
-from localllm.model.architectures import (
-    ArchSpec,
-    expected_tensors,
-    layer_windows,
-    resolve_biases,
-)
+from localllm.errors import CheckpointError
+from localllm.model.architectures import ArchSpec, layer_windows
 from localllm.model.decoder import DecoderModel
 from localllm.model.layers import Attention, DecoderLayer, GatedMLP, HeadNorms, RMSNorm
-from localllm.model.linear import Linear
+from localllm.model.linear import Linear, Projection, SplitLinear, fuse, quantized_linear
+from localllm.model.quantized import QuantizedWeight
 from localllm.model.rope import RopeTable
-from localllm.model.safetensors_header import TensorInfo, read_header
+from localllm.model.safetensors_header import TensorInfo
+from localllm.model.weight_check import WeightMap
 from localllm_kernels import Ops
-
-LOADABLE_DTYPES = ("F32", "F16", "BF16")
-# Buffers that old exports stored beside the weights; they follow from the config.
-IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
-
-
-def check_weights(files: list[Path], config: ModelConfig, spec: ArchSpec) -> dict[str, TensorInfo]:
-    """Hold the files' headers against the config; nothing is loaded yet.
-
-    Raises: CheckpointError naming a tensor that is missing, left over, twice there, of a dtype
-    that is not a float, or of a shape that contradicts the config.
-    """
-    if config.quantization is not None:
-        method = config.quantization.get("quant_method") if isinstance(
-            config.quantization, Mapping
-        ) else config.quantization  # fmt: skip
-        raise UnsupportedModelError(
-            f"the checkpoint is quantized ({method!r:.40}), which this version cannot load",
-            where="config.json: quantization_config",
-            hint="take the unquantized checkpoint (bf16, fp16 or fp32), or vLLM for this one",
-        )
-    found: dict[str, TensorInfo] = {}
-    for file in files:
-        for name, info in read_header(file).items():
-            if name in found:
-                raise CheckpointError(
-                    f"tensor {name!r} is in two files",
-                    where=f"{found[name].file.name}, {file.name}",
-                )
-            found[name] = info
-    expected = expected_tensors(config, spec)
-    for name, shape in expected.items():
-        if name not in found:
-            raise CheckpointError(
-                f"tensor {name!r} is missing ({config.architecture} needs it)",
-                where=_describe(files),
-                hint="download the model again",
-            )
-        info = found[name]
-        if info.shape != shape:
-            raise CheckpointError(
-                f"tensor {name!r} has shape {list(info.shape)}, config.json asks for {list(shape)}",
-                where=str(info.file),
-                hint="config.json and weights are of different models or revisions",
-            )
-        if info.dtype not in LOADABLE_DTYPES:
-            raise CheckpointError(
-                f"tensor {name!r} has dtype {info.dtype}; can load {', '.join(LOADABLE_DTYPES)}",
-                where=str(info.file),
-            )
-    for name, info in found.items():
-        is_tied_head = name == "lm_head.weight" and config.tie_word_embeddings
-        if name not in expected and not is_tied_head and not name.endswith(IGNORED_SUFFIXES):
-            raise CheckpointError(
-                f"tensor {name!r} is left over: {config.architecture} has no place for it",
-                where=str(info.file),
-                hint="config.json may name the wrong architecture or too few layers",
-            )
-    return {name: found[name] for name in expected}
-
-
-def _describe(files: list[Path]) -> str:
-    return ", ".join(file.name for file in files[:3]) + (" …" if len(files) > 3 else "")
 
 
 def load_model(
-    tensors: dict[str, TensorInfo],
+    weights: WeightMap,
     config: ModelConfig,
     spec: ArchSpec,
     *,
@@ -98,93 +32,136 @@ def load_model(
     device: torch.device,
     ops: Ops,
 ) -> DecoderModel:
-    """Load the tensors that `check_weights` passed, one at a time, into fused weights."""
-    with ExitStack() as stack:
-        reader = _Reader(tensors, dtype, device, stack)
+    """Load the tensors that `check_weights` passed, one at a time, into fused weights.
+
+    Raises: CheckpointError for a quantized weight whose parts make no sense.
+    """
+    with open_weights(weights, dtype, device) as reader:
         embedding = reader.read("model.embed_tokens.weight")
-        windows = layer_windows(config, spec)
-        layers = tuple(
-            _load_layer(reader, config, spec, i, windows[i]) for i in range(config.num_layers)
-        )
-        head = embedding if config.tie_word_embeddings else reader.read("lm_head.weight")
         return DecoderModel(
             config=config,
             embedding=embedding,
-            layers=layers,
+            layers=tuple(reader.layer(config, spec, i) for i in range(config.num_layers)),
             norm=RMSNorm(reader.read("model.norm.weight"), config.rms_norm_eps),
-            lm_head=Linear(head),
+            lm_head=reader.head(embedding),
             rope=RopeTable.build(config.rope, config.head_dim, max_model_len, device),
             ops=ops,
         )
 
 
-class _Reader:
-    """Reads tensors by name, and rows of several into one."""
+@contextmanager
+def open_weights(
+    weights: WeightMap, dtype: torch.dtype, device: torch.device
+) -> Iterator["WeightReader"]:
+    """A reader for the files of `weights`, open as long as the block runs."""
+    with ExitStack() as stack:
+        handles = {
+            file: stack.enter_context(safe_open(file, framework="pt")) for file in weights.files
+        }
+        yield WeightReader(weights, handles, dtype, device)
+
+
+class WeightReader:
+    """Reads tensors, linears and layers by name, and the rows of several linears into one."""
 
     def __init__(
         self,
-        tensors: dict[str, TensorInfo],
+        weights: WeightMap,
+        handles: Mapping[Path, Any],
         dtype: torch.dtype,
         device: torch.device,
-        stack: ExitStack,
     ) -> None:
-        self._tensors, self._dtype, self._device = tensors, dtype, device
-        self._handles: dict[Path, Any] = {
-            file: stack.enter_context(safe_open(file, framework="pt"))
-            for file in {info.file for info in tensors.values()}
-        }
+        self._weights, self._handles = weights, handles
+        self._dtype, self._device = dtype, device
 
     def read(self, *names: str) -> Tensor:
-        """One tensor, or several stacked along their rows."""
-        infos = [self._tensors[name] for name in names]
+        """One plain tensor, or several stacked along their rows."""
+        infos = [self._weights.plain[name] for name in names]
         shape = (sum(info.shape[0] for info in infos), *infos[0].shape[1:])
         fused = torch.empty(shape, dtype=self._dtype, device=self._device)
         start = 0
         for info in infos:
             end = start + info.shape[0]
-            fused[start:end].copy_(self._handles[info.file].get_tensor(info.name))
+            fused[start:end].copy_(self._tensor(info))
             start = end
         return fused
 
-    def linear(self, layer: str, *names: str, has_bias: bool) -> Linear:
-        weight = self.read(*(f"{layer}.{name}.weight" for name in names))
-        bias = self.read(*(f"{layer}.{name}.bias" for name in names)) if has_bias else None
-        return Linear(weight, bias)
+    def linear(self, *names: str) -> Projection:
+        """One linear, or several over the same input; those that are alike become one product."""
+        quantized = [name for name in names if name in self._weights.quantized]
+        if not quantized:
+            biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._weights.plain]
+            weight = self.read(*(f"{name}.weight" for name in names))
+            return Linear(weight, self.read(*biases) if biases else None)
+        parts = [self._quantized(name) for name in quantized]
+        fused = fuse(parts) if len(parts) == len(names) else None
+        if fused is None:
+            return SplitLinear(tuple(self.linear(name) for name in names))
+        return quantized_linear(fused, self._biases(names, parts), self._dtype)
 
+    def head(self, embedding: Tensor) -> Projection:
+        """The output head, which is the embedding table where there is no other."""
+        weights = self._weights
+        has_own = "lm_head" in weights.quantized or "lm_head.weight" in weights.plain
+        return self.linear("lm_head") if has_own else Linear(embedding)
 
-def _load_layer(
-    reader: _Reader, config: ModelConfig, spec: ArchSpec, index: int, window: int | None
-) -> DecoderLayer:
-    layer, eps = f"model.layers.{index}", config.rms_norm_eps
-    biases = resolve_biases(config, spec)
+    def layer(self, config: ModelConfig, spec: ArchSpec, index: int) -> DecoderLayer:
+        """A whole layer."""
+        layer = f"model.layers.{index}"
 
-    def norm(name: str) -> RMSNorm:
-        return RMSNorm(reader.read(f"{layer}.{name}.weight"), eps)
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(self.read(f"{layer}.{name}.weight"), config.rms_norm_eps)
 
-    attention = Attention(
-        qkv_proj=reader.linear(
-            layer,
-            "self_attn.q_proj",
-            "self_attn.k_proj",
-            "self_attn.v_proj",
-            has_bias=biases.qkv,
-        ),
-        o_proj=reader.linear(layer, "self_attn.o_proj", has_bias=biases.o),
-        norms=HeadNorms(norm("self_attn.q_norm"), norm("self_attn.k_norm"))
-        if spec.qk_norm
-        else None,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        window=window,
-    )
-    mlp = GatedMLP(
-        gate_up_proj=reader.linear(layer, "mlp.gate_proj", "mlp.up_proj", has_bias=biases.mlp),
-        down_proj=reader.linear(layer, "mlp.down_proj", has_bias=biases.mlp),
-    )
-    return DecoderLayer(
-        input_norm=norm("input_layernorm"),
-        attention=attention,
-        post_attention_norm=norm("post_attention_layernorm"),
-        mlp=mlp,
-    )
+        attention = Attention(
+            qkv_proj=self.linear(*(f"{layer}.self_attn.{name}_proj" for name in "qkv")),
+            o_proj=self.linear(f"{layer}.self_attn.o_proj"),
+            norms=HeadNorms(norm("self_attn.q_norm"), norm("self_attn.k_norm"))
+            if spec.qk_norm
+            else None,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            window=layer_windows(config, spec)[index],
+        )
+        mlp = GatedMLP(
+            gate_up_proj=self.linear(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
+            down_proj=self.linear(f"{layer}.mlp.down_proj"),
+        )
+        return DecoderLayer(
+            input_norm=norm("input_layernorm"),
+            attention=attention,
+            post_attention_norm=norm("post_attention_layernorm"),
+            mlp=mlp,
+        )
+
+    def _biases(self, names: Sequence[str], parts: Sequence[QuantizedWeight]) -> Tensor | None:
+        if not any(f"{name}.bias" in self._weights.plain for name in names):
+            return None
+        zeros = torch.zeros(1, dtype=self._dtype, device=self._device)
+        return torch.cat(
+            [
+                self.read(f"{name}.bias")
+                if f"{name}.bias" in self._weights.plain
+                else zeros.expand(part.shape[0])
+                for name, part in zip(names, parts, strict=True)
+            ]
+        )
+
+    def _quantized(self, name: str) -> QuantizedWeight:
+        linear = self._weights.quantized[name]
+        parts = {
+            suffix: self._tensor(info).to(self._device) for suffix, info in linear.parts.items()
+        }
+        try:
+            return linear.scheme.read(parts)
+        except ValueError as error:
+            file = linear.parts[linear.scheme.marker].file
+            raise CheckpointError(
+                f"the quantized weight of {name!r} makes no sense: {error}",
+                where=str(file),
+                hint="download the model again",
+            ) from error
+
+    def _tensor(self, info: TensorInfo) -> Tensor:
+        tensor: Tensor = self._handles[info.file].get_tensor(info.name)
+        return tensor

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from localllm.errors import CheckpointError, ExitCode
 from localllm.model.architectures import read_model_config
+from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
-from localllm.model.weights import check_weights
 
 Make = Callable[..., Path]
 

@@ -1,0 +1,166 @@
+"""Hold the headers of a checkpoint's files against its config, before a weight is read."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from localllm.config import ModelConfig
+from localllm.errors import CheckpointError
+from localllm.model.architectures import ArchSpec, expected_tensors, linear_shapes
+from localllm.model.formats import Scheme, StoredTensor
+from localllm.model.quantization_config import read_quantization
+from localllm.model.safetensors_header import TensorInfo, read_header
+
+LOADABLE_DTYPES = ("F32", "F16", "BF16")
+# Buffers that old exports stored beside the weights, which follow from the config; and scales of
+# a quantized KV cache, which ours does not have.
+IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
+# Unpacked zeros and repacked codes, at most, against the bytes in the file; a test holds it.
+RESIDENT_SHARE = 1.15
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLinear:
+    """A quantized linear in the files: how it is stored, and its tensors by suffix."""
+
+    scheme: Scheme
+    parts: Mapping[str, TensorInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMap:
+    """Where each tensor is: the plain ones by name, the quantized linears by theirs."""
+
+    plain: Mapping[str, TensorInfo]
+    quantized: Mapping[str, StoredLinear]
+
+    @property
+    def files(self) -> set[Path]:
+        """The files that hold them."""
+        parts = (info for linear in self.quantized.values() for info in linear.parts.values())
+        return {info.file for info in (*self.plain.values(), *parts)}
+
+    def resident_bytes(self, item_bytes: int) -> int:
+        """Bytes of the loaded weights, plain tensors with `item_bytes` a value."""
+        stored = sum(
+            info.num_bytes for linear in self.quantized.values() for info in linear.parts.values()
+        )
+        plain = sum(prod(info.shape) for info in self.plain.values())
+        return int(stored * RESIDENT_SHARE) + plain * item_bytes
+
+
+def check_weights(files: list[Path], config: ModelConfig, spec: ArchSpec) -> WeightMap:
+    """Hold the files' headers against the config; nothing is loaded yet.
+
+    Raises: CheckpointError naming a tensor that is missing, left over, twice there, of a dtype
+    that is not taken, or of a shape that contradicts the config; UnsupportedModelError for a
+    quantization that is not known.
+    """
+    found = _read_headers(files)
+    expected = {
+        name: StoredTensor((shape,), LOADABLE_DTYPES)
+        for name, shape in expected_tensors(config, spec).items()
+    }
+    shapes = linear_shapes(config, spec)
+    quantized = {}
+    claimed: set[str] = set()
+    for linear, scheme in _find_schemes(found, config, shapes).items():
+        stored = _stored_tensors(linear, scheme, shapes[linear])
+        parts = _collect(found, {f"{linear}.{name}": each for name, each in stored.items()}, config)
+        quantized[linear] = StoredLinear(
+            scheme, {name.removeprefix(f"{linear}."): info for name, info in parts.items()}
+        )
+        claimed |= parts.keys()
+        del expected[f"{linear}.weight"]
+        # Some tools write a bias of zeros where the architecture has none.
+        bias = StoredTensor((shapes[linear][:1],), LOADABLE_DTYPES, is_optional=True)
+        expected.setdefault(f"{linear}.bias", bias)
+    plain = _collect(found, expected, config)
+    for name, info in found.items():
+        is_tied_head = name == "lm_head.weight" and config.tie_word_embeddings
+        is_known = name in plain or name in claimed or is_tied_head
+        if not is_known and not name.endswith(IGNORED_SUFFIXES):
+            raise CheckpointError(
+                f"tensor {name!r} is left over: {config.architecture} has no place for it",
+                where=str(info.file),
+                hint="config.json may name the wrong architecture or too few layers",
+            )
+    return WeightMap(plain, quantized)
+
+
+def _stored_tensors(linear: str, scheme: Scheme, shape: tuple[int, int]) -> dict[str, StoredTensor]:
+    try:
+        return scheme.stored(*shape)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{linear} cannot be quantized as config.json says: {error}",
+            where="config.json: quantization_config",
+        ) from error
+
+
+def _collect(
+    found: Mapping[str, TensorInfo], expected: Mapping[str, StoredTensor], config: ModelConfig
+) -> dict[str, TensorInfo]:
+    tensors = {}
+    for name, tensor in expected.items():
+        if name in found:
+            _check_tensor(found[name], tensor)
+            tensors[name] = found[name]
+        elif not tensor.is_optional:
+            raise CheckpointError(
+                f"tensor {name!r} is missing ({config.architecture} needs it)",
+                where=_describe({info.file for info in found.values()}),
+                hint="download the model again",
+            )
+    return tensors
+
+
+def _read_headers(files: list[Path]) -> dict[str, TensorInfo]:
+    found: dict[str, TensorInfo] = {}
+    for file in files:
+        for name, info in read_header(file).items():
+            if name in found:
+                raise CheckpointError(
+                    f"tensor {name!r} is in two files",
+                    where=f"{found[name].file.name}, {file.name}",
+                )
+            found[name] = info
+    return found
+
+
+def _find_schemes(
+    found: Mapping[str, TensorInfo], config: ModelConfig, linears: Iterable[str]
+) -> dict[str, Scheme]:
+    quantization = read_quantization(config.quantization)
+    if quantization is None:
+        return {}
+    schemes = {}
+    for linear in linears:
+        scheme = quantization.scheme_of(linear)
+        if scheme is None:
+            continue
+        is_plain = f"{linear}.weight" in found and f"{linear}.{scheme.marker}" not in found
+        if not is_plain:
+            schemes[linear] = scheme
+    return schemes
+
+
+def _check_tensor(info: TensorInfo, expected: StoredTensor) -> None:
+    if info.shape not in expected.shapes:
+        raise CheckpointError(
+            f"tensor {info.name!r} has shape {list(info.shape)}, "
+            f"config.json asks for {list(expected.shapes[0])}",
+            where=str(info.file),
+            hint="config.json and weights are of different models or revisions",
+        )
+    if info.dtype not in expected.dtypes:
+        raise CheckpointError(
+            f"tensor {info.name!r} has dtype {info.dtype}; can load {', '.join(expected.dtypes)}",
+            where=str(info.file),
+        )
+
+
+def _describe(files: set[Path]) -> str:
+    names = sorted(file.name for file in files)
+    return ", ".join(names[:3]) + (" …" if len(names) > 3 else "")

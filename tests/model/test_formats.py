@@ -1,0 +1,370 @@
+"""Quantized file formats: read back by readers that are not ours, and bit for bit."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import random_tensors, tiny_config, write_checkpoint
+from compressed_tensors.compressors.base import BaseCompressor
+from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from localllm.config import EngineConfig
+from localllm.engine.loading import load_decoder
+from localllm.engine.scoring import WindowScorer
+from localllm.errors import CheckpointError, UnsupportedModelError
+from localllm.model.architectures import read_model_config
+from localllm.model.formats import Awq, Fp8, Gptq, PackedInt4, PackedInt8, PlainInt8, Scheme
+from localllm.model.linear import SplitLinear
+from localllm.model.quantization_config import read_quantization
+from localllm.model.quantized import Fp8Weight, Int4Weight, Int8Weight, pack_nibbles
+
+OUT, IN = 48, 128
+
+
+def random_int4(
+    group_size: int = 32,
+    *,
+    symmetric: bool = False,
+    permuted: bool = False,
+    dtype: torch.dtype = torch.float16,
+    least_zero: int = 0,
+    width_out: int = OUT,
+) -> Int4Weight:
+    num_groups = IN // group_size
+    zeros = torch.randint(least_zero, 16, (width_out, num_groups), dtype=torch.uint8)
+    permutation = None
+    if permuted:
+        # In a group the features stand in their own order, as the files have no other.
+        groups = torch.randperm(IN) // group_size
+        permutation = torch.sort(groups, stable=True).indices
+    return Int4Weight(
+        pack_nibbles(torch.randint(16, (width_out, IN), dtype=torch.uint8)),
+        (torch.rand(width_out, num_groups) + 0.1).to(dtype),
+        None if symmetric else zeros,
+        permutation,
+    )
+
+
+def assert_same(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    for name in a.__dataclass_fields__:
+        left, right = getattr(a, name), getattr(b, name)
+        if isinstance(left, Tensor) and isinstance(right, Tensor):
+            assert left.dtype == right.dtype, name
+            assert torch.equal(left.view(torch.uint8), right.view(torch.uint8)), name
+        else:
+            assert left == right, name
+
+
+def random_int8(dtype: torch.dtype = torch.float32) -> Int8Weight:
+    codes = torch.randint(-127, 128, (OUT, IN), dtype=torch.int8)
+    return Int8Weight(codes, torch.rand(OUT).to(dtype))
+
+
+def random_fp8(scales_shape: tuple[int, int], block: tuple[int, int]) -> Fp8Weight:
+    return Fp8Weight(torch.randn(OUT, IN).to(torch.float8_e4m3fn), torch.rand(scales_shape), block)
+
+
+SCHEMES: list[tuple[Scheme, Any]] = [
+    (PackedInt4(32, symmetric=True), random_int4(symmetric=True)),
+    (PackedInt4(64, symmetric=False), random_int4(64, dtype=torch.bfloat16)),
+    (PackedInt4(None, symmetric=True), random_int4(IN, symmetric=True)),
+    (PackedInt8(), random_int8()),
+    (PlainInt8(), random_int8()),
+    (Awq(32), random_int4()),
+    (Gptq(32, is_v2=False), random_int4(least_zero=1)),
+    (Gptq(32, is_v2=True), random_int4()),
+    (Gptq(32, is_v2=True), random_int4(permuted=True)),
+    (Gptq(64, is_v2=False), random_int4(64, symmetric=True)),
+    (Fp8("weight_scale", None), random_fp8((OUT, 1), (1, IN))),
+    (Fp8("weight_scale_inv", (32, 128)), random_fp8((2, 1), (32, 128))),
+]
+
+
+@pytest.mark.parametrize(("scheme", "weight"), SCHEMES, ids=lambda x: type(x).__name__)
+def test_what_is_written_is_read_back(scheme: Scheme, weight: Any) -> None:
+    tensors = scheme.write(weight)
+    stored = scheme.stored(OUT, IN)
+    for name, tensor in tensors.items():
+        assert tuple(tensor.shape) in stored[name].shapes
+        assert tensor.is_contiguous()
+    assert tensors.keys() >= {name for name, each in stored.items() if not each.is_optional}
+    assert scheme.marker in tensors
+    assert_same(scheme.read(tensors), weight)
+
+
+@pytest.mark.parametrize("width_out", [OUT, 44])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group_size", [32, 128, None])
+def test_compressed_tensors_reads_packed_int4_bit_for_bit(
+    group_size: int | None, symmetric: bool, width_out: int
+) -> None:
+    weight = random_int4(
+        group_size or IN, symmetric=symmetric, dtype=torch.bfloat16, width_out=width_out
+    )
+    tensors = PackedInt4(group_size, symmetric).write(weight)
+    args = QuantizationArgs(
+        num_bits=4,
+        type="int",
+        symmetric=symmetric,
+        strategy="group" if group_size else "channel",
+        group_size=group_size,
+    )
+    assert torch.equal(decompressed("pack-quantized", args, tensors), weight.dequantize())
+
+
+def test_compressed_tensors_reads_packed_int8_bit_for_bit() -> None:
+    weight = random_int8(torch.bfloat16)
+    args = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="channel")
+    tensors = PackedInt8().write(weight)
+    assert torch.equal(decompressed("pack-quantized", args, tensors), weight.dequantize())
+
+
+def test_compressed_tensors_reads_fp8_bit_for_bit() -> None:
+    weight = Fp8Weight(
+        torch.randn(OUT, IN).to(torch.float8_e4m3fn), torch.rand(OUT, 1).bfloat16(), (1, IN)
+    )
+    args = QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy="channel")
+    tensors = Fp8("weight_scale", None).write(weight)
+    theirs = decompressed("float-quantized", args, tensors)
+    assert torch.equal(theirs, weight.dequantize(torch.bfloat16))
+
+
+def decompressed(layout: str, args: QuantizationArgs, tensors: dict[str, Tensor]) -> Tensor:
+    compressor = BaseCompressor.get_value_from_registry(layout)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    weight: Tensor = compressor.decompress(tensors, scheme)["weight"]
+    return weight
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_the_awq_converter_of_compressed_tensors_reads_awq_bit_for_bit(group_size: int) -> None:
+    weight = random_int4(group_size)
+    tensors = {f"m.{name}": t for name, t in Awq(group_size).write(weight).items()}
+    converted = AutoAWQConverter(group_size=group_size).process(tensors)
+    args = QuantizationArgs(
+        num_bits=4, type="int", symmetric=False, strategy="group", group_size=group_size
+    )
+    parts = {name.removeprefix("m."): tensor for name, tensor in converted.items()}
+    assert torch.equal(decompressed("pack-quantized", args, parts), weight.dequantize())
+
+
+@pytest.mark.parametrize("is_v2", [True, False])
+@pytest.mark.parametrize("permuted", [True, False])
+def test_gptq_unpacks_as_its_description_says(is_v2: bool, permuted: bool) -> None:
+    """Value by value, from the format's description: no packing function of ours is used."""
+    weight = random_int4(permuted=permuted, least_zero=1)
+    tensors = Gptq(32, is_v2=is_v2).write(weight)
+    qweight, qzeros = tensors["qweight"].tolist(), tensors["qzeros"].tolist()
+    scales, groups = tensors["scales"], tensors["g_idx"].tolist()
+    expected = weight.dequantize()
+    for row in range(OUT):
+        for column in range(IN):
+            group = groups[column]
+            code = (qweight[column // 8][row] >> (4 * (column % 8))) & 15
+            zero = (qzeros[group][row // 8] >> (4 * (row % 8))) & 15
+            value = (code - zero - (0 if is_v2 else 1)) * scales[group, row]
+            assert value.half() == expected[row, column]
+
+
+def test_a_zero_of_0_does_not_fit_into_the_first_gptq_format() -> None:
+    with pytest.raises(ValueError, match="zero of 0"):
+        Gptq(32, is_v2=False).write(random_int4(least_zero=0))
+
+
+# Whole checkpoints: made as other tools make them, loaded, held against the dequantized model.
+
+
+def quantize_naively(weight: Tensor, *, symmetric: bool, permuted: bool) -> Int4Weight:
+    """Groups of 16, rounded to nearest."""
+    generator = torch.Generator().manual_seed(int(weight.shape[0]))
+    width_out, width_in = weight.shape
+    permutation = None
+    if permuted:
+        groups = torch.randperm(width_in, generator=generator) // 16
+        permutation = torch.sort(groups, stable=True).indices
+    ordered = weight if permutation is None else weight[:, permutation]
+    grouped = ordered.view(width_out, -1, 16)
+    low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
+    if symmetric:
+        scales = (torch.maximum(high, -low) / 7).half()
+        zeros = torch.full_like(low, 8)
+    else:
+        scales = ((high - low) / 15).half()
+        zeros = (-low / scales).round().clamp(1, 15)
+    codes = (grouped / scales[..., None] + zeros[..., None]).round().clamp(0, 15)
+    own_zeros = None if symmetric else zeros.to(torch.uint8)
+    packed = pack_nibbles(codes.to(torch.uint8).flatten(1))
+    return Int4Weight(packed, scales, own_zeros, permutation)
+
+
+def gptq_config(**changes: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False, **changes}
+
+
+def packed_config(symmetric: bool) -> dict[str, Any]:
+    weights = {
+        "num_bits": 4,
+        "type": "int",
+        "symmetric": symmetric,
+        "strategy": "group",
+        "group_size": 16,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "ignore": ["lm_head", "re:.*down_proj"],
+    }
+
+
+AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True}
+SYMMETRIC = {"symmetric": True, "permuted": False}
+ASYMMETRIC = {"symmetric": False, "permuted": False}
+PERMUTED = {"symmetric": True, "permuted": True}
+BOTH = {"symmetric": False, "permuted": True}
+GOLDEN: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
+    "awq": (AWQ_CONFIG, Awq(16), ASYMMETRIC),
+    "packed": (packed_config(True), PackedInt4(16, True), SYMMETRIC),
+    "packed asymmetric": (packed_config(False), PackedInt4(16, False), ASYMMETRIC),
+    "gptq": (gptq_config(), Gptq(16, is_v2=False), ASYMMETRIC),
+    "gptq act-order": (gptq_config(desc_act=True), Gptq(16, is_v2=False), PERMUTED),
+    "gptq v2": (gptq_config(checkpoint_format="gptq_v2"), Gptq(16, is_v2=True), BOTH),
+}
+
+
+def logits_of(folder: Path, dtype: str) -> tuple[Tensor, Any]:
+    config, spec = read_model_config(folder)
+    loaded = load_decoder(folder, config, spec, EngineConfig(dtype=dtype, max_num_seqs=1))  # type: ignore[arg-type]
+    ids = [(7 * i + 3) % 200 for i in range(40)]
+    rows = list(WindowScorer(loaded.model, 64).logits(ids))
+    return torch.cat(rows), loaded.model
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    def make(
+        quantization: dict[str, Any], scheme: Scheme, kind: dict[str, bool]
+    ) -> tuple[Path, Path]:
+        config = tiny_config("Qwen2ForCausalLM", hidden_size=48, intermediate_size=80)
+        tensors = random_tensors(config)
+        plain, stored = {}, {}
+        for name, tensor in tensors.items():
+            plain[name] = stored[name] = tensor
+            skipped = "down_proj" in name or "lm_head" in name or "embed" in name
+            if tensor.ndim == 2 and not skipped:
+                weight = quantize_naively(tensor, **kind)
+                plain[name] = weight.dequantize(torch.float32)
+                del stored[name]
+                linear = name.removesuffix(".weight")
+                for suffix, part in scheme.write(weight).items():
+                    stored[f"{linear}.{suffix}"] = part
+        folders = tmp_path / "plain", tmp_path / "quantized"
+        for folder, content in zip(folders, (plain, stored), strict=True):
+            write_checkpoint(folder, config)
+            save_file(content, folder / "model.safetensors")
+        config["quantization_config"] = quantization
+        (folders[1] / "config.json").write_text(json.dumps(config))
+        return folders
+
+    return make
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_golden_checkpoint_loads_and_computes_what_its_weights_say(
+    golden: Callable[..., tuple[Path, Path]], name: str
+) -> None:
+    plain, quantized = golden(*GOLDEN[name])
+    expected, _ = logits_of(plain, "float32")
+    found, model = logits_of(quantized, "float32")
+    assert torch.allclose(found, expected, atol=1e-4)
+    # Where the projections of a layer were permuted alike they stay one product.
+    assert not isinstance(model.layers[0].mlp.gate_up_proj, SplitLinear)
+
+
+def test_projections_whose_groups_disagree_stay_apart(
+    golden: Callable[..., tuple[Path, Path]],
+) -> None:
+    _, quantized = golden(*GOLDEN["gptq v2"])
+    _, model = logits_of(quantized, "float32")
+    # The permutation above depends on the width: query and key have different ones.
+    assert isinstance(model.layers[0].attention.qkv_proj, SplitLinear)
+
+
+def test_group_of_tensors_that_contradict_the_config_is_refused(
+    golden: Callable[..., tuple[Path, Path]],
+) -> None:
+    _, quantized = golden(*GOLDEN["awq"])
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 8
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"qzeros' has shape .* config.json asks for"):
+        logits_of(quantized, "float32")
+    config["quantization_config"]["group_size"] = 7
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="not a multiple of the group 7"):
+        logits_of(quantized, "float32")
+
+
+def test_a_broken_group_index_is_refused(golden: Callable[..., tuple[Path, Path]]) -> None:
+    _, quantized = golden(*GOLDEN["gptq act-order"])
+    tensors = load_file(quantized / "model.safetensors")
+    name = "model.layers.1.self_attn.o_proj.g_idx"
+    for value, message in ((99, "names a group"), (0, "every group 16 features")):
+        tensors[name] = tensors[name].clone().fill_(value)
+        save_file(tensors, quantized / "model.safetensors")
+        with pytest.raises(CheckpointError, match=message) as caught:
+            logits_of(quantized, "float32")
+        assert "self_attn.o_proj" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({"bits": 3}, "bits 3"),
+        ({"version": "gemv"}, "gemv"),
+        ({"zero_point": False}, "zero_point"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),
+        ({"quant_method": "gptq", "bits": 8}, "bits 8"),
+    ],
+)
+def test_an_unknown_kind_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        read_quantization({**AWQ_CONFIG, **changes})
+    assert "vLLM" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "awq",
+        {**AWQ_CONFIG, "group_size": "many"},
+        {"quant_method": "compressed-tensors", "config_groups": []},
+        {"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["Linear"]}}},
+        {"quant_method": "fp8", "weight_block_size": [0, 1]},
+    ],
+)
+def test_a_broken_config_is_refused(raw: Any) -> None:
+    with pytest.raises(CheckpointError):
+        read_quantization(raw)
+
+
+def test_groups_of_compressed_tensors_are_found_by_name_first() -> None:
+    raw = packed_config(True)
+    eight = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    raw["config_groups"]["group_1"] = {"targets": ["re:.*lm_head$"], "weights": eight}
+    quantization = read_quantization(raw)
+    assert quantization is not None
+    assert quantization.scheme_of("lm_head") == PackedInt8()
+    assert quantization.scheme_of("model.layers.0.mlp.up_proj") == PackedInt4(16, True)
+    raw["config_groups"]["group_1"]["targets"] = ["re:(a+)+b"]
+    with pytest.raises(UnsupportedModelError, match="pattern"):
+        read_quantization(raw).scheme_of("lm_head")  # type: ignore[union-attr]
