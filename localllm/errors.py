@@ -77,6 +77,12 @@ class TemplateError(CheckpointError):
     """A chat template that cannot be rendered, or refuses the conversation."""
 
 
+class DiskError(LocalLLMError):
+    """A place that cannot be written to, for want of room or because somebody else is at it."""
+
+    exit_code = ExitCode.DISK
+
+
 class GpuMemoryError(LocalLLMError):
     """The weights and the smallest KV cache do not fit."""
 

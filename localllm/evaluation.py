@@ -140,7 +140,7 @@ def evaluate(
         LoadedScorer(c, min(length, max(window.end - window.start for window in windows)))
         for c in checkpoints
     ]
-    tally = _Tally(len(scorers))
+    tally = Tally(len(scorers))
     for window in windows:
         targets = torch.tensor(token_ids[window.first_scored : window.end])
         done = 0
@@ -152,7 +152,7 @@ def evaluate(
     return tally.result([scorer.name for scorer in scorers])
 
 
-class _Tally:
+class Tally:
     """Sums over the scored tokens; per token only the divergence is kept, four bytes."""
 
     def __init__(self, num_models: int) -> None:
@@ -176,6 +176,7 @@ class _Tally:
             self._num_same += int((model.argmax(-1) == reference.argmax(-1)).sum())
 
     def result(self, names: Sequence[str]) -> Evaluation:
+        """The figures so far, for models called `names`. Raises: CheckpointError for NaN logits."""
         means = [nats / self.num_tokens for nats in self._nats]
         for name, mean in zip(names, means, strict=True):
             if not math.isfinite(mean):

@@ -94,6 +94,17 @@ class Tokenizer:
         return None if eos is None else self._backend.token_to_id(eos)
 
     @property
+    def ordinary_token_ids(self) -> list[int]:
+        """Tokens that are text by themselves: not special, and no part of a character."""
+        return [
+            token_id
+            for token_id in range(self.num_token_ids)
+            if token_id not in self._special_ids
+            and (text := self.decode([token_id]))
+            and _REPLACEMENT not in text
+        ]
+
+    @property
     def chat_template(self) -> str | None:
         """The source of the template of a plain chat."""
         return self._chat_templates.get("default")

@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "conversation": {"session", "engine", "text_engine", "completion", "tokenizer", "prompt"},
     "llm": {"session", "completion"},
     "evaluation": {"session", "engine"},
+    "quantize": {"session", "evaluation", "model", "tokenizer", "prompt", "localllm_kernels"},
     "card": {"catalog", "generation_config", "model", "tokenizer"},
     "local_models": {"catalog", "model"},
     "cli": {
@@ -42,6 +43,8 @@ ALLOWED: dict[str, set[str]] = {
         "evaluation",
         "card",
         "local_models",
+        "quantize",
+        "engine",
         "prompt",
         "text_engine",
         "completion",

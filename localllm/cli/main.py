@@ -21,6 +21,7 @@ from localllm.cli.chat import chat
 from localllm.cli.eval import evaluate_model
 from localllm.cli.ls import ls
 from localllm.cli.output import StdoutClosedError, print_error
+from localllm.cli.quantize import quantize
 from localllm.cli.show import show
 from localllm.errors import ExitCode, LocalLLMError
 
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command(context_settings=_HELP_NAMES)(chat)
 app.command("run", hidden=True, context_settings=_HELP_NAMES)(chat)
 app.command("eval", context_settings=_HELP_NAMES)(evaluate_model)
+app.command(context_settings=_HELP_NAMES)(quantize)
 app.command(context_settings=_HELP_NAMES)(show)
 app.command(context_settings=_HELP_NAMES)(ls)
 

@@ -48,7 +48,7 @@ def load_decoder(
     """
     files = find_weight_files(folder)
     weights = check_weights(files, model_config, spec)
-    device = _select_device(config)
+    device = select_device(config)
     try:
         ops = select_ops(device.type, config.backend)
     except ValueError as error:
@@ -112,7 +112,8 @@ def load_engine(
     return Engine(ModelRunner(loaded.model, kv_cache), scheduler, limits)
 
 
-def _select_device(config: EngineConfig) -> torch.device:
+def select_device(config: EngineConfig) -> torch.device:
+    """The device that `config` asks for. Raises: BackendError for a GPU that is not there."""
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise BackendError(

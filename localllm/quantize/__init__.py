@@ -1,0 +1,1 @@
+"""How checkpoints in fewer bits are made."""

@@ -1,0 +1,68 @@
+"""AWQ: scale up the input channels that matter before rounding, and undo it one operation earlier.
+
+Source: Lin et al. 2023, "AWQ: Activation-aware Weight Quantization for LLM Compression and
+Acceleration", section 3.2 (scales s = activation magnitude ^ ratio, the ratio found by search),
+and the authors' code (the weights' magnitude in the denominator).
+
+Deviations: the error that the search minimises is that of the linears which read the input, taken
+exactly from the inputs' second moments and not from a sample of outputs; the grids in it are those
+that are used afterwards, symmetric or not; and where key/value heads are shared, the scales of the
+attention's output are shared by the heads of a group, where the authors' code leaves them out.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from localllm.quantize.grid import fit_grid
+
+NUM_RATIOS = 20
+
+
+def search_scales(
+    weight: Tensor,
+    hessian: Tensor,
+    magnitudes: Tensor,
+    *,
+    group_size: int,
+    symmetric: bool,
+    tie: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Scales float32 [in] for the input of `weight` [out, in]; 1 where nothing is gained.
+
+    `hessian`: [in, in], second moments of the inputs; `magnitudes`: [in], their mean absolute
+    values; `tie` makes those scales equal that have to be.
+    """
+    grouped = weight.abs().view(weight.shape[0], -1, group_size)
+    relative = grouped / grouped.amax(-1, keepdim=True).clamp(min=1e-12)
+    weight_magnitudes = relative.view_as(weight).mean(0)
+    best = torch.ones_like(magnitudes)
+    least = output_error(weight, best, hessian, group_size, symmetric)
+    for uses_weights in (True, False):
+        for step in range(1, NUM_RATIOS):
+            ratio = step / NUM_RATIOS
+            scales = magnitudes.clamp(min=1e-12) ** ratio
+            if uses_weights:
+                scales = scales / (weight_magnitudes.clamp(min=1e-6) ** (1 - ratio))
+            scales = normalised(scales if tie is None else tie(scales))
+            error = output_error(weight, scales, hessian, group_size, symmetric)
+            if error < least:
+                best, least = scales, error
+    return best
+
+
+def normalised(scales: Tensor) -> Tensor:
+    """`scales` with their extremes balanced around 1, and none so small that it divides badly."""
+    scales = scales.clamp(min=1e-4)
+    return scales / (scales.max() * scales.min()).sqrt()
+
+
+def output_error(
+    weight: Tensor, scales: Tensor, hessian: Tensor, group_size: int, symmetric: bool
+) -> float:
+    """Squared output error of `weight` [out, in] rounded under `scales`, a mean over the inputs."""
+    scaled = weight * scales
+    grid = fit_grid(scaled, group_size, symmetric=symmetric)
+    error = weight - grid.values(grid.round(scaled)) / scales
+    return float(((error @ hessian) * error).sum())

@@ -1,0 +1,94 @@
+"""Calibration text from a data set on the hub."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import DownloadError, ExitCode
+
+# Far more than any calibration takes; a data set may be thousands of times larger.
+MAX_CHARS = 20_000_000
+_ENDINGS = (".txt", ".jsonl", ".parquet")
+_TEXT_KEYS = ("text", "content", "prompt", "question", "instruction")
+
+
+def fetch_dataset_text(name: str) -> str:
+    """Text of the data set `name`, from its training files if it names some so.
+
+    Text files, JSON lines and (where pyarrow is installed) parquet files are read.
+
+    Raises: DownloadError for a data set that is not to be had, or holds no text that can be read.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+
+    parts: list[str] = []
+    num_chars = 0
+    try:
+        files = [
+            file
+            for file in sorted(HfApi().list_repo_files(name, repo_type="dataset"))
+            if file.endswith(_ENDINGS)
+        ]
+        for file in sorted(files, key=lambda file: "train" not in file):
+            path = Path(hf_hub_download(name, file, repo_type="dataset"))
+            for text in _read_texts(path):
+                parts.append(text)
+                num_chars += len(text)
+                if num_chars > MAX_CHARS:
+                    return "\n\n".join(parts)
+    except DownloadError:
+        raise
+    except Exception as error:  # whatever the hub's client and its transport raise
+        raise DownloadError(
+            f"the data set {name} cannot be fetched: {error!s:.200}",
+            hint="check the spelling, the network and HF_TOKEN, or take --calib-text FILE",
+        ) from error
+    if not parts:
+        raise DownloadError(
+            f"the data set {name} has no text in {', '.join(_ENDINGS)} files",
+            hint="--calib-text FILE with a text of your own",
+            exit_code=ExitCode.USAGE,
+        )
+    return "\n\n".join(parts)
+
+
+def _read_texts(path: Path) -> Iterator[str]:
+    if path.suffix == ".txt":
+        yield path.read_text(encoding="utf-8", errors="replace")
+    elif path.suffix == ".jsonl":
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                yield from _text_of(json.loads(line))
+    else:
+        yield from _read_parquet(path)
+
+
+def _read_parquet(path: Path) -> Iterator[str]:
+    try:
+        from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise DownloadError(
+            "the data set is a parquet file, which needs pyarrow",
+            where=path.name,
+            hint="pip install pyarrow, or take --calib-text FILE",
+            exit_code=ExitCode.USAGE,
+        ) from error
+    for batch in parquet.ParquetFile(path).iter_batches(1000):
+        for row in batch.to_pylist():
+            yield from _text_of(row)
+
+
+def _text_of(row: Any) -> Iterator[str]:
+    """The texts of one row: its text column, or what is said in its messages."""
+    if isinstance(row, str):
+        yield row
+    if not isinstance(row, dict):
+        return
+    for message in row.get("messages") or row.get("conversations") or ():
+        if isinstance(message, dict):
+            yield from _text_of(message)
+    for key in (*_TEXT_KEYS, "value"):
+        if isinstance(row.get(key), str):
+            yield row[key]
+            return

@@ -1,0 +1,56 @@
+"""How large the result will be and how long it will take, before anything is done."""
+
+import time
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from localllm.model.architectures import linear_shapes
+from localllm.quantize.awq import NUM_RATIOS
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.source import CheckedFolder, result_bytes
+
+_PROBE = 1024
+_PASSES = 5.0  # through the layers: source, quantized twice, gate and up twice again
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes of the weights, and a guess at the seconds for quantizing them here."""
+
+    source_bytes: int
+    result_bytes: int
+    seconds: float
+
+
+def estimate(
+    source: CheckedFolder, recipe: Recipe, num_tokens: int, device: torch.device
+) -> Estimate:
+    """Count the operations and divide by the rate of a product measured here.
+
+    The text that a model writes for its calibration is not in it.
+    """
+    shapes = [s for n, s in linear_shapes(source.config, source.spec).items() if n != "lm_head"]
+    weights = sum(prod(shape) for shape in shapes)
+    operations = 20.0 * weights
+    if recipe.uses_inputs:
+        operations += _PASSES * 2 * weights * num_tokens
+        # Two products of the inputs with themselves, shared by the linears that read them.
+        operations += sum(4.0 * num_tokens * width_in**2 for _, width_in in shapes) / 1.75
+        operations += sum(4.0 * out * width_in**2 for out, width_in in shapes)
+        if "awq" in recipe.method:
+            searches = 2 * 2 * NUM_RATIOS
+            operations += sum(searches * out * width_in**2 for out, width_in in shapes)
+    num_bytes = sum(info.num_bytes for info in source.weights.plain.values())
+    return Estimate(num_bytes, result_bytes(source, recipe), operations / _operations_per_s(device))
+
+
+def _operations_per_s(device: torch.device) -> float:
+    a = torch.ones(_PROBE, _PROBE, device=device)
+    best = float("inf")
+    for _ in range(4):
+        started = time.perf_counter()
+        float((a @ a)[0, 0])  # reading a value waits for the product
+        best = min(best, time.perf_counter() - started)
+    return float(2 * _PROBE**3 / best)

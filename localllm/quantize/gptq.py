@@ -1,0 +1,86 @@
+"""GPTQ: round one column at a time and let the columns to come make up for the error.
+
+Source: Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+Transformers", algorithm 1; act-order and static groups as in the authors' code.
+
+Deviations: columns go in the order of falling input energy, but every column keeps the group of
+its place (static groups), so the file needs no permutation; the grids are fitted beforehand to
+the output error (`fit_grid`), and after the rounding the scales are fitted once more to the codes.
+"""
+
+import torch
+from torch import Tensor
+
+from localllm.quantize.grid import MAX_CODE, Grid
+
+BLOCK = 128
+DAMPING = 0.01
+
+
+def round_columns(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
+    """Codes, float32 [out, in], of `weight` [out, in] on `grid`.
+
+    `hessian`: float32 [in, in], second moments of the inputs.
+    """
+    order = torch.argsort(hessian.diagonal(), descending=True)
+    inverse = _inverse_factor(hessian[order][:, order])
+    groups = (order // (weight.shape[1] // grid.scales.shape[1])).tolist()
+    scales, zeros = grid.scales.T.contiguous(), grid.zeros.T.contiguous()
+    work = weight[:, order].T.contiguous()  # [in, out]: a column of the weight is a row here
+    codes = torch.empty_like(work)
+    for start in range(0, len(work), BLOCK):
+        end = min(start + BLOCK, len(work))
+        block, factor = work[start:end], inverse[start:end, start:end]
+        errors = torch.empty_like(block)
+        for i in range(end - start):
+            scale, zero = scales[groups[start + i]], zeros[groups[start + i]]
+            code = torch.round(block[i] / scale).add_(zero).clamp_(0, MAX_CODE)
+            codes[start + i] = code
+            error = (block[i] - (code - zero) * scale) / factor[i, i]
+            block[i:].addr_(factor[i, i:], error, alpha=-1)
+            errors[i] = error
+        work[end:].addmm_(inverse[start:end, end:].T, errors, alpha=-1)
+    result = torch.empty_like(weight)
+    result[:, order] = codes.T
+    return result
+
+
+def _inverse_factor(hessian: Tensor) -> Tensor:
+    """The upper Cholesky factor of the damped inverse."""
+    damped = hessian.clone()
+    diagonal = damped.diagonal()
+    # An input that is always zero: any weight is right for it, and the matrix would be singular.
+    diagonal[diagonal == 0] = diagonal.mean() if diagonal.any() else 1.0
+    damping = DAMPING * diagonal.mean()
+    for _ in range(8):
+        diagonal += damping
+        factor, info = torch.linalg.cholesky_ex(damped)
+        if info == 0:
+            upper: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(factor), upper=True)
+            return upper
+        damping = damping * 4
+    raise ValueError("the inputs' second moments have no inverse")
+
+
+def refit_scales(weight: Tensor, hessian: Tensor, grid: Grid, codes: Tensor) -> Grid:
+    """The grid whose scales make the output error least for the given codes.
+
+    For each output row a least-squares problem in its groups' scales.
+    """
+    num_rows, num_groups = grid.scales.shape
+    steps = (codes.view(num_rows, num_groups, -1) - grid.zeros[..., None]).contiguous()
+    group_size = steps.shape[2]
+    target = weight @ hessian  # [out, in]
+    right = (target.view_as(steps) * steps).sum(-1)
+    left = torch.empty(num_rows, num_groups, num_groups, device=weight.device)
+    for g in range(num_groups):
+        columns = hessian[g * group_size : (g + 1) * group_size]
+        moved = (steps[:, g] @ columns).view_as(steps)  # [out, num_groups, g]
+        left[:, g] = (moved * steps).sum(-1)
+    ridge = 1e-3 * left.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-30)
+    left.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
+    # Towards the scales that are there, where the data say nothing.
+    right = right + ridge[:, None] * grid.scales
+    scales = torch.linalg.solve(left, right[..., None])[..., 0].bfloat16().float()
+    usable = torch.isfinite(scales) & (scales > 0)
+    return Grid(torch.where(usable, scales, grid.scales), grid.zeros, grid.symmetric)

@@ -1,0 +1,174 @@
+"""What is to be made of a checkpoint: method, grid, file format."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from localllm.errors import RequestError
+from localllm.model.formats import Awq, Fp8, Gptq, PackedInt4, PackedInt8, Scheme
+
+Method = Literal["rtn", "awq", "gptq", "awq+gptq", "int8", "fp8"]
+METHODS: tuple[Method, ...] = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8")
+FileFormat = Literal["compressed-tensors", "awq", "gptq", "fp8"]
+FILE_FORMATS: tuple[FileFormat, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
+GROUP_SIZES = (32, 64, 128)
+FP8_BLOCK = (128, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the linears of the layers are quantized, and the head if it is asked for.
+
+    Raises: RequestError for parts that do not go together.
+    """
+
+    method: Method = "awq+gptq"
+    group_size: int = 128
+    symmetric: bool = False
+    file_format: FileFormat = "compressed-tensors"
+    int8_head: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("method", METHODS),
+            ("file_format", FILE_FORMATS),
+            ("group_size", GROUP_SIZES),
+        ):
+            if getattr(self, name) not in known:
+                raise RequestError(
+                    f"{name} must be one of {', '.join(map(str, known))}, "
+                    f"found {getattr(self, name)!r:.40}",
+                    param=name,
+                )
+        problem = self._contradiction()
+        if problem:
+            raise RequestError(problem, param="file_format", hint="--format compressed-tensors")
+
+    def _contradiction(self) -> str:
+        if self.file_format in ("awq", "gptq") and not self.is_int4:
+            return f"the {self.file_format} format holds 4 bits, not {self.method}"
+        if self.file_format == "fp8" and self.method != "fp8":
+            return f"the fp8 format does not hold {self.method}"
+        if self.file_format == "awq" and self.symmetric:
+            return "the awq format is asymmetric only (--asym)"
+        if self.int8_head and self.file_format != "compressed-tensors":
+            return f"the {self.file_format} format has no place for an int8 head"
+        return ""
+
+    @property
+    def is_int4(self) -> bool:
+        """Whether weights have 4 bits."""
+        return self.method not in ("int8", "fp8")
+
+    @property
+    def uses_inputs(self) -> bool:
+        """Whether the method looks at the linears' inputs, and so needs calibration text."""
+        return "awq" in self.method or "gptq" in self.method
+
+    @property
+    def summary(self) -> str:
+        """In a few words."""
+        if not self.is_int4:
+            return f"{self.method}, {'blocks' if self.file_format == 'fp8' else 'a scale a row'}"
+        kind = "symmetric" if self.symmetric else "asymmetric"
+        return f"{self.method}, 4 bits, groups of {self.group_size}, {kind}"
+
+    @property
+    def scheme(self) -> Scheme:
+        """How a linear is written."""
+        if self.method == "int8":
+            return PackedInt8()
+        if self.method == "fp8":
+            by_block = self.file_format == "fp8"
+            return Fp8("weight_scale_inv", FP8_BLOCK) if by_block else Fp8("weight_scale", None)
+        if self.file_format == "awq":
+            return Awq(self.group_size)
+        if self.file_format == "gptq":
+            # The first version of the format cannot hold every zero.
+            return Gptq(self.group_size, is_v2=not self.symmetric)
+        return PackedInt4(self.group_size, self.symmetric)
+
+    def quantization_config(self, skipped: list[str]) -> dict[str, Any]:
+        """What config.json says; `skipped`: the linears that stay as they are."""
+        if self.file_format == "awq":
+            return {
+                "quant_method": "awq",
+                "bits": 4,
+                "group_size": self.group_size,
+                "zero_point": True,
+                "version": "gemm",
+                "modules_to_not_convert": skipped,
+            }
+        if self.file_format == "gptq":
+            return {
+                "quant_method": "gptq",
+                "bits": 4,
+                "group_size": self.group_size,
+                "desc_act": False,
+                "sym": self.symmetric,
+                "checkpoint_format": "gptq" if self.symmetric else "gptq_v2",
+                "lm_head": False,
+                "meta": {"quantizer": ["localllm"]},
+            }
+        if self.file_format == "fp8":
+            return {
+                "quant_method": "fp8",
+                "activation_scheme": "dynamic",
+                "weight_block_size": list(FP8_BLOCK),
+                "ignored_layers": skipped,
+                "modules_to_not_convert": skipped,
+            }
+        return self._compressed_tensors_config(skipped)
+
+    def _compressed_tensors_config(self, skipped: list[str]) -> dict[str, Any]:
+        groups = {"group_0": self._group(["Linear"])}
+        if self.int8_head:
+            head = _weights(8, "int", "channel", None, True)
+            groups["group_1"] = {
+                "targets": ["re:.*lm_head$"],
+                "weights": head,
+                "input_activations": None,
+                "output_activations": None,
+            }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized" if self.method == "fp8" else "pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": groups,
+            "ignore": skipped,
+            "kv_cache_scheme": None,
+        }
+
+    def _group(self, targets: list[str]) -> Mapping[str, Any]:
+        activations = None
+        if self.is_int4:
+            weights = _weights(4, "int", "group", self.group_size, self.symmetric)
+        elif self.method == "int8":
+            weights = _weights(8, "int", "channel", None, True)
+        else:
+            weights = _weights(8, "float", "channel", None, True)
+            # The engines that load it quantize the activations too, a scale for each token.
+            activations = {**_weights(8, "float", "token", None, True), "dynamic": True}
+        return {
+            "targets": targets,
+            "weights": weights,
+            "input_activations": activations,
+            "output_activations": None,
+        }
+
+    def described(self) -> dict[str, Any]:
+        """For the report."""
+        return asdict(self)
+
+
+def _weights(
+    bits: int, kind: str, strategy: str, group_size: int | None, symmetric: bool
+) -> dict[str, Any]:
+    return {
+        "num_bits": bits,
+        "type": kind,
+        "symmetric": symmetric,
+        "strategy": strategy,
+        "group_size": group_size,
+        "dynamic": False,
+    }

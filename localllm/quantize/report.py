@@ -1,0 +1,122 @@
+"""The report beside the weights: `localllm_quant.json` for programs, `README.md` for people."""
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from localllm import __version__
+from localllm.evaluation import Evaluation
+from localllm.quantize.recipe import Recipe
+
+NUM_WORST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it; `quality` and the speeds are None where nothing was verified."""
+
+    out: Path
+    recipe: Recipe
+    source: str
+    source_bytes: int
+    result_bytes: int
+    calibration: Mapping[str, Any] | None
+    layer_errors: Mapping[str, float]
+    quality: Evaluation | None
+    decode_tokens_per_s: tuple[float | None, float | None]
+    seconds: float
+    peak_bytes: int
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Everything that was measured."""
+    before, after = outcome.decode_tokens_per_s
+    return {
+        "source": outcome.source,
+        "recipe": outcome.recipe.described(),
+        "calibration": outcome.calibration,
+        "bytes": {"source": outcome.source_bytes, "result": outcome.result_bytes},
+        "quality": None if outcome.quality is None else asdict(outcome.quality),
+        "decode_tokens_per_s": {"source": before, "result": after},
+        "layer_errors": outcome.layer_errors,
+        "seconds": round(outcome.seconds, 1),
+        "peak_bytes": outcome.peak_bytes,
+        "versions": {
+            "localllm": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def worst_layers(outcome: Outcome) -> list[tuple[str, float]]:
+    """The linears with the largest errors, largest first."""
+    ordered = sorted(outcome.layer_errors.items(), key=lambda item: -item[1])
+    return ordered[:NUM_WORST]
+
+
+def summary_rows(outcome: Outcome) -> list[tuple[str, str, str]]:
+    """What was measured, before and after: (name, source, result)."""
+    before, after = outcome.decode_tokens_per_s
+    rows = [
+        ("size", f"{outcome.source_bytes / 1e6:,.1f} MB", f"{outcome.result_bytes / 1e6:,.1f} MB"),
+    ]
+    quality = outcome.quality
+    if quality is not None and quality.against is not None:
+        against = quality.against
+        rows += [
+            ("perplexity", f"{against.perplexity:.3f}", f"{quality.perplexity:.3f}"),
+            ("KL divergence, mean", "", f"{against.kl_mean:.5f}"),
+            ("KL divergence, 99th percentile", "", f"{against.kl_p99:.4f}"),
+            ("same likeliest token", "", f"{against.same_top1:.2%}"),
+        ]
+    if before is not None or after is not None:
+        rows.append(("decode, tokens/s", _rate(before), _rate(after)))
+    return rows
+
+
+def _rate(value: float | None) -> str:
+    return "not loaded" if value is None else f"{value:.1f}"
+
+
+def write_report(folder: Path, outcome: Outcome) -> None:
+    """Write both reports into `folder`."""
+    text = json.dumps(as_json(outcome), indent=2, ensure_ascii=False)
+    (folder / "localllm_quant.json").write_text(text + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(_as_markdown(outcome), encoding="utf-8")
+
+
+def _as_markdown(outcome: Outcome) -> str:
+    recipe = outcome.recipe
+    lines = [
+        f"# {outcome.out.name}",
+        "",
+        f"`{outcome.source}`, quantized by localllm: {recipe.summary}, "
+        f"in the format of {recipe.file_format}.",
+        "",
+        "| | source | result |",
+        "|---|---|---|",
+        *(f"| {name} | {source} | {result} |" for name, source, result in summary_rows(outcome)),
+        "",
+    ]
+    if outcome.quality is not None:
+        lines += [
+            f"Measured on {outcome.quality.num_tokens:,} tokens of text that was held back from "
+            "the calibration, with float32 activations.",
+            "",
+        ]
+    if outcome.calibration is not None:
+        calibration = outcome.calibration
+        lines += [
+            f"Calibrated on {calibration['windows']} × {calibration['length']} tokens, "
+            f"{calibration['source']} (sha256 `{calibration['sha256']}`).",
+            "",
+        ]
+    lines += ["Largest output errors:", "", "| linear | error |", "|---|---|"]
+    lines += [f"| {name} | {error:.3%} |" for name, error in worst_layers(outcome)]
+    return "\n".join(lines) + "\n"

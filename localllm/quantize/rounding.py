@@ -1,0 +1,47 @@
+"""The methods that look at nothing but the weights: int4, int8 and fp8 by rounding to nearest."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localllm.model.quantized import Fp8Weight, Int8Weight, QuantizedWeight
+from localllm.quantize.grid import fit_grid
+from localllm.quantize.recipe import FP8_BLOCK, Recipe
+
+_MAX_FP8 = 448.0  # the largest e4m3 value
+
+
+def round_weight(weight: Tensor, recipe: Recipe) -> QuantizedWeight:
+    """`weight`, float32 [out, in], by the recipe's method (rtn, int8 or fp8)."""
+    if recipe.method == "int8":
+        return round_int8(weight)
+    if recipe.method == "fp8":
+        block = FP8_BLOCK if recipe.file_format == "fp8" else (1, weight.shape[1])
+        return round_fp8(weight, block)
+    grid = fit_grid(weight, recipe.group_size, symmetric=recipe.symmetric)
+    return grid.weight(grid.round(weight))
+
+
+def round_int8(weight: Tensor) -> Int8Weight:
+    """A scale for each row, in bfloat16; codes from -127 to 127."""
+    scales = _usable(weight.abs().amax(1) / 127)
+    codes = torch.round(weight / scales[:, None]).clamp(-127, 127)
+    return Int8Weight(codes.to(torch.int8), scales.bfloat16())
+
+
+def round_fp8(weight: Tensor, block: tuple[int, int]) -> Fp8Weight:
+    """e4m3 with a scale for each block of rows and columns, in float32."""
+    width_out, width_in = weight.shape
+    rows, columns = block
+    padded = F.pad(weight.abs(), (0, -width_in % columns, 0, -width_out % rows))
+    blocks = padded.view(padded.shape[0] // rows, rows, padded.shape[1] // columns, columns)
+    scales = (blocks.amax((1, 3)) / _MAX_FP8).clamp(min=torch.finfo(torch.float32).tiny)
+    by_row = scales.repeat_interleave(rows, 0)[:width_out]
+    spread = by_row.repeat_interleave(columns, 1)[:, :width_in]
+    codes = (weight / spread).clamp(-_MAX_FP8, _MAX_FP8).to(torch.float8_e4m3fn)
+    return Fp8Weight(codes, scales, block)
+
+
+def _usable(scales: Tensor) -> Tensor:
+    """In bfloat16 precision, and never zero."""
+    return scales.clamp(min=torch.finfo(torch.bfloat16).tiny).bfloat16().float()

@@ -1,0 +1,104 @@
+"""The checkpoint that is quantized: opened, held against the recipe, and weighed."""
+
+import hashlib
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from localllm.config import ModelConfig
+from localllm.errors import RequestError, UnsupportedModelError
+from localllm.model.architectures import ArchSpec, linear_shapes, read_model_config
+from localllm.model.safetensors_header import ITEM_BYTES
+from localllm.model.weight_check import WeightMap, check_weights
+from localllm.model.weight_files import find_weight_files
+from localllm.quantize.recipe import GROUP_SIZES, Recipe
+from localllm.session import Checkpoint, open_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFolder:
+    """A checkpoint whose headers have been held against its config."""
+
+    folder: Path
+    config: ModelConfig
+    spec: ArchSpec
+    weights: WeightMap
+
+    @classmethod
+    def open(cls, folder: Path) -> "CheckedFolder":
+        """Check the checkpoint in `folder`. Raises: CheckpointError."""
+        config, spec = read_model_config(folder)
+        return cls(folder, config, spec, check_weights(find_weight_files(folder), config, spec))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the weight files."""
+        return sum(path.stat().st_size for path in find_weight_files(self.folder))
+
+
+def open_source(name: str, recipe: Recipe) -> tuple[Checkpoint, CheckedFolder]:
+    """The checkpoint to quantize, held against the recipe.
+
+    Raises: what opening a model does; UnsupportedModelError for one that is quantized already;
+    RequestError for a width that the recipe does not fit.
+    """
+    checkpoint = open_checkpoint(name)
+    source = CheckedFolder.open(checkpoint.folder)
+    if source.config.quantization is not None:
+        method = source.config.quantization.get("quant_method")
+        raise UnsupportedModelError(
+            f"{name} is quantized already ({method})",
+            where=str(checkpoint.folder),
+            hint="quantize the checkpoint that it was made from",
+        )
+    for linear, shape in linear_shapes(source.config, source.spec).items():
+        if linear == "lm_head":
+            continue
+        try:
+            recipe.scheme.stored(*shape)
+        except ValueError as error:
+            raise RequestError(
+                f"{linear} cannot be quantized so: {error}",
+                param="group_size",
+                hint=_other_group(recipe, shape),
+            ) from error
+    return checkpoint, source
+
+
+def _other_group(recipe: Recipe, shape: tuple[int, int]) -> str:
+    sizes = [size for size in GROUP_SIZES if shape[1] % size == 0]
+    if recipe.is_int4 and sizes and sizes[-1] != recipe.group_size:
+        return f"--group-size {sizes[-1]}"
+    return "--method int8"
+
+
+def result_bytes(source: CheckedFolder, recipe: Recipe) -> int:
+    """Bytes of the result's tensors, before anything is computed."""
+    total = 0
+    linears = {
+        f"{name}.weight": shape
+        for name, shape in linear_shapes(source.config, source.spec).items()
+        if name != "lm_head"
+    }
+    scale_bytes = 4 if recipe.method == "fp8" or source.config.dtype == "float32" else 2
+    for name, info in source.weights.plain.items():
+        if name not in linears:
+            total += info.num_bytes
+            continue
+        for suffix, stored in recipe.scheme.stored(*linears[name]).items():
+            if stored.is_optional and suffix != "g_idx":
+                continue
+            is_scale = "scale" in suffix
+            total += prod(stored.shapes[0]) * (
+                scale_bytes if is_scale else ITEM_BYTES[stored.dtypes[0]]
+            )
+    return total
+
+
+def fingerprint(source: CheckedFolder) -> str:
+    """Of the source's config and its files' headers and sizes."""
+    digest = hashlib.sha256((source.folder / "config.json").read_bytes())
+    for path in sorted(source.weights.files):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {path.stat().st_size}".encode() + file.read(1 << 16))
+    return digest.hexdigest()

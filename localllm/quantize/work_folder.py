@@ -1,0 +1,193 @@
+"""The folder beside the output in which an unfinished quantization lies.
+
+Each layer is a file of its own, written aside and renamed, so that whatever is there is whole.
+When all are there, the checkpoint is put together in `out/`, synced, and renamed to its place:
+nothing that looks finished is there before.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from localllm.errors import DiskError, RequestError
+
+MAX_SHARD_BYTES = 4_000_000_000
+_STATE = "state.json"
+
+
+class WorkFolder:
+    """Layers and state of one quantization; see `open_work_folder`."""
+
+    def __init__(self, folder: Path, out: Path) -> None:
+        self.folder, self._out = folder, out
+
+    def begin(self, state: Mapping[str, Any], *, resume: bool) -> None:
+        """Start anew, or go on with what is there if it was begun with the same `state`.
+
+        Raises: RequestError where there is nothing to resume, or it was something else.
+        """
+        path = self.folder / _STATE
+        if not resume:
+            for old in self.folder.iterdir():
+                if old.name != "lock":
+                    shutil.rmtree(old) if old.is_dir() else old.unlink()
+            _write_text(path, json.dumps(state, indent=2))
+            return
+        if not path.exists():
+            raise RequestError(
+                "there is nothing to resume", where=str(self.folder), hint="leave --resume out"
+            )
+        begun = json.loads(path.read_text())
+        changed = sorted(key for key in state if begun.get(key) != state[key])
+        if changed:
+            raise RequestError(
+                f"the unfinished run was begun with another {', '.join(changed)}",
+                where=str(self.folder),
+                hint="the same flags as then, or leave --resume out to start anew",
+            )
+
+    def has(self, name: str) -> bool:
+        """Whether the part `name` is written."""
+        return self._part(name).exists()
+
+    def write(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
+        """Write a part, whole or not at all; `notes` are kept with it."""
+        path = self._part(name)
+        aside = path.with_suffix(".tmp")
+        contiguous = {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
+        _save(contiguous, aside, {"format": "pt", "notes": json.dumps(notes)})
+        aside.rename(path)
+
+    def read(self, name: str) -> dict[str, Tensor]:
+        """The tensors of a part."""
+        with safe_open(self._part(name), framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+
+    def notes(self, name: str) -> dict[str, Any]:
+        """What was noted with a part."""
+        with safe_open(self._part(name), framework="pt") as file:
+            notes: dict[str, Any] = json.loads(file.metadata()["notes"])
+            return notes
+
+    def assemble(self, names: list[str]) -> Path:
+        """Put the parts together as shards with their index; returns the folder they are in."""
+        out = self.folder / "out"
+        if out.exists():
+            shutil.rmtree(out)
+        out.mkdir()
+        shards = self._plan_shards(names)
+        weight_map: dict[str, str] = {}
+        num_bytes = 0
+        for i, shard in enumerate(shards):
+            file = "model.safetensors"
+            if len(shards) > 1:
+                file = f"model-{i + 1:05}-of-{len(shards):05}.safetensors"
+            tensors = {key: tensor for name in shard for key, tensor in self.read(name).items()}
+            _save(tensors, out / file, {"format": "pt"})
+            weight_map |= dict.fromkeys(sorted(tensors), file)
+            num_bytes += sum(tensor.nbytes for tensor in tensors.values())
+        if len(shards) > 1:
+            index = {"metadata": {"total_size": num_bytes}, "weight_map": weight_map}
+            _write_text(out / "model.safetensors.index.json", json.dumps(index, indent=2))
+        return out
+
+    def publish(self) -> None:
+        """Give the assembled checkpoint its place, and drop everything else."""
+        _sync(self.folder / "out")
+        (self.folder / "out").rename(self._out)
+        _sync(self._out.parent)
+        shutil.rmtree(self.folder)
+
+    def _plan_shards(self, names: list[str]) -> list[list[str]]:
+        shards: list[list[str]] = [[]]
+        room = MAX_SHARD_BYTES
+        for name in names:
+            num_bytes = self._part(name).stat().st_size
+            if num_bytes > room and shards[-1]:
+                shards.append([])
+                room = MAX_SHARD_BYTES
+            shards[-1].append(name)
+            room -= num_bytes
+        return shards
+
+    def _part(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+
+@contextmanager
+def open_work_folder(out: Path) -> Iterator[WorkFolder]:
+    """The work folder of `out`, locked against a second process as long as the block runs.
+
+    Raises: RequestError where `out` is there already; DiskError naming the process that is at it.
+    """
+    if out.exists():
+        raise RequestError(
+            f"{out} is there already",
+            param="out",
+            hint="another OUT, or remove it first",
+        )
+    folder = out.with_name(out.name + ".unfinished")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.seek(0)
+            raise DiskError(
+                f"another process is quantizing to {out.name}",
+                where=f"process {lock.read().strip() or 'unknown'} holds {folder / 'lock'}",
+                hint="wait for it, or give another OUT",
+            ) from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield WorkFolder(folder, out)
+
+
+def check_space(folder: Path, needed_bytes: int) -> None:
+    """Raises: DiskError where the disk of `folder` has less than `needed_bytes` free."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed_bytes:
+        raise DiskError(
+            f"not enough room on the disk: {needed_bytes / 1e9:.1f} GB are needed, "
+            f"{free / 1e9:.1f} GB are free",
+            where=str(existing),
+            hint="free some space, or give an OUT on another disk",
+        )
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata=metadata)
+    except SafetensorError as error:  # its wrapping of the system's errors
+        raise DiskError(
+            f"{path.name} cannot be written: {error!s:.200}",
+            where=str(path.parent),
+            hint="free some space, then the same command with --resume",
+        ) from error
+    _sync(path)
+
+
+def _write_text(path: Path, text: str) -> None:
+    aside = path.with_suffix(".tmp")
+    aside.write_text(text + "\n", encoding="utf-8")
+    _sync(aside)
+    aside.rename(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

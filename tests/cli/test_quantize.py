@@ -1,0 +1,178 @@
+"""`localllm quantize` as it is typed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import tiny_config, write_checkpoint
+
+from localllm.errors import ExitCode
+
+Run = Callable[..., Any]
+SMALL = ("--group-size", "32", "--calib-samples", "8", "--calib-seqlen", "32")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    config = tiny_config(
+        "LlamaForCausalLM", hidden_size=64, intermediate_size=96, num_hidden_layers=3
+    )
+    return write_checkpoint(tmp_path / "source", config)
+
+
+def test_it_writes_its_own_calibration_and_prints_a_table(
+    localllm: Run, source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    outcome = localllm("quantize", str(source), str(out), *SMALL)
+    assert outcome.code == 0, outcome.err
+    for word in ("size", "perplexity", "KL divergence, mean", "same likeliest", "largest output"):
+        assert word in outcome.out
+    assert f"localllm chat {out}" in outcome.out
+    assert "layers 3/3" in outcome.err
+    report = json.loads((out / "localllm_quant.json").read_text())
+    assert report["calibration"]["source"] == "written by the model, seed 0"
+    assert report["calibration"]["windows"] == 8
+    assert report["peak_bytes"] > 0
+    assert report["decode_tokens_per_s"]["result"] > 0
+    assert "awq+gptq" in (out / "README.md").read_text()
+    again = localllm("chat", str(out), "--raw", "-n", "4", "hello")
+    assert again.code == 0
+
+
+def test_json_and_a_text_of_one_s_own(localllm: Run, source: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("All work and no play makes Jack a dull boy. " * 40)
+    out = tmp_path / "out"
+    arguments = ("quantize", str(source), str(out), "--calib-text", str(text), "--json", *SMALL)
+    outcome = localllm(*arguments, "--method", "gptq", "--format", "gptq")
+    assert outcome.code == 0, outcome.err
+    report = json.loads(outcome.out)
+    assert report["recipe"]["symmetric"] is True
+    assert report["calibration"]["source"] == "text.txt"
+    assert report["quality"]["against"]["kl_mean"] > 0
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"]["checkpoint_format"] == "gptq"
+
+
+def test_thresholds(localllm: Run, source: Path, tmp_path: Path) -> None:
+    for i, (flag, value, code) in enumerate(
+        [
+            ("--max-kl", "1e-9", ExitCode.QUALITY),
+            ("--max-ppl-increase", "-50", ExitCode.QUALITY),
+            ("--max-kl", "100", ExitCode.OK),
+        ]
+    ):
+        out = tmp_path / f"out{i}"
+        outcome = localllm(
+            "quantize", str(source), str(out), *SMALL, "--method", "rtn", flag, value
+        )
+        assert outcome.code == code
+        assert out.exists()
+        assert (" over " in outcome.err) == (code == ExitCode.QUALITY)
+
+
+def test_a_dry_run_does_nothing(localllm: Run, source: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    outcome = localllm("quantize", str(source), str(tmp_path / "out"), *SMALL, "--dry-run")
+    assert outcome.code == 0
+    assert "weights then" in outcome.out
+    assert "time, about" in outcome.out
+    as_json = localllm(
+        "quantize", str(source), str(tmp_path / "out"), *SMALL, "--dry-run", "--json"
+    )
+    plan = json.loads(as_json.out)
+    assert plan["result_bytes"] < plan["source_bytes"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_a_folder_it_goes_to_the_cache(
+    localllm: Run, source: Path, user_directories: Path
+) -> None:
+    outcome = localllm("quantize", str(source), *SMALL, "--method", "rtn", "--no-verify")
+    assert outcome.code == 0, outcome.err
+    made = user_directories / "localllm" / "quantized" / "source-rtn-g32"
+    assert (made / "config.json").exists()
+    assert str(made) in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--bits", "8"), "4 bits"),
+        (("--head", "int4"), "keep or int8"),
+        (("--method", "hqq"), "method must be one of"),
+        (("--format", "awq", "--sym"), "asymmetric"),
+        (("--no-verify", "--max-kl", "1"), "needs the measurement"),
+        (("--group-size", "128"), "128"),
+        (("--calib-samples", "0"), "calib-samples"),
+        (("--calib-seqlen", "100000"), "context"),
+        (("--calib-text", "nowhere.txt"), "nowhere.txt"),
+    ],
+)
+def test_flags_that_make_no_sense(
+    localllm: Run, source: Path, tmp_path: Path, flags: tuple[str, ...], word: str
+) -> None:
+    out = tmp_path / "out"
+    outcome = localllm("quantize", str(source), str(out), *SMALL, *flags)
+    assert outcome.code in (ExitCode.USAGE, ExitCode.CONTEXT, ExitCode.FAILURE)
+    assert word in outcome.err
+    assert not out.exists()
+    assert "Traceback" not in outcome.err
+
+
+def start(source: Path, out: Path, *flags: str, before: str = "") -> subprocess.Popen[str]:
+    root = Path(__file__).parents[2]
+    code = f"{before}from localllm.cli.main import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, "quantize", str(source), str(out), *SMALL, *flags],
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'kernels'}", "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_killed_run_leaves_nothing_that_looks_finished_and_is_resumed(
+    source: Path, tmp_path: Path, sent: signal.Signals
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert start(source, whole, "--no-verify").wait(120) == 0
+    process = start(source, out, "--no-verify")
+    unfinished = out.with_name("out.unfinished")
+    deadline = time.monotonic() + 100
+    while not (unfinished / "layer-00000.safetensors").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=60)
+    expected = {signal.SIGINT: ExitCode.SIGINT, signal.SIGTERM: ExitCode.SIGTERM}
+    assert process.returncode == expected.get(sent, -sent)
+    assert ("--resume" in err) == (sent != signal.SIGKILL)
+    assert not out.exists()
+    assert start(source, out, "--no-verify", "--resume").wait(120) == 0
+    for path in whole.glob("*.safetensors"):
+        assert path.read_bytes() == (out / path.name).read_bytes()
+    assert not unfinished.exists()
+
+
+def test_a_disk_that_is_full_in_the_middle(source: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for it: the first layer cannot be written whole."""
+    out = tmp_path / "out"
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)); "
+    process = start(source, out, "--no-verify", before=limit)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == ExitCode.DISK, err
+    assert "cannot be written" in err
+    assert "--resume" in err
+    assert not out.exists()
+    assert start(source, out, "--no-verify", "--resume").wait(120) == 0

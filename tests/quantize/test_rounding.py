@@ -1,0 +1,162 @@
+"""Grids, GPTQ and AWQ on single weights, against plain statements of what they minimise."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from localllm.quantize.awq import normalised, output_error, search_scales
+from localllm.quantize.gptq import refit_scales, round_columns
+from localllm.quantize.grid import fit_grid
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.rounding import round_fp8, round_int8, round_weight
+
+OUT, IN, GROUP = 24, 96, 32
+
+
+def weight_and_hessian(seed: int = 0, outliers: int = 0) -> tuple[Tensor, Tensor]:
+    """A weight, and the second moments of correlated inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(OUT, IN, generator=generator)
+    mix = torch.randn(IN, IN, generator=generator) / IN**0.5 + torch.eye(IN)
+    x = torch.randn(2000, IN, generator=generator) @ mix
+    x[:, :outliers] *= 20
+    return weight, x.T @ x / len(x)
+
+
+def lost(weight: Tensor, values: Tensor, hessian: Tensor) -> float:
+    error = weight - values
+    return float(((error @ hessian) * error).sum())
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_grid_covers_its_groups(symmetric: bool) -> None:
+    weight, _ = weight_and_hessian()
+    weight[3, :GROUP] = 0
+    weight[4, :GROUP] = weight[4, :GROUP].abs() + 5
+    grid = fit_grid(weight, GROUP, symmetric=symmetric)
+    codes = grid.round(weight)
+    assert codes.min() >= 0
+    assert codes.max() <= 15
+    assert torch.equal(codes, codes.round())
+    steps = grid.scales.repeat_interleave(GROUP, 1)
+    # Half a step; the outermost code may be half a step further, and scales are rounded.
+    assert ((weight - grid.values(codes)).abs() <= 1.05 * steps).all()
+    assert (grid.values(codes)[3, :GROUP] == 0).all()
+    assert torch.equal(grid.scales, grid.scales.bfloat16().float())
+    assert torch.equal(grid.weight(codes).dequantize(torch.float32), grid.values(codes))
+    if symmetric:
+        assert (grid.zeros == 8).all()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_clipping_makes_no_group_worse(symmetric: bool) -> None:
+    weight, hessian = weight_and_hessian()
+    weight[:, ::GROUP] *= 6  # outliers
+    # Groups see only their own inputs, so the sum is over blocks of the diagonal.
+    blocks = torch.block_diag(*(hessian[i : i + GROUP, i : i + GROUP] for i in range(0, IN, GROUP)))
+    whole = fit_grid(weight, GROUP, symmetric=symmetric)
+    fitted = fit_grid(weight, GROUP, symmetric=symmetric, hessian=hessian)
+    before = lost(weight, whole.values(whole.round(weight)), blocks)
+    after = lost(weight, fitted.values(fitted.round(weight)), blocks)
+    assert after < 0.95 * before
+
+
+def naive_gptq(weight: Tensor, hessian: Tensor, grid_of: object, order: Tensor) -> Tensor:
+    """The paper's equations 2 and 3, with the inverse over the remaining columns made anew."""
+    weight, hessian = weight.double(), hessian.double()
+    grid = grid_of
+    codes = torch.zeros_like(weight)
+    remaining = order.tolist()
+    while remaining:
+        column = remaining[0]
+        inverse = torch.linalg.inv(hessian[remaining][:, remaining])
+        group = column // GROUP
+        scale, zero = grid.scales[:, group].double(), grid.zeros[:, group].double()  # type: ignore[attr-defined]
+        code = (torch.round(weight[:, column] / scale) + zero).clamp(0, 15)
+        codes[:, column] = code
+        error = (weight[:, column] - (code - zero) * scale) / inverse[0, 0]
+        weight[:, remaining] -= torch.outer(error, inverse[0])
+        remaining = remaining[1:]
+    return codes.float()
+
+
+def test_gptq_is_what_the_paper_says() -> None:
+    weight, hessian = weight_and_hessian()
+    grid = fit_grid(weight, GROUP, symmetric=False)
+    codes = round_columns(weight, hessian, grid)
+    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(IN)
+    order = torch.argsort(hessian.diagonal(), descending=True)
+    expected = naive_gptq(weight, damped, grid, order)
+    # A value half-way between two codes may fall to either side.
+    assert (codes != expected).float().mean() < 0.002
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_gptq_beats_rounding_to_nearest(symmetric: bool) -> None:
+    weight, hessian = weight_and_hessian()
+    grid = fit_grid(weight, GROUP, symmetric=symmetric)
+    nearest = lost(weight, grid.values(grid.round(weight)), hessian)
+    codes = round_columns(weight, hessian, grid)
+    rounded = lost(weight, grid.values(codes), hessian)
+    refitted = refit_scales(weight, hessian, grid, codes)
+    assert rounded < 0.6 * nearest
+    assert lost(weight, refitted.values(codes), hessian) < rounded
+    assert torch.equal(refitted.scales, refitted.scales.bfloat16().float())
+
+
+def test_gptq_without_correlation_rounds_to_nearest() -> None:
+    weight, _ = weight_and_hessian()
+    grid = fit_grid(weight, GROUP, symmetric=False)
+    assert torch.equal(round_columns(weight, torch.eye(IN), grid), grid.round(weight))
+
+
+def test_inputs_that_are_always_zero_or_the_same_do_no_harm() -> None:
+    weight, hessian = weight_and_hessian()
+    hessian[:, 5] = hessian[5] = 0
+    hessian[:, 7], hessian[7] = hessian[:, 8].clone(), hessian[8].clone()
+    for moments in (hessian, torch.zeros(IN, IN)):
+        grid = fit_grid(weight, GROUP, symmetric=False, hessian=moments)
+        codes = round_columns(weight, moments, grid)
+        grid = refit_scales(weight, moments, grid, codes)
+        assert torch.isfinite(grid.values(codes)).all()
+        assert (weight - grid.values(codes)).abs().max() < 5
+
+
+def test_awq_finds_the_channels_that_matter() -> None:
+    weight, hessian = weight_and_hessian(outliers=4)
+    magnitudes = hessian.diagonal().sqrt()
+    scales = search_scales(weight, hessian, magnitudes, group_size=GROUP, symmetric=False)
+    plain = output_error(weight, torch.ones(IN), hessian, GROUP, False)
+    assert output_error(weight, scales, hessian, GROUP, False) < 0.7 * plain
+    assert scales[:4].min() > scales[4:].mean()
+
+
+def test_scales_that_have_to_be_equal_are() -> None:
+    weight, hessian = weight_and_hessian(outliers=4)
+    scales = search_scales(
+        weight,
+        hessian,
+        hessian.diagonal().sqrt(),
+        group_size=GROUP,
+        symmetric=False,
+        tie=lambda values: values.view(2, -1).mean(0).repeat(2),
+    )
+    assert torch.equal(scales[: IN // 2], scales[IN // 2 :])
+    extremes = normalised(torch.tensor([0.0, 1.0, 100.0]))
+    assert torch.isfinite(extremes).all()
+    assert float(extremes.min() * extremes.max()) == pytest.approx(1)
+
+
+def test_int8_and_fp8_are_near() -> None:
+    weight, _ = weight_and_hessian()
+    weight[2] = 0
+    for quantized, tolerance in (
+        (round_int8(weight), 0.01),
+        (round_fp8(weight, (1, IN)), 0.04),
+        (round_fp8(weight, (16, 64)), 0.04),  # blocks that the weight does not fill
+    ):
+        values = quantized.dequantize(torch.float32)
+        assert (values - weight).norm() < tolerance * weight.norm()
+        assert (values[2] == 0).all()
+    nearest = round_weight(weight, Recipe(method="rtn", group_size=32))
+    assert (nearest.dequantize(torch.float32) - weight).norm() < 0.12 * weight.norm()

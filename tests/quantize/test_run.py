@@ -1,0 +1,293 @@
+"""Whole quantizations of small checkpoints: what is written, what is refused, what is resumed."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import byte_tokenizer, tiny_config, write_checkpoint
+from safetensors.torch import load_file, save_file
+
+from localllm.config import EngineConfig
+from localllm.engine.loading import load_decoder
+from localllm.engine.scoring import WindowScorer
+from localllm.errors import CheckpointError, DiskError, ExitCode, LocalLLMError, RequestError
+from localllm.model.architectures import layer_windows, read_model_config
+from localllm.model.rope import RopeTable
+from localllm.quantize.layer import LayerQuantizer, LayerShape
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.run import CalibrationRequest, QuantizeRequest, quantize_model
+from localllm.quantize.source import open_source, result_bytes
+from localllm.quantize.stream import CalibrationStream
+from localllm_kernels import TORCH_OPS
+
+TEXT = "".join(f"The {i}th sentence says that {i * i} is the square of {i}. " for i in range(400))
+CALIBRATION = CalibrationRequest(text=TEXT, text_name="squares", num_windows=16, length=64)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_source(tmp_path / "source")
+
+
+def make_source(folder: Path, **changes: Any) -> Path:
+    config = tiny_config(
+        "Qwen3ForCausalLM",
+        **{
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 3,
+            "torch_dtype": "bfloat16",
+            "attention_bias": True,
+            **changes,
+        },
+    )
+    return write_checkpoint(folder, config)
+
+
+def request(source: Path, out: Path, recipe: Recipe, **changes: Any) -> QuantizeRequest:
+    made = QuantizeRequest(str(source), out, recipe, CALIBRATION, CPU, verify=False)
+    return replace(made, **changes)
+
+
+def ignore(stage: str, done: int, total: int, remark: str) -> None:
+    """Nobody watches."""
+
+
+def logits(folder: Path) -> torch.Tensor:
+    config, spec = read_model_config(folder)
+    engine = EngineConfig(dtype="float32", max_num_seqs=1)
+    model = load_decoder(folder, config, spec, engine).model
+    text = "A new sentence says that 1234 is no square, and that 10000 is the square of 100."
+    ids = byte_tokenizer().encode(text).ids
+    return torch.cat(list(WindowScorer(model, 96).logits(ids)))
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Of every file but the reports, which hold times."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name not in ("localllm_quant.json", "README.md")
+    }
+
+
+RECIPES = [
+    Recipe("rtn", 32, True),
+    Recipe("awq", 32),
+    Recipe("gptq", 32, True),
+    Recipe("awq+gptq", 32),
+    Recipe("awq+gptq", 32, file_format="awq"),
+    Recipe("gptq", 32, True, "gptq"),
+    Recipe("gptq", 32, False, "gptq"),
+    Recipe("int8"),
+    Recipe("fp8"),
+    Recipe("fp8", file_format="fp8"),
+    Recipe("rtn", 32, int8_head=True),
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: f"{r.method}-{r.file_format}")
+def test_every_method_and_format_gives_a_model_like_its_source(
+    source: Path, tmp_path: Path, recipe: Recipe
+) -> None:
+    out = tmp_path / "out"
+    outcome = quantize_model(request(source, out, recipe), ignore)
+    expected, found = logits(source), logits(out)
+    error = float((found - expected).norm() / expected.norm())
+    # Random weights are harder than trained ones.
+    assert 0 < error < {"int8": 0.04, "fp8": 0.12}.get(recipe.method, 0.4)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "README.md",
+        "config.json",
+        "localllm_quant.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert not out.with_name("out.unfinished").exists()
+    _, checked = open_source(str(source), recipe)
+    stored = sum(tensor.nbytes for tensor in load_file(out / "model.safetensors").values())
+    if not recipe.int8_head:
+        assert stored == result_bytes(checked, recipe)
+    report = json.loads((out / "localllm_quant.json").read_text())
+    assert report["recipe"]["method"] == recipe.method
+    assert len(report["layer_errors"]) == 21
+    assert outcome.result_bytes == (out / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM"])
+@pytest.mark.parametrize("method", ["awq", "awq+gptq"])
+def test_better_methods_are_better(tmp_path: Path, architecture: str, method: Any) -> None:
+    config = tiny_config(architecture, hidden_size=64, intermediate_size=96, sliding_window=24)
+    source = write_checkpoint(tmp_path / "source", config)
+    expected = logits(source)
+    errors = []
+    for name in ("rtn", method):
+        out = tmp_path / name
+        quantize_model(request(source, out, Recipe(name, 32)), ignore)
+        errors.append(float((logits(out) - expected).norm()))
+    assert errors[1] < errors[0]
+
+
+def test_scales_are_undone_exactly_in_the_operation_before(source: Path) -> None:
+    """After a layer is quantized, its parts and the stream within it agree."""
+    config, spec = read_model_config(source)
+    stored = load_file(source / "model.safetensors")
+    prefix = "model.layers.0."
+    tensors = {n.removeprefix(prefix): t.float() for n, t in stored.items() if prefix in n}
+    rope = RopeTable.build(config.rope, config.head_dim, 64, CPU)
+    ids = torch.randint(3, 250, (8, 64))
+    shape = LayerShape(config, layer_windows(config, spec)[0])
+
+    def stream() -> CalibrationStream:
+        return CalibrationStream(stored["model.embed_tokens.weight"][ids].float(), rope, TORCH_OPS)
+
+    within, again = stream(), stream()
+    quantizer = LayerQuantizer(tensors, shape, Recipe("awq", 32), torch.float32, (within, stream()))
+    result = quantizer.run()
+    values = {f"{n}.weight": w.dequantize(torch.float32) for n, w in result.weights.items()}
+    layer = shape.build({**result.plain, **values})
+    for _ in again.attended(layer):
+        pass
+    again.add_attention(layer)
+    for a, b in zip(within.rows(), again.rows(), strict=True):
+        # The value projection's scales were rounded once more when they took up the division.
+        assert (a - b).norm() < 2e-3 * b.norm()
+    assert max(result.errors.values()) < 0.03
+
+
+class StoppedError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("recipe", [Recipe("awq+gptq", 32), Recipe("rtn", 32)])
+@pytest.mark.parametrize("stop_at", [("layers", 1), ("layers", 2), ("writing", 0)])
+def test_a_resumed_run_gives_the_same_bytes(
+    source: Path, tmp_path: Path, recipe: Recipe, stop_at: tuple[str, int]
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    quantize_model(request(source, whole, recipe), ignore)
+
+    def stop(stage: str, done: int, total: int, remark: str) -> None:
+        if (stage, done) == stop_at:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        quantize_model(request(source, out, recipe), stop)
+    assert not out.exists()
+    resumed: list[int] = []
+    quantize_model(
+        request(source, out, recipe, resume=True),
+        lambda stage, done, total, remark: resumed.append(done),
+    )
+    assert digest(out) == digest(whole)
+
+
+def test_a_run_is_resumed_only_as_it_was_begun(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(RequestError, match="nothing to resume"):
+        quantize_model(request(source, out, Recipe("rtn", 32), resume=True), ignore)
+
+    def stop(stage: str, done: int, total: int, remark: str) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        quantize_model(request(source, out, Recipe("rtn", 32)), stop)
+    with pytest.raises(RequestError, match="begun with another recipe"):
+        quantize_model(request(source, out, Recipe("rtn", 32, True), resume=True), ignore)
+    # Without --resume it starts anew.
+    quantize_model(request(source, out, Recipe("rtn", 32, True)), ignore)
+    assert json.loads((out / "localllm_quant.json").read_text())["recipe"]["symmetric"]
+
+
+def refusal(made: QuantizeRequest) -> LocalLLMError:
+    with pytest.raises(LocalLLMError) as caught:
+        quantize_model(made, ignore)
+    assert not made.out.exists()
+    return caught.value
+
+
+def test_what_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    error = refusal(request(source, out, Recipe("rtn", 128)))
+    assert error.exit_code == ExitCode.USAGE
+    assert "q_proj" in error.message
+    assert "--group-size 64" in error.hint or "--group-size 32" in error.hint
+    short = replace(CALIBRATION, text="Too short.")
+    error = refusal(request(source, out, Recipe("gptq", 32), calibration=short))
+    assert "tokens" in error.message
+    quantize_model(request(source, tmp_path / "done", Recipe("rtn", 32)), ignore)
+    error = refusal(request(tmp_path / "done", out, Recipe("rtn", 32)))
+    assert error.exit_code == ExitCode.CHECKPOINT
+    assert "quantized already" in error.message
+    with pytest.raises(RequestError, match="is there already"):
+        quantize_model(request(source, tmp_path / "done", Recipe("rtn", 32)), ignore)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    error = refusal(request(source, out, Recipe("rtn", 32)))
+    assert error.exit_code == ExitCode.DISK
+    assert "not enough room" in error.message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_named(source: Path, tmp_path: Path, value: float) -> None:
+    path = source / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name][3, 4] = value
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj\.weight"):
+        quantize_model(request(source, tmp_path / "out", Recipe("rtn", 32)), ignore)
+    assert not (tmp_path / "out").exists()
+
+
+def test_two_at_once_on_one_output(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    inner: list[LocalLLMError] = []
+
+    def second(stage: str, done: int, total: int, remark: str) -> None:
+        if not inner:
+            with pytest.raises(DiskError) as caught:
+                quantize_model(request(source, out, Recipe("rtn", 32)), ignore)
+            inner.append(caught.value)
+
+    quantize_model(request(source, out, Recipe("rtn", 32)), second)
+    assert "process" in inner[0].where
+    assert (out / "config.json").exists()
+
+
+def test_the_proof_measures_both(source: Path, tmp_path: Path) -> None:
+    made: Callable[..., Any] = lambda recipe: quantize_model(  # noqa: E731
+        request(source, tmp_path / recipe.method, recipe, verify=True), ignore
+    )
+    coarse, fine = made(Recipe("rtn", 32)).quality, made(Recipe("int8")).quality
+    assert coarse.against.kl_mean > 20 * fine.against.kl_mean > 0
+    assert coarse.against.perplexity == fine.against.perplexity
+    assert fine.against.same_top1 > coarse.against.same_top1
+    text = (tmp_path / "rtn" / "README.md").read_text()
+    assert f"{coarse.against.kl_mean:.5f}" in text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": "int3"},
+        {"group_size": 48},
+        {"file_format": "gguf"},
+        {"file_format": "awq", "symmetric": True},
+        {"file_format": "gptq", "method": "int8"},
+        {"file_format": "fp8", "method": "awq"},
+        {"file_format": "awq", "int8_head": True},
+    ],
+)
+def test_parts_that_do_not_go_together(fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        Recipe(**fields)
