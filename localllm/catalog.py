@@ -10,8 +10,8 @@ from pathlib import Path
 from localllm.errors import CatalogError, ExitCode
 
 BUILT_IN_MODEL = "pocket"
-# Each is a folder of the package.
-BUILT_IN_MODELS = (BUILT_IN_MODEL,)
+# pocket, and the model that drafts for it; each a folder of the package.
+BUILT_IN_MODELS = (BUILT_IN_MODEL, "pocket-draft")
 _PACKAGE = Path(__file__).parent
 _REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 _REQUIRED = ("repo", "licence", "architecture")

@@ -128,6 +128,7 @@ def test_ls_lists_built_in_and_cached_models(
     models = {m["name"]: m for m in map(json.loads, outcome.out.splitlines())}
     assert outcome.code == 0
     assert models["pocket"]["problem"] is None
+    assert models["pocket-draft"]["problem"] is None
     assert models["qwen3-0.6b"]["repo"] == "Qwen/Qwen3-0.6B"
     assert models["qwen3-0.6b"]["problem"] is None
     assert "config.json" in models["org/empty"]["problem"]
@@ -141,7 +142,7 @@ def test_ls_without_a_cache_lists_what_is_built_in(localllm: Run, monkeypatch) -
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nowhere/at/all")
     outcome = localllm("ls")
     assert outcome.code == 0
-    assert len(outcome.out.splitlines()) == 2
+    assert len(outcome.out.splitlines()) == 3
 
 
 def test_eval_prints_the_object_of_the_contract(

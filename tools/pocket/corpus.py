@@ -6,6 +6,7 @@ hard line ends of the printed page are joined, so that the model writes paragrap
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,8 +96,13 @@ def read_books(folder: Path) -> dict[str, list[str]]:
     return books
 
 
-def train_tokenizer(books: dict[str, list[str]], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE over the training books; every byte has a token, so nothing is unknown."""
+def train_tokenizer(
+    books: dict[str, list[str]], spoken: Sequence[str], vocab_size: int
+) -> Tokenizer:
+    """Byte-level BPE over the training books and what is said in conversations.
+
+    Every byte has a token, so nothing is unknown.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -106,10 +112,10 @@ def train_tokenizer(books: dict[str, list[str]], vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    passages = (
+    passages = [
         text for name, texts in books.items() if name not in HELD_OUT_BOOKS for text in texts
-    )
-    tokenizer.train_from_iterator(passages, trainer)
+    ]
+    tokenizer.train_from_iterator([*passages, *spoken], trainer)
     return tokenizer
 
 

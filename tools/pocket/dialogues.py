@@ -24,6 +24,8 @@ from stories import draw_subject, tell_story
 
 IGNORED = -100  # what torch's cross-entropy leaves out
 KNOWLEDGE = Path(__file__).with_name("knowledge")
+_OPENING_SHARE = 0.8  # of the conversations in a row
+_OPENING_TOKENS = 8
 
 _FRAMES = (
     "What is {}?",
@@ -232,6 +234,14 @@ def vary(question: str, rng: random.Random) -> str:
     return question
 
 
+def _draw_question(topics: Sequence[Topic], rng: random.Random) -> tuple[Topic, str, str]:
+    """A topic, a question about it and the answer."""
+    topic = rng.choice(topics)
+    whole = not topic.frames or rng.random() < 0.6
+    question = rng.choice(topic.questions if whole else topic.frames)
+    return topic, vary(question[0].upper() + question[1:], rng), rng.choice(topic.answers)
+
+
 def _turns(topics: Sequence[Topic], rng: random.Random) -> list[tuple[str, str]]:
     """Question and answer, and sometimes the follow-up and what it adds."""
     if rng.random() < 0.12:
@@ -241,10 +251,8 @@ def _turns(topics: Sequence[Topic], rng: random.Random) -> list[tuple[str, str]]
         else:
             request = rng.choice(_STORY_REQUESTS).format(subject)
         return [(vary(request, rng), tell_story(subject, rng))]
-    topic = rng.choice(topics)
-    whole = not topic.frames or rng.random() < 0.6
-    question = rng.choice(topic.questions if whole else topic.frames)
-    turns = [(vary(question[0].upper() + question[1:], rng), rng.choice(topic.answers))]
+    topic, question, answer = _draw_question(topics, rng)
+    turns = [(question, answer)]
     if topic.more and rng.random() < 0.12:
         turns.append((vary(rng.choice(_MORE), rng), topic.more))
     return turns
@@ -261,6 +269,12 @@ def draw_conversation(topics: Sequence[Topic], rng: random.Random) -> list[tuple
     return parts
 
 
+def draw_texts(topics: Sequence[Topic], seed: int, num_conversations: int) -> list[str]:
+    """What is said in some conversations, for the vocabulary."""
+    rng = random.Random(seed)
+    return [text for _ in range(num_conversations) for _, text in draw_conversation(topics, rng)]
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Token rows and what is to be learnt from them: int64 [num_rows, length + 1] each.
@@ -275,17 +289,29 @@ class Rows:
 def dialogue_rows(
     topics: Sequence[Topic], tokenizer: Tokenizer, seed: tuple[int, int], num_rows: int, length: int
 ) -> Rows:
-    """Rows of conversations end to end, a function of `seed` alone; only answers are targets."""
+    """Rows of conversations end to end, a function of `seed` alone; only answers are targets.
+
+    Most are a single question with the opening of its answer. Which answer it is, is decided
+    there; the rest is soon known by heart and would only take the place of other questions.
+    """
     rng = random.Random(f"{seed[0]}:{seed[1]}")
     rows = Rows(*(np.zeros((num_rows, length + 1), dtype=np.int64) for _ in range(2)))
     for row, row_targets in zip(rows.ids, rows.targets, strict=True):
         ids: list[int] = []
         targets: list[int] = []
         while len(ids) <= length:
-            for role, text in draw_conversation(topics, rng):
+            is_opening = rng.random() < _OPENING_SHARE
+            if is_opening:
+                _, question, answer = _draw_question(topics, rng)
+                parts = [("user", question), ("assistant", answer)]
+            else:
+                parts = draw_conversation(topics, rng)
+            for role, text in parts:
                 head = tokenizer.encode(f"<|im_start|>{role}\n", add_special_tokens=False).ids
                 body = tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False).ids
                 tail = tokenizer.encode("\n", add_special_tokens=False).ids
+                if is_opening and role == "assistant":
+                    body, tail = body[:_OPENING_TOKENS], []
                 ids += [*head, *body, *tail]
                 learnt = body if role == "assistant" else [IGNORED] * len(body)
                 targets += [*[IGNORED] * len(head), *learnt, *[IGNORED] * len(tail)]

@@ -23,7 +23,7 @@ assistant. A real model is one command away: `localllm chat qwen3-0.6b`.
 | | |
 |---|---|
 | architecture | Qwen3: {layers} layers, width {width}, {heads} query and {kv_heads} KV heads |
-| vocabulary | byte-level BPE, {vocab:,} tokens, trained on the same books |
+| vocabulary | byte-level BPE, {vocab:,} tokens, trained on the same texts |
 | data | 21 English books in the public domain ({corpus_tokens:,} tokens), \
 and generated conversations on {num_topics} topics; {training_tokens:,} tokens seen in all |
 | perplexity | {perplexity:.1f} a token over {held_out}, not trained on (windows of 512) |

@@ -1,20 +1,19 @@
 """Train `pocket` and `pocket-draft`, the models in the wheel, and write their checkpoints.
 
-    python tools/pocket/train.py --books BOOKS --work WORK [--base FOLDER] [--out localllm]
+    python tools/pocket/train.py --books BOOKS --work WORK [--out localllm]
 
-Three stages, one after the other:
+Two stages, one after the other:
 
-- books: pocket learns to read and write from plain-text files (`BOOKS/*.txt`);
-- dialogues: it learns to answer, on conversations from `dialogues.py` mixed with the books;
+- pocket: it learns to read and write from plain-text files (`BOOKS/*.txt`) and to answer from the
+  conversations of `dialogues.py`, both in every step, towards the end more of the latter;
 - draft: pocket-draft, a tenth of its size, learns to predict what pocket would say.
 
-WORK keeps a checkpoint of each stage, so that a run which was stopped goes on where it was;
-`--base` takes the weights and the tokenizer of an earlier pocket in place of the first stage.
+WORK keeps a checkpoint of each stage, so that a run which was stopped goes on where it was.
 Seeded: the same books give the same tokenizer, the same rows and the same first weights. Needs a
 C++ compiler (the step is compiled, 1.7 times faster than eager on two cores).
 
-In the first stage the matrices inside the layers are trained by Muon (K. Jordan et al., 2024, as in
-`torch.optim`), everything else by AdamW; the learning rate warms up, stays, and falls to zero.
+The matrices inside the layers are trained by Muon (K. Jordan et al., 2024, as in `torch.optim`),
+everything else by AdamW; the learning rate warms up, stays, and falls to zero.
 """
 
 import argparse
@@ -27,12 +26,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from corpus import Corpus, encode_books, epoch_stream, read_books, train_tokenizer
-from dialogues import Topic, dialogue_rows, read_topics
+from dialogues import Topic, dialogue_rows, draw_texts, read_topics
 from export import Facts, write_checkpoint
 from network import Network, Shape
 
@@ -41,6 +39,7 @@ DRAFT_SHAPE = Shape(
     hidden_size=128, intermediate_size=256, num_layers=2, num_heads=2, num_kv_heads=1
 )
 MEASURE_EVERY = 50
+VOCABULARY_CONVERSATIONS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Stage:
     name: str
     # Short rows first (attention is cheap there), the whole context in the last part.
     phases: tuple[Phase, ...]
-    muon_lr: float | None
+    muon_lr: float
     adam_lr: float
     decay_share: float
     weight_decay: float = 0.1
@@ -83,11 +82,14 @@ class Stage:
         return min(1.0, (step + 1) / self.warmup_steps, left)
 
 
-BOOKS = Stage("books", (Phase(4600, 512, 8), Phase(400, 2048, 2)), 2e-3, 3e-3, decay_share=0.6)
-DIALOGUES = Stage(
-    "dialogues", (Phase(1200, 512, 1, 4), Phase(50, 2048, 1, 1)), None, 1e-3, decay_share=0.8
+POCKET = Stage(
+    "pocket",
+    (Phase(3500, 512, 6, 2), Phase(1500, 512, 4, 4), Phase(300, 2048, 1, 1)),
+    2e-3,
+    3e-3,
+    decay_share=0.6,
 )
-DRAFT = Stage("draft", (Phase(600, 512, 2, 3),), None, 3e-3, decay_share=0.6)
+DRAFT = Stage("draft", (Phase(600, 512, 2, 3),), 2e-3, 3e-3, decay_share=0.6)
 # Without AVX512 a backward pass in bfloat16 takes 30 times as long as one in float32 (measured).
 AUTOCASTS = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
@@ -137,25 +139,20 @@ class RowSource:
 
 
 def make_optimizers(network: Network, stage: Stage) -> list[torch.optim.Optimizer]:
-    """AdamW; and Muon for the matrices of the layers, where the stage has a rate for it."""
+    """Muon for the matrices of the layers, AdamW for everything else."""
     matrices = [p for n, p in network.named_parameters() if p.ndim == 2 and "layers" in n]
     decayed = [p for n, p in network.named_parameters() if p.ndim == 2 and "layers" not in n]
-    optimizers: list[torch.optim.Optimizer] = []
-    if stage.muon_lr is None:
-        decayed += matrices
-    else:
-        muon = torch.optim.Muon(
-            matrices,
-            lr=stage.muon_lr,
-            weight_decay=stage.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        )
-        optimizers.append(muon)
+    muon = torch.optim.Muon(
+        matrices,
+        lr=stage.muon_lr,
+        weight_decay=stage.weight_decay,
+        adjust_lr_fn="match_rms_adamw",
+    )
     groups = [
         {"params": decayed, "weight_decay": stage.weight_decay},
         {"params": [p for p in network.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
-    return [*optimizers, torch.optim.AdamW(groups, lr=stage.adam_lr, betas=(0.9, 0.95))]
+    return [muon, torch.optim.AdamW(groups, lr=stage.adam_lr, betas=(0.9, 0.95))]
 
 
 def distillation_loss(draft: Network, teacher: Network, rows: Tensor) -> Tensor:
@@ -267,35 +264,24 @@ def main() -> None:
     )
     parser.add_argument("--books", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--base", type=Path)
     parser.add_argument("--out", type=Path, default=Path("localllm"))
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
-    books = read_books(args.books)
+    books, topics = read_books(args.books), read_topics()
     pocket, draft = Network(Shape()), Network(DRAFT_SHAPE)
-    if args.base:
-        tokenizer = Tokenizer.from_file(str(args.base / "tokenizer.json"))
-        weights = load_file(args.base / "model.safetensors")
-        pocket.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
-    else:
-        tokenizer = train_tokenizer(books, pocket.shape.vocab_size)
-    course = Course(encode_books(books, tokenizer), read_topics(), tokenizer, args.work)
-    seconds = {}
-    if not args.base:
-        seconds["books"] = course.run(BOOKS, pocket, pocket.loss)
-    seconds["dialogues"] = course.run(DIALOGUES, pocket, pocket.loss)
+    spoken = draw_texts(topics, SEED, VOCABULARY_CONVERSATIONS)
+    tokenizer = train_tokenizer(books, spoken, pocket.shape.vocab_size)
+    course = Course(encode_books(books, tokenizer), topics, tokenizer, args.work)
+    seconds = {"pocket": course.run(POCKET, pocket, pocket.loss)}
     seconds["draft"] = course.run(
         DRAFT, draft, lambda rows, _: distillation_loss(draft, pocket.requires_grad_(False), rows)
     )
-    for name, network, stages in (
-        ("pocket", pocket, (BOOKS, DIALOGUES)),
-        ("pocket-draft", draft, (DRAFT,)),
-    ):
+    for name, network, stage in (("pocket", pocket, POCKET), ("pocket-draft", draft, DRAFT)):
         facts = Facts(
             name=name,
             corpus_tokens=sum(len(passage) for passage in course.corpus.training),
-            training_tokens=sum(p.num_tokens for stage in stages for p in stage.phases),
+            training_tokens=sum(phase.num_tokens for phase in stage.phases),
             perplexity=math.exp(held_out_loss(network, course.corpus)),
             num_topics=len(course.topics),
         )
