@@ -93,7 +93,7 @@ def quantize(
     recipe = Recipe(
         method=cast(Any, method),
         group_size=group_size,
-        symmetric=file_format == "gptq" if symmetric is None else symmetric,
+        symmetric=file_format != "awq" if symmetric is None else symmetric,
         file_format=cast(Any, file_format),
         int8_head=head == "int8",
     )
