@@ -10,6 +10,11 @@ import pytest
 import torch
 from checkpoints import tiny_config, write_checkpoint
 
+from localllm.engine.cpu_products import make_products_reproducible
+
+# Before any test multiplies matrices; a command does it when it loads a model.
+make_products_reproducible()
+
 
 @pytest.fixture(autouse=True)
 def user_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -175,9 +175,9 @@ def describe_turn(completion: Completion, context_length: int) -> str:
     """The line of figures under an answer."""
     used = completion.num_prompt_tokens + completion.num_generated_tokens
     return (
-        f"prompt {completion.num_prompt_tokens} ({completion.num_cached_tokens} cached), "
+        f"prompt {completion.num_prompt_tokens} ({completion.num_cached_tokens} cached) "
         f"{completion.prefill_tokens_per_s:.0f} tok/s · "
-        f"first token {completion.ttft_s:.2f} s · "
+        f"first {completion.ttft_s:.2f} s · "
         f"{completion.decode_tokens_per_s:.0f} tok/s · "
         f"context {used}/{context_length}"
     )

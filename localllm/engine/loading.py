@@ -10,6 +10,7 @@ import torch
 
 from localllm.config import EngineConfig, ModelConfig
 from localllm.engine.block_pool import BlockPool
+from localllm.engine.cpu_products import make_products_reproducible
 from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.memory import MemoryPlan, plan_memory
 from localllm.engine.runner import ModelRunner
@@ -46,6 +47,7 @@ def load_decoder(
 
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
+    make_products_reproducible()
     files = find_weight_files(folder)
     weights = check_weights(files, model_config, spec)
     device = select_device(config)

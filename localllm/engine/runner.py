@@ -8,8 +8,8 @@ from localllm.engine.scheduler import ScheduledBatch
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 
-# Float32 products on a CPU give a row other bits when their rows are no multiple of this
-# (measured on torch 2.13, AVX512; see docs/architecture.md), so the batch is padded.
+# Float32 products on a CPU may give a row other bits when their rows are no multiple of this
+# (see cpu_products.py and docs/architecture.md), so the batch is padded.
 CPU_FLOAT32_ROW_MULTIPLE = 8
 
 
