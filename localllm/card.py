@@ -16,7 +16,7 @@ from localllm.model.safetensors_header import read_header
 from localllm.model.weight_files import find_weight_files
 from localllm.tokenizer import Tokenizer
 
-# Of a tensor of packed int4 weights one element holds eight values.
+# An element of a tensor of packed weights holds 32 bits of them.
 _PACKED_SUFFIXES = ("qweight", "weight_packed")
 
 
@@ -60,7 +60,7 @@ def read_card(source: ModelSource, folder: Path) -> Card:
 
     attempt(lambda: read_model_config(folder))
     tokenizer = attempt(lambda: Tokenizer.from_folder(folder, source.chat_template))
-    weights = attempt(lambda: read_weights(folder))
+    weights = attempt(lambda: read_weights(folder, _bits(config)))
     defaults = attempt(lambda: read_generation_config(folder))
     return Card(
         name=source.name,
@@ -73,8 +73,11 @@ def read_card(source: ModelSource, folder: Path) -> Card:
     )
 
 
-def read_weights(folder: Path) -> Weights:
-    """Counts from the headers of the weight files. Raises: CheckpointError."""
+def read_weights(folder: Path, packed_bits: int = 4) -> Weights:
+    """Counts from the headers of the weight files; `packed_bits`: of a packed weight.
+
+    Raises: CheckpointError.
+    """
     files = find_weight_files(folder)
     num_parameters = 0
     by_dtype: Counter[str] = Counter()
@@ -87,7 +90,7 @@ def read_weights(folder: Path) -> Weights:
             by_dtype[tensor.dtype] += tensor.num_bytes
             if name.endswith(("scales", "qzeros", "g_idx", "weight_scale", "zero_point", "_shape")):
                 continue  # what belongs to a quantized weight is no parameter of its own
-            num_values = 8 if name.endswith(_PACKED_SUFFIXES) else 1
+            num_values = 32 // packed_bits if name.endswith(_PACKED_SUFFIXES) else 1
             num_parameters += prod(tensor.shape) * num_values
     num_bytes = sum(path.stat().st_size for path in files)
     return Weights(num_parameters, num_bytes, dict(by_dtype.most_common()))
@@ -111,7 +114,26 @@ def describe_quantization(config: Mapping[str, Any]) -> str:
     if not isinstance(quantization, Mapping):
         return "none"
     parts = [str(quantization.get("quant_method", "unknown"))]
-    for key, unit in (("bits", "bits"), ("group_size", "a group"), ("format", "")):
-        if quantization.get(key) is not None:
-            parts.append(f"{quantization[key]} {unit}".strip())
+    fields = {**quantization, **_group_weights(quantization)}
+    for key, unit in (("bits", "bits"), ("num_bits", "bits"), ("group_size", "a group")):
+        if fields.get(key) is not None:
+            parts.append(f"{fields[key]} {unit}")
+    if fields.get("format") is not None:
+        parts.append(str(fields["format"]))
     return ", ".join(parts)
+
+
+def _bits(config: Mapping[str, Any]) -> int:
+    """Bits of a packed weight, four where the config does not say."""
+    quantization = config.get("quantization_config")
+    fields = quantization if isinstance(quantization, Mapping) else {}
+    bits = fields.get("bits") or _group_weights(fields).get("num_bits")
+    return bits if bits in (2, 4, 8) else 4
+
+
+def _group_weights(quantization: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What compressed-tensors says of the weights of its first group."""
+    groups = quantization.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    return weights if isinstance(weights, Mapping) else {}

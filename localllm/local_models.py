@@ -1,7 +1,9 @@
-"""The models that are on this machine: built in, and in the Hugging Face hub's own cache."""
+"""The models that are on this machine: built in, quantized here, and in the hub's own cache."""
 
 from dataclasses import dataclass
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
 from localllm.errors import LocalLLMError
@@ -32,14 +34,35 @@ class LocalModels:
 
 
 def find_local_models() -> LocalModels:
-    """Built-in models first, then those of the hub's cache, the last used first.
+    """Built-in models first, then those quantized here, then the hub's cache, last used first.
 
     A name is the catalogue's alias where there is one. Nothing is loaded or fetched.
     """
     built_in = [_built_in_model(name) for name in BUILT_IN_MODELS]
     cached = _cached_models()
     ordered = sorted(cached.models, key=lambda model: -(model.last_used_s or 0))
-    return LocalModels(built_in + ordered, cached.warnings)
+    return LocalModels([*built_in, *_quantized_models(), *ordered], cached.warnings)
+
+
+def quantized_folder() -> Path:
+    """Where `localllm quantize` puts what it makes, unless it is told another place."""
+    return user_cache_path("localllm") / "quantized"
+
+
+def _quantized_models() -> list[LocalModel]:
+    """Each under the folder that it is run by; an unfinished one says so."""
+    return [
+        LocalModel(
+            str(folder),
+            None,
+            str(folder),
+            sum(path.stat().st_size for path in folder.glob("*") if path.is_file()),
+            folder.stat().st_mtime,
+            _problem(folder),
+        )
+        for folder in sorted(quantized_folder().glob("*"))
+        if folder.is_dir()
+    ]
 
 
 def _built_in_model(name: str) -> LocalModel:

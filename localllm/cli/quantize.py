@@ -140,7 +140,7 @@ def _check_flags(
 
 def _default_out(model: str, recipe: "Recipe") -> Path:
     """A folder in localllm's cache, named for the model and what is made of it."""
-    from platformdirs import user_cache_path
+    from localllm.local_models import quantized_folder
 
     name = Path(model).name.replace("@", "-") or "model"
     parts = [name, recipe.method.replace("+", "-")]
@@ -148,7 +148,7 @@ def _default_out(model: str, recipe: "Recipe") -> Path:
         parts.append(f"g{recipe.group_size}")
     if recipe.file_format != "compressed-tensors":
         parts.append(recipe.file_format)
-    return user_cache_path("localllm") / "quantized" / "-".join(parts)
+    return quantized_folder() / "-".join(parts)
 
 
 def _print_plan(request: "QuantizeRequest", as_json: bool) -> None:
