@@ -4,8 +4,8 @@ Source: Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Gene
 Transformers", algorithm 1; act-order and static groups as in the authors' code.
 
 Deviations: columns go in the order of falling input energy, but every column keeps the group of
-its place (static groups), so the file needs no permutation; the grids are fitted beforehand to
-the output error (`fit_grid`), and after the rounding the scales are fitted once more to the codes.
+its place (static groups), so the file needs no permutation; and the grids are fitted beforehand to
+the output error (`fit_grid`).
 """
 
 import torch
@@ -60,27 +60,3 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
             return upper
         damping = damping * 4
     raise ValueError("the inputs' second moments have no inverse")
-
-
-def refit_scales(weight: Tensor, hessian: Tensor, grid: Grid, codes: Tensor) -> Grid:
-    """The grid whose scales make the output error least for the given codes.
-
-    For each output row a least-squares problem in its groups' scales.
-    """
-    num_rows, num_groups = grid.scales.shape
-    steps = (codes.view(num_rows, num_groups, -1) - grid.zeros[..., None]).contiguous()
-    group_size = steps.shape[2]
-    target = weight @ hessian  # [out, in]
-    right = (target.view_as(steps) * steps).sum(-1)
-    left = torch.empty(num_rows, num_groups, num_groups, device=weight.device)
-    for g in range(num_groups):
-        columns = hessian[g * group_size : (g + 1) * group_size]
-        moved = (steps[:, g] @ columns).view_as(steps)  # [out, num_groups, g]
-        left[:, g] = (moved * steps).sum(-1)
-    ridge = 1e-3 * left.diagonal(dim1=1, dim2=2).mean(-1).clamp(min=1e-30)
-    left.diagonal(dim1=1, dim2=2).add_(ridge[:, None])
-    # Towards the scales that are there, where the data say nothing.
-    right = right + ridge[:, None] * grid.scales
-    scales = torch.linalg.solve(left, right[..., None])[..., 0].bfloat16().float()
-    usable = torch.isfinite(scales) & (scales > 0)
-    return Grid(torch.where(usable, scales, grid.scales), grid.zeros, grid.symmetric)

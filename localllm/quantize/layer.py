@@ -16,7 +16,7 @@ from localllm.model.layers import Attention, DecoderLayer, GatedMLP, HeadNorms, 
 from localllm.model.linear import Linear
 from localllm.model.quantized import Int4Weight
 from localllm.quantize.awq import search_scales
-from localllm.quantize.gptq import refit_scales, round_columns
+from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import Grid, fit_grid
 from localllm.quantize.moments import Moments
 from localllm.quantize.recipe import Recipe
@@ -162,7 +162,6 @@ class LayerQuantizer:
         )
         if "gptq" in recipe.method:
             codes = round_columns(scaled, scaled_hessian, grid)
-            grid = refit_scales(scaled, scaled_hessian, grid, codes)
         else:
             codes = grid.round(scaled)
         error = scaled - grid.values(codes)

@@ -1,0 +1,137 @@
+"""Quantize a model in every way and write what each costs as markdown tables.
+
+    python tools/quantization_tables.py --books BOOKS [--model pocket] [--samples 256] > tables.md
+
+The text that is measured on is from two books that neither the model nor the calibration has seen.
+KL divergences (nats a token, float32 activations) are of the result from the source; the share is
+that of round-to-nearest with the same group and grid.
+"""
+
+import argparse
+import itertools
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from localllm.config import EngineConfig
+from localllm.evaluation import Comparison, evaluate
+from localllm.quantize.calibrate import WindowCounts, write_text
+from localllm.quantize.recipe import GROUP_SIZES, Recipe
+from localllm.quantize.run import CalibrationRequest, QuantizeRequest, quantize_model
+from localllm.session import open_model
+
+UNSEEN = ("the-wind-in-the-willows", "the-time-machine")
+CHARS_OF_EACH = 60_000
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What every row has in common."""
+
+    model: str
+    text: str
+    calibration: CalibrationRequest
+
+    def measure(self, recipe: Recipe) -> tuple[Comparison, float]:
+        """The comparison with the source, and the seconds that quantizing took."""
+        with tempfile.TemporaryDirectory() as folder:
+            request = QuantizeRequest(
+                self.model,
+                Path(folder) / "out",
+                recipe,
+                self.calibration,
+                torch.device("cpu"),
+                verify=False,
+            )
+            outcome = quantize_model(request, lambda *args: None)
+            config = EngineConfig(dtype="float32", max_model_len=512, max_num_seqs=1)
+            evaluation = evaluate(self.text, [str(request.out), self.model], config)
+        assert evaluation.against is not None
+        comparison = replace(evaluation.against, perplexity=evaluation.perplexity)
+        return comparison, outcome.seconds
+
+
+def table(title: str, names: tuple[str, ...]) -> None:
+    """The head of a table."""
+    columns = (*names, "KL mean", "share of rtn", "KL p99", "same top 1", "perplexity", "s")
+    sys.stdout.write(f"\n### {title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n")
+
+
+def row(names: tuple[str, ...], found: tuple[Comparison, float], rtn: float) -> None:
+    """One line."""
+    comparison, seconds = found
+    cells = (
+        *names,
+        f"{comparison.kl_mean:.5f}",
+        f"{comparison.kl_mean / rtn:.3f}",
+        f"{comparison.kl_p99:.4f}",
+        f"{comparison.same_top1:.1%}",
+        f"{comparison.perplexity:.2f}",
+        f"{seconds:.0f}",
+    )
+    sys.stdout.write(f"| {' | '.join(cells)} |\n")
+    sys.stdout.flush()
+
+
+def calibrations(model: str, books: Path, samples: int) -> Iterator[tuple[str, CalibrationRequest]]:
+    """The sources of calibration text; what the model writes is written once for all rows."""
+    loaded = open_model(model, EngineConfig(max_model_len=512, max_num_seqs=64))
+    written = write_text(loaded, WindowCounts(samples + 8, 1, 512), seed=0).windows
+    yield (
+        "written by the model",
+        CalibrationRequest(
+            text="".join(loaded.tokenizer.decode(window) for window in written.tolist()),
+            text_name="written by the model",
+            num_windows=samples,
+        ),
+    )
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in sorted(books.glob("*.txt"))
+        if path.stem not in UNSEEN
+    ]
+    yield (
+        "books it was trained on",
+        CalibrationRequest(text="\n\n".join(texts), text_name="books", num_windows=samples),
+    )
+
+
+def main() -> None:
+    """Quantize, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--books", type=Path, required=True)
+    parser.add_argument("--model", default="pocket")
+    parser.add_argument("--samples", type=int, default=256)
+    args = parser.parse_args()
+    text = "".join(
+        (args.books / f"{name}.txt").read_text(encoding="utf-8")[5000:][:CHARS_OF_EACH]
+        for name in UNSEEN
+    )
+    sources = dict(calibrations(args.model, args.books, args.samples))
+    own = Bench(args.model, text, sources["written by the model"])
+    table("Methods, groups and grids", ("method", "group", "grid"))
+    nearest = {}
+    for group, symmetric in itertools.product(GROUP_SIZES, (True, False)):
+        for method in ("rtn", "awq", "gptq", "awq+gptq"):
+            found = own.measure(Recipe(method, group, symmetric))
+            if method == "rtn":
+                nearest[group, symmetric] = found[0].kl_mean
+            names = (method, str(group), "symmetric" if symmetric else "asymmetric")
+            row(names, found, nearest[group, symmetric])
+    table("Eight bits, against rtn with symmetric groups of 128", ("method",))
+    for recipe in (Recipe("int8"), Recipe("fp8"), Recipe("fp8", file_format="fp8")):
+        row((recipe.summary,), own.measure(recipe), nearest[128, True])
+    table("Calibration, symmetric groups of 128", ("method", "source", "windows"))
+    for method, (name, request) in itertools.product(("awq", "gptq", "awq+gptq"), sources.items()):
+        for samples in (args.samples // 8, args.samples):
+            bench = Bench(args.model, text, replace(request, num_windows=samples))
+            found = bench.measure(Recipe(method, 128, True))
+            row((method, name, str(samples)), found, nearest[128, True])
+
+
+if __name__ == "__main__":
+    main()
