@@ -75,7 +75,7 @@ def write_text(
 
     Where there is no start token each window begins with some ordinary token. So nothing has to
     be downloaded, and the text is of the kind that the model knows (Liu et al. 2023, "LLM-QAT",
-    section 3.1, makes its data so).
+    makes its data so).
     """
     rng = random.Random(seed)
     start = model.tokenizer.encode("", add_special_tokens=True)

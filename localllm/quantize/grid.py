@@ -51,8 +51,8 @@ def fit_grid(
 
     Without `hessian` it covers the group from its least to its greatest value. With it ([in, in],
     second moments of the inputs) the range is narrowed where that makes the group's part of the
-    output error smaller (AWQ, Lin et al. 2023, section 4.1 searches the same; here the error is
-    taken from the second moments, not from samples).
+    output error smaller (the code of AWQ's authors searches the same; here the error is taken
+    from the second moments, not from samples).
     """
     grouped = weight.view(weight.shape[0], -1, group_size)
     whole = _grid_over(grouped, 1.0, symmetric)

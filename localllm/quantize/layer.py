@@ -2,7 +2,7 @@
 
 Each group of linears is quantized with the inputs that the quantized ones before it give ("true
 sequential", as in the code of GPTQ's authors), and towards the outputs that the whole model has
-(Li et al. 2025, "GPTAQ", section 3: here in closed form, before the rounding).
+(Li et al. 2025, "GPTAQ": here in closed form, before the rounding).
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,6 +1,5 @@
 """What is to be made of a checkpoint: method, grid, file format."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -121,15 +120,9 @@ class Recipe:
         return self._compressed_tensors_config(skipped)
 
     def _compressed_tensors_config(self, skipped: list[str]) -> dict[str, Any]:
-        groups = {"group_0": self._group(["Linear"])}
+        groups = {"group_0": self._linear_group()}
         if self.int8_head:
-            head = _weights(8, "int", "channel", None, True)
-            groups["group_1"] = {
-                "targets": ["re:.*lm_head$"],
-                "weights": head,
-                "input_activations": None,
-                "output_activations": None,
-            }
+            groups["group_1"] = _group(["re:.*lm_head$"], _weights(8, "int", "channel", None, True))
         return {
             "quant_method": "compressed-tensors",
             "format": "float-quantized" if self.method == "fp8" else "pack-quantized",
@@ -139,26 +132,30 @@ class Recipe:
             "kv_cache_scheme": None,
         }
 
-    def _group(self, targets: list[str]) -> Mapping[str, Any]:
-        activations = None
+    def _linear_group(self) -> dict[str, Any]:
         if self.is_int4:
             weights = _weights(4, "int", "group", self.group_size, self.symmetric)
-        elif self.method == "int8":
-            weights = _weights(8, "int", "channel", None, True)
-        else:
-            weights = _weights(8, "float", "channel", None, True)
-            # The engines that load it quantize the activations too, a scale for each token.
-            activations = {**_weights(8, "float", "token", None, True), "dynamic": True}
-        return {
-            "targets": targets,
-            "weights": weights,
-            "input_activations": activations,
-            "output_activations": None,
-        }
+            return _group(["Linear"], weights)
+        if self.method == "int8":
+            return _group(["Linear"], _weights(8, "int", "channel", None, True))
+        # The engines that load it quantize the activations too, a scale for each token.
+        activations = {**_weights(8, "float", "token", None, True), "dynamic": True}
+        return _group(["Linear"], _weights(8, "float", "channel", None, True), activations)
 
     def described(self) -> dict[str, Any]:
         """For the report."""
         return asdict(self)
+
+
+def _group(
+    targets: list[str], weights: dict[str, Any], activations: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {
+        "targets": targets,
+        "weights": weights,
+        "input_activations": activations,
+        "output_activations": None,
+    }
 
 
 def _weights(
