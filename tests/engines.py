@@ -20,6 +20,8 @@ from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.model.weights import load_model
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.run import CalibrationRequest, QuantizeRequest, quantize_model
 from localllm_kernels import TORCH_OPS
 
 EOS_TOKEN_ID = 0
@@ -39,12 +41,28 @@ class Limits:
 
 @cache
 def load_tiny_model(
-    architecture: str, sliding_window: int | None = None, dtype: torch.dtype = torch.float32
+    architecture: str,
+    sliding_window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    recipe: Recipe | None = None,
 ) -> DecoderModel:
-    """A two-layer model with random weights."""
-    config = tiny_config(architecture, sliding_window=sliding_window)
-    with tempfile.TemporaryDirectory() as folder:
-        return load_folder(write_checkpoint(Path(folder), config), dtype)
+    """A two-layer model with random weights, quantized if there is a recipe."""
+    # The groups of a quantized weight divide its width.
+    sizes = {} if recipe is None else {"hidden_size": 64, "intermediate_size": 96}
+    config = tiny_config(architecture, sliding_window=sliding_window, **sizes)
+    with tempfile.TemporaryDirectory() as root:
+        folder = write_checkpoint(Path(root) / "plain", config)
+        if recipe is not None:
+            request = QuantizeRequest(
+                str(folder),
+                Path(root) / "quantized",
+                recipe,
+                CalibrationRequest(),
+                torch.device("cpu"),
+                verify=False,
+            )
+            folder = quantize_model(request, lambda *args: None).out
+        return load_folder(folder, dtype)
 
 
 def load_folder(folder: Path, dtype: torch.dtype) -> DecoderModel:
@@ -67,8 +85,8 @@ def make_engine(model: DecoderModel, limits: Limits) -> Engine:
     shape = (
         config.num_layers,
         limits.num_blocks + 1,
-        limits.block_size,
         config.num_kv_heads,
+        limits.block_size,
         config.head_dim,
     )
     kv_cache = PagedKVCache.allocate(shape, model.embedding.dtype, torch.device("cpu"))

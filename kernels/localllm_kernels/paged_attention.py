@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-KEY_TILE = 128
+KEY_TILE = 64
 ROW_MULTIPLE = 8
 # Queries of one prompt that are attended to at once: bounds the score matrix.
 QUERY_TILE = 64
-MAX_GATHERED_KEYS = 1 << 16
+# Numbers in the keys that are gathered at once: in four bytes each they stay near the processor.
+MAX_GATHERED_VALUES = 1 << 20
 
 
 def paged_attention_reference(
@@ -40,10 +41,11 @@ def paged_attention_reference(
     """Attend for every request of a batch.
 
     `query`: [num_tokens, num_heads, head_dim], requests one after the other, rows behind the last
-    request are padding; caches: [num_blocks, block_size, num_kv_heads, head_dim]; `block_tables`:
-    integer [num_seqs, max_blocks], padded with 0 (the null block); `cu_seqlens_q`: [num_seqs + 1],
-    where each request's queries start; `seq_lens`: [num_seqs], keys of each request including its
-    new tokens. Returns [num_tokens, num_heads, head_dim]; padding rows are zero.
+    request are padding; caches: [num_blocks, num_kv_heads, block_size, head_dim], so that the keys
+    of one head in a block stand together; `block_tables`: integer [num_seqs, max_blocks], padded
+    with 0 (the null block); `cu_seqlens_q`: [num_seqs + 1], where each request's queries start;
+    `seq_lens`: [num_seqs], keys of each request including its new tokens. Returns [num_tokens,
+    num_heads, head_dim]; padding rows are zero.
     """
     out = torch.zeros_like(query)
     starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
@@ -51,7 +53,9 @@ def paged_attention_reference(
     # Requests with one new token go together, as many as their keys, padded to the longest, allow.
     singles = [i for i, (start, end) in enumerate(spans) if end - start == 1]
     longest = max((lengths[i] for i in singles), default=1)
-    group = max(1, MAX_GATHERED_KEYS // longest)
+    gathered_keys = -(-longest // KEY_TILE) * KEY_TILE
+    gathered_values = gathered_keys * key_cache.shape[1] * key_cache.shape[3]
+    group = max(1, MAX_GATHERED_VALUES // gathered_values)
     for first in range(0, len(singles), group):
         single = singles[first : first + group]
         rows = torch.tensor([spans[i][0] for i in single], device=query.device)
@@ -107,22 +111,19 @@ def _attend(
     `min_position..max_position`; returns the same shape.
     """
     seqs, queries, heads, head_dim = query.shape
-    kv_heads = key_cache.shape[2]
+    kv_heads = key_cache.shape[1]
     groups = heads // kv_heads
     first_key = 0 if window is None else max(0, min_position - window + 1)
     first_key -= first_key % KEY_TILE
     num_tiles = (max_position - first_key) // KEY_TILE + 1
-    # Keys at a query's position or before it are written; anything behind the last query is not.
-    keys = torch.arange(first_key, first_key + num_tiles * KEY_TILE, device=query.device)
-    written = keys <= positions.amax(dim=1, keepdim=True)  # [seqs, keys]
-    key = _gather(key_cache, block_tables, first_key, num_tiles)
-    value = _gather(value_cache, block_tables, first_key, num_tiles)
-    # A masked key weighs exactly zero, but zero times a stale infinity would be NaN.
-    value.masked_fill_(~written.view(seqs, 1, num_tiles, KEY_TILE, 1), 0.0)
+    key, value = _gather(
+        (key_cache, value_cache), block_tables, positions[:, -1:], first_key, num_tiles * KEY_TILE
+    )
+    key, value = (x.view(seqs, kv_heads, num_tiles, KEY_TILE, head_dim) for x in (key, value))
 
     # Rows of one product: the queries of one key/value head, [seqs, kv_heads, 1, rows, head_dim].
     rows = queries * groups
-    packed = query.float().view(seqs, queries, kv_heads, groups, head_dim)
+    packed = (query.float() * scale).view(seqs, queries, kv_heads, groups, head_dim)
     packed = packed.transpose(1, 2).reshape(seqs, kv_heads, 1, rows, head_dim)
     row_positions = positions.repeat_interleave(groups, dim=1)
     padding = -rows % ROW_MULTIPLE
@@ -131,15 +132,16 @@ def _attend(
         last = row_positions[:, -1:].expand(seqs, padding)
         row_positions = torch.cat((row_positions, last), dim=1)
 
-    scores = torch.matmul(packed, key.transpose(-1, -2)) * scale
+    scores = torch.matmul(packed, key.transpose(-1, -2))
     row_positions = row_positions.view(seqs, 1, 1, -1, 1)
+    keys = torch.arange(first_key, first_key + num_tiles * KEY_TILE, device=query.device)
     keys = keys.view(1, 1, num_tiles, 1, KEY_TILE)
     hidden = keys > row_positions
     if window is not None:
         hidden = hidden | (keys <= row_positions - window)
     scores = scores.masked_fill_(hidden, -torch.inf)
     maximum = scores.amax(dim=(2, 4), keepdim=True)
-    weights = (scores - maximum).exp_()
+    weights = scores.sub_(maximum).exp_()
     tile_sums = weights.sum(dim=-1, keepdim=True)
     tile_outputs = torch.matmul(weights, value)
     total, denominator = tile_outputs[:, :, 0], tile_sums[:, :, 0]
@@ -151,20 +153,38 @@ def _attend(
     return attended.reshape(seqs, queries, heads, head_dim).to(query.dtype)
 
 
-def _gather(cache: Tensor, block_tables: Tensor, first_key: int, num_tiles: int) -> Tensor:
-    """Rows `first_key..` of each request as float32 [seqs, kv_heads, tiles, KEY_TILE, head_dim];
-    what lies behind a block table comes from the null block.
+def _gather(
+    caches: tuple[Tensor, Tensor],
+    block_tables: Tensor,
+    last_positions: Tensor,
+    first_key: int,
+    num_keys: int,
+) -> tuple[Tensor, Tensor]:
+    """Keys and values from position `first_key` on, new float32 tensors [seqs, kv_heads, num_keys,
+    head_dim]. Values behind `last_positions` [seqs, 1] are not written yet, and are zero: they
+    weigh exactly zero, but zero times a stale infinity would be NaN.
     """
-    _, block_size, kv_heads, head_dim = cache.shape
-    first_block = first_key // block_size
-    num_keys = num_tiles * KEY_TILE
-    num_blocks = -(-(first_key % block_size + num_keys) // block_size)
+    seqs, device = len(block_tables), block_tables.device
+    _, kv_heads, block_size, head_dim = caches[0].shape
+    first_block, skipped = divmod(first_key, block_size)
+    num_blocks = -(-(skipped + num_keys) // block_size)
     tables = block_tables[:, first_block : first_block + num_blocks]
     if tables.shape[1] < num_blocks:
         tables = F.pad(tables, (0, num_blocks - tables.shape[1]))
-    gathered = cache.index_select(0, tables.reshape(-1))
-    rows = gathered.view(-1, num_blocks * block_size, kv_heads, head_dim)
-    skip = first_key % block_size
-    rows = rows[:, skip : skip + num_keys]
-    tiles = rows.reshape(-1, num_tiles, KEY_TILE, kv_heads, head_dim).permute(0, 3, 1, 2, 4)
-    return tiles.float().contiguous()
+    last_blocks = last_positions // block_size - first_block
+    tables = tables.masked_fill(torch.arange(num_blocks, device=device) > last_blocks, 0)
+    heads = torch.arange(kv_heads, device=device)
+    rows = (tables.unsqueeze(1) * kv_heads + heads.view(-1, 1)).flatten()
+    key, value = (
+        cache.flatten(0, 1)
+        .flatten(1)
+        .index_select(0, rows)
+        .view(seqs, kv_heads, num_blocks, block_size, head_dim)
+        for cache in caches
+    )
+    offsets = torch.arange(block_size, device=device)
+    is_unwritten = offsets > last_positions % block_size  # [seqs, block_size]
+    partial = (torch.arange(seqs, device=device), slice(None), last_blocks.flatten())
+    value[partial] = value[partial].masked_fill(is_unwritten.view(seqs, 1, block_size, 1), 0.0)
+    part = slice(skipped, skipped + num_keys)
+    return key.flatten(2, 3)[:, :, part].float(), value.flatten(2, 3)[:, :, part].float()

@@ -4,6 +4,7 @@ Slot s is row `s % block_size` of block `s // block_size`; block 0 is the null b
 never written.
 """
 
+import torch
 from torch import Tensor
 
 
@@ -12,9 +13,12 @@ def store_kv_reference(
 ) -> None:
     """Store the first `len(slot_mapping)` rows; rows behind them are padding.
 
-    `key`, `value`: [num_tokens, num_kv_heads, head_dim]; caches: [num_blocks, block_size,
-    num_kv_heads, head_dim], changed in place; `slot_mapping`: int64.
+    `key`, `value`: [num_tokens, num_kv_heads, head_dim]; caches: [num_blocks, num_kv_heads,
+    block_size, head_dim], changed in place; `slot_mapping`: int64.
     """
-    num_tokens = slot_mapping.shape[0]
-    key_cache.flatten(0, 1).index_copy_(0, slot_mapping, key[:num_tokens])
-    value_cache.flatten(0, 1).index_copy_(0, slot_mapping, value[:num_tokens])
+    num_tokens, (_, kv_heads, block_size, head_dim) = slot_mapping.shape[0], key_cache.shape
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    heads = torch.arange(kv_heads, device=slot_mapping.device)
+    rows = ((blocks[:, None] * kv_heads + heads) * block_size + offsets[:, None]).flatten()
+    for cache, new in ((key_cache, key), (value_cache, value)):
+        cache.view(-1, head_dim).index_copy_(0, rows, new[:num_tokens].reshape(-1, head_dim))

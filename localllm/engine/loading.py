@@ -91,8 +91,8 @@ def load_engine(
     kv_shape = (
         model_config.num_layers,
         plan.num_blocks,
-        config.block_size,
         model_config.num_kv_heads,
+        config.block_size,
         model_config.head_dim,
     )
     kv_cache = PagedKVCache.allocate(kv_shape, loaded.dtype, loaded.device)

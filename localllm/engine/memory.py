@@ -8,7 +8,7 @@ from localllm.errors import GpuMemoryError, RequestError
 # What the reference attention holds at once, see localllm_kernels/paged_attention.py: a tile of
 # queries against the context (scores, weights, mask), and gathered keys and values in float32.
 _QUERY_TILE = 64
-_MAX_GATHERED_KEYS = 1 << 16
+_MAX_GATHERED_VALUES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,9 @@ def plan_memory(
     """
     longest = engine.max_model_len or model.max_position_embeddings
     scores_bytes = 3 * 4 * _QUERY_TILE * model.num_heads * longest
-    gathered_bytes = 2 * 4 * max(_MAX_GATHERED_KEYS, longest) * model.num_kv_heads * model.head_dim
+    gathered_bytes = (
+        2 * 4 * max(_MAX_GATHERED_VALUES, longest * model.num_kv_heads * model.head_dim)
+    )
     width = 4 * model.hidden_size + 3 * model.intermediate_size
     width += 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     activations_bytes = (

@@ -24,8 +24,8 @@ class WindowScorer:
         shape = (
             config.num_layers,
             1 + num_blocks,  # block 0 is the null block
-            BLOCK_SIZE,
             config.num_kv_heads,
+            BLOCK_SIZE,
             config.head_dim,
         )
         self._device = model.embedding.device

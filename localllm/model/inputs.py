@@ -30,7 +30,7 @@ class ForwardBatch:
 class PagedKVCache:
     """Keys and values of all layers; block 0 is the null block, which stays zero.
 
-    Each: [num_layers, num_blocks, block_size, num_kv_heads, head_dim].
+    Each: [num_layers, num_blocks, num_kv_heads, block_size, head_dim].
     """
 
     key: Tensor
@@ -44,7 +44,7 @@ class PagedKVCache:
     @property
     def block_size(self) -> int:
         """Tokens a block holds."""
-        return self.key.shape[2]
+        return self.key.shape[3]
 
     @classmethod
     def allocate(

@@ -35,7 +35,7 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's keys and values: [num_blocks, block_size, num_kv_heads, head_dim] each."""
+    """One layer's keys and values: [num_blocks, num_kv_heads, block_size, head_dim] each."""
 
     key: Tensor
     value: Tensor

@@ -101,7 +101,7 @@ class CalibrationStream:
         num_tokens = len(x)
         num_seqs = num_tokens // length
         attention = layer.attention
-        shape = (num_seqs + 1, length, attention.num_kv_heads, attention.head_dim)
+        shape = (num_seqs + 1, attention.num_kv_heads, length, attention.head_dim)
         key, value = (torch.zeros(shape, dtype=x.dtype, device=device) for _ in range(2))
         nothing = torch.empty(0, dtype=torch.int64, device=device)
         batch = ForwardBatch(

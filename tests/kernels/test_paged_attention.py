@@ -33,7 +33,7 @@ class Batch:
         generator = torch.Generator().manual_seed(sum(length for length, _ in lengths))
         blocks = [-(-length // BLOCK_SIZE) for length, _ in lengths]
         order = (torch.randperm(sum(blocks), generator=generator) + 1).tolist()
-        shape = (sum(blocks) + 1, BLOCK_SIZE, kv_heads, HEAD_DIM)
+        shape = (sum(blocks) + 1, kv_heads, BLOCK_SIZE, HEAD_DIM)
         self.key_cache, self.value_cache = (
             torch.full(shape, torch.nan),
             torch.full(shape, torch.nan),
@@ -48,8 +48,8 @@ class Batch:
             self.block_tables[i, : blocks[i]] = torch.tensor(table)
             for position in range(length):
                 block, slot = table[position // BLOCK_SIZE], position % BLOCK_SIZE
-                self.key_cache[block, slot] = key[position]
-                self.value_cache[block, slot] = value[position]
+                self.key_cache[block, :, slot] = key[position]
+                self.value_cache[block, :, slot] = value[position]
             self.keys.append(key)
             self.values.append(value)
             queries.append(torch.randn(num_queries, heads, HEAD_DIM, generator=generator))

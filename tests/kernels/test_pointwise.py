@@ -45,11 +45,13 @@ def test_silu_mul_of_large_inputs_stays_finite() -> None:
 
 
 def test_store_kv_writes_its_slots_and_nothing_else() -> None:
-    key_cache, value_cache = torch.zeros(3, 4, 1, 2), torch.zeros(3, 4, 1, 2)
-    key, value = torch.ones(3, 1, 2), 2 * torch.ones(3, 1, 2)  # the third row is padding
+    key, value = torch.randn(2, 3, 2, 5)  # the third token is padding
+    key_cache, value_cache = torch.zeros(2, 3, 2, 4, 5)  # 3 blocks, 2 heads, 4 slots
+    expected = torch.zeros(2, 3, 2, 4, 5)
+    expected[:, 1, :, 1] = torch.stack((key[0], value[0]))
+    expected[:, 2, :, 3] = torch.stack((key[1], value[1]))
     store_kv_reference(key, value, key_cache, value_cache, torch.tensor([5, 11]))
-    assert key_cache.flatten(0, 1).sum((1, 2)).nonzero().flatten().tolist() == [5, 11]
-    assert value_cache.sum() == 8
+    assert torch.equal(torch.stack((key_cache, value_cache)), expected)
 
 
 def test_unknown_and_missing_backends_are_refused() -> None:

@@ -6,6 +6,7 @@ Not only the tokens: the logits they were drawn from must have the same bits.
 """
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from engines import (
@@ -22,11 +23,19 @@ from hypothesis import strategies as st
 
 from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
+from localllm.quantize.recipe import Recipe
 
-MODELS = {
-    "qwen3": ("Qwen3ForCausalLM", None),
+INT4 = Recipe("rtn", group_size=32, symmetric=False)
+MODELS: dict[str, tuple[Any, ...]] = {
+    "qwen3": ("Qwen3ForCausalLM",),
     "mistral with a window of 20": ("MistralForCausalLM", 20),
-    "qwen2": ("Qwen2ForCausalLM", None),
+    "qwen2": ("Qwen2ForCausalLM",),
+    "qwen3 in 4 bits": ("Qwen3ForCausalLM", None, torch.float32, INT4),
+}
+BFLOAT16_MODELS: dict[str, tuple[Any, ...]] = {
+    "qwen3": ("Qwen3ForCausalLM", None, torch.bfloat16),
+    "qwen3 in 4 bits": ("Qwen3ForCausalLM", None, torch.bfloat16, INT4),
+    "qwen3 in 8 bits": ("Qwen3ForCausalLM", None, torch.bfloat16, Recipe("int8", int8_head=True)),
 }
 Request = tuple[list[int], SamplingParams]
 
@@ -184,11 +193,16 @@ def test_arrivals_and_aborts_in_the_middle_disturb_nobody(
 
 
 @exact
-@given(requests, st.integers(1, 60), st.sampled_from([4, 16]))
+@given(
+    st.sampled_from(sorted(BFLOAT16_MODELS)),
+    requests,
+    st.integers(1, 60),
+    st.sampled_from([4, 16]),
+)
 def test_bfloat16_tokens_differ_from_those_alone_only_at_near_ties(
-    wanted: list[Request], budget: int, block_size: int
+    model_name: str, wanted: list[Request], budget: int, block_size: int
 ) -> None:
-    model = load_tiny_model("Qwen3ForCausalLM", None, torch.bfloat16)
+    model = load_tiny_model(*BFLOAT16_MODELS[model_name])
     limits = Limits(
         block_size,
         3200 // block_size,

@@ -1,6 +1,6 @@
-"""Quantize a model in every way and write what each costs as markdown tables.
+"""Quantize pocket in every way and write what each costs as markdown tables.
 
-    python tools/quantization_tables.py --books BOOKS [--model pocket] [--samples 256] > tables.md
+    python tools/pocket/quantization_tables.py --books BOOKS [--samples 256] > tables.md
 
 The text that is measured on is from two books that neither the model nor the calibration has seen.
 KL divergences (nats a token, float32 activations) are of the result from the source; the share is
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from corpus import HELD_OUT_BOOKS, read_books
 from localllm.config import EngineConfig
 from localllm.evaluation import Comparison, evaluate
 from localllm.quantize.calibrate import WindowCounts, write_text
@@ -24,7 +25,7 @@ from localllm.quantize.recipe import GROUP_SIZES, Recipe
 from localllm.quantize.run import CalibrationRequest, QuantizeRequest, quantize_model
 from localllm.session import open_model
 
-UNSEEN = ("the-wind-in-the-willows", "the-time-machine")
+MODEL = "pocket"
 CHARS_OF_EACH = 60_000
 
 
@@ -32,7 +33,6 @@ CHARS_OF_EACH = 60_000
 class Bench:
     """What every row has in common."""
 
-    model: str
     text: str
     calibration: CalibrationRequest
 
@@ -40,7 +40,7 @@ class Bench:
         """The comparison with the source, and the seconds that quantizing took."""
         with tempfile.TemporaryDirectory() as folder:
             request = QuantizeRequest(
-                self.model,
+                MODEL,
                 Path(folder) / "out",
                 recipe,
                 self.calibration,
@@ -49,7 +49,7 @@ class Bench:
             )
             outcome = quantize_model(request, lambda *args: None)
             config = EngineConfig(dtype="float32", max_model_len=512, max_num_seqs=1)
-            evaluation = evaluate(self.text, [str(request.out), self.model], config)
+            evaluation = evaluate(self.text, [str(request.out), MODEL], config)
         assert evaluation.against is not None
         comparison = replace(evaluation.against, perplexity=evaluation.perplexity)
         return comparison, outcome.seconds
@@ -77,9 +77,11 @@ def row(names: tuple[str, ...], found: tuple[Comparison, float], rtn: float) -> 
     sys.stdout.flush()
 
 
-def calibrations(model: str, books: Path, samples: int) -> Iterator[tuple[str, CalibrationRequest]]:
+def calibrations(
+    books: dict[str, list[str]], samples: int
+) -> Iterator[tuple[str, CalibrationRequest]]:
     """The sources of calibration text; what the model writes is written once for all rows."""
-    loaded = open_model(model, EngineConfig(max_model_len=512, max_num_seqs=64))
+    loaded = open_model(MODEL, EngineConfig(max_model_len=512, max_num_seqs=64))
     written = write_text(loaded, WindowCounts(samples + 8, 1, 512), seed=0).windows
     yield (
         "written by the model",
@@ -90,9 +92,7 @@ def calibrations(model: str, books: Path, samples: int) -> Iterator[tuple[str, C
         ),
     )
     texts = [
-        path.read_text(encoding="utf-8")
-        for path in sorted(books.glob("*.txt"))
-        if path.stem not in UNSEEN
+        text for name, passages in books.items() if name not in HELD_OUT_BOOKS for text in passages
     ]
     yield (
         "books it was trained on",
@@ -104,15 +104,12 @@ def main() -> None:
     """Quantize, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--books", type=Path, required=True)
-    parser.add_argument("--model", default="pocket")
     parser.add_argument("--samples", type=int, default=256)
     args = parser.parse_args()
-    text = "".join(
-        (args.books / f"{name}.txt").read_text(encoding="utf-8")[5000:][:CHARS_OF_EACH]
-        for name in UNSEEN
-    )
-    sources = dict(calibrations(args.model, args.books, args.samples))
-    own = Bench(args.model, text, sources["written by the model"])
+    books = read_books(args.books)
+    text = "\n\n".join("\n\n".join(books[name])[:CHARS_OF_EACH] for name in HELD_OUT_BOOKS)
+    sources = dict(calibrations(books, args.samples))
+    own = Bench(text, sources["written by the model"])
     table("Methods, groups and grids", ("method", "group", "grid"))
     nearest = {}
     for group, symmetric in itertools.product(GROUP_SIZES, (True, False)):
@@ -128,7 +125,7 @@ def main() -> None:
     table("Calibration, symmetric groups of 128", ("method", "source", "windows"))
     for method, (name, request) in itertools.product(("awq", "gptq", "awq+gptq"), sources.items()):
         for samples in (args.samples // 8, args.samples):
-            bench = Bench(args.model, text, replace(request, num_windows=samples))
+            bench = Bench(text, replace(request, num_windows=samples))
             found = bench.measure(Recipe(method, 128, True))
             row((method, name, str(samples)), found, nearest[128, True])
 
