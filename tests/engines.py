@@ -20,8 +20,9 @@ from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.model.weights import load_model
+from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe
-from localllm.quantize.run import CalibrationRequest, QuantizeRequest, quantize_model
+from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm_kernels import TORCH_OPS
 
 EOS_TOKEN_ID = 0

@@ -32,7 +32,7 @@ def serve_hub(repo: str, folder: Path, gated: bool = False) -> Iterator[str]:
                 self.send(404, b"", {"X-Error-Code": "RepoNotFound"}, with_body)
             elif gated:
                 self.send(403, b"", {"X-Error-Code": "GatedRepo"}, with_body)
-            elif path.startswith(f"/api/models/{repo}/tree"):
+            elif path.startswith("/api/") and f"/{repo}/tree" in path:
                 files = [
                     {"type": "file", "path": p.name, "size": p.stat().st_size, "oid": "0" * 40}
                     for p in sorted(folder.iterdir())

@@ -87,8 +87,9 @@ def quantize(
         raise RequestError("either --calib-text or --calib-dataset", param="calib_text")
     text = None if calib_text is None else read_file(calib_text)
     from localllm.engine.loading import select_device
+    from localllm.quantize.calibrate import CalibrationRequest
     from localllm.quantize.recipe import Recipe
-    from localllm.quantize.run import CalibrationRequest, QuantizeRequest, quantize_model
+    from localllm.quantize.run import QuantizeRequest, quantize_model
 
     recipe = Recipe(
         method=cast(Any, method),

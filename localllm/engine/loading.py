@@ -20,7 +20,7 @@ from localllm.model.architectures import ArchSpec
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
-from localllm.model.weight_files import find_weight_files
+from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.model.weights import load_model
 from localllm_kernels import select_ops
 
@@ -142,16 +142,6 @@ def _free_bytes(device: torch.device) -> int:
 def _cache_root(
     folder: Path, files: list[Path], config: EngineConfig, plan: MemoryPlan, dtype: torch.dtype
 ) -> bytes:
-    """What keys and values depend on besides the tokens: weights, precision, context, blocks.
-
-    The weights are taken by the size, head and tail of their files, which takes milliseconds.
-    """
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in files:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(1 << 16)
-            file.seek(max(0, size - (1 << 12)))
-            digest.update(f"{size}".encode() + head + file.read())
-    digest.update(f"{dtype} {config.block_size} {plan.max_model_len}".encode())
-    return digest.digest()
+    """What keys and values depend on besides the tokens: weights, precision, context, blocks."""
+    parts = (fingerprint(folder, files), dtype, config.block_size, plan.max_model_len)
+    return hashlib.sha256(" ".join(map(str, parts)).encode()).digest()

@@ -1,12 +1,20 @@
 """The parts of a decoder layer; every tensor arrives as an argument or is a weight."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from localllm.config import ModelConfig
 from localllm.model.inputs import ForwardBatch
 from localllm.model.linear import Projection
 from localllm_kernels import Ops
+
+# The linears of a layer in the order in which they compute; those of one group read one input.
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+OUTPUT = ("self_attn.o_proj",)
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+DOWN = ("mlp.down_proj",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +118,34 @@ class DecoderLayer:
     attention: Attention
     post_attention_norm: RMSNorm
     mlp: GatedMLP
+
+
+def build_layer(
+    config: ModelConfig,
+    window: int | None,
+    *,
+    norm_weight: Callable[[str], Tensor],
+    linear: Callable[[tuple[str, ...]], Projection],
+    has_head_norms: bool,
+) -> DecoderLayer:
+    """A layer from its parts, which are asked for by their names within the layer."""
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(norm_weight(name), config.rms_norm_eps)
+
+    return DecoderLayer(
+        input_norm=norm("input_layernorm"),
+        attention=Attention(
+            qkv_proj=linear(QKV),
+            o_proj=linear(OUTPUT),
+            norms=HeadNorms(norm("self_attn.q_norm"), norm("self_attn.k_norm"))
+            if has_head_norms
+            else None,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            window=window,
+        ),
+        post_attention_norm=norm("post_attention_layernorm"),
+        mlp=GatedMLP(gate_up_proj=linear(GATE_UP), down_proj=linear(DOWN)),
+    )

@@ -1,5 +1,6 @@
-"""Which files of a checkpoint folder hold its weights; nothing in them is read."""
+"""Which files of a checkpoint folder hold its weights, and a fingerprint of them."""
 
+import hashlib
 from pathlib import Path
 
 from localllm.errors import CheckpointError
@@ -35,6 +36,22 @@ def find_weight_files(folder: Path) -> list[Path]:
         where=str(folder),
         hint="download the model again",
     )
+
+
+def fingerprint(folder: Path, files: list[Path]) -> str:
+    """Of a checkpoint's config and the weight files in it.
+
+    A file is known by its size, head and tail, which takes milliseconds; the head holds names,
+    shapes and places of its tensors.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for path in files:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(1 << 16)
+            file.seek(max(0, size - (1 << 12)))
+            digest.update(f"{path.name} {size}".encode() + head + file.read())
+    return digest.hexdigest()
 
 
 def _read_weight_map(index: Path) -> dict[str, str]:

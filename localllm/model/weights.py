@@ -13,7 +13,7 @@ from localllm.config import ModelConfig
 from localllm.errors import CheckpointError
 from localllm.model.architectures import ArchSpec, layer_windows
 from localllm.model.decoder import DecoderModel
-from localllm.model.layers import Attention, DecoderLayer, GatedMLP, HeadNorms, RMSNorm
+from localllm.model.layers import DecoderLayer, RMSNorm, build_layer
 from localllm.model.linear import Linear, Projection, SplitLinear, fuse, quantized_linear
 from localllm.model.quantized import QuantizedWeight
 from localllm.model.rope import RopeTable
@@ -108,30 +108,12 @@ class WeightReader:
     def layer(self, config: ModelConfig, spec: ArchSpec, index: int) -> DecoderLayer:
         """A whole layer."""
         layer = f"model.layers.{index}"
-
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(self.read(f"{layer}.{name}.weight"), config.rms_norm_eps)
-
-        attention = Attention(
-            qkv_proj=self.linear(*(f"{layer}.self_attn.{name}_proj" for name in "qkv")),
-            o_proj=self.linear(f"{layer}.self_attn.o_proj"),
-            norms=HeadNorms(norm("self_attn.q_norm"), norm("self_attn.k_norm"))
-            if spec.qk_norm
-            else None,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            window=layer_windows(config, spec)[index],
-        )
-        mlp = GatedMLP(
-            gate_up_proj=self.linear(f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
-            down_proj=self.linear(f"{layer}.mlp.down_proj"),
-        )
-        return DecoderLayer(
-            input_norm=norm("input_layernorm"),
-            attention=attention,
-            post_attention_norm=norm("post_attention_layernorm"),
-            mlp=mlp,
+        return build_layer(
+            config,
+            layer_windows(config, spec)[index],
+            norm_weight=lambda name: self.read(f"{layer}.{name}.weight"),
+            linear=lambda names: self.linear(*(f"{layer}.{name}" for name in names)),
+            has_head_norms=spec.qk_norm,
         )
 
     def _biases(self, names: Sequence[str], parts: Sequence[QuantizedWeight]) -> Tensor | None:

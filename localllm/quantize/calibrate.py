@@ -3,8 +3,9 @@
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,55 @@ from torch import Tensor
 from localllm.config import SamplingParams
 from localllm.errors import RequestError
 from localllm.prompt import Prompt
+from localllm.quantize.dataset import fetch_dataset_text
 from localllm.session import LoadedModel
 from localllm.tokenizer import Tokenizer
+
+# Of the windows asked for, so many more are taken and held back: one for each of these.
+HELD_BACK_SHARE = 8
+MIN_WINDOW = 16
+# Text that is only measured on is written in more and shorter windows: writing takes as many steps
+# as a window is long.
+SHORT_WINDOW = 128
+# Windows that are written at once.
+NUM_WRITERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRequest:
+    """What calibrates: a file, a data set of the hub, or, with neither, the model itself."""
+
+    text: str | None = None
+    text_name: str | None = None
+    dataset: str | None = None
+    num_windows: int = 128
+    length: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value, low in (
+            ("calib-samples", self.num_windows, 1),
+            ("calib-seqlen", self.length, MIN_WINDOW),
+        ):
+            if value < low:
+                raise RequestError(f"--{name} must be at least {low}, found {value}", param=name)
+
+    def counts(self, *, calibrates: bool) -> "WindowCounts":
+        """The windows to take, those that are only measured on included."""
+        held_back = max(2, self.num_windows // HELD_BACK_SHARE)
+        if calibrates:
+            return WindowCounts(self.num_windows, held_back, self.length)
+        if self.text is not None or self.dataset is not None:
+            return WindowCounts(0, held_back, self.length)
+        length = min(self.length, SHORT_WINDOW)
+        return WindowCounts(0, held_back * self.length // length, length)
+
+    def described(self) -> dict[str, Any]:
+        """What another request must have the same to give the same text."""
+        described = asdict(self)
+        if self.text is not None:
+            described["text"] = hashlib.sha256(self.text.encode()).hexdigest()
+        return described
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +90,24 @@ class WindowCounts:
     def total(self) -> int:
         """Windows in all."""
         return self.calibrating + self.held_back
+
+
+def make_text(
+    asked: CalibrationRequest,
+    counts: WindowCounts,
+    tokenizer: Tokenizer,
+    open_writer: Callable[[], LoadedModel],
+    progress: Callable[[int, int], None],
+) -> CalibrationText:
+    """The text of a request; `open_writer` loads the model where it has to write.
+
+    Raises: as `cut_text` and `fetch_dataset_text`.
+    """
+    if asked.text is not None:
+        return cut_text(asked.text_name or "text", asked.text, tokenizer, counts)
+    if asked.dataset is not None:
+        return cut_text(asked.dataset, fetch_dataset_text(asked.dataset), tokenizer, counts)
+    return write_text(open_writer(), counts, asked.seed, progress)
 
 
 def cut_text(source: str, text: str, tokenizer: Tokenizer, counts: WindowCounts) -> CalibrationText:
@@ -80,27 +146,45 @@ def write_text(
     rng = random.Random(seed)
     start = model.tokenizer.encode("", add_special_tokens=True)
     ordinary = [] if start else model.tokenizer.ordinary_token_ids
-    rows = [start or [rng.choice(ordinary)] for _ in range(counts.total)]
+    written: list[list[int]] = []
+    while len(written) < counts.total:
+        count = min(NUM_WRITERS, counts.total - len(written))
+        rows = [start or [rng.choice(ordinary)] for _ in range(count)]
+        seeds = [rng.getrandbits(32) for _ in rows]
+
+        def report(num_tokens: int, before: int = len(written), count: int = count) -> None:
+            progress(before * counts.length + count * num_tokens, counts.total * counts.length)
+
+        written += _write_together(model, rows, seeds, counts.length, report)
+    source = f"written by the model, seed {seed}"
+    return _hold_back(source, torch.tensor(written), counts.held_back)
+
+
+def _write_together(
+    model: LoadedModel,
+    rows: Sequence[list[int]],
+    seeds: Sequence[int],
+    length: int,
+    progress: Callable[[int], None],
+) -> list[list[int]]:
+    """`rows` continued to `length` tokens, all in one batch; the progress is in tokens of each."""
     completions, streams = [], []
-    for row in rows:
-        params = SamplingParams(
-            temperature=1.0,
-            max_tokens=counts.length - len(row),
-            ignore_eos=True,
-            seed=rng.getrandbits(32),
-        )
+    for row, seed in zip(rows, seeds, strict=True):
+        num_new = length - len(row)
+        params = SamplingParams(temperature=1.0, max_tokens=num_new, ignore_eos=True, seed=seed)
         completion, events = model.stream(Prompt(row, num_context=len(row)), params)
         completions.append(completion)
         streams.append(events)
-    for done, events in enumerate(streams):
+    # The others keep pace with the first.
+    for num_new, _ in enumerate(streams[0], 1):
+        progress(num_new)
+    for events in streams[1:]:
         deque(events, maxlen=0)
-        progress(done + 1, counts.total)
-    written = [
+    progress(length)
+    return [
         [*row, *(token.token_id for token in completion.samples[0].tokens)]
         for row, completion in zip(rows, completions, strict=True)
     ]
-    source = f"written by the model, seed {seed}"
-    return _hold_back(source, torch.tensor(written), counts.held_back)
 
 
 def _hold_back(source: str, windows: Tensor, num_held_back: int) -> CalibrationText:

@@ -66,12 +66,12 @@ def _read_texts(path: Path) -> Iterator[str]:
 
 def _read_parquet(path: Path) -> Iterator[str]:
     try:
-        from pyarrow import parquet  # type: ignore[import-not-found,unused-ignore]
+        from pyarrow import parquet  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError as error:
         raise DownloadError(
             "the data set is a parquet file, which needs pyarrow",
             where=path.name,
-            hint="pip install pyarrow, or take --calib-text FILE",
+            hint="pip install pyarrow (the extra localllm[datasets]), or take --calib-text FILE",
             exit_code=ExitCode.USAGE,
         ) from error
     for batch in parquet.ParquetFile(path).iter_batches(1000):

@@ -12,20 +12,15 @@ import torch
 from torch import Tensor
 
 from localllm.config import ModelConfig
-from localllm.model.layers import Attention, DecoderLayer, GatedMLP, HeadNorms, RMSNorm
+from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV, DecoderLayer, build_layer
 from localllm.model.linear import Linear
-from localllm.model.quantized import Int4Weight
+from localllm.model.quantized import QuantizedWeight
 from localllm.quantize.awq import search_scales
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import Grid, fit_grid
 from localllm.quantize.moments import Moments
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.stream import CalibrationStream
-
-QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-OUTPUT = ("self_attn.o_proj",)
-GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
-DOWN = ("mlp.down_proj",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +32,6 @@ class LayerShape:
 
     def build(self, tensors: Mapping[str, Tensor]) -> DecoderLayer:
         """A layer that computes with `tensors`, which are named as in the checkpoint."""
-        config = self.config
 
         def linear(names: tuple[str, ...]) -> Linear:
             weight = torch.cat([tensors[f"{name}.weight"] for name in names])
@@ -45,25 +39,12 @@ class LayerShape:
                 return Linear(weight)
             return Linear(weight, torch.cat([tensors[f"{name}.bias"] for name in names]))
 
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(tensors[f"{name}.weight"], config.rms_norm_eps)
-
-        has_head_norms = "self_attn.q_norm.weight" in tensors
-        return DecoderLayer(
-            input_norm=norm("input_layernorm"),
-            attention=Attention(
-                qkv_proj=linear(QKV),
-                o_proj=linear(OUTPUT),
-                norms=HeadNorms(norm("self_attn.q_norm"), norm("self_attn.k_norm"))
-                if has_head_norms
-                else None,
-                num_heads=config.num_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                window=self.window,
-            ),
-            post_attention_norm=norm("post_attention_layernorm"),
-            mlp=GatedMLP(gate_up_proj=linear(GATE_UP), down_proj=linear(DOWN)),
+        return build_layer(
+            self.config,
+            self.window,
+            norm_weight=lambda name: tensors[f"{name}.weight"],
+            linear=linear,
+            has_head_norms="self_attn.q_norm.weight" in tensors,
         )
 
 
@@ -77,12 +58,12 @@ class _Rounded:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
-    """The result: int4 weights by linear, everything else by tensor name, and how far off it is.
+    """The result: weights by linear, everything else by tensor name, and how far off it is.
 
     `errors`: of each linear, the squared error of its output over its squared output.
     """
 
-    weights: dict[str, Int4Weight]
+    weights: Mapping[str, QuantizedWeight]
     plain: dict[str, Tensor]
     errors: dict[str, float]
 
@@ -90,8 +71,8 @@ class QuantizedLayer:
 class LayerQuantizer:
     """Quantizes one layer while the calibration tokens pass through it.
 
-    `stream` computes with the quantized layers before this one, `reference` with the whole ones;
-    `tensors` are float32, and `stored_dtype` is that in which those that stay plain are written.
+    The first of `streams` computes with the quantized layers before this one, the second with the
+    whole ones. `tensors` are float32, and those that stay plain are written in `stored_dtype`.
     """
 
     def __init__(
@@ -110,7 +91,7 @@ class LayerQuantizer:
         self._errors: dict[str, float] = {}
 
     def run(self) -> QuantizedLayer:
-        """Quantize; the reference then stands before the next layer, the stream within this one."""
+        """Quantize; the first stream then stands within this layer, the second before the next."""
         stream, reference, original = self._stream, self._reference, self._original
         self._step(
             QKV, stream.attention_inputs(self._current()), reference.attention_inputs(original)

@@ -23,7 +23,7 @@ class Recipe:
 
     method: Method = "awq+gptq"
     group_size: int = 128
-    symmetric: bool = False
+    symmetric: bool = True
     file_format: FileFormat = "compressed-tensors"
     int8_head: bool = False
 

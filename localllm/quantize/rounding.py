@@ -1,11 +1,15 @@
 """The methods that look at nothing but the weights: int4, int8 and fp8 by rounding to nearest."""
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
 from localllm.model.quantized import Fp8Weight, Int8Weight, QuantizedWeight
 from localllm.quantize.grid import fit_grid
+from localllm.quantize.layer import QuantizedLayer
 from localllm.quantize.recipe import FP8_BLOCK, Recipe
 
 _MAX_FP8 = 448.0  # the largest e4m3 value
@@ -20,6 +24,20 @@ def round_weight(weight: Tensor, recipe: Recipe) -> QuantizedWeight:
         return round_fp8(weight, block)
     grid = fit_grid(weight, recipe.group_size, symmetric=recipe.symmetric)
     return grid.weight(grid.round(weight))
+
+
+def round_layer(tensors: Mapping[str, Tensor], recipe: Recipe) -> QuantizedLayer:
+    """A layer, float32 tensors by their names within it, without regard to its inputs.
+
+    The errors are of the weights: squared difference over squared values.
+    """
+    plain, weights, errors = dict(tensors), {}, {}
+    for linear in [*QKV, *OUTPUT, *GATE_UP, *DOWN]:
+        weight = plain.pop(f"{linear}.weight")
+        weights[linear] = round_weight(weight, recipe)
+        lost = (weights[linear].dequantize(torch.float32) - weight).square().sum()
+        errors[linear] = float(lost / weight.square().sum().clamp(min=1e-30))
+    return QuantizedLayer(weights, plain, errors)
 
 
 def round_int8(weight: Tensor) -> Int8Weight:

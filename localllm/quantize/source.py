@@ -1,6 +1,5 @@
 """The checkpoint that is quantized: opened, held against the recipe, and weighed."""
 
-import hashlib
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -93,12 +92,3 @@ def result_bytes(source: CheckedFolder, recipe: Recipe) -> int:
                 scale_bytes if is_scale else ITEM_BYTES[stored.dtypes[0]]
             )
     return total
-
-
-def fingerprint(source: CheckedFolder) -> str:
-    """Of the source's config and its files' headers and sizes."""
-    digest = hashlib.sha256((source.folder / "config.json").read_bytes())
-    for path in sorted(source.weights.files):
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {path.stat().st_size}".encode() + file.read(1 << 16))
-    return digest.hexdigest()

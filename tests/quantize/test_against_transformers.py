@@ -16,8 +16,9 @@ from localllm.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.model.architectures import read_model_config
+from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe
-from localllm.quantize.run import CalibrationRequest, QuantizeRequest, quantize_model
+from localllm.quantize.run import QuantizeRequest, quantize_model
 
 TEXT = "".join(f"The {i}th sentence says that {i * i} is the square of {i}. " for i in range(200))
 

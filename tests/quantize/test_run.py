@@ -19,9 +19,10 @@ from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, DiskError, ExitCode, LocalLLMError, RequestError
 from localllm.model.architectures import layer_windows, read_model_config
 from localllm.model.rope import RopeTable
+from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.layer import LayerQuantizer, LayerShape
 from localllm.quantize.recipe import Recipe
-from localllm.quantize.run import CalibrationRequest, QuantizeRequest, quantize_model
+from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm.quantize.source import open_source, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm_kernels import TORCH_OPS
@@ -80,10 +81,10 @@ def digest(folder: Path) -> dict[str, str]:
 
 RECIPES = [
     Recipe("rtn", 32, True),
-    Recipe("awq", 32),
+    Recipe("awq", 32, False),
     Recipe("gptq", 32, True),
-    Recipe("awq+gptq", 32),
-    Recipe("awq+gptq", 32, file_format="awq"),
+    Recipe("awq+gptq", 32, False),
+    Recipe("awq+gptq", 32, False, file_format="awq"),
     Recipe("gptq", 32, True, "gptq"),
     Recipe("gptq", 32, False, "gptq"),
     Recipe("int8"),
@@ -202,10 +203,10 @@ def test_a_run_is_resumed_only_as_it_was_begun(source: Path, tmp_path: Path) -> 
     with pytest.raises(StoppedError):
         quantize_model(request(source, out, Recipe("rtn", 32)), stop)
     with pytest.raises(RequestError, match="begun with another recipe"):
-        quantize_model(request(source, out, Recipe("rtn", 32, True), resume=True), ignore)
+        quantize_model(request(source, out, Recipe("rtn", 32, False), resume=True), ignore)
     # Without --resume it starts anew.
-    quantize_model(request(source, out, Recipe("rtn", 32, True)), ignore)
-    assert json.loads((out / "localllm_quant.json").read_text())["recipe"]["symmetric"]
+    quantize_model(request(source, out, Recipe("rtn", 32, False)), ignore)
+    assert json.loads((out / "localllm_quant.json").read_text())["recipe"]["symmetric"] is False
 
 
 def refusal(made: QuantizeRequest) -> LocalLLMError:

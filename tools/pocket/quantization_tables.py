@@ -20,9 +20,9 @@ import torch
 from corpus import HELD_OUT_BOOKS, read_books
 from localllm.config import EngineConfig
 from localllm.evaluation import Comparison, evaluate
-from localllm.quantize.calibrate import WindowCounts, write_text
+from localllm.quantize.calibrate import CalibrationRequest, WindowCounts, write_text
 from localllm.quantize.recipe import GROUP_SIZES, Recipe
-from localllm.quantize.run import CalibrationRequest, QuantizeRequest, quantize_model
+from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm.session import open_model
 
 MODEL = "pocket"

@@ -1,0 +1,94 @@
+"""Calibration text from data sets, fetched from a hub on loopback."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pytest
+from checkpoints import tiny_config, write_checkpoint
+from fake_hub import serve_hub
+from pyarrow import parquet
+
+from localllm.errors import ExitCode
+from localllm.quantize.dataset import _read_texts
+
+ROOT = Path(__file__).parents[2]
+NAME = "org/texts"
+
+
+def quantize(endpoint: str, tmp_path: Path) -> tuple[int, str, str]:
+    source = tmp_path / "source"
+    if not source.exists():
+        config = tiny_config("LlamaForCausalLM", hidden_size=64, intermediate_size=96)
+        write_checkpoint(source, config)
+    arguments = ["quantize", str(source), str(tmp_path / "out"), "--calib-dataset", NAME, "--json"]
+    arguments += ["--group-size", "32", "--calib-samples", "8", "--calib-seqlen", "32"]
+    done = subprocess.run(
+        [sys.executable, "-m", "localllm", *arguments],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path / "hf"),
+            "HF_HUB_DISABLE_XET": "1",
+        },
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_data_set_calibrates_and_the_report_names_it(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = [
+        {"messages": [{"role": "user", "content": f"Why is {i} a number? " * 9}]} for i in range(9)
+    ]
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "README.md").write_text("not a text that counts")
+    with serve_hub(NAME, folder) as endpoint:
+        code, out, errors = quantize(endpoint, tmp_path)
+    assert code == 0, errors
+    calibration = json.loads(out)["calibration"]
+    assert calibration["source"] == NAME
+    assert calibration["windows"] == 8
+    assert len(calibration["sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("repo", "code", "word"),
+    [("some/other", ExitCode.NETWORK, "spelling"), (NAME, ExitCode.USAGE, "--calib-text")],
+)
+def test_a_data_set_that_cannot_be_had(
+    tmp_path: Path, repo: str, code: ExitCode, word: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "image.png").write_bytes(b"")
+    with serve_hub(repo, tmp_path / "data") as endpoint:
+        found, _, errors = quantize(endpoint, tmp_path)
+    assert found == code
+    assert NAME in errors
+    assert word in errors
+    assert "Traceback" not in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_rows_of_every_kind_are_read(tmp_path: Path) -> None:
+    rows = [
+        {"text": "a plain text", "conversations": None},
+        {"conversations": [{"from": "human", "value": "asked"}, {"value": "answered"}]},
+        {"text": None, "conversations": None},
+    ]
+    expected = ["a plain text", "asked", "answered"]
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text("\n".join(map(json.dumps, rows)))
+    assert list(_read_texts(lines)) == expected
+    table = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), table)
+    assert list(_read_texts(table)) == expected
+    plain = tmp_path / "plain.txt"
+    plain.write_text("all of it")
+    assert list(_read_texts(plain)) == ["all of it"]
