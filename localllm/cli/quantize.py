@@ -163,11 +163,13 @@ def _print_plan(request: "QuantizeRequest", as_json: bool) -> None:
         write_stdout(json_line({"model": checkpoint.name, "out": request.out, **asdict(plan)}))
         return
     share = plan.result_bytes / plan.source_bytes
+    writes_text = asked.text is None and asked.dataset is None and request.recipe.uses_inputs
+    more = ", besides writing the calibration text" if writes_text else ""
     lines = [
         f"{checkpoint.name}: {request.recipe.summary}",
         f"weights now   {plan.source_bytes / 1e6:>12,.1f} MB",
         f"weights then  {plan.result_bytes / 1e6:>12,.1f} MB ({share:.0%})",
-        f"time, about   {plan.seconds / 60:>12,.1f} min on {request.device.type}",
+        f"time, about   {plan.seconds / 60:>12,.1f} min on {request.device.type}{more}",
         f"folder        {request.out}",
     ]
     write_stdout("\n".join(lines) + "\n")
