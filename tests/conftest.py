@@ -16,11 +16,20 @@ from localllm.engine.cpu_products import make_products_reproducible
 make_products_reproducible()
 
 
+@pytest.fixture(scope="session")
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the C library is kept, so that it is compiled once for all tests."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture(autouse=True)
-def user_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user_directories(
+    tmp_path: Path, compiled_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """No test reads or writes the home of whoever runs it, or reaches a network."""
     home = tmp_path / "home"
-    home.mkdir()
+    (home / "localllm").mkdir(parents=True)
+    (home / "localllm" / "kernels").symlink_to(compiled_kernels)
     for name in list(os.environ):
         if name.startswith(("LOCALLLM_", "HF_")):
             monkeypatch.delenv(name)

@@ -9,13 +9,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from localllm_kernels.cpu.build import BuildError, load_library
+from localllm_kernels.cpu.linear import CpuLinears
+from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.paged_attention import paged_attention_reference
 from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
-from localllm_kernels.rotary import apply_rotary_reference
+from localllm_kernels.rotate_and_store import rotate_and_store_reference
 from localllm_kernels.silu_mul import silu_mul_reference
-from localllm_kernels.store_kv import store_kv_reference
 
 logger = logging.getLogger(__name__)
 
@@ -27,25 +30,26 @@ class Ops:
     name: str
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    apply_rotary: Callable[[Tensor, Tensor, Tensor], Tensor]
+    rotate_and_store: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
-    store_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     paged_attention: Callable[..., Tensor]
+    # Products with weights where the library has them; else torch's are taken.
+    linears: CpuLinears | None = None
 
 
 TORCH_OPS = Ops(
     name="torch",
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
-    apply_rotary=apply_rotary_reference,
+    rotate_and_store=rotate_and_store_reference,
     silu_mul=silu_mul_reference,
-    store_kv=store_kv_reference,
     paged_attention=paged_attention_reference,
 )
 
 
-def select_ops(device: str, requested: str) -> Ops:
-    """The table for a device type (`cpu`, `cuda`) and a `--backend` (`auto`, `torch`, `triton`).
+def select_ops(device: str, requested: str, dtype: torch.dtype) -> Ops:
+    """The table for a device type (`cpu`, `cuda`), a `--backend` (`auto`, `torch`, `triton`) and
+    weights of `dtype`.
 
     Raises: ValueError for a backend that is not to be had.
     """
@@ -53,5 +57,26 @@ def select_ops(device: str, requested: str) -> Ops:
         raise ValueError("the triton kernels are not part of this version")
     if requested not in ("auto", "torch"):
         raise ValueError(f"unknown backend {requested!r}; known: auto, torch, triton")
-    logger.info("operators: %s on %s", TORCH_OPS.name, device)
-    return TORCH_OPS
+    ops = TORCH_OPS
+    if device == "cpu" and requested == "auto" and dtype != torch.float16:
+        try:
+            ops = cpu_ops()
+        except BuildError as error:
+            logger.warning("torch's operators are used, which are slower: %s", error)
+    logger.info("operators: %s on %s", ops.name, device)
+    return ops
+
+
+def cpu_ops() -> Ops:
+    """The table of the C library, compiled if need be. Raises: BuildError."""
+    library = load_library()
+    own = CpuOps(library)
+    return Ops(
+        name="c",
+        rms_norm=own.rms_norm,
+        add_rms_norm=own.add_rms_norm,
+        rotate_and_store=own.rotate_and_store,
+        silu_mul=own.silu_mul,
+        paged_attention=own.paged_attention,
+        linears=CpuLinears(library),
+    )

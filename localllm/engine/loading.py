@@ -51,13 +51,13 @@ def load_decoder(
     files = find_weight_files(folder)
     weights = check_weights(files, model_config, spec)
     device = select_device(config)
-    try:
-        ops = select_ops(device.type, config.backend)
-    except ValueError as error:
-        raise BackendError(str(error), hint="--backend torch") from error
     dtype: torch.dtype = getattr(
         torch, model_config.dtype if config.dtype == "auto" else config.dtype
     )
+    try:
+        ops = select_ops(device.type, config.backend, dtype)
+    except ValueError as error:
+        raise BackendError(str(error), hint="--backend torch") from error
     plan = plan_memory(
         model_config,
         config,

@@ -20,8 +20,9 @@ class ModelRunner:
         self._model = model
         self._kv_cache = kv_cache
         self._device = model.embedding.device
-        is_exact = self._device.type == "cpu" and model.embedding.dtype == torch.float32
-        self._row_multiple = CPU_FLOAT32_ROW_MULTIPLE if is_exact else 1
+        is_float32 = self._device.type == "cpu" and model.embedding.dtype == torch.float32
+        takes_torch = model.ops.linears is None
+        self._row_multiple = CPU_FLOAT32_ROW_MULTIPLE if is_float32 and takes_torch else 1
 
     @torch.inference_mode()
     def forward(self, batch: ScheduledBatch) -> Tensor:

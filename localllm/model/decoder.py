@@ -32,7 +32,7 @@ class DecoderModel:
         """
         ops = self.ops
         rotation = Rotation(self.rope.cos[batch.positions], self.rope.sin[batch.positions])
-        residual = F.embedding(batch.input_ids, self.embedding)
+        residual = F.embedding(batch.input_ids, self.embedding).to(self.norm.weight.dtype)
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, self.layers[0].input_norm.eps)
         # Each layer hands over its output normed for the next one, with the residual beside it.
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]

@@ -73,14 +73,18 @@ class Attention:
         """The heads' outputs side by side, [num_tokens, num_heads · head_dim]."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.qkv_proj(x).view(x.shape[0], heads + 2 * kv_heads, self.head_dim)
-        query, key = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
-        value = qkv[:, heads + kv_heads :]
-        if self.norms is not None:
-            query = ops.rms_norm(query, self.norms.query.weight, self.norms.query.eps)
-            key = ops.rms_norm(key, self.norms.key.weight, self.norms.key.eps)
-        query = ops.apply_rotary(query, rotation.cos, rotation.sin)
-        key = ops.apply_rotary(key, rotation.cos, rotation.sin)
-        ops.store_kv(key, value, cache.key, cache.value, batch.slot_mapping)
+        norms = self.norms
+        query = ops.rotate_and_store(
+            qkv,
+            rotation.cos,
+            rotation.sin,
+            cache.key,
+            cache.value,
+            batch.slot_mapping,
+            query_norm=None if norms is None else norms.query.weight,
+            key_norm=None if norms is None else norms.key.weight,
+            eps=0.0 if norms is None else norms.query.eps,
+        )
         attended = ops.paged_attention(
             query,
             cache.key,

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
+from localllm_kernels.cpu.linear import CpuLinears
 
 # `x`: [num_tokens, in] -> [num_tokens, out].
 Projection = Callable[[Tensor], Tensor]
@@ -125,9 +126,18 @@ class SplitLinear:
 
 
 def quantized_linear(
-    weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype
+    weight: QuantizedWeight,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    linears: CpuLinears | None = None,
 ) -> Projection:
-    """The fastest product for `weight`, which is on its device, with activations of `dtype`."""
+    """The fastest product for `weight`, which is on its device, in a model of `dtype`.
+
+    It is that of `linears` where they are given, else torch's. In float32 the weight is
+    dequantized and nothing else rounded.
+    """
+    if linears is not None:
+        return _cpu_linear(weight, bias, dtype, linears)
     on_cpu = weight.codes.device.type == "cpu"
     if on_cpu and dtype == torch.bfloat16 and isinstance(weight, Int8Weight):
         return CpuInt8Linear(weight.codes, weight.scales.bfloat16(), bias)
@@ -136,6 +146,18 @@ def quantized_linear(
         if block_rows is not None and weight.group_size in (32, 64, 128, 256):
             return CpuInt4Linear.build(weight, bias, block_rows)
     return DequantizedLinear(weight, bias)
+
+
+def _cpu_linear(
+    weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, linears: CpuLinears
+) -> Projection:
+    if dtype == torch.bfloat16:
+        if isinstance(weight, Int4Weight) and weight.group_size % 16 == 0:
+            codes = weight.unpacked_codes()
+            return linears.int4(codes, weight.scales, weight.zeros, weight.permutation, bias)
+        if isinstance(weight, Int8Weight) and weight.shape[1] % 64 == 0:
+            return linears.int8(weight.codes, weight.scales, bias)
+    return lambda x: linears.plain(weight.dequantize(dtype), bias)(x)
 
 
 def fuse(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:

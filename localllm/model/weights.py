@@ -19,7 +19,7 @@ from localllm.model.quantized import QuantizedWeight
 from localllm.model.rope import RopeTable
 from localllm.model.safetensors_header import TensorInfo
 from localllm.model.weight_check import WeightMap
-from localllm_kernels import Ops
+from localllm_kernels import TORCH_OPS, Ops
 
 
 def load_model(
@@ -36,13 +36,13 @@ def load_model(
 
     Raises: CheckpointError for a quantized weight whose parts make no sense.
     """
-    with open_weights(weights, dtype, device) as reader:
+    with open_weights(weights, dtype, device, ops) as reader:
         embedding = reader.read("model.embed_tokens.weight")
         return DecoderModel(
             config=config,
             embedding=embedding,
             layers=tuple(reader.layer(config, spec, i) for i in range(config.num_layers)),
-            norm=RMSNorm(reader.read("model.norm.weight"), config.rms_norm_eps),
+            norm=RMSNorm(reader.vector("model.norm.weight"), config.rms_norm_eps),
             lm_head=reader.head(embedding),
             rope=RopeTable.build(config.rope, config.head_dim, max_model_len, device),
             ops=ops,
@@ -51,14 +51,17 @@ def load_model(
 
 @contextmanager
 def open_weights(
-    weights: WeightMap, dtype: torch.dtype, device: torch.device
+    weights: WeightMap, dtype: torch.dtype, device: torch.device, ops: Ops = TORCH_OPS
 ) -> Iterator["WeightReader"]:
-    """A reader for the files of `weights`, open as long as the block runs."""
+    """A reader for the files of `weights`, open as long as the block runs.
+
+    What is not quantized is read in `dtype`.
+    """
     with ExitStack() as stack:
         handles = {
             file: stack.enter_context(safe_open(file, framework="pt")) for file in weights.files
         }
-        yield WeightReader(weights, handles, dtype, device)
+        yield WeightReader(weights, handles, dtype, device, ops)
 
 
 class WeightReader:
@@ -70,9 +73,11 @@ class WeightReader:
         handles: Mapping[Path, Any],
         dtype: torch.dtype,
         device: torch.device,
+        ops: Ops,
     ) -> None:
         self._weights, self._handles = weights, handles
         self._dtype, self._device = dtype, device
+        self._linears = ops.linears
 
     def read(self, *names: str) -> Tensor:
         """One plain tensor, or several stacked along their rows."""
@@ -86,24 +91,29 @@ class WeightReader:
             start = end
         return fused
 
+    def vector(self, *names: str) -> Tensor:
+        """As `read`, for what is added or multiplied element by element: in the inputs' dtype."""
+        values = self.read(*names)
+        return values if self._linears is None else values.float()
+
     def linear(self, *names: str) -> Projection:
         """One linear, or several over the same input; those that are alike become one product."""
         quantized = [name for name in names if name in self._weights.quantized]
         if not quantized:
             biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._weights.plain]
             weight = self.read(*(f"{name}.weight" for name in names))
-            return Linear(weight, self.read(*biases) if biases else None)
+            return self._plain(weight, self.vector(*biases) if biases else None)
         parts = [self._quantized(name) for name in quantized]
         fused = fuse(parts) if len(parts) == len(names) else None
         if fused is None:
             return SplitLinear(tuple(self.linear(name) for name in names))
-        return quantized_linear(fused, self._biases(names, parts), self._dtype)
+        return quantized_linear(fused, self._biases(names, parts), self._dtype, self._linears)
 
     def head(self, embedding: Tensor) -> Projection:
         """The output head, which is the embedding table where there is no other."""
         weights = self._weights
         has_own = "lm_head" in weights.quantized or "lm_head.weight" in weights.plain
-        return self.linear("lm_head") if has_own else Linear(embedding)
+        return self.linear("lm_head") if has_own else self._plain(embedding, None)
 
     def layer(self, config: ModelConfig, spec: ArchSpec, index: int) -> DecoderLayer:
         """A whole layer."""
@@ -111,18 +121,22 @@ class WeightReader:
         return build_layer(
             config,
             layer_windows(config, spec)[index],
-            norm_weight=lambda name: self.read(f"{layer}.{name}.weight"),
+            norm_weight=lambda name: self.vector(f"{layer}.{name}.weight"),
             linear=lambda names: self.linear(*(f"{layer}.{name}" for name in names)),
             has_head_norms=spec.qk_norm,
         )
 
+    def _plain(self, weight: Tensor, bias: Tensor | None) -> Projection:
+        return Linear(weight, bias) if self._linears is None else self._linears.plain(weight, bias)
+
     def _biases(self, names: Sequence[str], parts: Sequence[QuantizedWeight]) -> Tensor | None:
-        if not any(f"{name}.bias" in self._weights.plain for name in names):
+        biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._weights.plain]
+        if not biases:
             return None
-        zeros = torch.zeros(1, dtype=self._dtype, device=self._device)
+        zeros = torch.zeros(1, dtype=self.vector(biases[0]).dtype, device=self._device)
         return torch.cat(
             [
-                self.read(f"{name}.bias")
+                self.vector(f"{name}.bias")
                 if f"{name}.bias" in self._weights.plain
                 else zeros.expand(part.shape[0])
                 for name, part in zip(names, parts, strict=True)

@@ -55,10 +55,11 @@ def test_store_kv_writes_its_slots_and_nothing_else() -> None:
 
 
 def test_unknown_and_missing_backends_are_refused() -> None:
-    assert select_ops("cpu", "auto") is TORCH_OPS
+    assert select_ops("cpu", "torch", torch.float32) is TORCH_OPS
+    assert select_ops("cpu", "auto", torch.float16) is TORCH_OPS
     for name in ("triton", "cuda"):
         with pytest.raises(ValueError, match=name):
-            select_ops("cpu", name)
+            select_ops("cpu", name, torch.float32)
 
 
 @pytest.mark.parametrize("width", [17, 48, 80, 256, 1000, 4096])

@@ -1,0 +1,113 @@
+"""Compile the C sources for this processor, once, and load the library."""
+
+import ctypes
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+_SOURCES = sorted(Path(__file__).parent.glob("*.c"))
+_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
+# Products and sums are fused only where the sources say so: a row's bits must not depend on what
+# the compiler makes of the code around it.
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-Wno-psabi")
+TIMEOUT_S = 120
+
+
+class BuildError(Exception):
+    """There is no compiler, or it does not compile."""
+
+
+def load_library() -> ctypes.CDLL:
+    """The library for this processor, compiled if it is not in the cache. Raises: BuildError."""
+    compiler = _find_compiler()
+    library = _cache_folder() / f"cpu-{_fingerprint(compiler)}.so"
+    if not library.exists():
+        _compile(compiler, library)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise BuildError(f"the compiled library cannot be loaded: {error}") from error
+
+
+def _find_compiler() -> list[str]:
+    command = shlex.split(os.environ.get("CC", ""))
+    for candidate in [command] if command else [["cc"], ["gcc"], ["clang"]]:
+        path = shutil.which(candidate[0])
+        if path is not None:
+            return [path, *candidate[1:]]
+    raise BuildError("there is no C compiler")
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "localllm" / "kernels"
+
+
+def _fingerprint(compiler: list[str]) -> str:
+    """Of everything that the library depends on: sources, compiler, flags, processor."""
+    digest = hashlib.sha256()
+    for path in [*_SOURCES, *_HEADERS]:
+        digest.update(path.read_bytes())
+    status = Path(compiler[0]).stat()
+    parts = (compiler, status.st_size, status.st_mtime_ns, _FLAGS, torch.__version__)
+    digest.update(repr(parts).encode())
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        digest.update(
+            next(line for line in lines if line.startswith(("flags", "Features"))).encode()
+        )
+    except (OSError, StopIteration):
+        digest.update(" ".join(os.uname()).encode())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: list[str], library: Path) -> None:
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        _compile_in(library.parent, compiler, library)
+    except OSError as error:
+        raise BuildError(f"the compiled library cannot be kept: {error}") from error
+
+
+def _compile_in(cache: Path, compiler: list[str], library: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        objects = [Path(folder) / f"{source.stem}.o" for source in _SOURCES]
+        started = [
+            subprocess.Popen(
+                [*compiler, *_FLAGS, "-c", str(source), "-o", str(target)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for source, target in zip(_SOURCES, objects, strict=True)
+        ]
+        for process in started:
+            _finish(process)
+        linked = Path(folder) / library.name
+        inputs = [*map(str, objects), *_openmp(), "-lm"]
+        command = [*compiler, "-shared", *inputs, "-o", str(linked)]
+        _finish(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        # Whole or not at all, also where two processes compile at once.
+        linked.replace(library)
+
+
+def _openmp() -> list[str]:
+    """The threads that torch brings with it: a second set would wait in the way of the first."""
+    bundled = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    return [str(path) for path in bundled[:1]] or ["-fopenmp"]
+
+
+def _finish(process: "subprocess.Popen[str]") -> None:
+    try:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        raise BuildError("the C compiler does not come to an end") from error
+    if process.returncode != 0:
+        raise BuildError(f"the C compiler failed: {errors.strip()[-400:]}")

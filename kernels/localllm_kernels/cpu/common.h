@@ -1,0 +1,109 @@
+/* Vectors of sixteen floats and of sixteen integers, on any processor.
+ *
+ * Everything is written for vectors of 64 bytes, which the compiler splits where the processor has
+ * shorter ones. Sums run in an order that depends on nothing but the width of a row, products and
+ * sums are fused only where it is written (-ffp-contract=off), so a row has the same bits in any
+ * batch. */
+
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float f32x16 __attribute__((vector_size(64)));
+typedef int32_t i32x16 __attribute__((vector_size(64)));
+typedef uint32_t u32x16 __attribute__((vector_size(64)));
+typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
+typedef int8_t s8x16 __attribute__((vector_size(16)));
+typedef uint8_t u8x64 __attribute__((vector_size(64)));
+
+INLINE f32x16 load(const float *p) { f32x16 v; memcpy(&v, p, sizeof v); return v; }
+INLINE void store(float *p, f32x16 v) { memcpy(p, &v, sizeof v); }
+INLINE f32x16 splat(float x) { return x - (f32x16){0}; }
+
+/* The first `count` lanes; the others are `rest`. */
+INLINE f32x16 load_part(const float *p, int64_t count, float rest) {
+  f32x16 v = splat(rest);
+  memcpy(&v, p, (size_t)count * sizeof(float));
+  return v;
+}
+INLINE void store_part(float *p, f32x16 v, int64_t count) {
+  memcpy(p, &v, (size_t)count * sizeof(float));
+}
+
+/* A bfloat16 is the upper half of a float. */
+INLINE f32x16 load_bf16(const uint16_t *p) {
+  u16x16 half;
+  memcpy(&half, p, sizeof half);
+  return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+}
+INLINE uint16_t to_bf16(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 64); /* NaN stays NaN */
+  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* a · b + c, fused on processors that can. */
+INLINE f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  __m256 x[2], y[2], z[2];
+  memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y), memcpy(z, &c, sizeof z);
+  for (int i = 0; i < 2; i++) z[i] = _mm256_fmadd_ps(x[i], y[i], z[i]);
+  memcpy(&c, z, sizeof z);
+  return c;
+#else
+  return a * b + c;
+#endif
+}
+
+INLINE f32x16 select16(i32x16 where, f32x16 a, f32x16 b) {
+  return (f32x16)((where & (i32x16)a) | (~where & (i32x16)b));
+}
+INLINE f32x16 max16(f32x16 a, f32x16 b) { return select16(a > b, a, b); }
+
+INLINE float sum_lanes(f32x16 v) {
+  float x[LANES];
+  memcpy(x, &v, sizeof x);
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) x[i] += x[i + width];
+  return x[0];
+}
+INLINE float max_lanes(f32x16 v) {
+  float x[LANES], most = v[0];
+  memcpy(x, &v, sizeof x);
+  for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+  return most;
+}
+
+/* e to the x, to one unit in the last place or two; 0 below -87, infinite above 88. Range reduction
+ * by ln 2 in two parts, then a polynomial of degree 6 (Cephes, expf). */
+INLINE f32x16 exp16(f32x16 x) {
+  const f32x16 magic = splat(12582912.0f); /* adding it rounds to a whole number */
+  const i32x16 is_low = x < splat(-87.0f), is_high = x > splat(88.0f);
+  const f32x16 within = select16(is_low | is_high, splat(0.0f), x);
+  f32x16 whole = fma16(within, splat(1.44269504f), magic);
+  const i32x16 exponent = (i32x16)whole - (i32x16)magic;
+  whole -= magic;
+  f32x16 r = fma16(whole, splat(-0.693359375f), within);
+  r = fma16(whole, splat(2.12194440e-4f), r);
+  f32x16 p = splat(1.9875691500e-4f);
+  p = fma16(p, r, splat(1.3981999507e-3f));
+  p = fma16(p, r, splat(8.3334519073e-3f));
+  p = fma16(p, r, splat(4.1665795894e-2f));
+  p = fma16(p, r, splat(1.6666665459e-1f));
+  p = fma16(p, r, splat(5.0000001201e-1f));
+  p = fma16(p, r * r, r + splat(1.0f)) * (f32x16)((exponent + 127) << 23);
+  return select16(is_low, splat(0.0f), select16(is_high, splat(INFINITY), p));
+}

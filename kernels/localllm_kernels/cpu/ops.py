@@ -1,0 +1,167 @@
+"""The operators of the C library as Python callables; see the torch references for what they do.
+
+All take and give contiguous float32; only keys and values in the cache may be bfloat16.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+
+
+class CpuOps:
+    """The pointwise operators and attention."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._rms_norm = library.rms_norm
+        self._rms_norm.argtypes = [_POINTER, _POINTER, _FLOAT, _POINTER, *3 * [_LONG]]
+        self._add_rms_norm = library.add_rms_norm
+        self._add_rms_norm.argtypes = [*3 * [_POINTER], _FLOAT, *2 * [_POINTER], *3 * [_LONG]]
+        self._silu_mul = library.silu_mul
+        self._silu_mul.argtypes = [*2 * [_POINTER], *3 * [_LONG]]
+        self._rotate_and_store = library.rotate_and_store
+        self._rotate_and_store.argtypes = [
+            *5 * [_POINTER],
+            _FLOAT,
+            *3 * [_POINTER],
+            _INT,
+            _POINTER,
+            *7 * [_LONG],
+        ]
+        self._paged_attention = library.paged_attention
+        self._paged_attention.argtypes = [
+            *3 * [_POINTER],
+            _INT,
+            *4 * [_POINTER],
+            *7 * [_LONG],
+            _FLOAT,
+            _LONG,
+        ]
+        for function in (self._rms_norm, self._add_rms_norm, self._silu_mul):
+            function.restype = None
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See rms_norm_reference."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        width = x.shape[-1]
+        self._rms_norm(
+            x.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+            x.numel() // width,
+            width,
+            torch.get_num_threads(),
+        )
+        return out
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """See add_rms_norm_reference."""
+        total, out = torch.empty_like(x), torch.empty_like(x)
+        self._add_rms_norm(
+            x.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            total.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            x.shape[1],
+            torch.get_num_threads(),
+        )
+        return out, total
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See silu_mul_reference."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        threads = torch.get_num_threads()
+        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, threads)
+        return out
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+        *,
+        query_norm: Tensor | None,
+        key_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        """See rotate_and_store_reference."""
+        rows, all_heads, head_dim = qkv.shape
+        _, kv_heads, block_size, _ = key_cache.shape
+        heads = all_heads - 2 * kv_heads
+        query = qkv.new_empty(rows, heads, head_dim)
+        failed = self._rotate_and_store(
+            qkv.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            None if query_norm is None else query_norm.data_ptr(),
+            None if key_norm is None else key_norm.data_ptr(),
+            eps,
+            slot_mapping.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            key_cache.dtype == torch.bfloat16,
+            query.data_ptr(),
+            rows,
+            slot_mapping.shape[0],
+            heads,
+            kv_heads,
+            head_dim,
+            block_size,
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise ValueError(f"heads of {head_dim} are too wide")
+        return query
+
+    def paged_attention(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        *,
+        block_tables: Tensor,
+        cu_seqlens_q: Tensor,
+        seq_lens: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """See paged_attention_reference."""
+        _, heads, head_dim = query.shape
+        _, kv_heads, block_size, _ = key_cache.shape
+        num_seqs, max_blocks = block_tables.shape
+        out = torch.zeros_like(query)
+        failed = self._paged_attention(
+            query.data_ptr(),
+            key_cache.data_ptr(),
+            value_cache.data_ptr(),
+            key_cache.dtype == torch.bfloat16,
+            block_tables.data_ptr(),
+            cu_seqlens_q.data_ptr(),
+            seq_lens.data_ptr(),
+            out.data_ptr(),
+            num_seqs,
+            max_blocks,
+            heads,
+            kv_heads,
+            head_dim,
+            block_size,
+            window or 0,
+            scale,
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise ValueError(f"no attention for {heads} heads of {head_dim} over {kv_heads}")
+        return out

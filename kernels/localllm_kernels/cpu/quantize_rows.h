@@ -1,0 +1,52 @@
+/* Rows of floats as int8, a scale for each group of `group_size`: x ≈ scale · code, |code| ≤ 127.
+ *
+ * The rows of a tile stand side by side, four codes of a row in a word: words [width / 4][rows],
+ * scales and sums of the codes [groups][rows]. */
+
+#pragma once
+
+#include "common.h"
+
+typedef struct {
+  int32_t *words;
+  float *scales;
+  int32_t *sums;
+} QuantizedRows;
+
+/* The `rows` rows of a tile whose bytes begin at `memory`. */
+INLINE QuantizedRows place_rows(char *memory, int64_t rows, int64_t width, int64_t groups) {
+  return (QuantizedRows){(int32_t *)memory, (float *)(memory + width * rows),
+                         (int32_t *)(memory + (width + 4 * groups) * rows)};
+}
+INLINE int64_t quantized_bytes(int64_t width, int64_t groups) { return width + 8 * groups; }
+
+/* Row `row` of a tile of `rows`. */
+INLINE void quantize_row(const float *x, int64_t width, int64_t group_size,
+                         const QuantizedRows *to, int64_t row, int64_t rows) {
+  const f32x16 magic = splat(12582912.0f); /* adding it rounds to a whole number */
+  for (int64_t group = 0; group * group_size < width; group++) {
+    const float *values = x + group * group_size;
+    f32x16 most = splat(0.0f), poison = splat(0.0f);
+    for (int64_t i = 0; i < group_size; i += LANES) {
+      const f32x16 v = load(values + i);
+      most = max16(most, max16(v, -v));
+      poison += v * 0.0f; /* NaN if anything is not finite, which no code could say */
+    }
+    const float scale = max_lanes(most) / 127.0f + sum_lanes(poison);
+    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    int32_t *words = to->words + group * group_size / 4 * rows + row;
+    i32x16 sums = (i32x16){0};
+    for (int64_t i = 0; i < group_size; i += LANES) {
+      const i32x16 codes = (i32x16)(load(values + i) * inverse + magic) - (i32x16)magic;
+      const s8x16 bytes = __builtin_convertvector(codes, s8x16);
+      int32_t four[4];
+      memcpy(four, &bytes, sizeof four);
+      for (int j = 0; j < 4; j++) words[(i / 4 + j) * rows] = four[j];
+      sums += codes;
+    }
+    int32_t sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+    to->scales[group * rows + row] = scale;
+    to->sums[group * rows + row] = sum;
+  }
+}

@@ -1,0 +1,257 @@
+"""The C library against the torch references, and the bits of a row in any company."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from paged_batch import MIXED, Batch
+from torch import Tensor
+
+from localllm_kernels.cpu import build
+from localllm_kernels.cpu.build import BuildError, load_library
+from localllm_kernels.cpu.linear import MIN_BFLOAT16_ROWS, CpuLinears
+from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.paged_attention import paged_attention_reference
+from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
+from localllm_kernels.rotate_and_store import rotate_and_store_reference
+from localllm_kernels.silu_mul import silu_mul_reference
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+
+@pytest.fixture
+def ops() -> CpuOps:
+    return CpuOps(load_library())
+
+
+@pytest.fixture
+def linears() -> CpuLinears:
+    return CpuLinears(load_library())
+
+
+def assert_rows_alone(product: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    together = product(x)
+    for row in range(0, len(x), 5):
+        assert torch.equal(product(x[row : row + 1])[0], together[row])
+
+
+@pytest.mark.parametrize("width", [17, 48, 80, 1000])
+def test_norms(ops: CpuOps, width: int) -> None:
+    x, residual, weight = torch.randn(7, width), torch.randn(7, width), torch.randn(width)
+    expected = rms_norm_reference(x, weight, 1e-6)
+    torch.testing.assert_close(ops.rms_norm(x, weight, 1e-6), expected, atol=1e-5, rtol=1e-5)
+    found, total = ops.add_rms_norm(x, residual, weight, 1e-6)
+    expected, expected_total = add_rms_norm_reference(x, residual, weight, 1e-6)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(total, expected_total)
+    assert_rows_alone(lambda rows: ops.rms_norm(rows, weight, 1e-6), x)
+
+
+@pytest.mark.parametrize("width", [5, 48, 100])
+def test_the_gate(ops: CpuOps, width: int) -> None:
+    gate_up = torch.cat((torch.linspace(-100, 100, 3 * width), torch.randn(3 * width)))
+    gate_up = torch.cat(gate_up.view(2, 3, width).unbind(), dim=1)
+    found = ops.silu_mul(gate_up)
+    torch.testing.assert_close(found, silu_mul_reference(gate_up), atol=1e-6, rtol=1e-6)
+    assert_rows_alone(ops.silu_mul, gate_up)
+    gate_up[1, 0] = torch.nan
+    assert ops.silu_mul(gate_up).isnan().nonzero().tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_norms", [True, False])
+@pytest.mark.parametrize("head_dim", [16, 24, 64])
+def test_rotary_and_the_kv_write(
+    ops: CpuOps, dtype: torch.dtype, has_norms: bool, head_dim: int
+) -> None:
+    qkv = torch.randn(5, 6 + 2 * 2, head_dim)
+    angles = torch.rand(5, head_dim // 2) * 7
+    norms = torch.randn(2, head_dim).unbind() if has_norms else (None, None)
+    slots = torch.tensor([5, 11, 4, 7])  # the fifth row is padding
+    found, expected = [], []
+    for run, results in ((ops.rotate_and_store, found), (rotate_and_store_reference, expected)):
+        key_cache, value_cache = torch.zeros(2, 3, 2, 4, head_dim, dtype=dtype)
+        query = run(
+            qkv,
+            angles.cos(),
+            angles.sin(),
+            key_cache,
+            value_cache,
+            slots,
+            query_norm=norms[0],
+            key_norm=norms[1],
+            eps=1e-6,
+        )
+        results += [query, value_cache, key_cache]
+    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
+    assert torch.equal(found[1], expected[1])
+    # A key that was rounded the other way is one unit of bfloat16 off.
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(found[2], expected[2], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 128, 1000])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
+def test_attention(ops: CpuOps, heads: int, kv_heads: int, window: int | None) -> None:
+    batch = Batch(MIXED, heads, kv_heads)
+    expected = batch.attend(window)
+    found = batch.attend(window, ops.paged_attention)
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+    starts = batch.cu_seqlens_q.tolist()
+    for i in range(len(MIXED)):
+        alone = batch.attend_part(slice(i, i + 1), window, ops.paged_attention)
+        assert torch.equal(alone, found[starts[i] : starts[i + 1]])
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_a_query_has_the_same_bits_in_any_chunk(ops: CpuOps, window: int | None) -> None:
+    length = 300
+    whole = Batch([(length, length)], 6, 2)
+    expected = whole.attend(window, ops.paged_attention)
+    for start, end in [(0, 1), (0, 7), (7, 100), (100, 101), (128, 256), (250, 300), (299, 300)]:
+        part = ops.paged_attention(
+            whole.query[start:end],
+            whole.key_cache,
+            whole.value_cache,
+            block_tables=whole.block_tables,
+            cu_seqlens_q=torch.tensor([0, end - start], dtype=torch.int32),
+            seq_lens=torch.tensor([end]),
+            scale=0.3,
+            window=window,
+        )
+        assert torch.equal(part, expected[start:end])
+
+
+def test_bfloat16_keys_and_values_and_wide_heads(ops: CpuOps) -> None:
+    for head_dim in (64, 80, 96, 128, 256):
+        caches = torch.randn(2, 4, 2, 16, head_dim).bfloat16()
+        arguments = {
+            "block_tables": torch.tensor([[3, 1, 2]], dtype=torch.int32),
+            "cu_seqlens_q": torch.tensor([0, 3], dtype=torch.int32),
+            "seq_lens": torch.tensor([45]),
+            "scale": head_dim**-0.5,
+            "window": None,
+        }
+        query = torch.randn(3, 6, head_dim)
+        found = ops.paged_attention(query, *caches, **arguments)
+        expected = paged_attention_reference(query, *caches, **arguments)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width_out", "width_in"), [(1, 16), (7, 50), (64, 128), (33, 200)])
+def test_plain_products(
+    linears: CpuLinears, dtype: torch.dtype, width_out: int, width_in: int
+) -> None:
+    weight, bias = torch.randn(width_out, width_in).to(dtype), torch.randn(width_out)
+    product = linears.plain(weight, bias)
+    x = torch.randn(MIN_BFLOAT16_ROWS - 1, width_in)
+    expected = F.linear(x.double(), weight.double(), bias.double()).float()
+    torch.testing.assert_close(product(x), expected, atol=1e-4, rtol=1e-5)
+    assert_rows_alone(product, x)
+    many = torch.randn(MIN_BFLOAT16_ROWS, width_in)
+    expected = F.linear(many, weight.float(), bias)
+    error = (product(many) - expected).norm() / expected.norm()
+    assert error < (1e-6 if dtype == torch.float32 else 0.01)
+
+
+def rounded_rows(x: Tensor, group_size: int) -> Tensor:
+    """What the integer products make of their inputs."""
+    groups = x.view(len(x), -1, group_size)
+    scales = groups.abs().amax(-1, keepdim=True) / 127
+    return (torch.round(groups * (1 / scales)) * scales).view_as(x)
+
+
+@pytest.mark.parametrize("scales_dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric", "permuted"])
+@pytest.mark.parametrize("group_size", [32, 64, 128, 256])
+@pytest.mark.parametrize("width_out", [16, 44, 200])
+def test_int4(
+    linears: CpuLinears, width_out: int, group_size: int, kind: str, scales_dtype: torch.dtype
+) -> None:
+    width_in = 256
+    codes = torch.randint(16, (width_out, width_in), dtype=torch.uint8)
+    scales = (torch.rand(width_out, width_in // group_size) + 0.1).to(scales_dtype)
+    zeros = None
+    if kind != "symmetric":
+        zeros = torch.randint(16, scales.shape, dtype=torch.uint8)
+    permutation = torch.randperm(width_in) if kind == "permuted" else None
+    bias = torch.randn(width_out)
+    product = linears.int4(codes, scales, zeros, permutation, bias)
+    centred = codes.view(*scales.shape, -1) - (8.0 if zeros is None else zeros[..., None].float())
+    weight = (centred * scales.float()[..., None]).flatten(1)
+    for num_rows in (1, 2, 3, 4, 5, 6, 7, 8, 30):
+        x = torch.randn(num_rows, width_in)
+        inputs = x if permutation is None else x[:, permutation]
+        expected = F.linear(rounded_rows(inputs, group_size), weight, bias)
+        # An input in the middle between two codes may have gone the other way.
+        assert (product(x) - expected).norm() / expected.norm() < 1e-3
+    assert_rows_alone(product, x)
+
+
+@pytest.mark.parametrize(("width_out", "width_in"), [(3, 64), (40, 256), (65, 192)])
+def test_int8(linears: CpuLinears, width_out: int, width_in: int) -> None:
+    codes = torch.randint(-128, 128, (width_out, width_in), dtype=torch.int8)
+    scales, bias = torch.rand(width_out), torch.randn(width_out)
+    product = linears.int8(codes, scales, bias)
+    x = torch.randn(11, width_in)
+    rounded = rounded_rows(x, 128 if width_in % 128 == 0 else 64)
+    expected = F.linear(rounded, codes.float() * scales[:, None], bias)
+    assert (product(x) - expected).norm() / expected.norm() < 1e-3
+    assert_rows_alone(product, x)
+
+
+def test_what_is_not_finite_stays_so(linears: CpuLinears) -> None:
+    codes = torch.randint(16, (16, 64), dtype=torch.uint8)
+    int4 = linears.int4(codes, torch.ones(16, 2), None, None, None)
+    int8 = linears.int8(codes.to(torch.int8), torch.ones(16), None)
+    plain = linears.plain(torch.randn(16, 64), None)
+    for product in (int4, int8, plain):
+        for bad in (torch.nan, torch.inf, -torch.inf):
+            x = torch.randn(3, 64)
+            x[1, 40] = bad
+            finite = product(x).isfinite().all(1)
+            assert finite.tolist() == [True, False, True]
+
+
+def test_all_instruction_sets_give_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = torch.randint(16, (48, 256), dtype=torch.uint8)
+    scales, zeros = torch.rand(48, 4).bfloat16(), torch.randint(16, (48, 4), dtype=torch.uint8)
+    int8_codes = torch.randint(-128, 128, (48, 256), dtype=torch.int8)
+    x = torch.randn(9, 256)
+    found = []
+    for i, lacking in enumerate(((), ("-mno-avx512f",), ("-mno-avx2",))):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(i)))
+        monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, *lacking))
+        try:
+            linears = CpuLinears(load_library())
+        except BuildError:
+            assert lacking
+            pytest.skip("the compiler has no such option on this processor")
+        int4 = linears.int4(codes, scales, zeros, None, None)(x)
+        found.append(torch.cat((int4, linears.int8(int8_codes, scales[:, 0], None)(x))))
+    # With fused products or without; the integers are the same.
+    torch.testing.assert_close(found[1], found[0], atol=0, rtol=1e-5)
+    torch.testing.assert_close(found[2], found[0], atol=0, rtol=1e-5)
+
+
+def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BuildError, match="no C compiler"):
+        load_library()
+
+
+def test_what_does_not_compile_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-not-an-option"))
+    with pytest.raises(BuildError, match="failed"):
+        load_library()
+    assert not list(tmp_path.rglob("*.so"))

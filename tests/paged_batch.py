@@ -1,0 +1,72 @@
+"""Requests of many lengths over one paged cache, for the tests of attention."""
+
+from collections.abc import Callable
+
+import torch
+
+from localllm_kernels.paged_attention import KEY_TILE, QUERY_TILE, paged_attention_reference
+
+Attention = Callable[..., torch.Tensor]
+BLOCK_SIZE = 16
+HEAD_DIM = 24
+# Keys of a request, and how many of them are new.
+MIXED = [(1, 1), (5, 5), (130, 1), (300, 70), (16, 1), (257, 1), (KEY_TILE, QUERY_TILE), (129, 2)]
+
+
+class Batch:
+    """Random requests in a cache whose other slots hold NaN."""
+
+    def __init__(self, lengths: list[tuple[int, int]], heads: int, kv_heads: int) -> None:
+        generator = torch.Generator().manual_seed(sum(length for length, _ in lengths))
+        blocks = [-(-length // BLOCK_SIZE) for length, _ in lengths]
+        order = (torch.randperm(sum(blocks), generator=generator) + 1).tolist()
+        shape = (sum(blocks) + 1, kv_heads, BLOCK_SIZE, HEAD_DIM)
+        self.key_cache, self.value_cache = (
+            torch.full(shape, torch.nan),
+            torch.full(shape, torch.nan),
+        )
+        self.key_cache[0], self.value_cache[0] = 0, 0
+        self.block_tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
+        self.keys, self.values, queries = [], [], []
+        for i, (length, num_queries) in enumerate(lengths):
+            key = torch.randn(length, kv_heads, HEAD_DIM, generator=generator)
+            value = torch.randn(length, kv_heads, HEAD_DIM, generator=generator)
+            table = [order.pop() for _ in range(blocks[i])]
+            self.block_tables[i, : blocks[i]] = torch.tensor(table)
+            for position in range(length):
+                block, slot = table[position // BLOCK_SIZE], position % BLOCK_SIZE
+                self.key_cache[block, :, slot] = key[position]
+                self.value_cache[block, :, slot] = value[position]
+            self.keys.append(key)
+            self.values.append(value)
+            queries.append(torch.randn(num_queries, heads, HEAD_DIM, generator=generator))
+        self.query = torch.cat(queries)
+        counts = torch.tensor([0] + [num_queries for _, num_queries in lengths])
+        self.cu_seqlens_q = counts.cumsum(0).int()
+        self.seq_lens = torch.tensor([length for length, _ in lengths])
+
+    def attend(
+        self, window: int | None, attention: Attention = paged_attention_reference
+    ) -> torch.Tensor:
+        return self.attend_part(slice(0, len(self.seq_lens)), window, attention)
+
+    def attend_part(
+        self,
+        part: slice,
+        window: int | None,
+        attention: Attention = paged_attention_reference,
+    ) -> torch.Tensor:
+        starts = self.cu_seqlens_q[part.start : part.stop + 1]
+        return attention(
+            self.query[starts[0] : starts[-1]],
+            self.key_cache,
+            self.value_cache,
+            block_tables=self.block_tables[part],
+            cu_seqlens_q=starts - starts[0],
+            seq_lens=self.seq_lens[part],
+            scale=0.3,
+            window=window,
+        )
+
+
+MIXED = [(1, 1), (5, 5), (130, 1), (300, 70), (16, 1), (257, 1), (KEY_TILE, QUERY_TILE), (129, 2)]
