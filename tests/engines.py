@@ -23,7 +23,7 @@ from localllm.model.weights import load_model
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
-from localllm_kernels import TORCH_OPS
+from localllm_kernels import TORCH_OPS, Ops, select_ops
 
 EOS_TOKEN_ID = 0
 MAX_MODEL_LEN = 256
@@ -46,6 +46,7 @@ def load_tiny_model(
     sliding_window: int | None = None,
     dtype: torch.dtype = torch.float32,
     recipe: Recipe | None = None,
+    backend: str = "torch",
 ) -> DecoderModel:
     """A two-layer model with random weights, quantized if there is a recipe."""
     # The groups of a quantized weight divide its width.
@@ -63,10 +64,10 @@ def load_tiny_model(
                 verify=False,
             )
             folder = quantize_model(request, lambda *args: None).out
-        return load_folder(folder, dtype)
+        return load_folder(folder, dtype, select_ops("cpu", backend, dtype))
 
 
-def load_folder(folder: Path, dtype: torch.dtype) -> DecoderModel:
+def load_folder(folder: Path, dtype: torch.dtype, ops: Ops = TORCH_OPS) -> DecoderModel:
     """The model of a checkpoint folder."""
     model_config, spec = read_model_config(folder)
     return load_model(
@@ -76,7 +77,7 @@ def load_folder(folder: Path, dtype: torch.dtype) -> DecoderModel:
         max_model_len=MAX_MODEL_LEN,
         dtype=dtype,
         device=torch.device("cpu"),
-        ops=TORCH_OPS,
+        ops=ops,
     )
 
 
