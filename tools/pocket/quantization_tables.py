@@ -1,6 +1,6 @@
 """Quantize pocket in every way and write what each costs as markdown tables.
 
-    python tools/pocket/quantization_tables.py --books BOOKS [--samples 256] > tables.md
+    python tools/pocket/quantization_tables.py --books BOOKS [--samples 128] > tables.md
 
 The text that is measured on is from two books that neither the model nor the calibration has seen.
 KL divergences (nats a token, float32 activations) are of the result from the source; the share is
@@ -26,7 +26,7 @@ from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm.session import open_model
 
 MODEL = "pocket"
-CHARS_OF_EACH = 60_000
+CHARS_OF_EACH = 40_000
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def main() -> None:
     """Quantize, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--books", type=Path, required=True)
-    parser.add_argument("--samples", type=int, default=256)
+    parser.add_argument("--samples", type=int, default=128)
     args = parser.parse_args()
     books = read_books(args.books)
     text = "\n\n".join("\n\n".join(books[name])[:CHARS_OF_EACH] for name in HELD_OUT_BOOKS)
