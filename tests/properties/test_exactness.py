@@ -229,6 +229,8 @@ def test_bfloat16_tokens_differ_from_those_alone_only_at_near_ties(
                     logits = torch.frombuffer(bytearray(alone.logits[step]), dtype=torch.float32)
                     gap = (logits[theirs] - logits[ours]).item()
                     # Two roundings of a logit to bfloat16's eight bits, and what the two layers
-                    # before it add; the logits are of size eight.
-                    assert 0 <= gap <= 4 * 2**-8 * logits.abs().max().item()
+                    # before it add; in 4 bits also the rounding of the weights themselves, which
+                    # only the product of many rows has. The logits are of size eight.
+                    units = 8 if "4 bits" in model_name else 4
+                    assert 0 <= gap <= units * 2**-8 * logits.abs().max().item()
                     break
