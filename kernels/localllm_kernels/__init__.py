@@ -15,6 +15,7 @@ from torch import Tensor
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
 from localllm_kernels.paged_attention import paged_attention_reference
 from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.rotate_and_store import rotate_and_store_reference
@@ -33,6 +34,7 @@ class Ops:
     rotate_and_store: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     paged_attention: Callable[..., Tensor]
+    gumbel_argmax: Callable[[Tensor, float, Tensor | None, int], int]
     # Products with weights where the library has them; else torch's are taken.
     linears: CpuLinears | None = None
 
@@ -44,6 +46,7 @@ TORCH_OPS = Ops(
     rotate_and_store=rotate_and_store_reference,
     silu_mul=silu_mul_reference,
     paged_attention=paged_attention_reference,
+    gumbel_argmax=gumbel_argmax_reference,
 )
 
 
@@ -78,5 +81,6 @@ def cpu_ops() -> Ops:
         rotate_and_store=own.rotate_and_store,
         silu_mul=own.silu_mul,
         paged_attention=own.paged_attention,
+        gumbel_argmax=own.gumbel_argmax,
         linears=CpuLinears(library),
     )

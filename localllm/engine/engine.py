@@ -85,7 +85,7 @@ class Engine:
         try:
             logits = self._runner.forward(batch)
             caught_up = [entry.request for entry in batch.requests if entry.catches_up]
-            sampled = sample_tokens(logits, caught_up) if caught_up else []
+            sampled = sample_tokens(logits, caught_up, self._runner.ops) if caught_up else []
         except BaseException:
             # Nobody knows what was written; whoever steps on recomputes these requests.
             self.scheduler.roll_back(batch)

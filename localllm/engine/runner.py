@@ -7,6 +7,7 @@ from localllm.engine.batching import build_forward_batch
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
+from localllm_kernels import Ops
 
 # Float32 products on a CPU may give a row other bits when their rows are no multiple of this
 # (see cpu_products.py and docs/architecture.md), so the batch is padded.
@@ -23,6 +24,11 @@ class ModelRunner:
         is_float32 = self._device.type == "cpu" and model.embedding.dtype == torch.float32
         takes_torch = model.ops.linears is None
         self._row_multiple = CPU_FLOAT32_ROW_MULTIPLE if is_float32 and takes_torch else 1
+
+    @property
+    def ops(self) -> Ops:
+        """The model's operators."""
+        return self._model.ops
 
     @torch.inference_mode()
     def forward(self, batch: ScheduledBatch) -> Tensor:

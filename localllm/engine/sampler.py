@@ -4,15 +4,14 @@ After the filters, the token at position p of a request is
 
     argmax over ids of  logits[id] / T + g(seed, p, id)
 
-with Gumbel noise g from a counter-based hash: adding Gumbel noise and taking the maximum draws
-from softmax(logits / T) (the Gumbel-max trick; Maddison et al. 2014, section 2), and because g is
-a pure function of seed, position and token id, the same request gives the same text whatever
-shares its batch. Greedy is T = 0. Each row is filtered on its own, for the same reason.
+with Gumbel noise g (see `gumbel_argmax` among the operators). Because g is a pure function of seed,
+position and token id, the same request gives the same text whatever shares its batch. Greedy is
+T = 0. Each row is filtered on its own, for the same reason.
 """
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,8 +19,9 @@ from torch import Tensor
 from localllm.config import SamplingParams
 from localllm.engine.request import Request, TokenLogprobs
 from localllm.engine.scheduler import SampledToken
+from localllm_kernels import Ops
 
-_MASK32, _MASK64 = (1 << 32) - 1, (1 << 64) - 1
+_MASK64 = (1 << 64) - 1
 # Below this a temperature only overflows; it is greedy.
 MIN_TEMPERATURE = 1e-6
 # Top-p looks at this many of the likeliest tokens before it sorts the whole vocabulary.
@@ -41,21 +41,9 @@ def sample_seed(seed: int, sample: int) -> int:
     return mix64(mix64(seed & _MASK64) ^ sample)
 
 
-def gumbel_noise(seed: int, position: int, token_ids: Tensor) -> Tensor:
-    """Standard Gumbel noise for each of `token_ids` (int64, any shape), float32."""
-    key = mix64(seed ^ mix64(position))
-    bits = _mix32(token_ids * 0x9E3779B1 + (key & _MASK32))
-    bits = _mix32(bits ^ (key >> 32))
-    uniform = (bits.double() + 0.5) * 2.0**-32
-    return -torch.log(-torch.log(uniform)).float()
-
-
-def _mix32(bits: Tensor) -> Tensor:
-    """A 32-bit integer hash in int64 arithmetic (two rounds of multiply and shift)."""
-    bits = bits & _MASK32
-    bits = ((bits ^ (bits >> 16)) * 0x7FEB352D) & _MASK32
-    bits = ((bits ^ (bits >> 15)) * 0x846CA68B) & _MASK32
-    return bits ^ (bits >> 16)
+def noise_key(seed: int, position: int) -> int:
+    """What the noise of a request's token at `position` is keyed by."""
+    return mix64(seed ^ mix64(position))
 
 
 def filter_top_k(logits: Tensor, k: int) -> Tensor:
@@ -110,7 +98,7 @@ def apply_penalties(
     return logits
 
 
-def sample_tokens(logits: Tensor, requests: Sequence[Request]) -> list[SampledToken]:
+def sample_tokens(logits: Tensor, requests: Sequence[Request], ops: Ops) -> list[SampledToken]:
     """The next token of each request. `logits`: float32 [len(requests), vocab].
 
     A row that is not finite gives a token of None. Waits for the device once for the whole batch
@@ -125,7 +113,7 @@ def sample_tokens(logits: Tensor, requests: Sequence[Request]) -> list[SampledTo
             continue
         token_id = greedy[row]
         if not _is_plain_greedy(request.params):
-            token_id = _sample_row(logits[row], request)
+            token_id = _sample_row(logits[row], request, ops)
         count = request.params.logprobs
         logprobs = None if count is None else _token_logprobs(logits[row], token_id, count)
         sampled.append(SampledToken(token_id, logprobs))
@@ -145,7 +133,7 @@ def _has_penalties(params: SamplingParams) -> bool:
     )
 
 
-def _sample_row(logits: Tensor, request: Request) -> int:
+def _sample_row(logits: Tensor, request: Request, ops: Ops) -> int:
     params = request.params
     if _has_penalties(params):
         start = request.num_prompt_tokens
@@ -153,21 +141,24 @@ def _sample_row(logits: Tensor, request: Request) -> int:
         logits = apply_penalties(logits, params, prompt, generated)
     if params.temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
+    # The token's place in the text: the noise is the same whenever it is drawn.
+    key = noise_key(request.seed, request.num_tokens)
+    filters: list[Callable[[Tensor], Tensor]] = []
+    if 0 < params.top_k < logits.shape[0]:
+        filters.append(lambda values: filter_top_k(values, params.top_k))
+    if params.top_p < 1.0:
+        filters.append(lambda values: filter_top_p(values, params.top_p))
+    if params.min_p > 0.0:
+        filters.append(lambda values: filter_min_p(values, params.min_p))
+    if not filters:
+        return ops.gumbel_argmax(logits, params.temperature, None, key)
     values = logits / params.temperature
     ids = torch.arange(values.shape[0], device=values.device)
     # Each filter sees what the one before it left, and renormalizes.
-    if 0 < params.top_k < values.shape[0]:
-        kept = filter_top_k(values, params.top_k)
+    for keep in filters:
+        kept = keep(values)
         values, ids = values[kept], ids[kept]
-    if params.top_p < 1.0:
-        kept = filter_top_p(values, params.top_p)
-        values, ids = values[kept], ids[kept]
-    if params.min_p > 0.0:
-        kept = filter_min_p(values, params.min_p)
-        values, ids = values[kept], ids[kept]
-    # The token's place in the text: the noise is the same whenever it is drawn.
-    noise = gumbel_noise(request.seed, request.num_tokens, ids)
-    return int(ids[(values + noise).argmax()])
+    return int(ids[ops.gumbel_argmax(values, 1.0, ids, key)])
 
 
 def _token_logprobs(logits: Tensor, token_id: int, count: int) -> TokenLogprobs:

@@ -12,10 +12,12 @@ from localllm.engine.sampler import (
     filter_min_p,
     filter_top_k,
     filter_top_p,
-    gumbel_noise,
+    noise_key,
     sample_seed,
     sample_tokens,
 )
+from localllm_kernels import TORCH_OPS
+from localllm_kernels.gumbel_argmax import gumbel_noise
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, 3.0])
 # Probabilities a half, a quarter, an eighth, an eighth.
@@ -73,21 +75,21 @@ def test_penalties_by_hand() -> None:
 
 def test_greedy_takes_the_first_of_equal_maxima() -> None:
     request = make_request(SamplingParams(temperature=0), [0])
-    [sampled] = sample_tokens(LOGITS.unsqueeze(0), [request])
+    [sampled] = sample_tokens(LOGITS.unsqueeze(0), [request], TORCH_OPS)
     assert sampled.token_id == 1
 
 
 def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
     ids = torch.arange(100)
-    whole = gumbel_noise(1, 5, ids)
-    assert torch.equal(whole[20:30], gumbel_noise(1, 5, ids[20:30]))
-    assert torch.equal(whole.flip(0), gumbel_noise(1, 5, ids.flip(0)))
-    assert not torch.equal(whole, gumbel_noise(2, 5, ids))
-    assert not torch.equal(whole, gumbel_noise(1, 6, ids))
+    whole = gumbel_noise(noise_key(1, 5), ids)
+    assert torch.equal(whole[20:30], gumbel_noise(noise_key(1, 5), ids[20:30]))
+    assert torch.equal(whole.flip(0), gumbel_noise(noise_key(1, 5), ids.flip(0)))
+    assert not torch.equal(whole, gumbel_noise(noise_key(2, 5), ids))
+    assert not torch.equal(whole, gumbel_noise(noise_key(1, 6), ids))
 
 
 def test_noise_has_the_mean_and_variance_of_gumbel() -> None:
-    noise = torch.cat([gumbel_noise(seed, 3, torch.arange(50_000)) for seed in range(20)])
+    noise = torch.cat([gumbel_noise(noise_key(seed, 3), torch.arange(50_000)) for seed in range(20)])
     # A million draws: three standard errors are 0.004 and about 0.02.
     assert abs(noise.mean().item() - 0.577216) < 0.004
     assert abs(noise.var().item() - math.pi**2 / 6) < 0.02
@@ -96,11 +98,11 @@ def test_noise_has_the_mean_and_variance_of_gumbel() -> None:
 
 def test_noise_does_not_correlate_between_neighbouring_positions_seeds_and_tokens() -> None:
     ids = torch.arange(100_000)
-    base = gumbel_noise(7, 100, ids)
+    base = gumbel_noise(noise_key(7, 100), ids)
     for other in (
-        gumbel_noise(7, 101, ids),
-        gumbel_noise(8, 100, ids),
-        gumbel_noise(7, 100, ids + 1),
+        gumbel_noise(noise_key(7, 101), ids),
+        gumbel_noise(noise_key(8, 100), ids),
+        gumbel_noise(noise_key(7, 100), ids + 1),
     ):
         correlation = torch.corrcoef(torch.stack((base, other)))[0, 1].item()
         assert abs(correlation) < 0.01  # three standard errors of 100,000 pairs
@@ -112,7 +114,7 @@ def test_sampled_frequencies_are_the_softmax() -> None:
     num_draws = 4000
     for seed in range(num_draws):
         request = make_request(SamplingParams(temperature=0.8, seed=seed), [0, 1, 2])
-        [sampled] = sample_tokens(logits, [request])
+        [sampled] = sample_tokens(logits, [request], TORCH_OPS)
         assert sampled.token_id is not None
         counts[sampled.token_id] += 1
     expected = torch.softmax(logits[0] / 0.8, 0) * num_draws
@@ -122,7 +124,7 @@ def test_sampled_frequencies_are_the_softmax() -> None:
 
 def test_logprobs_are_of_the_distribution_before_any_filter() -> None:
     params = SamplingParams(temperature=0.1, top_k=1, logprobs=2)
-    [sampled] = sample_tokens(HALVES.unsqueeze(0), [make_request(params, [0])])
+    [sampled] = sample_tokens(HALVES.unsqueeze(0), [make_request(params, [0])], TORCH_OPS)
     assert sampled.logprobs is not None
     assert sampled.token_id == 0
     assert sampled.logprobs.logprob == pytest.approx(math.log(0.5), abs=1e-6)
@@ -133,7 +135,7 @@ def test_logprobs_are_of_the_distribution_before_any_filter() -> None:
 def test_a_row_that_is_not_finite_gives_no_token() -> None:
     logits = torch.stack((LOGITS, torch.tensor([1.0, math.nan, 0.0, 0.0])))
     request = make_request(SamplingParams(temperature=0), [0])
-    sampled = sample_tokens(logits, [request, request])
+    sampled = sample_tokens(logits, [request, request], TORCH_OPS)
     assert [token.token_id for token in sampled] == [1, None]
 
 

@@ -14,6 +14,7 @@ from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import MIN_BFLOAT16_ROWS, CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
 from localllm_kernels.paged_attention import paged_attention_reference
 from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.rotate_and_store import rotate_and_store_reference
@@ -48,6 +49,33 @@ def test_norms(ops: CpuOps, width: int) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert torch.equal(total, expected_total)
     assert_rows_alone(lambda rows: ops.rms_norm(rows, weight, 1e-6), x)
+
+
+@pytest.mark.parametrize("count", [1, 15, 700, 40_000])
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_the_noise_of_a_draw(ops: CpuOps, count: int, has_ids: bool) -> None:
+    ids = torch.randperm(150_000)[:count] if has_ids else None
+    for key in (0, 0x0123456789ABCDEF, 0xFFFFFFFFFFFFFFFF):
+        # Values that the noise makes all equal, but for one that is a little ahead: any error
+        # above that in any token's noise shows.
+        values = -gumbel_noise(key, torch.arange(count) if ids is None else ids)
+        ahead = int(torch.randint(count, ()))
+        values[ahead] += 2e-5
+        assert ops.gumbel_argmax(values, 1.0, ids, key) == ahead
+        values *= 0.7
+        assert ops.gumbel_argmax(values, 0.7, ids, key) == ahead
+
+
+def test_a_draw_falls_on_the_same_token_on_any_number_of_threads(ops: CpuOps) -> None:
+    values = 3 * torch.randn(100_003)
+    expected = [gumbel_argmax_reference(values, 0.9, None, key) for key in range(20)]
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            assert [ops.gumbel_argmax(values, 0.9, None, key) for key in range(20)] == expected
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("width", [5, 48, 100])

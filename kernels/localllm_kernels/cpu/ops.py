@@ -39,6 +39,9 @@ class CpuOps:
             _FLOAT,
             _LONG,
         ]
+        self._gumbel_argmax = library.gumbel_argmax
+        self._gumbel_argmax.argtypes = [*2 * [_POINTER], _FLOAT, ctypes.c_uint64, *2 * [_LONG]]
+        self._gumbel_argmax.restype = _LONG
         for function in (self._rms_norm, self._add_rms_norm, self._silu_mul):
             function.restype = None
 
@@ -125,6 +128,21 @@ class CpuOps:
         if failed:
             raise ValueError(f"heads of {head_dim} are too wide")
         return query
+
+    def gumbel_argmax(
+        self, values: Tensor, temperature: float, token_ids: Tensor | None, key: int
+    ) -> int:
+        """See gumbel_argmax_reference."""
+        values = values.contiguous()
+        winner: int = self._gumbel_argmax(
+            values.data_ptr(),
+            None if token_ids is None else token_ids.data_ptr(),
+            temperature,
+            key,
+            values.shape[0],
+            torch.get_num_threads(),
+        )
+        return winner
 
     def paged_attention(
         self,

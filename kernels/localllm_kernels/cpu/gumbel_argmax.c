@@ -1,0 +1,97 @@
+/* A keyed draw from softmax(values / T), see gumbel_argmax.py for the formula. */
+
+#include "common.h"
+
+#define MAX_THREADS 64
+
+/* The hash of gumbel_argmax.py. */
+INLINE u32x16 mix32(u32x16 bits) {
+  bits = (bits ^ (bits >> 16)) * 0x7FEB352Du;
+  bits = (bits ^ (bits >> 15)) * 0x846CA68Bu;
+  return bits ^ (bits >> 16);
+}
+
+/* Natural logarithm of positive normal floats, to two units in the last place (Cephes, logf). */
+INLINE f32x16 log16(f32x16 x) {
+  const i32x16 bits = (i32x16)x;
+  i32x16 exponent = (bits >> 23) - 126;
+  f32x16 m = (f32x16)((bits & 0x007fffff) | 0x3f000000); /* from a half to one */
+  const i32x16 is_small = m < splat(0.70710678f);
+  exponent += is_small; /* -1 where true */
+  m = m + select16(is_small, m, splat(0.0f)) - splat(1.0f);
+  const f32x16 e = __builtin_convertvector(exponent, f32x16), square = m * m;
+  f32x16 p = splat(7.0376836292e-2f);
+  p = fma16(p, m, splat(-1.1514610310e-1f));
+  p = fma16(p, m, splat(1.1676998740e-1f));
+  p = fma16(p, m, splat(-1.2420140846e-1f));
+  p = fma16(p, m, splat(1.4249322787e-1f));
+  p = fma16(p, m, splat(-1.6668057665e-1f));
+  p = fma16(p, m, splat(2.0000714765e-1f));
+  p = fma16(p, m, splat(-2.4999993993e-1f));
+  p = fma16(p, m, splat(3.3333331174e-1f));
+  p = p * m * square;
+  p = fma16(e, splat(-2.12194440e-4f), p);
+  p = fma16(square, splat(-0.5f), p);
+  return fma16(e, splat(0.693359375f), m + p);
+}
+
+/* -log(-log(u)) for u = (bits + 1/2) / 2^32. Above a half u is held as 1 - w: a float near one has
+ * no digits left (log(1 - w) as in Kahan's log1p). */
+INLINE f32x16 gumbel16(u32x16 bits) {
+  const f32x16 unit = splat(0x1p-32f), half = splat(0.5f);
+  const f32x16 u = (__builtin_convertvector(bits, f32x16) + half) * unit;
+  const f32x16 w = (__builtin_convertvector(~bits, f32x16) + half) * unit;
+  const i32x16 is_high = (i32x16)(bits >> 31) != 0;
+  const f32x16 rest = splat(1.0f) - w, taken = rest - splat(1.0f);
+  const f32x16 log_rest = log16(select16(is_high, rest, u));
+  const i32x16 is_tiny = taken == splat(0.0f);
+  const f32x16 high = select16(is_tiny, -w, log_rest * (-w) / select16(is_tiny, splat(1.0f), taken));
+  return -log16(-select16(is_high, high, log_rest));
+}
+
+typedef struct {
+  float value;
+  int64_t index;
+} Best;
+
+static Best search(const float *values, const int64_t *ids, float temperature, uint32_t low,
+                   uint32_t high, int64_t from, int64_t to) {
+  f32x16 most = splat(-INFINITY);
+  i32x16 where = (i32x16){0}, lane;
+  for (int i = 0; i < LANES; i++) lane[i] = i;
+  for (int64_t i = from; i < to; i += LANES) {
+    const int64_t count = to - i < LANES ? to - i : LANES;
+    u32x16 id = (u32x16)(lane + (int32_t)i);
+    if (ids)
+      for (int64_t j = 0; j < count; j++) id[j] = (uint32_t)ids[i + j];
+    const u32x16 bits = mix32(mix32(id * 0x9E3779B1u + low) ^ high);
+    const f32x16 value =
+        load_part(values + i, count, -INFINITY) / temperature + gumbel16(bits);
+    const i32x16 is_better = value > most;
+    most = select16(is_better, value, most);
+    where = (i32x16)select16(is_better, (f32x16)(lane + (int32_t)i), (f32x16)where);
+  }
+  Best best = {most[0], where[0]};
+  for (int i = 1; i < LANES; i++)
+    if (most[i] > best.value || (most[i] == best.value && where[i] < best.index))
+      best = (Best){most[i], where[i]};
+  return best;
+}
+
+/* Index of the greatest values[i] / temperature + noise(key, ids[i]); ids may be NULL: 0, 1, 2, … */
+int64_t gumbel_argmax(const float *values, const int64_t *ids, float temperature, uint64_t key,
+                      int64_t count, int64_t threads) {
+  Best found[MAX_THREADS];
+  if (threads > MAX_THREADS) threads = MAX_THREADS;
+  if (count < 16384) threads = 1;
+  const int64_t share = (count + threads * LANES - 1) / (threads * LANES) * LANES;
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+  for (int64_t t = 0; t < threads; t++) {
+    const int64_t from = t * share, to = from + share < count ? from + share : count;
+    found[t] = search(values, ids, temperature, (uint32_t)key, (uint32_t)(key >> 32), from, to);
+  }
+  Best best = found[0];
+  for (int64_t t = 1; t < threads; t++)
+    if (found[t].value > best.value) best = found[t];
+  return best.index;
+}
