@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from localllm.errors import CatalogError, ExitCode
 
@@ -19,7 +20,10 @@ _REQUIRED = ("repo", "licence", "architecture")
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One alias of models.toml; its template is for a repository that has none."""
+    """One alias of models.toml; its template is for a repository that has none.
+
+    `sizes` are the fields of config.json that give the model's shape, where the catalogue knows it.
+    """
 
     alias: str
     repo: str
@@ -27,6 +31,19 @@ class CatalogEntry:
     licence: str
     architecture: str
     chat_template: str | None = None
+    sizes: Mapping[str, Any] | None = None
+
+    def config_json(self) -> dict[str, Any]:
+        """What config.json would say of the shape. Raises: CatalogError where it is not known."""
+        if self.sizes is None:
+            known = [alias for alias, entry in load_catalog().items() if entry.sizes is not None]
+            raise CatalogError(
+                f"the catalogue does not know the shape of {self.alias}",
+                where=f"known: {', '.join(known)}",
+                hint="one of these, or the model itself",
+                exit_code=ExitCode.USAGE,
+            )
+        return {"architectures": [self.architecture], **self.sizes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +78,13 @@ def load_catalog() -> dict[str, CatalogEntry]:
 
 def _read_entry(alias: str, entry: object, path: Path) -> CatalogEntry:
     known = (*_REQUIRED, "revision", "chat_template")
+    sizes = entry.get("sizes") if isinstance(entry, Mapping) else None
     if not isinstance(entry, Mapping) or not all(
-        isinstance(value, str) and key in known for key, value in entry.items()
+        isinstance(value, str) and key in known for key, value in entry.items() if key != "sizes"
     ):
         problem = f"a table of texts with the keys {', '.join(known)}"
+    elif sizes is not None and not isinstance(sizes, Mapping):
+        problem = "to have a table as its sizes"
     elif any(key not in entry for key in _REQUIRED):
         problem = f"to have {', '.join(_REQUIRED)}"
     else:
@@ -75,6 +95,7 @@ def _read_entry(alias: str, entry: object, path: Path) -> CatalogEntry:
             licence=entry["licence"],
             architecture=entry["architecture"],
             chat_template=entry.get("chat_template"),
+            sizes=sizes,
         )
     raise CatalogError(
         f"catalogue entry {alias!r} must be {problem}", where=str(path), exit_code=ExitCode.USAGE

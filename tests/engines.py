@@ -19,7 +19,7 @@ from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
-from localllm.model.weights import load_model
+from localllm.model.weights import load_model, open_source
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
@@ -70,15 +70,16 @@ def load_tiny_model(
 def load_folder(folder: Path, dtype: torch.dtype, ops: Ops = TORCH_OPS) -> DecoderModel:
     """The model of a checkpoint folder."""
     model_config, spec = read_model_config(folder)
-    return load_model(
-        check_weights(find_weight_files(folder), model_config, spec),
-        model_config,
-        spec,
-        max_model_len=MAX_MODEL_LEN,
-        dtype=dtype,
-        device=torch.device("cpu"),
-        ops=ops,
-    )
+    with open_source(check_weights(find_weight_files(folder), model_config, spec)) as source:
+        return load_model(
+            source,
+            model_config,
+            spec,
+            max_model_len=MAX_MODEL_LEN,
+            dtype=dtype,
+            device=torch.device("cpu"),
+            ops=ops,
+        )
 
 
 def make_engine(model: DecoderModel, limits: Limits) -> Engine:

@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "llm": {"session", "completion"},
     "evaluation": {"session", "engine"},
     "quantize": {"session", "evaluation", "model", "tokenizer", "prompt", "localllm_kernels"},
+    "bench": {"session", "engine", "model", "catalog", "localllm_kernels"},
     "card": {"catalog", "generation_config", "model", "tokenizer"},
     "local_models": {"catalog", "model"},
     "cli": {
@@ -44,6 +45,8 @@ ALLOWED: dict[str, set[str]] = {
         "card",
         "local_models",
         "quantize",
+        "bench",
+        "model",
         "engine",
         "prompt",
         "text_engine",

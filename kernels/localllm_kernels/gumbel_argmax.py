@@ -1,5 +1,7 @@
-"""A draw from softmax(values / T), keyed: argmax(values / T + g) with Gumbel noise g from a hash of a
-key and the token's id (the Gumbel-max trick; Maddison et al. 2014, section 2).
+"""A keyed draw from softmax(values / T): argmax(values / T + g) with Gumbel noise g from a hash.
+
+Adding Gumbel noise and taking the maximum draws from the softmax (the Gumbel-max trick; Maddison et
+al. 2014, section 2).
 
 The noise of a token is a pure function of key and id, so the draw is the same whatever else is
 computed with it, and whichever tokens were filtered out before.
@@ -16,7 +18,8 @@ def gumbel_argmax_reference(
 ) -> int:
     """Index of the value that wins.
 
-    `values`: [count]; `token_ids`: int64 [count], or None where they are 0, 1, 2, …; `key`: 64 bits.
+    `values`: [count]; `token_ids`: int64 [count], or None where they are 0, 1, 2, …; `key`: 64
+    bits.
     """
     if token_ids is None:
         token_ids = torch.arange(values.shape[0], device=values.device)

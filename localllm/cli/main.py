@@ -17,6 +17,7 @@ from typing import Annotated, cast
 import typer
 
 from localllm import __version__
+from localllm.cli.bench import bench
 from localllm.cli.chat import chat
 from localllm.cli.eval import evaluate_model
 from localllm.cli.ls import ls
@@ -40,6 +41,7 @@ app.command(context_settings=_HELP_NAMES)(chat)
 app.command("run", hidden=True, context_settings=_HELP_NAMES)(chat)
 app.command("eval", context_settings=_HELP_NAMES)(evaluate_model)
 app.command(context_settings=_HELP_NAMES)(quantize)
+app.command(context_settings=_HELP_NAMES)(bench)
 app.command(context_settings=_HELP_NAMES)(show)
 app.command(context_settings=_HELP_NAMES)(ls)
 

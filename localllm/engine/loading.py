@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
-from localllm.model.weights import load_model
+from localllm.model.weights import WeightSource, load_model, open_source
 from localllm_kernels import select_ops
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,6 @@ class LoadedDecoder:
 
     model: DecoderModel
     plan: MemoryPlan
-    weight_files: list[Path]
     dtype: torch.dtype
     device: torch.device
 
@@ -47,9 +47,24 @@ def load_decoder(
 
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
+    weights = check_weights(find_weight_files(folder), model_config, spec)
+    with open_source(weights) as source:
+        return build_decoder(source, weights.resident_bytes, model_config, spec, config)
+
+
+def build_decoder(
+    source: WeightSource,
+    resident_bytes: Callable[[int], int],
+    model_config: ModelConfig,
+    spec: ArchSpec,
+    config: EngineConfig,
+) -> LoadedDecoder:
+    """A decoder with the weights of `source`, of which `resident_bytes` tells what they take for
+    a width of plain values.
+
+    Raises: as `load_decoder`.
+    """
     make_products_reproducible()
-    files = find_weight_files(folder)
-    weights = check_weights(files, model_config, spec)
     device = select_device(config)
     dtype: torch.dtype = getattr(
         torch, model_config.dtype if config.dtype == "auto" else config.dtype
@@ -61,13 +76,13 @@ def load_decoder(
     plan = plan_memory(
         model_config,
         config,
-        weights_bytes=weights.resident_bytes(dtype.itemsize),
+        weights_bytes=resident_bytes(dtype.itemsize),
         item_bytes=dtype.itemsize,
         free_bytes=_free_bytes(device),
     )
     logger.info("memory plan: %s", plan)
     model = load_model(
-        weights,
+        source,
         model_config,
         spec,
         max_model_len=plan.max_model_len,
@@ -75,7 +90,7 @@ def load_decoder(
         device=device,
         ops=ops,
     )
-    return LoadedDecoder(model, plan, files, dtype, device)
+    return LoadedDecoder(model, plan, dtype, device)
 
 
 def load_engine(
@@ -87,7 +102,16 @@ def load_engine(
 ) -> Engine:
     """An engine around the decoder in `folder`. Raises: as `load_decoder`."""
     loaded = load_decoder(folder, model_config, spec, config)
-    plan = loaded.plan
+    return build_engine(
+        loaded, config, eos_token_ids, fingerprint(folder, find_weight_files(folder))
+    )
+
+
+def build_engine(
+    loaded: LoadedDecoder, config: EngineConfig, eos_token_ids: frozenset[int], weights_id: str
+) -> Engine:
+    """An engine around a decoder; `weights_id` stands for its weights in the keys of blocks."""
+    plan, model_config = loaded.plan, loaded.model.config
     kv_shape = (
         model_config.num_layers,
         plan.num_blocks,
@@ -96,13 +120,15 @@ def load_engine(
         model_config.head_dim,
     )
     kv_cache = PagedKVCache.allocate(kv_shape, loaded.dtype, loaded.device)
+    # What keys and values depend on besides the tokens: weights, precision, context, blocks.
+    parts = (weights_id, loaded.dtype, config.block_size, plan.max_model_len)
     scheduler = Scheduler(
         SchedulerConfig(
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
-            cache_root=_cache_root(folder, loaded.weight_files, config, plan, loaded.dtype),
+            cache_root=hashlib.sha256(" ".join(map(str, parts)).encode()).digest(),
         ),
         BlockPool(plan.num_blocks),
     )
@@ -137,11 +163,3 @@ def _free_bytes(device: torch.device) -> int:
         return int(available.split()[1]) * 1024
     except (OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-
-
-def _cache_root(
-    folder: Path, files: list[Path], config: EngineConfig, plan: MemoryPlan, dtype: torch.dtype
-) -> bytes:
-    """What keys and values depend on besides the tokens: weights, precision, context, blocks."""
-    parts = (fingerprint(folder, files), dtype, config.block_size, plan.max_model_len)
-    return hashlib.sha256(" ".join(map(str, parts)).encode()).digest()

@@ -1,9 +1,10 @@
-"""From the checked files of a checkpoint to a loaded model: every tensor is streamed in."""
+"""From a source of weights to a loaded model: every tensor is streamed in."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -17,13 +18,81 @@ from localllm.model.layers import DecoderLayer, RMSNorm, build_layer
 from localllm.model.linear import Linear, Projection, SplitLinear, fuse, quantized_linear
 from localllm.model.quantized import QuantizedWeight
 from localllm.model.rope import RopeTable
-from localllm.model.safetensors_header import TensorInfo
 from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
 
 
+class WeightSource(Protocol):
+    """Where weights come from: tensors by name, and linears that are quantized by theirs."""
+
+    def has_plain(self, name: str) -> bool:
+        """Whether there is a tensor of that name that is not quantized."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its shape."""
+
+    def plain(self, name: str) -> Tensor:
+        """That tensor, in any float dtype on any device."""
+
+    def has_quantized(self, linear: str) -> bool:
+        """Whether the linear of that name is quantized."""
+
+    def quantized(self, linear: str, device: torch.device) -> QuantizedWeight:
+        """Its weight on `device`. Raises: CheckpointError where its parts make no sense."""
+
+
+def dense_weight(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
+    """A tensor by its name in an unquantized checkpoint, dequantized where it is quantized."""
+    linear = name.removesuffix(".weight")
+    if source.has_quantized(linear):
+        return source.quantized(linear, torch.device("cpu")).dequantize(dtype)
+    return source.plain(name).to(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWeights:
+    """The weights in the files of a checkpoint, which are open."""
+
+    weights: WeightMap
+    handles: Mapping[Path, Any]
+
+    def has_plain(self, name: str) -> bool:
+        """See WeightSource."""
+        return name in self.weights.plain
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See WeightSource."""
+        return self.weights.plain[name].shape
+
+    def plain(self, name: str) -> Tensor:
+        """See WeightSource."""
+        info = self.weights.plain[name]
+        tensor: Tensor = self.handles[info.file].get_tensor(info.name)
+        return tensor
+
+    def has_quantized(self, linear: str) -> bool:
+        """See WeightSource."""
+        return linear in self.weights.quantized
+
+    def quantized(self, linear: str, device: torch.device) -> QuantizedWeight:
+        """See WeightSource."""
+        stored = self.weights.quantized[linear]
+        parts = {
+            suffix: self.handles[info.file].get_tensor(info.name).to(device)
+            for suffix, info in stored.parts.items()
+        }
+        try:
+            return stored.scheme.read(parts)
+        except ValueError as error:
+            raise CheckpointError(
+                f"the quantized weight of {linear!r} makes no sense: {error}",
+                where=str(stored.parts[stored.scheme.marker].file),
+                hint="download the model again",
+            ) from error
+
+
 def load_model(
-    weights: WeightMap,
+    source: WeightSource,
     config: ModelConfig,
     spec: ArchSpec,
     *,
@@ -32,63 +101,64 @@ def load_model(
     device: torch.device,
     ops: Ops,
 ) -> DecoderModel:
-    """Load the tensors that `check_weights` passed, one at a time, into fused weights.
+    """Load a decoder's tensors, one at a time, into fused weights.
 
     Raises: CheckpointError for a quantized weight whose parts make no sense.
     """
-    with open_weights(weights, dtype, device, ops) as reader:
-        embedding = reader.read("model.embed_tokens.weight")
-        return DecoderModel(
-            config=config,
-            embedding=embedding,
-            layers=tuple(reader.layer(config, spec, i) for i in range(config.num_layers)),
-            norm=RMSNorm(reader.vector("model.norm.weight"), config.rms_norm_eps),
-            lm_head=reader.head(embedding),
-            rope=RopeTable.build(config.rope, config.head_dim, max_model_len, device),
-            ops=ops,
-        )
+    reader = WeightReader(source, dtype, device, ops)
+    embedding = reader.read("model.embed_tokens.weight")
+    return DecoderModel(
+        config=config,
+        embedding=embedding,
+        layers=tuple(reader.layer(config, spec, i) for i in range(config.num_layers)),
+        norm=RMSNorm(reader.vector("model.norm.weight"), config.rms_norm_eps),
+        lm_head=reader.head(embedding),
+        rope=RopeTable.build(config.rope, config.head_dim, max_model_len, device),
+        ops=ops,
+    )
+
+
+@contextmanager
+def open_source(weights: WeightMap) -> Iterator[CheckpointWeights]:
+    """The weights in the files that `check_weights` passed, open as long as the block runs."""
+    with ExitStack() as stack:
+        handles = {
+            file: stack.enter_context(safe_open(file, framework="pt")) for file in weights.files
+        }
+        yield CheckpointWeights(weights, handles)
 
 
 @contextmanager
 def open_weights(
     weights: WeightMap, dtype: torch.dtype, device: torch.device, ops: Ops = TORCH_OPS
 ) -> Iterator["WeightReader"]:
-    """A reader for the files of `weights`, open as long as the block runs.
-
-    What is not quantized is read in `dtype`.
-    """
-    with ExitStack() as stack:
-        handles = {
-            file: stack.enter_context(safe_open(file, framework="pt")) for file in weights.files
-        }
-        yield WeightReader(weights, handles, dtype, device, ops)
+    """A reader for the files of `weights`, open as long as the block runs."""
+    with open_source(weights) as source:
+        yield WeightReader(source, dtype, device, ops)
 
 
 class WeightReader:
-    """Reads tensors, linears and layers by name, and the rows of several linears into one."""
+    """Reads tensors, linears and layers by name, and the rows of several linears into one.
+
+    What is not quantized is read in `dtype`.
+    """
 
     def __init__(
-        self,
-        weights: WeightMap,
-        handles: Mapping[Path, Any],
-        dtype: torch.dtype,
-        device: torch.device,
-        ops: Ops,
+        self, source: WeightSource, dtype: torch.dtype, device: torch.device, ops: Ops
     ) -> None:
-        self._weights, self._handles = weights, handles
+        self._source = source
         self._dtype, self._device = dtype, device
         self._linears = ops.linears
 
     def read(self, *names: str) -> Tensor:
         """One plain tensor, or several stacked along their rows."""
-        infos = [self._weights.plain[name] for name in names]
-        shape = (sum(info.shape[0] for info in infos), *infos[0].shape[1:])
-        fused = torch.empty(shape, dtype=self._dtype, device=self._device)
+        shapes = [self._source.shape(name) for name in names]
+        rows = sum(shape[0] for shape in shapes)
+        fused = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
         start = 0
-        for info in infos:
-            end = start + info.shape[0]
-            fused[start:end].copy_(self._tensor(info))
-            start = end
+        for name, shape in zip(names, shapes, strict=True):
+            fused[start : start + shape[0]].copy_(self._source.plain(name))
+            start += shape[0]
         return fused
 
     def vector(self, *names: str) -> Tensor:
@@ -98,12 +168,12 @@ class WeightReader:
 
     def linear(self, *names: str) -> Projection:
         """One linear, or several over the same input; those that are alike become one product."""
-        quantized = [name for name in names if name in self._weights.quantized]
+        quantized = [name for name in names if self._source.has_quantized(name)]
         if not quantized:
-            biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._weights.plain]
+            biases = [f"{name}.bias" for name in names if self._has_plain(f"{name}.bias")]
             weight = self.read(*(f"{name}.weight" for name in names))
             return self._plain(weight, self.vector(*biases) if biases else None)
-        parts = [self._quantized(name) for name in quantized]
+        parts = [self._source.quantized(name, self._device) for name in quantized]
         fused = fuse(parts) if len(parts) == len(names) else None
         if fused is None:
             return SplitLinear(tuple(self.linear(name) for name in names))
@@ -111,8 +181,7 @@ class WeightReader:
 
     def head(self, embedding: Tensor) -> Projection:
         """The output head, which is the embedding table where there is no other."""
-        weights = self._weights
-        has_own = "lm_head" in weights.quantized or "lm_head.weight" in weights.plain
+        has_own = self._source.has_quantized("lm_head") or self._has_plain("lm_head.weight")
         return self.linear("lm_head") if has_own else self._plain(embedding, None)
 
     def layer(self, config: ModelConfig, spec: ArchSpec, index: int) -> DecoderLayer:
@@ -130,34 +199,18 @@ class WeightReader:
         return Linear(weight, bias) if self._linears is None else self._linears.plain(weight, bias)
 
     def _biases(self, names: Sequence[str], parts: Sequence[QuantizedWeight]) -> Tensor | None:
-        biases = [f"{name}.bias" for name in names if f"{name}.bias" in self._weights.plain]
+        biases = [f"{name}.bias" for name in names if self._has_plain(f"{name}.bias")]
         if not biases:
             return None
         zeros = torch.zeros(1, dtype=self.vector(biases[0]).dtype, device=self._device)
         return torch.cat(
             [
                 self.vector(f"{name}.bias")
-                if f"{name}.bias" in self._weights.plain
+                if self._has_plain(f"{name}.bias")
                 else zeros.expand(part.shape[0])
                 for name, part in zip(names, parts, strict=True)
             ]
         )
 
-    def _quantized(self, name: str) -> QuantizedWeight:
-        linear = self._weights.quantized[name]
-        parts = {
-            suffix: self._tensor(info).to(self._device) for suffix, info in linear.parts.items()
-        }
-        try:
-            return linear.scheme.read(parts)
-        except ValueError as error:
-            file = linear.parts[linear.scheme.marker].file
-            raise CheckpointError(
-                f"the quantized weight of {name!r} makes no sense: {error}",
-                where=str(file),
-                hint="download the model again",
-            ) from error
-
-    def _tensor(self, info: TensorInfo) -> Tensor:
-        tensor: Tensor = self._handles[info.file].get_tensor(info.name)
-        return tensor
+    def _has_plain(self, name: str) -> bool:
+        return self._source.has_plain(name)

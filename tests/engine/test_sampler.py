@@ -89,7 +89,9 @@ def test_noise_is_a_function_of_seed_position_and_token_alone() -> None:
 
 
 def test_noise_has_the_mean_and_variance_of_gumbel() -> None:
-    noise = torch.cat([gumbel_noise(noise_key(seed, 3), torch.arange(50_000)) for seed in range(20)])
+    noise = torch.cat(
+        [gumbel_noise(noise_key(seed, 3), torch.arange(50_000)) for seed in range(20)]
+    )
     # A million draws: three standard errors are 0.004 and about 0.02.
     assert abs(noise.mean().item() - 0.577216) < 0.004
     assert abs(noise.var().item() - math.pi**2 / 6) < 0.02

@@ -1,0 +1,154 @@
+"""The same weights and prompts in transformers, alternating with ours."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from localllm.bench.limits import synchronize
+from localllm.bench.results import Result, Spread, Suite
+from localllm.bench.speed import SpeedTests, run_decode, run_prefill
+from localllm.bench.subject import Subject
+from localllm.errors import RequestError
+from localllm.model.architectures import expected_tensors
+from localllm.model.weight_check import check_weights
+from localllm.model.weight_files import find_weight_files
+from localllm.model.weights import WeightSource, dense_weight, open_source
+from localllm.session import Checkpoint
+
+# Fields of config.json that say how the weights are stored, and not what they are.
+_NOT_THEIRS = ("quantization_config", "model_type", "torch_dtype", "dtype", "architectures")
+
+
+class CompareSuite(Suite):
+    """Prefill of one prompt, and decode in batches; theirs in bfloat16, whatever ours has.
+
+    Their loop is the least there is: forward passes with a cache and the likeliest token, without
+    what `generate` does around it.
+    """
+
+    def __init__(self, subject: Subject, tests: SpeedTests) -> None:
+        self._subject, self._tests = subject, tests
+        self._random = random.Random(tests.seed)
+        # (ours, theirs) in tokens a second by test and batch
+        self._found: dict[tuple[str, int], list[tuple[float, float]]] = {}
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Load theirs beside ours, and alternate. Raises: RequestError without transformers."""
+        progress("loading transformers")
+        theirs = _TheirModel(self._subject)
+        for repeat in range(self._tests.repeats + 1):  # the first warms up
+            if self._tests.num_prompt:
+                progress(f"prefill of {self._tests.num_prompt}")
+                ids = self._tokens(self._tests.num_prompt)
+                ours = run_prefill(self._subject.engine, ids)
+                pair = (
+                    self._tests.num_prompt / ours.seconds,
+                    self._tests.num_prompt / theirs.prefill(ids),
+                )
+                self._book(repeat, f"pp{self._tests.num_prompt}", 1, pair)
+            for batch in self._tests.batches if self._tests.num_decode else ():
+                progress(f"decode, batch {batch}")
+                prompts = [[token] for token in self._tokens(batch)]
+                own_s = statistics.mean(
+                    run_decode(self._subject.engine, prompts, self._tests.num_decode)
+                )
+                their_s = theirs.decode(prompts, self._tests.num_decode)
+                self._book(
+                    repeat, f"tg{self._tests.num_decode}", batch, (batch / own_s, batch / their_s)
+                )
+
+    def results(self) -> list[Result]:
+        """A row for each test."""
+        rows = []
+        for (test, batch), pairs in self._found.items():
+            times = Spread.of([ours / theirs for ours, theirs in pairs])
+            rows.append(
+                Result(
+                    "compare",
+                    f"{test} against transformers bf16",
+                    {"batch": batch},
+                    {
+                        "tokens_per_s": Spread.of([ours for ours, _ in pairs]),
+                        "their_tokens_per_s": Spread.of([theirs for _, theirs in pairs]),
+                        "times": times,
+                    },
+                    f"{times.median:.2f} times transformers",
+                )
+            )
+        return rows
+
+    def _book(self, repeat: int, test: str, batch: int, pair: tuple[float, float]) -> None:
+        if repeat:
+            self._found.setdefault((test, batch), []).append(pair)
+
+    def _tokens(self, count: int) -> list[int]:
+        vocab_size = self._subject.config.vocab_size
+        return [self._random.randrange(vocab_size) for _ in range(count)]
+
+
+class _TheirModel:
+    """A model of transformers with a subject's weights, dequantized where they are quantized."""
+
+    def __init__(self, subject: Subject) -> None:
+        try:
+            from transformers import AutoConfig, AutoModelForCausalLM
+        except ImportError as error:
+            raise RequestError(
+                "transformers is not installed", hint="pip install transformers"
+            ) from error
+        config = subject.config
+        with _open_source(subject) as source:
+            raw = {k: v for k, v in subject.config_json.items() if k not in _NOT_THEIRS}
+            raw["tie_word_embeddings"] = config.tie_word_embeddings and not source.has_quantized(
+                "lm_head"
+            )
+            names = list(expected_tensors(config, subject.work.spec))
+            if not raw["tie_word_embeddings"] and "lm_head.weight" not in names:
+                names.append("lm_head.weight")
+            state = {name: dense_weight(source, name, torch.bfloat16) for name in names}
+        kind = config.architecture.removesuffix("ForCausalLM").lower()
+        with torch.device(subject.device):
+            make: Any = AutoModelForCausalLM.from_config  # which has no types
+            self._model = make(AutoConfig.for_model(kind, **raw), dtype=torch.bfloat16)
+        self._model.load_state_dict(state, strict=False)
+        self._model.eval()
+        self._device = subject.device
+
+    @torch.inference_mode()
+    def prefill(self, token_ids: list[int]) -> float:
+        """Seconds to the likeliest next token of a prompt."""
+        ids = torch.tensor([token_ids], device=self._device)
+        started = time.perf_counter()
+        self._model(ids, use_cache=True, logits_to_keep=1).logits[0, -1].argmax().item()
+        return time.perf_counter() - started
+
+    @torch.inference_mode()
+    def decode(self, prompts: list[list[int]], num_tokens: int) -> float:
+        """Seconds of one step, on average, after the one that computes the prompts."""
+        ids = torch.tensor(prompts, device=self._device)
+        found = self._model(ids, use_cache=True, logits_to_keep=1)
+        synchronize(self._device)
+        started = time.perf_counter()
+        for _ in range(num_tokens):
+            ids = found.logits[:, -1].argmax(-1, keepdim=True)
+            found = self._model(
+                ids, past_key_values=found.past_key_values, use_cache=True, logits_to_keep=1
+            )
+        synchronize(self._device)
+        return (time.perf_counter() - started) / num_tokens
+
+
+@contextmanager
+def _open_source(subject: Subject) -> Iterator[WeightSource]:
+    source = subject.source
+    if not isinstance(source, Checkpoint):
+        yield source
+        return
+    weights = check_weights(find_weight_files(source.folder), subject.config, subject.work.spec)
+    with open_source(weights) as opened:
+        yield opened

@@ -1,0 +1,257 @@
+"""Each operator by itself, at the sizes of a model: time, rate, share of the limit, and how it
+stands against torch's.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localllm.bench.limits import Arithmetic, Limits, Roofline, measure_limits, timed
+from localllm.bench.results import Result, Spread, Suite
+from localllm.bench.subject import Subject
+from localllm.config import ModelConfig
+from localllm.model.linear import quantized_linear
+from localllm.model.quantized import QuantizedWeight
+from localllm.model.random_weights import RandomWeights
+from localllm.model.weights import dense_weight
+from localllm_kernels import TORCH_OPS, Ops
+
+ROWS = (1, 16, 512)
+CONTEXT = 1024
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One operator on one set of inputs, and the same by torch alone."""
+
+    name: str
+    conditions: dict[str, int]
+    own: Callable[[], object]
+    plain: Callable[[], object]
+    num_bytes: int
+    operations: int
+    arithmetic: Arithmetic
+
+
+class OperatorSuite(Suite):
+    """The operators of a subject's table, alternating with torch's."""
+
+    def __init__(self, subject: Subject, repeats: int) -> None:
+        self._subject, self._repeats = subject, repeats
+        self._results: list[Result] = []
+        self._limits: Limits | None = None
+
+    @property
+    def limits(self) -> Limits | None:
+        """As measured before the first operator."""
+        return self._limits
+
+    def results(self) -> list[Result]:
+        """What is measured so far."""
+        return list(self._results)
+
+    @torch.inference_mode()
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Every case."""
+        self._limits = limits = measure_limits(self._subject.device)
+        for case in _cases(self._subject):
+            progress(case.name)
+            self._results.append(self._measure(case, limits))
+
+    def _measure(self, case: Case, limits: Limits) -> Result:
+        device = self._subject.device
+        timed(case.own, device), timed(case.plain, device)
+        own_s, plain_s = [], []
+        for _ in range(10 * self._repeats):
+            own_s.append(timed(case.own, device))
+            plain_s.append(timed(case.plain, device))
+        seconds = statistics.median(own_s)
+        roofline = Roofline.of(case.num_bytes, case.operations, limits, case.arithmetic)
+        times = Spread.of([plain / own for own, plain in zip(own_s, plain_s, strict=True)])
+        return Result(
+            "operators",
+            case.name,
+            dict(case.conditions),
+            {
+                "seconds": Spread.of(own_s),
+                "bytes_per_s": case.num_bytes / seconds,
+                "operations_per_s": case.operations / seconds,
+                "share_of_limit": roofline.seconds / seconds,
+                "bound": roofline.bound,
+                "times_torch": times,
+            },
+            f"{roofline.verdict(seconds)}; {times.median:.1f} times torch's speed",
+        )
+
+
+def _cases(subject: Subject) -> Iterator[Case]:
+    """Everything in the table, for one row, a batch and a prompt."""
+    bench = _Inputs(
+        subject.config, subject.decoder.model.ops, subject.decoder.dtype, subject.device
+    )
+    for rows in ROWS:
+        yield from bench.pointwise(rows)
+        yield bench.attention(num_seqs=1 if rows == ROWS[-1] else rows, rows=rows)
+    for rows in ROWS:
+        yield from _products(subject, bench, rows)
+
+
+class _Inputs:
+    """Makes cases: inputs of a model's sizes and both ways to compute."""
+
+    def __init__(
+        self, config: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.config, self.ops, self.device = config, ops, device
+        self.dtype = dtype
+        # What is between the operators is float32 where the C library computes.
+        self.between = torch.float32 if ops.linears is not None else dtype
+
+    def values(self, *shape: int) -> Tensor:
+        """Random inputs."""
+        return torch.randn(shape, device=self.device).to(self.between)
+
+    def pointwise(self, rows: int) -> Iterator[Case]:
+        """Norms, gate, rotary embedding with the KV write."""
+        config, ops = self.config, self.ops
+        hidden, inner = config.hidden_size, config.intermediate_size
+        x, residual = self.values(rows, hidden), self.values(rows, hidden)
+        weight, gate_up = self.values(hidden), self.values(rows, 2 * inner)
+        eps, size = config.rms_norm_eps, x.itemsize
+
+        def case(name: str, call: Callable[[Ops], object], num_bytes: int, operations: int) -> Case:
+            return Case(
+                name,
+                {"rows": rows},
+                lambda: call(ops),
+                lambda: call(TORCH_OPS),
+                num_bytes,
+                operations,
+                "fp32",
+            )
+
+        yield case(
+            "rms_norm", lambda o: o.rms_norm(x, weight, eps), 2 * x.numel() * size, 4 * x.numel()
+        )
+        yield case(
+            "add_rms_norm",
+            lambda o: o.add_rms_norm(x, residual, weight, eps),
+            4 * x.numel() * size,
+            5 * x.numel(),
+        )
+        yield case(
+            "silu_mul",
+            lambda o: o.silu_mul(gate_up),
+            3 * rows * inner * size,
+            5 * rows * inner,
+        )
+        yield case("rotate_and_store", *self._rotation(rows))
+
+    def _rotation(self, rows: int) -> tuple[Callable[[Ops], object], int, int]:
+        config = self.config
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = self.values(rows, heads + 2 * kv_heads, dim)
+        angles = torch.rand(rows, dim // 2, device=self.device)
+        cache = self._cache(-(-rows // BLOCK_SIZE) + 1)
+        slots = torch.arange(BLOCK_SIZE, BLOCK_SIZE + rows, device=self.device)
+        norm = self.values(dim)
+
+        def call(ops: Ops) -> object:
+            return ops.rotate_and_store(
+                qkv,
+                angles.cos(),
+                angles.sin(),
+                *cache,
+                slots,
+                query_norm=norm,
+                key_norm=norm,
+                eps=config.rms_norm_eps,
+            )
+
+        stored = 2 * rows * kv_heads * dim * cache[0].itemsize
+        moved = (qkv.numel() + rows * heads * dim) * qkv.itemsize + stored
+        return call, moved, 7 * qkv.numel()
+
+    def attention(self, num_seqs: int, rows: int) -> Case:
+        """Requests with a context of 1,024 tokens, the last `rows / num_seqs` of them new."""
+        config, device = self.config, self.device
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        new = rows // num_seqs
+        blocks = CONTEXT // BLOCK_SIZE
+        key, value = self._cache(num_seqs * blocks + 1)
+        tables = torch.arange(1, num_seqs * blocks + 1, dtype=torch.int32, device=device)
+        query = self.values(rows, heads, dim)
+        starts = torch.arange(0, rows + 1, new, dtype=torch.int32, device=device)
+        lengths = torch.full((num_seqs,), CONTEXT, device=device)
+
+        def call(ops: Ops) -> object:
+            return ops.paged_attention(
+                query,
+                key,
+                value,
+                block_tables=tables.view(num_seqs, blocks),
+                cu_seqlens_q=starts,
+                seq_lens=lengths,
+                scale=dim**-0.5,
+                window=None,
+            )
+
+        kv_bytes = 2 * num_seqs * CONTEXT * kv_heads * dim * key.itemsize
+        pairs = num_seqs * sum(range(CONTEXT - new + 1, CONTEXT + 1))
+        return Case(
+            "paged_attention",
+            {"rows": rows, "requests": num_seqs, "context": CONTEXT},
+            lambda: call(self.ops),
+            lambda: call(TORCH_OPS),
+            kv_bytes + 2 * query.numel() * query.itemsize,
+            4 * heads * dim * pairs,
+            "fp32" if self.between == torch.float32 else "bf16",
+        )
+
+    def _cache(self, num_blocks: int) -> tuple[Tensor, Tensor]:
+        config = self.config
+        shape = (num_blocks, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+        return (
+            torch.randn(shape, device=self.device).to(self.dtype),
+            torch.randn(shape, device=self.device).to(self.dtype),
+        )
+
+
+def _products(subject: Subject, inputs: _Inputs, rows: int) -> Iterator[Case]:
+    """The largest product of a layer with weights of every kind, against torch's plain one."""
+    config, spec, device = subject.config, subject.work.spec, subject.device
+    name = "model.layers.0.mlp.gate_proj"
+    x = inputs.values(rows, config.hidden_size)
+    linears = inputs.ops.linears
+    for kind in ("bf16", "int4", "int8", "fp8"):
+        source = RandomWeights(config, spec, kind, device)
+        plain = dense_weight(source, f"{name}.weight", inputs.dtype).to(device)
+        x_plain = x.to(inputs.dtype)
+        if kind == "bf16":
+            product = linears.plain(plain, None) if linears is not None else None
+            own: Callable[[Tensor], Tensor] = product or (lambda x, w=plain: F.linear(x, w))  # type: ignore[misc]
+        else:
+            weight: QuantizedWeight = source.quantized(name, device)
+            own = quantized_linear(weight, None, inputs.dtype, linears)
+        integers = kind in ("int4", "int8") and linears is not None
+        own_bytes = source.linear_bytes(name)
+        yield Case(
+            f"linear {kind}",
+            {"rows": rows, "out": plain.shape[0], "in": plain.shape[1]},
+            lambda own=own: own(x),  # type: ignore[misc]
+            lambda plain=plain, x_plain=x_plain: F.linear(x_plain, plain),  # type: ignore[misc]
+            own_bytes + (x.numel() + rows * plain.shape[0]) * x.itemsize,
+            2 * rows * plain.numel(),
+            _product_arithmetic(inputs.dtype, integers),
+        )
+
+
+def _product_arithmetic(dtype: torch.dtype, integers: bool) -> Arithmetic:
+    if dtype == torch.float32:
+        return "fp32"
+    return "int8" if integers else "bf16"

@@ -1,0 +1,81 @@
+"""How much of a step is Python, and not the model.
+
+Python's part depends on the number of layers and requests, not on widths. So a hollow model, of as
+many layers but hardly any width, takes about as long as Python alone, and a little more.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from localllm.bench.results import Result, Spread, Suite
+from localllm.bench.speed import run_decode
+from localllm.bench.subject import Subject
+from localllm.config import EngineConfig
+from localllm.engine.engine import Engine
+from localllm.engine.loading import build_decoder, build_engine
+from localllm.model.random_weights import RandomWeights, WeightKind
+
+HOLLOW_WIDTH = 128
+NUM_STEPS = 32
+
+
+class PythonShareSuite(Suite):
+    """Decode steps of a model and of its hollow twin, alternating."""
+
+    def __init__(
+        self, subject: Subject, config: EngineConfig, batches: tuple[int, ...], repeats: int
+    ) -> None:
+        self._subject, self._batches, self._repeats = subject, batches, repeats
+        self._config = config
+        self._found: dict[int, list[tuple[float, float]]] = {}
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Time both."""
+        hollow = build_hollow(self._subject, self._config)
+        for _ in range(self._repeats):
+            for batch in self._batches:
+                progress(f"Python's share, batch {batch}")
+                prompts = [[i] for i in range(batch)]
+                python_s, step_s = (
+                    Spread.of(run_decode(engine, prompts, NUM_STEPS)).median
+                    for engine in (hollow, self._subject.engine)
+                )
+                self._found.setdefault(batch, []).append((python_s, step_s))
+
+    def results(self) -> list[Result]:
+        """A row for each batch."""
+        rows = []
+        for batch, pairs in self._found.items():
+            share = Spread.of([python_s / step_s for python_s, step_s in pairs])
+            rows.append(
+                Result(
+                    "python",
+                    f"Python's share, batch {batch}",
+                    {"batch": batch},
+                    {
+                        "python_s": Spread.of([python_s for python_s, _ in pairs]),
+                        "step_s": Spread.of([step_s for _, step_s in pairs]),
+                        "share_of_step": share,
+                    },
+                    f"at most {share.median:.1%} of a step is Python",
+                )
+            )
+        return rows
+
+
+def build_hollow(subject: Subject, config: EngineConfig) -> Engine:
+    """An engine around a model of as many layers, and of the same kind of weights."""
+    shape = replace(
+        subject.config,
+        vocab_size=256,
+        hidden_size=HOLLOW_WIDTH,
+        intermediate_size=HOLLOW_WIDTH,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=64,
+        quantization=None,
+    )
+    kind: WeightKind = "int4" if subject.arithmetic == "int8" else "bf16"
+    source = RandomWeights(shape, subject.work.spec, kind, subject.device)
+    decoder = build_decoder(source, source.resident_bytes, shape, subject.work.spec, config)
+    return build_engine(decoder, config, frozenset(), "hollow")

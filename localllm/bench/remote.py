@@ -1,0 +1,143 @@
+"""The load suite against a server that speaks OpenAI's completions, ours or another's."""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from localllm.bench.load import LOADS, LoadRun, Timeline, load_row
+from localllm.bench.results import Result, Suite
+from localllm.bench.workload import LoadRequest, Mix
+from localllm.errors import RequestError
+
+TIMEOUT_S = 600
+MAX_AT_ONCE = 256
+# A word of English is about a token; any other text would do.
+_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "life", "world", "school")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where it is, and which of its models answers."""
+
+    url: str
+    model: str
+    api_key: str | None = None
+
+    @classmethod
+    def find(cls, url: str, model: str | None, api_key: str | None = None) -> "Server":
+        """Ask a server for its models and take the first, if none is named.
+
+        Raises: RequestError where nothing answers as such a server does.
+        """
+        base = url.rstrip("/").removesuffix("/v1")
+        if not base.startswith(("http://", "https://")):
+            raise RequestError(f"--url must be like http://127.0.0.1:8000, found {url!r:.100}")
+        server = cls(base, model or "", api_key)
+        if model is not None:
+            return server
+        try:
+            with server.open("/v1/models") as answer:
+                listed = json.load(answer)["data"]
+            return replace(server, model=str(listed[0]["id"]))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise RequestError(
+                f"{base} does not answer as an OpenAI-compatible server",
+                where=f"GET /v1/models: {error!s:.200}",
+                hint="is it running, and is this its address?",
+            ) from error
+
+    def open(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """The open answer to a request. Raises: OSError."""
+        headers = {"Content-Type": "application/json"}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, headers)
+        return urllib.request.urlopen(request, timeout=TIMEOUT_S)
+
+    def complete(self, prompt: str, num_new: int) -> Iterator[dict[str, Any]]:
+        """The chunks of a streamed completion. Raises: OSError, ValueError."""
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": num_new,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": True,  # not OpenAI's, but known to the servers that people run
+        }
+        with self.open("/v1/completions", body) as answer:
+            for line in answer:
+                data = line.decode().strip().removeprefix("data:").strip()
+                if data and data != "[DONE]" and not data.startswith(":"):
+                    yield json.loads(data)
+
+
+class RemoteSuite(Suite):
+    """A full queue, then Poisson arrivals at shares of what it reached."""
+
+    def __init__(self, server: Server, mix: Mix, at_once: int) -> None:
+        self._server, self._mix, self._at_once = server, mix, at_once
+        self._results: list[Result] = []
+
+    def results(self) -> list[Result]:
+        """What is measured so far."""
+        return list(self._results)
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Raises: RequestError where no request is answered."""
+        progress("warming up")
+        run_remote(self._server, self._mix.draw()[:2], 2)
+        progress(f"{self._at_once} at once")
+        requests = replace(self._mix, seed=self._mix.seed + 1).draw()
+        full = run_remote(self._server, requests, self._at_once)
+        conditions = {"requests": len(requests), "at_once": self._at_once}
+        self._results.append(load_row(f"{self._at_once} at once", conditions, full))
+        rate = len(requests) / full.seconds
+        for i, load in enumerate(LOADS):
+            progress(f"arrivals at {load:.0%} of that")
+            requests = replace(self._mix, seed=self._mix.seed + 2 + i).draw(rate * load)
+            run = run_remote(self._server, requests, MAX_AT_ONCE)
+            rates = {"requests": len(requests), "requests_per_s": rate * load}
+            self._results.append(load_row(f"load {load:.0%}", rates, run))
+
+
+def run_remote(server: Server, requests: Sequence[LoadRequest], at_once: int) -> LoadRun:
+    """Send each request when it arrives, at most `at_once` at a time.
+
+    Raises: RequestError where not one is answered, with what the first got instead.
+    """
+    started = time.perf_counter()
+
+    def answer(request: LoadRequest) -> Timeline | Exception:
+        timeline = Timeline(request.arrival_s)
+        time.sleep(max(0.0, started + request.arrival_s - time.perf_counter()))
+        prompt = " ".join(_WORDS[token % len(_WORDS)] for token in request.prompt)
+        try:
+            for chunk in server.complete(prompt, request.num_new):
+                if any(choice.get("text") for choice in chunk.get("choices") or []):
+                    timeline.token_s.append(time.perf_counter() - started)
+                usage = chunk.get("usage")
+                if usage:
+                    timeline.reported_tokens = usage.get("completion_tokens")
+        except (OSError, ValueError) as error:
+            return error
+        return timeline
+
+    with ThreadPoolExecutor(at_once) as pool:
+        found = list(pool.map(answer, requests))
+    seconds = time.perf_counter() - started
+    answered = [each for each in found if isinstance(each, Timeline) and each.token_s]
+    if not answered:
+        first = next((each for each in found if isinstance(each, Exception)), None)
+        raise RequestError(
+            f"{server.url} answered none of {len(requests)} requests",
+            where=f"POST /v1/completions: {first!s:.200}" if first else "the answers were empty",
+            hint="name its model, as --url URL MODEL",
+        )
+    return LoadRun(answered, seconds, num_failed=len(found) - len(answered))

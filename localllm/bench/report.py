@@ -1,0 +1,47 @@
+"""A run of the bench as one JSON file."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from localllm.bench.limits import Limits
+from localllm.bench.results import Result
+from localllm.bench.subject import Subject
+
+
+def describe_model(subject: Subject) -> dict[str, Any]:
+    """What was measured."""
+    return {
+        "name": subject.name,
+        "weights": subject.weights,
+        "dtype": str(subject.decoder.dtype).removeprefix("torch."),
+        "operators": subject.decoder.model.ops.name,
+        "weight_bytes": subject.work.weight_bytes,
+        "num_weights": subject.work.num_weights,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was measured, where, and on what."""
+
+    environment: dict[str, Any]
+    model: dict[str, Any]
+    limits: Limits | None
+    seed: int
+    results: list[Result]
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract of `bench --json`."""
+        return {
+            "environment": self.environment,
+            "model": self.model,
+            "limits": None if self.limits is None else asdict(self.limits),
+            "seed": self.seed,
+            "results": [result.as_json() for result in self.results],
+        }
+
+    def write(self, path: Path) -> None:
+        """Write it. Raises: OSError."""
+        path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,148 @@
+"""What is measured: an engine around a real model, or around weights drawn at random."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+
+from localllm.bench.limits import Arithmetic, ModelWork
+from localllm.catalog import load_catalog
+from localllm.config import EngineConfig, ModelConfig
+from localllm.engine.engine import Engine
+from localllm.engine.loading import (
+    LoadedDecoder,
+    build_decoder,
+    build_engine,
+    load_decoder,
+    select_device,
+)
+from localllm.errors import CatalogError, ExitCode
+from localllm.json_file import read_json_object
+from localllm.model.architectures import find_architecture
+from localllm.model.random_weights import RandomWeights, WeightKind
+from localllm.model.weight_check import WeightMap, check_weights
+from localllm.model.weight_files import find_weight_files, fingerprint
+from localllm.session import Checkpoint, open_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A loaded model with what is known of its weights.
+
+    `weights`: their kind, as the report names it; `arithmetic`: what large products compute in;
+    `config_json`: the fields of that file.
+    """
+
+    name: str
+    weights: str
+    engine: Engine
+    decoder: LoadedDecoder
+    work: ModelWork
+    arithmetic: Arithmetic
+    load_s: float
+    source: Checkpoint | RandomWeights
+    config_json: Mapping[str, Any]
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's sizes."""
+        return self.work.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self.decoder.device
+
+
+def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subject:
+    """Load a model; its context holds `longest` tokens where it can and nothing else is asked.
+
+    Raises: as `open_model`.
+    """
+    started = time.monotonic()
+    found = open_checkpoint(name, config)
+    config = _fitted(found.engine_config, found.model_config, longest)
+    files = find_weight_files(found.folder)
+    weights = check_weights(files, found.model_config, found.spec)
+    decoder = load_decoder(found.folder, found.model_config, found.spec, config)
+    engine = build_engine(decoder, config, found.eos_token_ids, fingerprint(found.folder, files))
+    load_s = time.monotonic() - started
+    kinds = sorted({type(linear.scheme).__name__.lower() for linear in weights.quantized.values()})
+
+    def linear_bytes(linear: str) -> int:
+        return _stored_bytes(weights, found.model_config, linear, decoder.dtype.itemsize)
+
+    return Subject(
+        found.name,
+        ", ".join(kinds) or str(decoder.dtype).removeprefix("torch."),
+        engine,
+        decoder,
+        ModelWork.of(found.model_config, found.spec, linear_bytes, decoder.dtype.itemsize),
+        _arithmetic(decoder, any("int" in kind or kind in ("awq", "gptq") for kind in kinds)),
+        load_s,
+        found,
+        read_json_object(found.folder / "config.json"),
+    )
+
+
+def open_random(
+    alias: str, kind: WeightKind, config: EngineConfig, longest: int, seed: int
+) -> Subject:
+    """Draw the weights of a shape in the catalogue, and load them; `longest` as in `open_subject`.
+
+    Raises: CatalogError for a name that is not in the catalogue, or has no shape there; as
+    `load_decoder`.
+    """
+    started = time.monotonic()
+    catalog = load_catalog()
+    if alias not in catalog:
+        raise CatalogError(
+            f"random weights take their shape from the catalogue, which has no {alias!r:.100}",
+            where=f"known: {', '.join(name for name, each in catalog.items() if each.sizes)}",
+            hint="one of these",
+            exit_code=ExitCode.USAGE,
+        )
+    raw = catalog[alias].config_json()
+    spec = find_architecture(catalog[alias].architecture)
+    model_config = ModelConfig.from_hf({**spec.config_defaults, **raw}, f"models.toml: {alias}")
+    config = _fitted(config, model_config, longest)
+    source = RandomWeights(model_config, spec, kind, select_device(config), seed)
+    decoder = build_decoder(source, source.resident_bytes, model_config, spec, config)
+    engine = build_engine(decoder, config, frozenset(), f"random {alias} {kind} {seed}")
+    return Subject(
+        alias,
+        f"random {kind}",
+        engine,
+        decoder,
+        ModelWork.of(model_config, spec, source.linear_bytes, decoder.dtype.itemsize),
+        _arithmetic(decoder, kind in ("int4", "int8")),
+        time.monotonic() - started,
+        source,
+        raw,
+    )
+
+
+def _fitted(config: EngineConfig, model: ModelConfig, longest: int) -> EngineConfig:
+    if config.max_model_len is not None:
+        return config
+    return replace(config, max_model_len=min(longest, model.max_position_embeddings))
+
+
+def _stored_bytes(weights: WeightMap, config: ModelConfig, linear: str, item_bytes: int) -> int:
+    """Bytes of a linear's weight in memory, from the files' headers; a tied head's too."""
+    if linear in weights.quantized:
+        return sum(info.num_bytes for info in weights.quantized[linear].parts.values())
+    info = weights.plain.get(f"{linear}.weight")
+    if info is None:
+        info = weights.plain["model.embed_tokens.weight"]
+    return prod(info.shape) * item_bytes
+
+
+def _arithmetic(decoder: LoadedDecoder, has_integers: bool) -> Arithmetic:
+    if decoder.dtype == torch.float32:
+        return "fp32"
+    # The C library rounds the inputs of such products to int8, see its sources.
+    return "int8" if has_integers and decoder.model.ops.linears is not None else "bf16"

@@ -1,0 +1,152 @@
+"""The figures of `localllm bench` as tables: one for each suite, a bar where there is a limit."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from localllm.bench.report import Report
+from localllm.bench.results import Result, Spread
+
+BAR_CELLS = 10
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+Column = tuple[str, Callable[[Result], str]]
+
+
+def report_text(report: Report) -> str:
+    """The whole report, for a terminal or a pipe."""
+    model, place = report.model, report.environment
+    if "url" in model:
+        lines = [f"{model['name']} at {model['url']}"]
+    else:
+        lines = [
+            f"{model['name']}, {model['weights']} weights, {model['dtype']}, "
+            f"{model['operators']} operators, {_bytes(model['weight_bytes'])} a step",
+            f"{place['device']}, {place['threads']} threads",
+        ]
+    if report.limits is not None:
+        rates = [f"memory {_bytes(report.limits.memory_bytes_per_s)}/s"]
+        rates += [
+            f"{name} {rate / 1e9:,.0f} billion operations/s"
+            for name, rate in report.limits.operations_per_s.items()
+        ]
+        lines.append("limits measured beside: " + ", ".join(rates))
+    for suite in dict.fromkeys(result.suite for result in report.results):
+        rows = [result for result in report.results if result.suite == suite]
+        lines += ["", *_table(_COLUMNS[suite], rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Result]) -> list[str]:
+    cells = [[name for name, _ in columns], *([get(row) for _, get in columns] for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+
+
+def bar(share: float) -> str:
+    """`share` of one as a bar of ten cells, in eighths of a cell; full from one on."""
+    eighths = round(max(0.0, min(1.0, share)) * BAR_CELLS * 8)
+    whole, part = divmod(eighths, 8)
+    drawn = _EIGHTHS[8] * whole + (_EIGHTHS[part] if part else "")
+    return drawn.ljust(BAR_CELLS, "·")
+
+
+def _spread(value: Any, format_one: Callable[[float], str]) -> str:
+    if not isinstance(value, Spread):
+        return format_one(value)
+    return f"{format_one(value.median)} ({format_one(value.min)} to {format_one(value.max)})"
+
+
+def _speed(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _condition(name: str) -> Column:
+    return name, lambda row: f"{row.conditions.get(name, ''):,}" if name in row.conditions else ""
+
+
+def _found(header: str, name: str, format_one: Callable[[float], str]) -> Column:
+    return header, lambda row: _spread(row.found[name], format_one) if name in row.found else ""
+
+
+def _times(row: Result) -> str:
+    if "ttft_s" in row.found and not isinstance(row.found["ttft_s"], dict):
+        return "first token " + _time(row.found["ttft_s"].median)
+    pace = row.found.get("time_per_token_s")
+    return "" if pace is None else f"token {_time(pace['p50'])}, p99 {_time(pace['p99'])}"
+
+
+def _percentiles(header: str, name: str) -> Column:
+    def get(row: Result) -> str:
+        value = row.found.get(name)
+        return "" if value is None else f"{_time(value['p50'])}, {_time(value['p99'])}"
+
+    return f"{header} p50, p99", get
+
+
+_TEST: Column = ("test", lambda row: row.test)
+_VERDICT: Column = ("", lambda row: row.verdict)
+_BAR: Column = ("limit", lambda row: bar(row.found["share_of_limit"]))
+_TOKENS = _found("tokens/s", "tokens_per_s", _speed)
+
+_COLUMNS: dict[str, tuple[Column, ...]] = {
+    "start-up": (
+        _TEST,
+        _found("imports", "imports_s", _time),
+        _found("weights", "weights_s", _time),
+        _found("first step", "first_step_s", _time),
+        _VERDICT,
+    ),
+    "speed": (
+        _TEST,
+        _condition("depth"),
+        _condition("batch"),
+        _TOKENS,
+        ("time", _times),
+        _BAR,
+        _VERDICT,
+    ),
+    "load": (
+        _TEST,
+        _TOKENS,
+        _percentiles("first token", "ttft_s"),
+        _percentiles("token", "time_per_token_s"),
+        _percentiles("whole", "total_s"),
+    ),
+    "batching": (_TEST, _TOKENS, _VERDICT),
+    "python": (
+        _TEST,
+        _found("Python", "python_s", _time),
+        _found("step", "step_s", _time),
+        _VERDICT,
+    ),
+    "prefix": (_TEST, _VERDICT),
+    "paging": (_TEST, _VERDICT),
+    "compare": (
+        _TEST,
+        _condition("batch"),
+        _TOKENS,
+        _found("theirs", "their_tokens_per_s", _speed),
+        _VERDICT,
+    ),
+    "operators": (
+        _TEST,
+        _condition("rows"),
+        _found("time", "seconds", _time),
+        ("rate", lambda row: f"{row.found['bytes_per_s'] / 1e9:.1f} GB/s"),
+        _BAR,
+        _VERDICT,
+    ),
+}

@@ -1,0 +1,81 @@
+"""What a step must move and compute, against counts done by hand."""
+
+import pytest
+import torch
+from checkpoints import tiny_config
+
+from localllm.bench.limits import Limits, ModelWork, Roofline, measure_limits
+from localllm.config import ModelConfig
+from localllm.model.architectures import ARCHITECTURES
+
+# By hand, for tiny_config: a layer's linears are q 64x48, k and v 32x48 each, o 48x64, gate and up
+# 80x48 each, down 48x80.
+LAYER_WEIGHTS = 3072 + 2 * 1536 + 3072 + 3 * 3840
+HEAD_WEIGHTS = 288 * 48
+
+
+def tiny_work(architecture: str = "LlamaForCausalLM", **changes: int) -> ModelWork:
+    spec = ARCHITECTURES[architecture]
+    config = ModelConfig.from_hf(tiny_config(architecture, **changes))
+
+    def bfloat16_bytes(linear: str) -> int:
+        if linear == "lm_head":
+            return 2 * HEAD_WEIGHTS
+        name = linear.rpartition(".")[2]
+        widths = {"q_proj": 3072, "k_proj": 1536, "v_proj": 1536, "o_proj": 3072}
+        return 2 * widths.get(name, 3840)
+
+    return ModelWork.of(config, spec, bfloat16_bytes, kv_item_bytes=2)
+
+
+def test_weights_are_counted_once_with_the_head_in_the_bytes_alone() -> None:
+    work = tiny_work()
+    assert LAYER_WEIGHTS == 20736
+    assert work.num_weights == 2 * 20736
+    assert work.weight_bytes == 2 * (2 * 20736 + 13824)
+
+
+def test_a_decode_step_reads_all_weights_and_every_key_and_value() -> None:
+    # A token has 2 heads of 16 keys and as many values, 2 bytes each: 128 bytes a layer.
+    assert tiny_work().decode_bytes([10, 5]) == 110_592 + 128 * 15 * 2
+
+
+def test_a_decode_step_multiplies_every_weight_with_every_request() -> None:
+    # And 4 heads of 16: a product and a sum for the score, the same for the value.
+    products = 2 * (2 * 20736 + 13824) * 2
+    assert tiny_work().decode_operations([10, 5]) == products + 4 * 4 * 16 * 15 * 2
+
+
+def test_prefill_is_causal_and_computes_the_head_once() -> None:
+    # Tokens 5, 6 and 7 look at 5, 6 and 7 tokens, in two layers.
+    expected = 2 * 2 * 20736 * 3 + 4 * 4 * 16 * (5 + 6 + 7) * 2 + 2 * 13824
+    assert tiny_work().prefill_operations(3, depth=4) == expected
+
+
+def test_a_sliding_window_bounds_what_is_looked_at() -> None:
+    work = tiny_work("MistralForCausalLM", sliding_window=4)
+    assert work.decode_bytes([10, 3]) == 110_592 + 128 * (4 + 3) * 2
+    whole = tiny_work().prefill_operations(3, depth=4)
+    assert whole - work.prefill_operations(3, depth=4) == 4 * 4 * 16 * (1 + 2 + 3) * 2
+
+
+def test_the_roofline_is_the_slower_of_moving_and_computing() -> None:
+    limits = Limits(100.0, {"fp32": 10.0, "bf16": 50.0, "int8": 200.0})
+    moving = Roofline.of(1000, 400, limits, "bf16")
+    assert (moving.seconds, moving.bound) == (10.0, "memory")
+    computing = Roofline.of(1000, 400, limits, "fp32")
+    assert (computing.seconds, computing.bound) == (40.0, "arithmetic")
+    assert moving.verdict(20.0) == "50% of what this memory can feed"
+    assert computing.verdict(50.0) == "80% of what this machine can multiply"
+
+
+def test_the_median_of_limits_is_taken_rate_by_rate() -> None:
+    several = [Limits(m, {"bf16": b}) for m, b in ((1.0, 30.0), (3.0, 10.0), (2.0, 20.0))]
+    assert Limits.median(several) == Limits(2.0, {"bf16": 20.0})
+
+
+@pytest.mark.slow
+def test_measured_rates_are_those_of_a_machine() -> None:
+    limits = measure_limits(torch.device("cpu"))
+    assert 1e9 < limits.memory_bytes_per_s < 1e12
+    assert all(1e9 < rate < 1e14 for rate in limits.operations_per_s.values())

@@ -1,0 +1,184 @@
+"""`localllm bench` as it is typed; its figures are checked in tests/bench."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import tiny_config, write_checkpoint
+
+from localllm.cli.bench import parse_counts
+from localllm.cli.bench_table import bar
+from localllm.errors import ExitCode, RequestError
+
+Run = Callable[..., Any]
+SMALL = ("-p", "32", "-n", "8", "-r", "2")
+NUM_TOKENS = 3
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(write_checkpoint(tmp_path / "tiny", tiny_config("Qwen3ForCausalLM")))
+
+
+def test_speed_as_a_table_and_as_json(localllm: Run, model: str, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    arguments = ("--depth", "0,16", "--batch", "1,3", "--json", str(file))
+    outcome = localllm("bench", model, *SMALL, *arguments)
+    assert outcome.code == 0, outcome.err
+    assert "what this memory can feed" in outcome.out or "can multiply" in outcome.out
+    report = json.loads(file.read_text())
+    assert report.keys() == {"environment", "model", "limits", "seed", "results"}
+    assert report["environment"]["versions"]["torch"]
+    assert report["model"]["operators"] in ("c", "torch")
+    rows = {(row["test"], row.get("depth"), row.get("batch")): row for row in report["results"]}
+    assert rows.keys() == {
+        ("start-up", None, None),
+        *(("pp32", depth, 1) for depth in (0, 16)),
+        *(("tg8", depth, batch) for depth in (0, 16) for batch in (1, 3)),
+    }
+    decode = rows["tg8", 16, 3]
+    assert decode["tokens_per_s"]["min"] <= decode["tokens_per_s"]["median"]
+    assert 0 < decode["share_of_limit"] < 2
+    start = rows["start-up", None, None]
+    assert start["total_s"] == pytest.approx(
+        start["imports_s"] + start["weights_s"] + start["first_step_s"]
+    )
+
+
+def test_every_suite_of_a_model(localllm: Run, model: str, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    suites = ("--serve-load", "--prefix", "--paging", "--ops", "--compare", "transformers")
+    outcome = localllm("bench", model, *SMALL, *suites, "--json", str(file))
+    assert outcome.code == 0, outcome.err
+    results = json.loads(file.read_text())["results"]
+    found = {row["suite"] for row in results}
+    assert found == {
+        "start-up", "load", "batching", "python", "prefix", "paging", "operators", "compare",
+    }  # fmt: skip
+    for row in results:
+        assert row["test"].split(" against")[0] in outcome.out
+    load = [row for row in results if row["suite"] == "load"]
+    assert all(row["failed"] == 0 for row in load)
+    assert all(row["ttft_s"]["p50"] <= row["ttft_s"]["p99"] for row in load)
+
+
+@pytest.mark.parametrize("ending", ["png", "html"])
+def test_a_plot(localllm: Run, model: str, tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("matplotlib", reason="plots are an extra")
+    file = tmp_path / f"bench.{ending}"
+    outcome = localllm("bench", model, *SMALL, "--plot", str(file))
+    assert outcome.code == 0, outcome.err
+    start = file.read_bytes()[:100]
+    assert start.startswith(b"\x89PNG") if ending == "png" else b"<!doctype html>" in start
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--batch", "1,x"), "--batch must be like 1 or 1,4,16"),
+        (("--batch", "0"), "--batch must be at least 1"),
+        (("-p", "100000"), "the longest test has"),
+        (("--compare", "vllm"), "--compare knows transformers"),
+        (("--weights", "int4"), "--weights goes with --random-weights"),
+        (("--random-weights", "--weights", "int2"), "--weights must be bf16, int4"),
+        (("--plot", "a.gif"), "--plot writes .png or .html"),
+        (("--url", "localhost:8000"), "--url must be like http://"),
+        (("--url", "http://127.0.0.1:9"), "does not answer as an OpenAI-compatible server"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    localllm: Run, arguments: tuple[str, ...], message: str
+) -> None:
+    outcome = localllm("bench", *arguments)
+    assert outcome.code == ExitCode.USAGE
+    assert message in outcome.err
+    assert outcome.out == ""
+
+
+def test_ctrl_c_keeps_what_was_measured(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localllm", "bench", model, "-p", "8", "-n", "8", "-r", "100000",
+         "--json", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    time.sleep(15)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.SIGINT, err
+    assert "interrupted" in err
+    assert "tg8" in out
+    assert any(row["test"] == "tg8" for row in json.loads(file.read_text())["results"])
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server that answers every completion with three words; and the bodies it was sent."""
+    bodies: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"data": [{"id": "echo"}]}).encode())
+
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+            for _ in range(NUM_TOKENS):
+                time.sleep(0.002)
+                chunk = {"choices": [{"text": " word"}]}
+                self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+            usage = {"choices": [], "usage": {"completion_tokens": NUM_TOKENS}}
+            self.wfile.write(b"data: " + json.dumps(usage).encode() + b"\n\ndata: [DONE]\n\n")
+
+    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=httpd.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{httpd.server_port}", bodies
+    httpd.shutdown()
+
+
+def test_a_server_under_load(
+    localllm: Run, server: tuple[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    url, bodies = server
+    file = tmp_path / "bench.json"
+    outcome = localllm("bench", "--url", f"{url}/v1", "--batch", "8", "--json", str(file))
+    assert outcome.code == 0, outcome.err
+    assert f"echo at {url}" in outcome.out
+    assert {body["model"] for body in bodies} == {"echo"}
+    assert len(bodies) == 2 + 3 * 64
+    for row in json.loads(file.read_text())["results"]:
+        assert row["failed"] == 0
+        assert row["time_per_token_s"]["p50"] >= 0.002
+        assert row["total_s"]["p50"] >= NUM_TOKENS * 0.002
+
+
+@pytest.mark.parametrize(
+    ("share", "drawn"),
+    [(0.0, "··········"), (0.5, "█████·····"), (0.55, "█████▌····"), (1.3, "██████████")],
+)
+def test_bars(share: float, drawn: str) -> None:
+    assert bar(share) == drawn
+
+
+def test_counts() -> None:
+    assert parse_counts("batch", "1, 4,16,4") == (1, 4, 16)
+    with pytest.raises(RequestError, match="--depth must be like"):
+        parse_counts("depth", "-1")
