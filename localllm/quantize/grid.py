@@ -4,7 +4,7 @@ Scales are rounded to bfloat16 whatever the file's format, since some engines (o
 them) compute with scales of that precision: so all of them compute the weights that were measured.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,11 +18,18 @@ _CLIP_SHARES = tuple(1 - 0.04 * step for step in range(13))
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Scales and zeros, float32 [out, num_groups] each; zeros are whole numbers from 0 to 15."""
+    """Scales and zeros, float32 [out, num_groups] each; zeros are whole numbers from 0 to 15.
+
+    A scale may be negative, as in llama.cpp's Q4_0; a weight is (code - zero) · scale all the same.
+    """
 
     scales: Tensor
     zeros: Tensor
     symmetric: bool
+
+    def turned(self) -> "Grid":
+        """A symmetric grid from -7 to 8 steps, where this one goes from -8 to 7."""
+        return replace(self, scales=-self.scales)
 
     def round(self, weight: Tensor) -> Tensor:
         """Nearest codes, float32 [out, in], of `weight` [out, in]."""
@@ -52,7 +59,8 @@ def fit_grid(
     Without `hessian` it covers the group from its least to its greatest value. With it ([in, in],
     second moments of the inputs) the range is narrowed where that makes the group's part of the
     output error smaller (the code of AWQ's authors searches the same; here the error is taken
-    from the second moments, not from samples).
+    from the second moments, not from samples), and a symmetric grid, which reaches one step
+    further on one side, is turned to the side where that helps: its scale is then negative.
     """
     grouped = weight.view(weight.shape[0], -1, group_size)
     whole = _grid_over(grouped, 1.0, symmetric)
@@ -62,16 +70,17 @@ def fit_grid(
     index = torch.arange(num_groups, device=weight.device)
     blocks = hessian.view(num_groups, group_size, num_groups, group_size)[index, :, index, :]
     best, least = whole, _group_errors(whole, weight, blocks)
-    for share in _CLIP_SHARES[1:]:
-        grid = _grid_over(grouped, share, symmetric)
-        errors = _group_errors(grid, weight, blocks)
-        better = errors < least
-        best = Grid(
-            torch.where(better, grid.scales, best.scales),
-            torch.where(better, grid.zeros, best.zeros),
-            symmetric,
-        )
-        least = torch.where(better, errors, least)
+    for share in _CLIP_SHARES:
+        narrowed = _grid_over(grouped, share, symmetric)
+        for grid in (narrowed, narrowed.turned()) if symmetric else (narrowed,):
+            errors = _group_errors(grid, weight, blocks)
+            better = errors < least
+            best = Grid(
+                torch.where(better, grid.scales, best.scales),
+                torch.where(better, grid.zeros, best.zeros),
+                symmetric,
+            )
+            least = torch.where(better, errors, least)
     return best
 
 

@@ -61,6 +61,17 @@ def test_clipping_makes_no_group_worse(symmetric: bool) -> None:
     assert after < 0.95 * before
 
 
+def test_a_symmetric_grid_reaches_further_on_the_side_that_needs_it() -> None:
+    weight = torch.rand(64, GROUP) * 1.6 - 0.8
+    weight[:, 0] = 1.0  # eight steps, where there are only seven below
+    fitted = fit_grid(weight, GROUP, symmetric=True, hessian=torch.eye(GROUP))
+    assert (fitted.scales < 0).float().mean() > 0.9
+    opposite = fit_grid(-weight, GROUP, symmetric=True, hessian=torch.eye(GROUP))
+    assert (opposite.scales > 0).float().mean() > 0.9
+    codes = fitted.round(weight)
+    assert torch.equal(fitted.weight(codes).dequantize(torch.float32), fitted.values(codes))
+
+
 def naive_gptq(weight: Tensor, hessian: Tensor, grid_of: object, order: Tensor) -> Tensor:
     """The paper's equations 2 and 3, with the inverse over the remaining columns made anew."""
     weight, hessian = weight.double(), hessian.double()
