@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.cpu.build import BuildError, load_library
+from localllm_kernels.cpu.decoder import fuse_decoder
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.fused_decoder import DecoderParts, FusedDecoder
 from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
 from localllm_kernels.paged_attention import paged_attention_reference
 from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.rotate_and_store import rotate_and_store_reference
+from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.silu_mul import silu_mul_reference
 
 logger = logging.getLogger(__name__)
@@ -34,9 +37,12 @@ class Ops:
     rotate_and_store: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
     paged_attention: Callable[..., Tensor]
+    row_maxima: Callable[[Tensor], tuple[Tensor, Tensor]]
     gumbel_argmax: Callable[[Tensor, float, Tensor | None, int], int]
     # Products with weights where the library has them; else torch's are taken.
     linears: CpuLinears | None = None
+    # All layers in one call, where the library has that for such products; else None.
+    fuse_decoder: Callable[[DecoderParts], FusedDecoder | None] = lambda parts: None
 
 
 TORCH_OPS = Ops(
@@ -46,6 +52,7 @@ TORCH_OPS = Ops(
     rotate_and_store=rotate_and_store_reference,
     silu_mul=silu_mul_reference,
     paged_attention=paged_attention_reference,
+    row_maxima=row_maxima_reference,
     gumbel_argmax=gumbel_argmax_reference,
 )
 
@@ -81,6 +88,8 @@ def cpu_ops() -> Ops:
         rotate_and_store=own.rotate_and_store,
         silu_mul=own.silu_mul,
         paged_attention=own.paged_attention,
+        row_maxima=own.row_maxima,
         gumbel_argmax=own.gumbel_argmax,
         linears=CpuLinears(library),
+        fuse_decoder=lambda parts: fuse_decoder(library, parts),
     )

@@ -104,7 +104,7 @@ def sample_tokens(logits: Tensor, requests: Sequence[Request], ops: Ops) -> list
     A row that is not finite gives a token of None. Waits for the device once for the whole batch
     where every request is greedy and plain, and a few times more for each other row.
     """
-    maxima, greedy_ids = logits.max(dim=1)
+    maxima, greedy_ids = ops.row_maxima(logits)
     finite, greedy = maxima.isfinite().tolist(), greedy_ids.tolist()
     sampled = []
     for row, request in enumerate(requests):

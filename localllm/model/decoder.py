@@ -11,6 +11,7 @@ from localllm.model.layers import DecoderLayer, LayerCache, RMSNorm, Rotation
 from localllm.model.linear import Projection
 from localllm.model.rope import RopeTable
 from localllm_kernels import Ops
+from localllm_kernels.fused_decoder import FusedDecoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class DecoderModel:
     lm_head: Projection
     rope: RopeTable
     ops: Ops
+    # The layers and the last norm as one operator, where there is one for them.
+    fused: FusedDecoder | None = None
 
     def forward(self, batch: ForwardBatch, kv_cache: PagedKVCache) -> Tensor:
         """Hidden states [padded_tokens, hidden] of the batch's tokens, after the final norm.
@@ -33,6 +36,18 @@ class DecoderModel:
         ops = self.ops
         rotation = Rotation(self.rope.cos[batch.positions], self.rope.sin[batch.positions])
         residual = F.embedding(batch.input_ids, self.embedding).to(self.norm.weight.dtype)
+        if self.fused is not None and self.fused.takes(residual.shape[0]):
+            return self.fused(
+                residual,
+                rotation.cos,
+                rotation.sin,
+                kv_cache.key,
+                kv_cache.value,
+                slot_mapping=batch.slot_mapping,
+                block_tables=batch.block_tables,
+                cu_seqlens_q=batch.cu_seqlens_q,
+                seq_lens=batch.seq_lens,
+            )
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, self.layers[0].input_norm.eps)
         # Each layer hands over its output normed for the next one, with the residual beside it.
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]

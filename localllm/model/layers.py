@@ -1,6 +1,6 @@
 """The parts of a decoder layer; every tensor arrives as an argument or is a weight."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -9,6 +9,7 @@ from localllm.config import ModelConfig
 from localllm.model.inputs import ForwardBatch
 from localllm.model.linear import Projection
 from localllm_kernels import Ops
+from localllm_kernels.fused_decoder import DecoderParts, LayerParts
 
 # The linears of a layer in the order in which they compute; those of one group read one input.
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -152,4 +153,33 @@ def build_layer(
         ),
         post_attention_norm=norm("post_attention_layernorm"),
         mlp=GatedMLP(gate_up_proj=linear(GATE_UP), down_proj=linear(DOWN)),
+    )
+
+
+def decoder_parts(layers: Sequence[DecoderLayer], last_norm: RMSNorm) -> DecoderParts:
+    """What a fused decoder is made of, from the layers and the norm behind them."""
+    attention = layers[0].attention
+    return DecoderParts(
+        layers=[_layer_parts(layer) for layer in layers],
+        last_norm=last_norm.weight,
+        eps=last_norm.eps,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+    )
+
+
+def _layer_parts(layer: DecoderLayer) -> LayerParts:
+    attention, mlp = layer.attention, layer.mlp
+    norms = attention.norms
+    return LayerParts(
+        input_norm=layer.input_norm.weight,
+        post_attention_norm=layer.post_attention_norm.weight,
+        query_norm=None if norms is None else norms.query.weight,
+        key_norm=None if norms is None else norms.key.weight,
+        qkv=attention.qkv_proj,
+        output=attention.o_proj,
+        gate_up=mlp.gate_up_proj,
+        down=mlp.down_proj,
+        window=attention.window,
     )

@@ -155,7 +155,7 @@ def _cpu_linear(
         if isinstance(weight, Int4Weight) and weight.group_size % 16 == 0:
             codes = weight.unpacked_codes()
             return linears.int4(codes, weight.scales, weight.zeros, weight.permutation, bias)
-        if isinstance(weight, Int8Weight) and weight.shape[1] % 64 == 0:
+        if isinstance(weight, Int8Weight) and weight.shape[1] % 16 == 0:
             return linears.int8(weight.codes, weight.scales, bias)
     return lambda x: linears.plain(weight.dequantize(dtype), bias)(x)
 

@@ -14,7 +14,7 @@ from localllm.config import ModelConfig
 from localllm.errors import CheckpointError
 from localllm.model.architectures import ArchSpec, layer_windows
 from localllm.model.decoder import DecoderModel
-from localllm.model.layers import DecoderLayer, RMSNorm, build_layer
+from localllm.model.layers import DecoderLayer, RMSNorm, build_layer, decoder_parts
 from localllm.model.linear import Linear, Projection, SplitLinear, fuse, quantized_linear
 from localllm.model.quantized import QuantizedWeight
 from localllm.model.rope import RopeTable
@@ -107,14 +107,17 @@ def load_model(
     """
     reader = WeightReader(source, dtype, device, ops)
     embedding = reader.read("model.embed_tokens.weight")
+    layers = tuple(reader.layer(config, spec, i) for i in range(config.num_layers))
+    norm = RMSNorm(reader.vector("model.norm.weight"), config.rms_norm_eps)
     return DecoderModel(
         config=config,
         embedding=embedding,
-        layers=tuple(reader.layer(config, spec, i) for i in range(config.num_layers)),
-        norm=RMSNorm(reader.vector("model.norm.weight"), config.rms_norm_eps),
+        layers=layers,
+        norm=norm,
         lm_head=reader.head(embedding),
         rope=RopeTable.build(config.rope, config.head_dim, max_model_len, device),
         ops=ops,
+        fused=ops.fuse_decoder(decoder_parts(layers, norm)),
     )
 
 

@@ -167,8 +167,11 @@ def check_space(folder: Path, needed_bytes: int) -> None:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    path.touch()
+    mode = path.stat().st_mode  # which the library narrows to the owner
     try:
         save_file(tensors, path, metadata=metadata)
+        path.chmod(mode)
     except SafetensorError as error:  # its wrapping of the system's errors
         raise DiskError(
             f"{path.name} cannot be written: {error!s:.200}",

@@ -18,6 +18,7 @@ from localllm_kernels.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
 from localllm_kernels.paged_attention import paged_attention_reference
 from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.rotate_and_store import rotate_and_store_reference
+from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.silu_mul import silu_mul_reference
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -64,6 +65,22 @@ def test_the_noise_of_a_draw(ops: CpuOps, count: int, has_ids: bool) -> None:
         assert ops.gumbel_argmax(values, 1.0, ids, key) == ahead
         values *= 0.7
         assert ops.gumbel_argmax(values, 0.7, ids, key) == ahead
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 5), (3, 1000), (1, 70_001), (17, 40_000)])
+def test_the_maxima_of_rows(ops: CpuOps, rows: int, width: int) -> None:
+    values = torch.randint(-1000, 1000, (rows, width)).float()  # with many equal ones
+    maxima, indices = ops.row_maxima(values)
+    expected, _ = row_maxima_reference(values)
+    assert torch.equal(maxima, expected)
+    first = [(row == most).nonzero()[0].item() for row, most in zip(values, maxima, strict=True)]
+    assert indices.tolist() == first
+    values[-1, width // 2] = torch.nan
+    assert ops.row_maxima(values)[0].isnan().tolist() == [False] * (rows - 1) + [True]
+    values[-1, width // 2] = torch.inf
+    assert ops.row_maxima(values)[0][-1] == torch.inf
+    values[-1] = -torch.inf
+    assert ops.row_maxima(values)[0][-1] == -torch.inf
 
 
 def test_a_draw_falls_on_the_same_token_on_any_number_of_threads(ops: CpuOps) -> None:
@@ -220,13 +237,13 @@ def test_int4(
     assert_rows_alone(product, x)
 
 
-@pytest.mark.parametrize(("width_out", "width_in"), [(3, 64), (40, 256), (65, 192)])
+@pytest.mark.parametrize(("width_out", "width_in"), [(3, 64), (40, 256), (65, 192), (20, 80)])
 def test_int8(linears: CpuLinears, width_out: int, width_in: int) -> None:
     codes = torch.randint(-128, 128, (width_out, width_in), dtype=torch.int8)
     scales, bias = torch.rand(width_out), torch.randn(width_out)
     product = linears.int8(codes, scales, bias)
     x = torch.randn(11, width_in)
-    rounded = rounded_rows(x, 128 if width_in % 128 == 0 else 64)
+    rounded = rounded_rows(x, next(size for size in (128, 64, 16) if width_in % size == 0))
     expected = F.linear(rounded, codes.float() * scales[:, None], bias)
     assert (product(x) - expected).norm() / expected.norm() < 1e-3
     assert_rows_alone(product, x)

@@ -138,6 +138,12 @@ def test_better_methods_are_better(tmp_path: Path, architecture: str, method: An
     assert errors[1] < errors[0]
 
 
+def test_the_weights_may_be_read_by_whom_the_config_may(source: Path, tmp_path: Path) -> None:
+    out = quantize_model(request(source, tmp_path / "out", Recipe("rtn", group_size=32)), ignore).out
+    modes = {path.stat().st_mode for path in out.iterdir()}
+    assert len(modes) == 1
+
+
 def test_scales_are_undone_exactly_in_the_operation_before(source: Path) -> None:
     """After a layer is quantized, its parts and the stream within it agree."""
     config, spec = read_model_config(source)

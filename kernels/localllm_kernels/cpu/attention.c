@@ -5,29 +5,16 @@
  * Gimelshein 2018, "Online normalizer calculation for softmax"), so that a row's arithmetic is the
  * same whatever rows are beside it; a tile that it does not see leaves it as it is. */
 
-#include "common.h"
+#include "operators.h"
 
 #define KEY_TILE 64
 #define QUERY_ROWS 32
+#define MIN_TURNED_ROWS 8 /* from here on it pays to turn the keys */
 #define MAX_DIM 256
 #define ALIGNED __attribute__((aligned(64)))
 
-typedef struct {
-  const void *keys, *values; /* [blocks, kv_heads, block_size, head_dim] */
-  int64_t is_bfloat16;       /* the caches; else float32 */
-  int64_t heads, kv_heads, head_dim, block_size;
-  int64_t window; /* 0: none */
-  float scale;
-} AttentionShape;
-
-typedef struct {
-  const int32_t *table;
-  int64_t kv_head, first_query; /* row of the first query in the batch */
-  int64_t num_queries, first_position;
-} Task;
-
 /* Keys or values `first + low` to `first + high` as floats, [high, padded_dim] from row `low`. */
-INLINE void fetch(const AttentionShape *s, const void *cache, const Task *task, int64_t first,
+INLINE void fetch(const AttentionShape *s, const void *cache, const AttentionTask *task, int64_t first,
                   int64_t low, int64_t high, float *tile, int64_t padded_dim) {
   for (int64_t j = low; j < high; j++) {
     const int64_t block = task->table[(first + j) / s->block_size];
@@ -60,6 +47,74 @@ INLINE void score_two(const float *q, const float *k, float *scores, int64_t low
       second = fma16(load(q + dim + i * LANES), key, second);
     }
     scores[j] = sum_lanes(first), scores[KEY_TILE + j] = sum_lanes(second);
+  }
+}
+
+#if defined(__AVX512F__)
+/* Sixteen by sixteen floats, rows to columns: in four rounds halves, quarters, … change places. */
+INLINE void transpose16(f32x16 m[LANES]) {
+  for (int half = LANES / 2; half > 0; half /= 2) {
+    i32x16 low, high;
+    for (int i = 0; i < LANES; i++) {
+      low[i] = i & half ? LANES + i - half : i;
+      high[i] = i & half ? LANES + i : i + half;
+    }
+    for (int i = 0; i < LANES; i++) {
+      if (i & half) continue;
+      const f32x16 a = m[i], b = m[i + half];
+      m[i] = __builtin_shuffle(a, b, low), m[i + half] = __builtin_shuffle(a, b, high);
+    }
+  }
+}
+
+#endif
+
+/* Keys [KEY_TILE, dim] -> [dim, KEY_TILE]. */
+INLINE void turn_tile(const float *tile, float *turned, const int vectors) {
+  const int64_t dim = vectors * LANES;
+  for (int64_t j = 0; j < KEY_TILE; j += LANES)
+    for (int64_t i = 0; i < dim; i += LANES) {
+#if defined(__AVX512F__)
+      f32x16 m[LANES];
+      for (int k = 0; k < LANES; k++) m[k] = load(tile + (j + k) * dim + i);
+      transpose16(m);
+      for (int k = 0; k < LANES; k++) store(turned + (i + k) * KEY_TILE + j, m[k]);
+#else
+      for (int k = 0; k < LANES; k++)
+        for (int l = 0; l < LANES; l++)
+          turned[(i + l) * KEY_TILE + j + k] = tile[(j + k) * dim + i + l];
+#endif
+    }
+}
+
+/* For four rows and sixteen keys that lie side by side: what score_two adds up in one lane. */
+INLINE void lane_sums(const float *q, const float *k, const int vectors, int lane, f32x16 sums[4]) {
+  for (int r = 0; r < 4; r++) sums[r] = splat(0.0f);
+  for (int i = 0; i < vectors; i++) {
+    const f32x16 keys = load(k + (i * LANES + lane) * KEY_TILE);
+    for (int r = 0; r < 4; r++)
+      sums[r] = fma16(splat(q[(r * vectors + i) * LANES + lane]), keys, sums[r]);
+  }
+}
+/* And the lanes in the order of sum_lanes, by twos: those that are 8 apart first. */
+#define ADD_LANES(name, part, stride)                                                           \
+  INLINE void name(const float *q, const float *k, const int vectors, int lane, f32x16 sums[4]) { \
+    f32x16 others[4];                                                                           \
+    part(q, k, vectors, lane, sums);                                                            \
+    part(q, k, vectors, lane + stride, others);                                                 \
+    for (int r = 0; r < 4; r++) sums[r] += others[r];                                           \
+  }
+ADD_LANES(add_2_lanes, lane_sums, 8)
+ADD_LANES(add_4_lanes, add_2_lanes, 4)
+ADD_LANES(add_8_lanes, add_4_lanes, 2)
+ADD_LANES(add_16_lanes, add_8_lanes, 1)
+
+/* The scores of score_two, bit by bit, for four rows and a whole tile of turned keys. */
+INLINE void score_four(const float *q, const float *turned, float *scores, const int vectors) {
+  for (int64_t j = 0; j < KEY_TILE; j += LANES) {
+    f32x16 sums[4];
+    add_16_lanes(q, turned + j, vectors, 0, sums);
+    for (int r = 0; r < 4; r++) store(scores + r * KEY_TILE + j, sums[r]);
   }
 }
 
@@ -109,17 +164,19 @@ INLINE float weigh(float *scores, int64_t from, int64_t to, float *most, float *
   return keep;
 }
 
-INLINE void attend(const AttentionShape *s, const Task *task, const float *query, float *out,
+INLINE void attend(const AttentionShape *s, const AttentionTask *task, const float *query, float *out,
                    const int vectors) {
   const int64_t group = s->heads / s->kv_heads, rows = task->num_queries * group;
   const int64_t dim = vectors * LANES, width = s->head_dim;
   float q[QUERY_ROWS * MAX_DIM] ALIGNED, total[QUERY_ROWS * MAX_DIM] ALIGNED;
-  float tile[KEY_TILE * MAX_DIM] ALIGNED, weights[QUERY_ROWS * KEY_TILE] ALIGNED;
+  float tile[KEY_TILE * MAX_DIM] ALIGNED, turned[KEY_TILE * MAX_DIM] ALIGNED;
+  float weights[QUERY_ROWS * KEY_TILE] ALIGNED;
   float most[QUERY_ROWS], sum[QUERY_ROWS], keep[QUERY_ROWS];
-  const int64_t even_rows = rows + rows % 2;
-  memset(q, 0, (size_t)(even_rows * dim) * sizeof(float));
+  const int64_t even_rows = rows + rows % 2, fours = (rows + 3) / 4 * 4;
+  memset(q, 0, (size_t)(fours * dim) * sizeof(float));
   memset(total, 0, (size_t)(even_rows * dim) * sizeof(float));
-  memset(tile, 0, (size_t)(KEY_TILE * dim) * sizeof(float));
+  if (dim > width || rows >= MIN_TURNED_ROWS)
+    memset(tile, 0, (size_t)(KEY_TILE * dim) * sizeof(float));
   for (int64_t r = 0; r < rows; r++) {
     const float *from =
         query + ((task->first_query + r / group) * s->heads + task->kv_head * group + r % group) * width;
@@ -133,8 +190,14 @@ INLINE void attend(const AttentionShape *s, const Task *task, const float *query
     const int64_t low = first < start ? start - first : 0;
     const int64_t high = first + KEY_TILE < end ? KEY_TILE : end - first;
     fetch(s, s->keys, task, first, low, high, tile, dim);
-    for (int64_t r = 0; r < rows; r += 2)
-      score_two(q + r * dim, tile, weights + r * KEY_TILE, low, high, vectors);
+    if (rows >= MIN_TURNED_ROWS) {
+      turn_tile(tile, turned, vectors);
+      for (int64_t r = 0; r < rows; r += 4)
+        score_four(q + r * dim, turned, weights + r * KEY_TILE, vectors);
+    } else {
+      for (int64_t r = 0; r < rows; r += 2)
+        score_two(q + r * dim, tile, weights + r * KEY_TILE, low, high, vectors);
+    }
     for (int64_t r = 0; r < even_rows; r++) {
       const int64_t position = task->first_position + r / group - first;
       const int64_t from = s->window && position - s->window + 1 > low ? position - s->window + 1 : low;
@@ -152,46 +215,53 @@ INLINE void attend(const AttentionShape *s, const Task *task, const float *query
   }
 }
 
-static void attend_any(const AttentionShape *s, const Task *task, const float *query, float *out) {
-  switch ((s->head_dim + LANES - 1) / LANES) {
-    case 1: attend(s, task, query, out, 1); break;
-    case 2: attend(s, task, query, out, 2); break;
+static void attend_any(const AttentionShape *s, const AttentionTask *task, const float *query, float *out) {
+  /* Constants for the sizes that models have: then the sums stay in registers. */
+  const int vectors = (int)((s->head_dim + LANES - 1) / LANES);
+  switch (vectors) {
     case 4: attend(s, task, query, out, 4); break;
-    case 5: attend(s, task, query, out, 5); break;
-    case 6: attend(s, task, query, out, 6); break;
     case 8: attend(s, task, query, out, 8); break;
-    case 16: attend(s, task, query, out, 16); break;
+    default: attend(s, task, query, out, vectors);
   }
 }
 
-/* query, out: [tokens, heads, head_dim]; caches: [blocks, kv_heads, block_size, head_dim]; tables:
- * [seqs, max_blocks]; starts: [seqs + 1]; lengths: [seqs]; window: 0 for none. Returns 1 if there
- * is no memory, or the heads have a shape that is not meant. */
-int paged_attention(const float *query, const void *keys, const void *values, int is_bfloat16,
-                    const int32_t *tables, const int32_t *starts, const int64_t *lengths, float *out,
-                    int64_t seqs, int64_t max_blocks, int64_t heads, int64_t kv_heads,
-                    int64_t head_dim, int64_t block_size, int64_t window, float scale,
-                    int64_t threads) {
-  const AttentionShape shape = {keys,     values,     is_bfloat16, heads, kv_heads,
-                                head_dim, block_size, window,      scale};
-  const int64_t per_task = QUERY_ROWS / (heads / kv_heads);
-  if (head_dim > MAX_DIM || per_task < 1) return 1;
-  int64_t count = 0;
+/* query, out: [tokens, heads, head_dim]. */
+void team_attention(const AttentionShape *s, const AttentionTask *tasks, int64_t count,
+                    const float *query, float *out) {
+#pragma omp for schedule(dynamic, 1)
+  for (int64_t i = 0; i < count; i++) attend_any(s, tasks + i, query, out);
+}
+
+AttentionTask *attention_tasks(const int32_t *tables, const int32_t *starts, const int64_t *lengths,
+                               int64_t seqs, int64_t max_blocks, const AttentionShape *s,
+                               int64_t *count) {
+  const int64_t per_task = QUERY_ROWS / (s->heads / s->kv_heads);
+  if (s->head_dim > MAX_DIM || per_task < 1) return NULL;
+  *count = 0;
   for (int64_t i = 0; i < seqs; i++)
-    count += kv_heads * ((starts[i + 1] - starts[i] + per_task - 1) / per_task);
-  Task *tasks = malloc((size_t)count * sizeof(Task));
-  if (!tasks) return 1;
-  Task *next = tasks;
+    *count += s->kv_heads * ((starts[i + 1] - starts[i] + per_task - 1) / per_task);
+  AttentionTask *tasks = malloc((size_t)(*count + 1) * sizeof(AttentionTask)), *next = tasks;
+  if (!tasks) return NULL;
   for (int64_t i = 0; i < seqs; i++) {
     const int64_t queries = starts[i + 1] - starts[i];
-    for (int64_t head = 0; head < kv_heads; head++)
+    for (int64_t head = 0; head < s->kv_heads; head++)
       for (int64_t q = 0; q < queries; q += per_task)
-        *next++ = (Task){tables + i * max_blocks, head, starts[i] + q,
-                         queries - q < per_task ? queries - q : per_task,
-                         lengths[i] - queries + q};
+        *next++ = (AttentionTask){tables + i * max_blocks, head, starts[i] + q,
+                                  queries - q < per_task ? queries - q : per_task,
+                                  lengths[i] - queries + q};
   }
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-  for (int64_t i = 0; i < count; i++) attend_any(&shape, tasks + i, query, out);
+  return tasks;
+}
+
+/* Returns 1 where there are no tasks, see attention_tasks. */
+int paged_attention(const AttentionShape *s, const float *query, const int32_t *tables,
+                    const int32_t *starts, const int64_t *lengths, float *out, int64_t seqs,
+                    int64_t max_blocks, int64_t threads) {
+  int64_t count;
+  AttentionTask *tasks = attention_tasks(tables, starts, lengths, seqs, max_blocks, s, &count);
+  if (!tasks) return 1;
+#pragma omp parallel num_threads(threads)
+  team_attention(s, tasks, count, query, out);
   free(tasks);
   return 0;
 }

@@ -2,7 +2,7 @@
  *
  * An output is the sum of sixteen lanes, each of which adds up every sixteenth product. */
 
-#include "common.h"
+#include "operators.h"
 
 #define ROWS 4
 #define OUTPUTS 4
@@ -64,27 +64,30 @@ INLINE void multiply_rows(const void *w, const float *bias, const float *x, floa
 #undef RUN
 }
 
-INLINE void linear(const void *w, const float *bias, const float *x, float *y, int64_t rows,
-                   int64_t width_in, int64_t width_out, int64_t threads, int is_bfloat16) {
+INLINE void multiply_all(const FloatWeight *w, const float *x, float *y, int64_t rows,
+                         int is_bfloat16) {
+  const int64_t width_in = w->width_in, width_out = w->width_out;
   const int64_t blocks = (width_out + OUTPUTS - 1) / OUTPUTS;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp for schedule(static)
   for (int64_t block = 0; block < blocks; block++) {
     const int64_t first = block * OUTPUTS;
     if (first + OUTPUTS <= width_out) {
-      multiply_rows(w, bias, x, y, width_in, width_out, first, rows, OUTPUTS, is_bfloat16);
+      multiply_rows(w->values, w->bias, x, y, width_in, width_out, first, rows, OUTPUTS, is_bfloat16);
       continue;
     }
     for (int64_t o = first; o < width_out; o++)
-      multiply_rows(w, bias, x, y, width_in, width_out, o, rows, 1, is_bfloat16);
+      multiply_rows(w->values, w->bias, x, y, width_in, width_out, o, rows, 1, is_bfloat16);
   }
 }
 
-/* w: [out, in]; x: [rows, in]; y: [rows, out]; bias: [out] or NULL. */
-void float32_linear(const void *w, const float *bias, const float *x, float *y, int64_t rows,
-                    int64_t width_in, int64_t width_out, int64_t threads) {
-  linear(w, bias, x, y, rows, width_in, width_out, threads, 0);
+/* x: [rows, in]; y: [rows, out]. */
+void team_float_linear(const FloatWeight *w, const float *x, float *y, int64_t rows) {
+  if (w->is_bfloat16)
+    multiply_all(w, x, y, rows, 1);
+  else
+    multiply_all(w, x, y, rows, 0);
 }
-void bfloat16_linear(const void *w, const float *bias, const float *x, float *y, int64_t rows,
-                     int64_t width_in, int64_t width_out, int64_t threads) {
-  linear(w, bias, x, y, rows, width_in, width_out, threads, 1);
+void float_linear(const FloatWeight *w, const float *x, float *y, int64_t rows, int64_t threads) {
+#pragma omp parallel num_threads(threads)
+  team_float_linear(w, x, y, rows);
 }

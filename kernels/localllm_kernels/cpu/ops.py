@@ -8,7 +8,9 @@ import ctypes
 import torch
 from torch import Tensor
 
-_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+from localllm_kernels.cpu.structs import AttentionShape, Rotation
+
+_POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
 class CpuOps:
@@ -22,26 +24,14 @@ class CpuOps:
         self._silu_mul = library.silu_mul
         self._silu_mul.argtypes = [*2 * [_POINTER], *3 * [_LONG]]
         self._rotate_and_store = library.rotate_and_store
-        self._rotate_and_store.argtypes = [
-            *5 * [_POINTER],
-            _FLOAT,
-            *3 * [_POINTER],
-            _INT,
-            _POINTER,
-            *7 * [_LONG],
-        ]
+        self._rotate_and_store.argtypes = [*3 * [_POINTER], _LONG]
         self._paged_attention = library.paged_attention
-        self._paged_attention.argtypes = [
-            *3 * [_POINTER],
-            _INT,
-            *4 * [_POINTER],
-            *7 * [_LONG],
-            _FLOAT,
-            _LONG,
-        ]
+        self._paged_attention.argtypes = [*6 * [_POINTER], *3 * [_LONG]]
         self._gumbel_argmax = library.gumbel_argmax
         self._gumbel_argmax.argtypes = [*2 * [_POINTER], _FLOAT, ctypes.c_uint64, *2 * [_LONG]]
         self._gumbel_argmax.restype = _LONG
+        self._row_maxima = library.row_maxima
+        self._row_maxima.argtypes = [*3 * [_POINTER], *3 * [_LONG]]
         for function in (self._rms_norm, self._add_rms_norm, self._silu_mul):
             function.restype = None
 
@@ -105,8 +95,7 @@ class CpuOps:
         _, kv_heads, block_size, _ = key_cache.shape
         heads = all_heads - 2 * kv_heads
         query = qkv.new_empty(rows, heads, head_dim)
-        failed = self._rotate_and_store(
-            qkv.data_ptr(),
+        rotation = Rotation(
             cos.data_ptr(),
             sin.data_ptr(),
             None if query_norm is None else query_norm.data_ptr(),
@@ -116,18 +105,36 @@ class CpuOps:
             key_cache.data_ptr(),
             value_cache.data_ptr(),
             key_cache.dtype == torch.bfloat16,
-            query.data_ptr(),
             rows,
             slot_mapping.shape[0],
             heads,
             kv_heads,
             head_dim,
             block_size,
+        )
+        threads = torch.get_num_threads()
+        pointer = ctypes.addressof(rotation)
+        if self._rotate_and_store(pointer, qkv.data_ptr(), query.data_ptr(), threads):
+            raise ValueError(f"heads of {head_dim} are too wide")
+        return query
+
+    def row_maxima(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See row_maxima_reference."""
+        values = values.contiguous()
+        rows, width = values.shape
+        maxima = values.new_empty(rows)
+        indices = torch.empty(rows, dtype=torch.int64)
+        failed = self._row_maxima(
+            values.data_ptr(),
+            maxima.data_ptr(),
+            indices.data_ptr(),
+            rows,
+            width,
             torch.get_num_threads(),
         )
         if failed:
-            raise ValueError(f"heads of {head_dim} are too wide")
-        return query
+            raise MemoryError("no memory to search a row")
+        return maxima, indices
 
     def gumbel_argmax(
         self, values: Tensor, temperature: float, token_ids: Tensor | None, key: int
@@ -161,23 +168,26 @@ class CpuOps:
         _, kv_heads, block_size, _ = key_cache.shape
         num_seqs, max_blocks = block_tables.shape
         out = torch.zeros_like(query)
-        failed = self._paged_attention(
-            query.data_ptr(),
+        shape = AttentionShape(
             key_cache.data_ptr(),
             value_cache.data_ptr(),
             key_cache.dtype == torch.bfloat16,
-            block_tables.data_ptr(),
-            cu_seqlens_q.data_ptr(),
-            seq_lens.data_ptr(),
-            out.data_ptr(),
-            num_seqs,
-            max_blocks,
             heads,
             kv_heads,
             head_dim,
             block_size,
             window or 0,
             scale,
+        )
+        failed = self._paged_attention(
+            ctypes.addressof(shape),
+            query.data_ptr(),
+            block_tables.data_ptr(),
+            cu_seqlens_q.data_ptr(),
+            seq_lens.data_ptr(),
+            out.data_ptr(),
+            num_seqs,
+            max_blocks,
             torch.get_num_threads(),
         )
         if failed:

@@ -1,7 +1,7 @@
 /* Norms, rotary embedding with the KV write, and the gate of the feed-forward, in float32; the
  * formulas stand with the torch references of the same names. */
 
-#include "common.h"
+#include "operators.h"
 
 #define MAX_DIM 1024
 
@@ -25,27 +25,37 @@ INLINE void norm_row(const float *x, const float *weight, float eps, float *y, i
 }
 
 /* Each row of x by itself; all [rows, width]. */
-void rms_norm(const float *x, const float *weight, float eps, float *y, int64_t rows,
-              int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows > 1)
+void team_rms_norm(const float *x, const float *weight, float eps, float *y, int64_t rows,
+                   int64_t width) {
+#pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; row++)
     norm_row(x + row * width, weight, eps, y + row * width, width);
 }
+void rms_norm(const float *x, const float *weight, float eps, float *y, int64_t rows,
+              int64_t width, int64_t threads) {
+#pragma omp parallel num_threads(threads) if (rows > 1)
+  team_rms_norm(x, weight, eps, y, rows, width);
+}
 
 /* total = residual + x, y = its norm; all [rows, width]. */
-void add_rms_norm(const float *x, const float *residual, const float *weight, float eps,
-                  float *total, float *y, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows > 1)
+void team_add_rms_norm(const float *x, const float *residual, const float *weight, float eps,
+                       float *total, float *y, int64_t rows, int64_t width) {
+#pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
     const int64_t at = row * width;
     for (int64_t i = 0; i < width; i++) total[at + i] = residual[at + i] + x[at + i];
     norm_row(total + at, weight, eps, y + at, width);
   }
 }
+void add_rms_norm(const float *x, const float *residual, const float *weight, float eps,
+                  float *total, float *y, int64_t rows, int64_t width, int64_t threads) {
+#pragma omp parallel num_threads(threads) if (rows > 1)
+  team_add_rms_norm(x, residual, weight, eps, total, y, rows, width);
+}
 
 /* silu(gate) · up; gate_up: [rows, 2 · width], gate first. */
-void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows > 1)
+void team_silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width) {
+#pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
     const float *gate = gate_up + 2 * row * width, *up = gate + width;
     for (int64_t i = 0; i < width; i += LANES) {
@@ -54,6 +64,10 @@ void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width, int64
       store_part(y + row * width + i, g / (1.0f + exp16(-g)) * u, count);
     }
   }
+}
+void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width, int64_t threads) {
+#pragma omp parallel num_threads(threads) if (rows > 1)
+  team_silu_mul(gate_up, y, rows, width);
 }
 
 /* Turn a head by its position, normed if there is a weight. */
@@ -78,32 +92,30 @@ INLINE void write_head(const float *x, void *cache, int64_t row, int64_t dim, in
   for (int64_t i = 0; i < dim; i++) to[i] = to_bf16(x[i]);
 }
 
-/* qkv: [rows, heads + 2 · kv_heads, head_dim]; cos, sin: [rows, head_dim / 2]; norms: [head_dim]
- * each, or NULL; slots: [num_stored]; caches: [blocks, kv_heads, block_size, head_dim]; query:
- * [rows, heads, head_dim]. The rows behind `num_stored` are padding, and are turned but not stored.
- * Returns 1 if a head is too wide. */
-int rotate_and_store(const float *qkv, const float *cos, const float *sin, const float *query_norm,
-                     const float *key_norm, float eps, const int64_t *slots, void *key_cache,
-                     void *value_cache, int is_bfloat16, float *query, int64_t rows,
-                     int64_t num_stored, int64_t heads, int64_t kv_heads, int64_t head_dim,
-                     int64_t block_size, int64_t threads) {
-  if (head_dim > MAX_DIM) return 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows > 1)
-  for (int64_t row = 0; row < rows; row++) {
-    const float *x = qkv + row * (heads + 2 * kv_heads) * head_dim;
-    const float *cos_row = cos + row * (head_dim / 2), *sin_row = sin + row * (head_dim / 2);
-    for (int64_t head = 0; head < heads; head++, x += head_dim)
-      turn_head(x, query_norm, eps, cos_row, sin_row, query + (row * heads + head) * head_dim,
-                head_dim);
-    if (row >= num_stored) continue;
-    const int64_t block = slots[row] / block_size, offset = slots[row] % block_size;
-    for (int64_t head = 0; head < kv_heads; head++, x += head_dim) {
-      const int64_t to = (block * kv_heads + head) * block_size + offset;
+/* qkv: [rows, heads + 2 · kv_heads, head_dim]. */
+void team_rotate_and_store(const Rotation *r, const float *qkv, float *query) {
+  const int64_t dim = r->head_dim, heads = r->heads, kv_heads = r->kv_heads;
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < r->rows; row++) {
+    const float *x = qkv + row * (heads + 2 * kv_heads) * dim;
+    const float *cos_row = r->cos + row * (dim / 2), *sin_row = r->sin + row * (dim / 2);
+    for (int64_t head = 0; head < heads; head++, x += dim)
+      turn_head(x, r->query_norm, r->eps, cos_row, sin_row, query + (row * heads + head) * dim, dim);
+    if (row >= r->num_stored) continue;
+    const int64_t block = r->slots[row] / r->block_size, offset = r->slots[row] % r->block_size;
+    for (int64_t head = 0; head < kv_heads; head++, x += dim) {
+      const int64_t to = (block * kv_heads + head) * r->block_size + offset;
       float key[MAX_DIM];
-      turn_head(x, key_norm, eps, cos_row, sin_row, key, head_dim);
-      write_head(key, key_cache, to, head_dim, is_bfloat16);
-      write_head(x + kv_heads * head_dim, value_cache, to, head_dim, is_bfloat16);
+      turn_head(x, r->key_norm, r->eps, cos_row, sin_row, key, dim);
+      write_head(key, r->keys, to, dim, (int)r->is_bfloat16);
+      write_head(x + kv_heads * dim, r->values, to, dim, (int)r->is_bfloat16);
     }
   }
+}
+/* Returns 1 if a head is too wide. */
+int rotate_and_store(const Rotation *r, const float *qkv, float *query, int64_t threads) {
+  if (r->head_dim > MAX_DIM) return 1;
+#pragma omp parallel num_threads(threads) if (r->rows > 1)
+  team_rotate_and_store(r, qkv, query);
   return 0;
 }

@@ -1,0 +1,122 @@
+/* All layers of a decoder in one call: the operators of the other files, one after the other, within
+ * one parallel region. At batch 1 a layer is ten operators of microseconds each, and calling them
+ * one by one costs as much again. */
+
+#include "operators.h"
+
+typedef struct {
+  const float *input_norm, *post_attention_norm; /* [hidden] */
+  const float *query_norm, *key_norm;            /* [head_dim] each, or NULL */
+  Product qkv, output, gate_up, down;
+  int64_t window; /* 0: none */
+} Layer;
+
+typedef struct {
+  const Layer *layers;
+  const float *last_norm;
+  int64_t num_layers, hidden, inner, heads, kv_heads, head_dim;
+  float eps, scale; /* of the norms; of the attention's scores */
+} Decoder;
+
+typedef struct {
+  const float *cos, *sin;
+  const int64_t *slots;
+  const int32_t *tables, *starts;
+  const int64_t *lengths;
+  int64_t rows, num_stored, seqs, max_blocks;
+} Batch;
+
+/* The caches of all layers, `layer_bytes` from one to the next. */
+typedef struct {
+  char *keys, *values;
+  int64_t layer_bytes, is_bfloat16, block_size;
+} Caches;
+
+typedef struct {
+  float *normed, *qkv, *query, *attended, *projected, *gate_up, *inner;
+  char *quantized;
+} Scratch;
+
+/* Places the parts in `memory`, if there is any; returns the bytes they take. */
+static int64_t divide(const Decoder *d, int64_t rows, char *memory, Scratch *parts) {
+  const int64_t q_width = d->heads * d->head_dim, kv_width = d->kv_heads * d->head_dim;
+  float **floats[] = {&parts->normed,    &parts->qkv,     &parts->query, &parts->attended,
+                      &parts->projected, &parts->gate_up, &parts->inner};
+  const int64_t widths[] = {d->hidden, q_width + 2 * kv_width, q_width, q_width,
+                            d->hidden, 2 * d->inner,           d->inner};
+  int64_t taken = 0, quantized = 0;
+  for (int i = 0; i < 7; i++) {
+    if (memory) *floats[i] = (float *)(memory + taken);
+    taken += (rows * widths[i] * (int64_t)sizeof(float) + 63) / 64 * 64;
+  }
+  for (int64_t i = 0; i < d->num_layers; i++) {
+    const Product *products[] = {&d->layers[i].qkv, &d->layers[i].output, &d->layers[i].gate_up,
+                                 &d->layers[i].down};
+    for (int j = 0; j < 4; j++) {
+      const int64_t bytes =
+          products[j]->is_integer ? integer_scratch_bytes(products[j]->weight, rows) : 0;
+      if (bytes > quantized) quantized = bytes;
+    }
+  }
+  if (memory) parts->quantized = memory + taken;
+  return taken + quantized;
+}
+
+int64_t decoder_scratch_bytes(const Decoder *d, int64_t rows) {
+  Scratch parts;
+  return divide(d, rows, NULL, &parts);
+}
+
+INLINE void team_product(const Product *p, const float *x, float *y, int64_t rows, char *quantized) {
+  if (p->is_integer)
+    team_integer_linear(p->weight, x, y, rows, quantized);
+  else
+    team_float_linear(p->weight, x, y, rows);
+}
+
+/* x: [rows, hidden], the embedded tokens, which becomes the output of the last norm. Returns 1 if
+ * there is no memory or a shape is not meant. */
+int decoder_forward(const Decoder *d, const Batch *b, const Caches *c, float *x, char *memory,
+                    int64_t threads) {
+  Scratch s;
+  divide(d, b->rows, memory, &s);
+  AttentionShape shape = {NULL,        NULL,        c->is_bfloat16, d->heads, d->kv_heads,
+                          d->head_dim, c->block_size, 0,            d->scale};
+  Rotation rotation = {b->cos,         b->sin,  NULL,          NULL,     d->eps,
+                       b->slots,       NULL,    NULL,          c->is_bfloat16,
+                       b->rows,        b->num_stored, d->heads, d->kv_heads,
+                       d->head_dim,    c->block_size};
+  int64_t count;
+  AttentionTask *tasks =
+      attention_tasks(b->tables, b->starts, b->lengths, b->seqs, b->max_blocks, &shape, &count);
+  if (!tasks) return 1;
+  /* Rows of padding attend to nothing; what stands there must be finite. */
+  memset(s.attended, 0, (size_t)(b->rows * d->heads * d->head_dim) * sizeof(float));
+#pragma omp parallel num_threads(threads) firstprivate(shape, rotation)
+  {
+    team_rms_norm(x, d->layers[0].input_norm, d->eps, s.normed, b->rows, d->hidden);
+    for (int64_t i = 0; i < d->num_layers; i++) {
+      const Layer *layer = d->layers + i;
+      const int is_last = i + 1 == d->num_layers;
+      const float *next = is_last ? d->last_norm : layer[1].input_norm;
+      rotation.query_norm = layer->query_norm, rotation.key_norm = layer->key_norm;
+      rotation.keys = c->keys + i * c->layer_bytes, rotation.values = c->values + i * c->layer_bytes;
+      shape.keys = rotation.keys, shape.values = rotation.values, shape.window = layer->window;
+      team_product(&layer->qkv, s.normed, s.qkv, b->rows, s.quantized);
+      team_rotate_and_store(&rotation, s.qkv, s.query);
+      team_attention(&shape, tasks, count, s.query, s.attended);
+      team_product(&layer->output, s.attended, s.projected, b->rows, s.quantized);
+      team_add_rms_norm(s.projected, x, layer->post_attention_norm, d->eps, x, s.normed, b->rows,
+                        d->hidden);
+      team_product(&layer->gate_up, s.normed, s.gate_up, b->rows, s.quantized);
+      team_silu_mul(s.gate_up, s.inner, b->rows, d->inner);
+      team_product(&layer->down, s.inner, s.projected, b->rows, s.quantized);
+      team_add_rms_norm(s.projected, x, next, d->eps, x, s.normed, b->rows, d->hidden);
+    }
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < b->rows; row++)
+      memcpy(x + row * d->hidden, s.normed + row * d->hidden, (size_t)d->hidden * sizeof(float));
+  }
+  free(tasks);
+  return 0;
+}

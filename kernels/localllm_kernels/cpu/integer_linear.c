@@ -1,0 +1,179 @@
+/* y = x · wᵀ + bias for weights in 4 or 8 bits, see IntegerWeight in operators.h.
+ *
+ * The inputs are rounded to int8 with a scale for each group, so that the products of a group are
+ * sums of integers, which have no rounding and no order; only one product a group is of floats.
+ * Dettmers et al. 2022 ("LLM.int8()", section 2) round inputs so, a scale a row. */
+
+#include "operators.h"
+#include "quantize_rows.h"
+
+#define TILE 8             /* rows that share a pass over the weights */
+#define PANEL_BYTES 262144 /* quantized rows that stay in the second cache meanwhile */
+
+/* acc + the four products of each lane; w: uint8, x: int8 from -127. */
+INLINE i32x16 dot4(i32x16 acc, u8x64 w, int32_t x, int bits) {
+#if defined(__AVX512VNNI__)
+  (void)bits;
+  return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x));
+#elif defined(__AVX2__)
+  __m256i codes[2], sums[2];
+  memcpy(codes, &w, sizeof codes), memcpy(sums, &acc, sizeof sums);
+  const __m256i values = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1);
+  for (int i = 0; i < 2; i++) {
+    __m256i whole = codes[i];
+    if (bits == 8) { /* a pair of products has no room in 16 bits: the lowest bit by itself */
+      const __m256i low = _mm256_and_si256(whole, _mm256_set1_epi8(1));
+      sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_maddubs_epi16(low, values), ones));
+      whole = _mm256_and_si256(_mm256_srli_epi16(whole, 1), _mm256_set1_epi8(127));
+    }
+    __m256i sum = _mm256_madd_epi16(_mm256_maddubs_epi16(whole, values), ones);
+    if (bits == 8) sum = _mm256_slli_epi32(sum, 1);
+    sums[i] = _mm256_add_epi32(sums[i], sum);
+  }
+  memcpy(&acc, sums, sizeof sums);
+  return acc;
+#else
+  (void)bits;
+  int8_t four[4];
+  memcpy(four, &x, sizeof four);
+  for (int lane = 0; lane < LANES; lane++)
+    for (int i = 0; i < 4; i++) acc[lane] += (int32_t)w[4 * lane + i] * four[i];
+  return acc;
+#endif
+}
+
+INLINE f32x16 load_scales(const IntegerWeight *w, int64_t at) {
+  return w->scale_kind == 1 ? load_bf16((const uint16_t *)w->scales + at * LANES)
+                            : load((const float *)w->scales + at * LANES);
+}
+
+/* One block of 16 outputs for `rows` rows; `rows`, `bits` and `has_zeros` are constants where this
+ * is called. */
+INLINE void multiply_block(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
+                           int rows, int bits, int has_zeros) {
+  const int64_t groups = w->width_in / w->group_size, steps = w->group_size / 8;
+  const uint8_t *codes = w->codes + block * w->width_in * 2 * bits;
+  const int32_t *words = x->words;
+  const int two_sums = rows <= TILE / 2; /* few rows: the sums of one would wait for each other */
+  f32x16 total[TILE];
+  for (int r = 0; r < rows; r++) total[r] = splat(0.0f);
+  for (int64_t group = 0; group < groups; group++) {
+    i32x16 sum[TILE], other[TILE];
+    for (int r = 0; r < rows; r++) {
+      const int32_t offset = has_zeros ? 0 : -(1 << (bits - 1)) * x->sums[group * rows + r];
+      sum[r] = (i32x16){0} + offset, other[r] = (i32x16){0};
+    }
+    for (int64_t step = 0; step < steps; step++, codes += 16 * bits, words += 2 * rows) {
+      u8x64 first, second;
+      memcpy(&first, codes, sizeof first);
+      __builtin_prefetch(codes + 2048);
+      if (bits == 8) {
+        memcpy(&second, codes + 64, sizeof second);
+        __builtin_prefetch(codes + 2048 + 64);
+      } else {
+        second = first >> 4, first = first & 15;
+      }
+      for (int r = 0; r < rows; r++) sum[r] = dot4(sum[r], first, words[r], bits);
+      for (int r = 0; r < rows; r++) {
+        i32x16 *to = two_sums ? other + r : sum + r;
+        *to = dot4(*to, second, words[rows + r], bits);
+      }
+    }
+    const int64_t at = block * groups + group;
+    const f32x16 scales = bits == 8 ? splat(1.0f) : load_scales(w, at);
+    i32x16 zeros = (i32x16){0};
+    if (has_zeros) {
+      u8x16 bytes;
+      memcpy(&bytes, w->zeros + at * LANES, sizeof bytes);
+      zeros = __builtin_convertvector(bytes, i32x16);
+    }
+    for (int r = 0; r < rows; r++) {
+      if (two_sums) sum[r] += other[r];
+      if (has_zeros) sum[r] -= zeros * x->sums[group * rows + r];
+      const float own = x->scales[group * rows + r];
+      const f32x16 scale = bits == 8 ? splat(own) : scales * own;
+      total[r] = fma16(__builtin_convertvector(sum[r], f32x16), scale, total[r]);
+    }
+  }
+  const int64_t start = block * LANES;
+  const int64_t count = w->width_out - start < LANES ? w->width_out - start : LANES;
+  const f32x16 bias = w->bias ? load_part(w->bias + start, count, 0.0f) : splat(0.0f);
+  for (int r = 0; r < rows; r++) {
+    if (bits == 8) total[r] *= load_scales(w, block);
+    store_part(y + r * w->width_out + start, w->bias ? total[r] + bias : total[r], count);
+  }
+}
+
+INLINE void multiply(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
+                     int64_t rows, int bits, int has_zeros) {
+  switch (rows) {
+    case 1: multiply_block(w, block, x, y, 1, bits, has_zeros); break;
+    case 2: multiply_block(w, block, x, y, 2, bits, has_zeros); break;
+    case 3: multiply_block(w, block, x, y, 3, bits, has_zeros); break;
+    case 4: multiply_block(w, block, x, y, 4, bits, has_zeros); break;
+    case 5: multiply_block(w, block, x, y, 5, bits, has_zeros); break;
+    case 6: multiply_block(w, block, x, y, 6, bits, has_zeros); break;
+    case 7: multiply_block(w, block, x, y, 7, bits, has_zeros); break;
+    default: multiply_block(w, block, x, y, TILE, bits, has_zeros); break;
+  }
+}
+
+static int64_t panel_rows(const IntegerWeight *w, int64_t num_rows) {
+  const int64_t row_bytes = quantized_bytes(w->width_in, w->width_in / w->group_size);
+  const int64_t rows = PANEL_BYTES / row_bytes / TILE * TILE;
+  if (rows < TILE) return num_rows < TILE ? num_rows : TILE;
+  return num_rows < rows ? num_rows : rows;
+}
+
+int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows) {
+  const int64_t row_bytes = quantized_bytes(w->width_in, w->width_in / w->group_size);
+  return (panel_rows(w, rows) + TILE) * row_bytes;
+}
+
+/* A panel: quantized to `memory`, then multiplied tile by tile. */
+static void team_multiply_panel(const IntegerWeight *w, const float *x, float *y, int64_t num_rows,
+                                char *memory) {
+  const int64_t width = w->width_in, groups = width / w->group_size;
+  const int64_t blocks = (w->width_out + LANES - 1) / LANES;
+  const int64_t tile_bytes = TILE * quantized_bytes(width, groups);
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < num_rows; row++) {
+    const int64_t tile = row / TILE, left = num_rows - tile * TILE;
+    const int64_t rows = left < TILE ? left : TILE;
+    const QuantizedRows to = place_rows(memory + tile * tile_bytes, rows, width, groups);
+    quantize_row(x + row * width, width, w->group_size, &to, row % TILE, rows);
+  }
+#pragma omp for schedule(static)
+  for (int64_t block = 0; block < blocks; block++)
+    for (int64_t first = 0; first < num_rows; first += TILE) {
+      const int64_t rows = num_rows - first < TILE ? num_rows - first : TILE;
+      const QuantizedRows from = place_rows(memory + first / TILE * tile_bytes, rows, width, groups);
+      float *to = y + first * w->width_out;
+      if (w->bits == 8)
+        multiply(w, block, &from, to, rows, 8, 0);
+      else if (w->zeros)
+        multiply(w, block, &from, to, rows, 4, 1);
+      else
+        multiply(w, block, &from, to, rows, 4, 0);
+    }
+}
+
+void team_integer_linear(const IntegerWeight *w, const float *x, float *y, int64_t rows,
+                         char *scratch) {
+  const int64_t panel = panel_rows(w, rows);
+  for (int64_t first = 0; first < rows; first += panel) {
+    const int64_t count = rows - first < panel ? rows - first : panel;
+    team_multiply_panel(w, x + first * w->width_in, y + first * w->width_out, count, scratch);
+  }
+}
+
+/* x: [num_rows, in], y: [num_rows, out]; returns 0, or 1 if there is no memory. */
+int integer_linear(const IntegerWeight *w, const float *x, float *y, int64_t num_rows,
+                   int64_t threads) {
+  char *scratch = malloc((size_t)integer_scratch_bytes(w, num_rows));
+  if (!scratch) return 1;
+#pragma omp parallel num_threads(threads)
+  team_integer_linear(w, x, y, num_rows, scratch);
+  free(scratch);
+  return 0;
+}

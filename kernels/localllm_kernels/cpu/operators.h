@@ -1,0 +1,77 @@
+/* The operators as all threads of a team call them together, from within one parallel region: each
+ * thread does its share, and all leave together. Shapes stand with the functions. */
+
+#pragma once
+
+#include "common.h"
+
+/* y = x · wᵀ + bias, w = (code - zero) · scale with a scale and a zero for each group of inputs, or a
+ * scale for each output. */
+typedef struct {
+  const uint8_t *codes; /* 4 bits: [blocks][in / 8][16][4], low halves: inputs 0 to 3, high: 4 to 7;
+                           8 bits: [blocks][in / 4][16][4], 128 above the signed code */
+  const void *scales;   /* [blocks][groups][16], or [blocks][16] */
+  const uint8_t *zeros; /* [blocks][groups][16], or NULL: all 8, or 128 */
+  const float *bias;    /* [out], or NULL */
+  int64_t bits;         /* 4 or 8 */
+  int64_t scale_kind;   /* 0: float32, 1: bfloat16, 2: float32 for each output */
+  int64_t width_out, width_in, group_size; /* of the inputs' groups; a multiple of 16 */
+} IntegerWeight;
+
+typedef struct {
+  const void *values; /* [out, in] */
+  const float *bias;  /* [out], or NULL */
+  int64_t is_bfloat16; /* else float32 */
+  int64_t width_out, width_in;
+} FloatWeight;
+
+typedef struct {
+  int64_t is_integer;
+  const void *weight; /* IntegerWeight or FloatWeight */
+} Product;
+
+typedef struct {
+  const void *keys, *values; /* [blocks, kv_heads, block_size, head_dim] */
+  int64_t is_bfloat16;       /* the caches; else float32 */
+  int64_t heads, kv_heads, head_dim, block_size;
+  int64_t window; /* 0: none */
+  float scale;
+} AttentionShape;
+
+/* Up to a few queries of one request, with the heads that share one key/value head. */
+typedef struct {
+  const int32_t *table;
+  int64_t kv_head, first_query; /* row of the first query in the batch */
+  int64_t num_queries, first_position;
+} AttentionTask;
+
+/* The caches are written; query: [rows, heads, head_dim]. */
+typedef struct {
+  const float *cos, *sin; /* [rows, head_dim / 2] */
+  const float *query_norm, *key_norm; /* [head_dim] each, or NULL */
+  float eps;
+  const int64_t *slots; /* [num_stored]; the rows behind are padding, turned but not stored */
+  void *keys, *values;
+  int64_t is_bfloat16, rows, num_stored, heads, kv_heads, head_dim, block_size;
+} Rotation;
+
+void team_rms_norm(const float *x, const float *weight, float eps, float *y, int64_t rows,
+                   int64_t width);
+/* total may be residual. */
+void team_add_rms_norm(const float *x, const float *residual, const float *weight, float eps,
+                       float *total, float *y, int64_t rows, int64_t width);
+void team_silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width);
+void team_rotate_and_store(const Rotation *r, const float *qkv, float *query);
+void team_attention(const AttentionShape *s, const AttentionTask *tasks, int64_t count,
+                    const float *query, float *out);
+/* scratch: integer_scratch_bytes(w, rows). */
+void team_integer_linear(const IntegerWeight *w, const float *x, float *y, int64_t rows,
+                         char *scratch);
+void team_float_linear(const FloatWeight *w, const float *x, float *y, int64_t rows);
+
+int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows);
+/* The tasks of a batch, which the caller frees; NULL if there is no memory, or the heads have a
+ * shape that is not meant. starts: [seqs + 1]; lengths: [seqs]; tables: [seqs, max_blocks]. */
+AttentionTask *attention_tasks(const int32_t *tables, const int32_t *starts, const int64_t *lengths,
+                               int64_t seqs, int64_t max_blocks, const AttentionShape *s,
+                               int64_t *count);

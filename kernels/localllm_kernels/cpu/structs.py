@@ -1,0 +1,138 @@
+"""The structures of operators.h and decoder.c, field by field."""
+
+import ctypes
+from ctypes import Structure, c_float, c_int64, c_void_p
+
+
+class IntegerWeight(Structure):
+    """See operators.h."""
+
+    _fields_ = (
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("zeros", c_void_p),
+        ("bias", c_void_p),
+        ("bits", c_int64),
+        ("scale_kind", c_int64),
+        ("width_out", c_int64),
+        ("width_in", c_int64),
+        ("group_size", c_int64),
+    )
+
+
+class FloatWeight(Structure):
+    """See operators.h."""
+
+    _fields_ = (
+        ("values", c_void_p),
+        ("bias", c_void_p),
+        ("is_bfloat16", c_int64),
+        ("width_out", c_int64),
+        ("width_in", c_int64),
+    )
+
+
+class Product(Structure):
+    """See operators.h."""
+
+    _fields_ = (("is_integer", c_int64), ("weight", c_void_p))
+
+
+class AttentionShape(Structure):
+    """See operators.h."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("is_bfloat16", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+        ("window", c_int64),
+        ("scale", c_float),
+    )
+
+
+class Rotation(Structure):
+    """See operators.h."""
+
+    _fields_ = (
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("eps", c_float),
+        ("slots", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("is_bfloat16", c_int64),
+        ("rows", c_int64),
+        ("num_stored", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("block_size", c_int64),
+    )
+
+
+class Layer(Structure):
+    """See decoder.c."""
+
+    _fields_ = (
+        ("input_norm", c_void_p),
+        ("post_attention_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("qkv", Product),
+        ("output", Product),
+        ("gate_up", Product),
+        ("down", Product),
+        ("window", c_int64),
+    )
+
+
+class Decoder(Structure):
+    """See decoder.c."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(Layer)),
+        ("last_norm", c_void_p),
+        ("num_layers", c_int64),
+        ("hidden", c_int64),
+        ("inner", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("eps", c_float),
+        ("scale", c_float),
+    )
+
+
+class Batch(Structure):
+    """See decoder.c."""
+
+    _fields_ = (
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("slots", c_void_p),
+        ("tables", c_void_p),
+        ("starts", c_void_p),
+        ("lengths", c_void_p),
+        ("rows", c_int64),
+        ("num_stored", c_int64),
+        ("seqs", c_int64),
+        ("max_blocks", c_int64),
+    )
+
+
+class Caches(Structure):
+    """See decoder.c."""
+
+    _fields_ = (
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("layer_bytes", c_int64),
+        ("is_bfloat16", c_int64),
+        ("block_size", c_int64),
+    )

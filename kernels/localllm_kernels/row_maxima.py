@@ -1,0 +1,12 @@
+"""The greatest value of each row and its place: greedy sampling, and whether logits are finite."""
+
+from torch import Tensor
+
+
+def row_maxima_reference(values: Tensor) -> tuple[Tensor, Tensor]:
+    """`values`: float32 [rows, width] -> maxima [rows] and the first index of each, int64 [rows].
+
+    A row that holds a NaN has NaN for its maximum, and any index.
+    """
+    maxima, indices = values.max(dim=1)
+    return maxima, indices

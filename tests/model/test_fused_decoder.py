@@ -1,0 +1,61 @@
+"""All layers in one call give the bits that the operators give one by one."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from engines import Limits, load_tiny_model, make_engine
+
+from localllm.config import SamplingParams
+from localllm.engine.request import TokenEvent
+from localllm.model.decoder import DecoderModel
+from localllm.quantize.recipe import Recipe
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+
+INT4 = Recipe("rtn", group_size=32)
+INT4_ASYMMETRIC = Recipe("rtn", group_size=32, symmetric=False)
+
+
+def generate(model: DecoderModel) -> list[TokenEvent]:
+    """Prompts in chunks beside decoding ones; the log-probabilities show every bit."""
+    limits = Limits(block_size=8, max_num_batched_tokens=24, enable_prefix_caching=True)
+    engine = make_engine(model, limits)
+    for i in range(5):
+        params = SamplingParams(temperature=0.0, max_tokens=9, logprobs=3)
+        engine.add_request([(7 * i + j) % 250 + 1 for j in range(1 + 11 * i)], params)
+    events = []
+    while engine.has_unfinished():
+        events += engine.step()
+    return events
+
+
+@pytest.mark.parametrize(
+    ("dtype", "recipe"),
+    [
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.bfloat16, INT4),
+        (torch.bfloat16, INT4_ASYMMETRIC),
+        (torch.bfloat16, Recipe("int8")),
+    ],
+    ids=["float32", "bfloat16", "int4", "int4 asymmetric", "int8"],
+)
+@pytest.mark.parametrize(
+    ("architecture", "window"),
+    [("Qwen3ForCausalLM", None), ("Qwen2ForCausalLM", None), ("MistralForCausalLM", 12)],
+)
+def test_it_gives_the_same_bits(
+    architecture: str, window: int | None, dtype: torch.dtype, recipe: Recipe | None
+) -> None:
+    model = load_tiny_model(architecture, window, dtype, recipe, backend="auto")
+    assert model.fused is not None
+    assert generate(model) == generate(replace(model, fused=None))
+
+
+def test_large_bfloat16_batches_are_left_to_torch() -> None:
+    fused = load_tiny_model("Qwen3ForCausalLM", None, torch.bfloat16, None, backend="auto").fused
+    assert fused is not None
+    assert fused.takes(31)
+    assert not fused.takes(32)
