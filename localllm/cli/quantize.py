@@ -31,7 +31,7 @@ def quantize(
     ] = None,
     method: Annotated[
         str, options.option("--method", help="rtn, awq, gptq, awq+gptq, int8 or fp8.")
-    ] = "awq+gptq",
+    ] = "gptq",
     bits: Annotated[int | None, typer.Option("--bits", help="4, or 8 for int8 and fp8.")] = None,
     group_size: Annotated[
         int, options.option("--group-size", help="Weights that share a scale: 32, 64 or 128.")

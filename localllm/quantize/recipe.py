@@ -21,7 +21,7 @@ class Recipe:
     Raises: RequestError for parts that do not go together.
     """
 
-    method: Method = "awq+gptq"
+    method: Method = "gptq"
     group_size: int = 128
     symmetric: bool = True
     file_format: FileFormat = "compressed-tensors"

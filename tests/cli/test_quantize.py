@@ -42,7 +42,7 @@ def test_it_writes_its_own_calibration_and_prints_a_table(
     assert report["calibration"]["windows"] == 8
     assert report["peak_bytes"] > 0
     assert report["decode_tokens_per_s"]["result"] > 0
-    assert "awq+gptq" in (out / "README.md").read_text()
+    assert "gptq, 4 bits, groups of 32" in (out / "README.md").read_text()
     again = localllm("chat", str(out), "--raw", "-n", "4", "hello")
     assert again.code == 0
 

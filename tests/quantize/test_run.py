@@ -139,7 +139,9 @@ def test_better_methods_are_better(tmp_path: Path, architecture: str, method: An
 
 
 def test_the_weights_may_be_read_by_whom_the_config_may(source: Path, tmp_path: Path) -> None:
-    out = quantize_model(request(source, tmp_path / "out", Recipe("rtn", group_size=32)), ignore).out
+    out = quantize_model(
+        request(source, tmp_path / "out", Recipe("rtn", group_size=32)), ignore
+    ).out
     modes = {path.stat().st_mode for path in out.iterdir()}
     assert len(modes) == 1
 
