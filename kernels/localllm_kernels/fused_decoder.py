@@ -47,9 +47,6 @@ class DecoderParts:
 class FusedDecoder(Protocol):
     """The layers with the last norm."""
 
-    def takes(self, num_rows: int) -> bool:
-        """Whether a batch of so many rows is computed here."""
-
     def __call__(
         self,
         hidden: Tensor,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import BuildError, load_library
-from localllm_kernels.cpu.linear import MIN_BFLOAT16_ROWS, CpuLinears
+from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
 from localllm_kernels.paged_attention import paged_attention_reference
@@ -187,20 +187,20 @@ def test_bfloat16_keys_and_values_and_wide_heads(ops: CpuOps) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("width_out", "width_in"), [(1, 16), (7, 50), (64, 128), (33, 200)])
+@pytest.mark.parametrize(
+    ("width_out", "width_in"), [(1, 16), (7, 50), (64, 128), (33, 200), (5, 3000)]
+)
 def test_plain_products(
     linears: CpuLinears, dtype: torch.dtype, width_out: int, width_in: int
 ) -> None:
     weight, bias = torch.randn(width_out, width_in).to(dtype), torch.randn(width_out)
     product = linears.plain(weight, bias)
-    x = torch.randn(MIN_BFLOAT16_ROWS - 1, width_in)
-    expected = F.linear(x.double(), weight.double(), bias.double()).float()
-    torch.testing.assert_close(product(x), expected, atol=1e-4, rtol=1e-5)
+    for num_rows in (1, 2, 3, 4, 31):
+        x = torch.randn(num_rows, width_in)
+        # Inputs are rounded to the weight's type.
+        expected = F.linear(x.to(dtype).double(), weight.double(), bias.double()).float()
+        torch.testing.assert_close(product(x), expected, atol=1e-4, rtol=1e-5)
     assert_rows_alone(product, x)
-    many = torch.randn(MIN_BFLOAT16_ROWS, width_in)
-    expected = F.linear(many, weight.float(), bias)
-    error = (product(many) - expected).norm() / expected.norm()
-    assert error < (1e-6 if dtype == torch.float32 else 0.01)
 
 
 def rounded_rows(x: Tensor, group_size: int) -> Tensor:
@@ -254,7 +254,8 @@ def test_what_is_not_finite_stays_so(linears: CpuLinears) -> None:
     int4 = linears.int4(codes, torch.ones(16, 2), None, None, None)
     int8 = linears.int8(codes.to(torch.int8), torch.ones(16), None)
     plain = linears.plain(torch.randn(16, 64), None)
-    for product in (int4, int8, plain):
+    bfloat16 = linears.plain(torch.randn(16, 64).bfloat16(), None)
+    for product in (int4, int8, plain, bfloat16):
         for bad in (torch.nan, torch.inf, -torch.inf):
             x = torch.randn(3, 64)
             x[1, 40] = bad

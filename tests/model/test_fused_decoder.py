@@ -52,10 +52,3 @@ def test_it_gives_the_same_bits(
     model = load_tiny_model(architecture, window, dtype, recipe, backend="auto")
     assert model.fused is not None
     assert generate(model) == generate(replace(model, fused=None))
-
-
-def test_large_bfloat16_batches_are_left_to_torch() -> None:
-    fused = load_tiny_model("Qwen3ForCausalLM", None, torch.bfloat16, None, backend="auto").fused
-    assert fused is not None
-    assert fused.takes(31)
-    assert not fused.takes(32)

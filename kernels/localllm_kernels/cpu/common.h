@@ -46,6 +46,12 @@ INLINE f32x16 load_bf16(const uint16_t *p) {
   memcpy(&half, p, sizeof half);
   return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
 }
+INLINE u16x16 round_bf16(f32x16 x) {
+  const u32x16 bits = (u32x16)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const u32x16 quiet = bits >> 16 | 64; /* NaN stays NaN */
+  const u32x16 is_nan = (u32x16)(x != x);
+  return __builtin_convertvector((is_nan & quiet) | (~is_nan & rounded), u16x16);
+}
 INLINE uint16_t to_bf16(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
@@ -79,6 +85,34 @@ INLINE float sum_lanes(f32x16 v) {
   for (int width = LANES / 2; width > 0; width /= 2)
     for (int i = 0; i < width; i++) x[i] += x[i + width];
   return x[0];
+}
+/* The sums of sixteen vectors, each in the order of sum_lanes. */
+INLINE void sum_lanes_of_16(const f32x16 v[LANES], float sums[LANES]) {
+#if defined(__AVX512F__)
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (i32x16){__VA_ARGS__})
+  f32x16 by_8[8], by_4[4], by_2[2];
+  for (int i = 0; i < 8; i++) {
+    const f32x16 a = v[2 * i], b = v[2 * i + 1];
+    by_8[i] = PICK(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+              PICK(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  }
+  for (int i = 0; i < 4; i++) {
+    const f32x16 a = by_8[2 * i], b = by_8[2 * i + 1];
+    by_4[i] = PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+              PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  }
+  for (int i = 0; i < 2; i++) {
+    const f32x16 a = by_4[2 * i], b = by_4[2 * i + 1];
+    by_2[i] = PICK(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
+              PICK(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
+  }
+  const f32x16 a = by_2[0], b = by_2[1];
+  store(sums, PICK(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
+                  PICK(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31));
+#undef PICK
+#else
+  for (int i = 0; i < LANES; i++) sums[i] = sum_lanes(v[i]);
+#endif
 }
 INLINE float max_lanes(f32x16 v) {
   float x[LANES], most = v[0];

@@ -34,8 +34,13 @@ typedef struct {
 
 typedef struct {
   float *normed, *qkv, *query, *attended, *projected, *gate_up, *inner;
-  char *quantized;
+  char *rounded; /* inputs of a product */
 } Scratch;
+
+static int64_t product_bytes(const Product *p, int64_t rows) {
+  if (p->kind == INTEGER) return integer_scratch_bytes(p->weight, rows);
+  return p->kind == BFLOAT16 ? bfloat16_scratch_bytes(p->weight, rows) : 0;
+}
 
 /* Places the parts in `memory`, if there is any; returns the bytes they take. */
 static int64_t divide(const Decoder *d, int64_t rows, char *memory, Scratch *parts) {
@@ -44,7 +49,7 @@ static int64_t divide(const Decoder *d, int64_t rows, char *memory, Scratch *par
                       &parts->projected, &parts->gate_up, &parts->inner};
   const int64_t widths[] = {d->hidden, q_width + 2 * kv_width, q_width, q_width,
                             d->hidden, 2 * d->inner,           d->inner};
-  int64_t taken = 0, quantized = 0;
+  int64_t taken = 0, rounded = 0;
   for (int i = 0; i < 7; i++) {
     if (memory) *floats[i] = (float *)(memory + taken);
     taken += (rows * widths[i] * (int64_t)sizeof(float) + 63) / 64 * 64;
@@ -53,13 +58,12 @@ static int64_t divide(const Decoder *d, int64_t rows, char *memory, Scratch *par
     const Product *products[] = {&d->layers[i].qkv, &d->layers[i].output, &d->layers[i].gate_up,
                                  &d->layers[i].down};
     for (int j = 0; j < 4; j++) {
-      const int64_t bytes =
-          products[j]->is_integer ? integer_scratch_bytes(products[j]->weight, rows) : 0;
-      if (bytes > quantized) quantized = bytes;
+      const int64_t bytes = product_bytes(products[j], rows);
+      if (bytes > rounded) rounded = bytes;
     }
   }
-  if (memory) parts->quantized = memory + taken;
-  return taken + quantized;
+  if (memory) parts->rounded = memory + taken;
+  return taken + rounded;
 }
 
 int64_t decoder_scratch_bytes(const Decoder *d, int64_t rows) {
@@ -67,11 +71,12 @@ int64_t decoder_scratch_bytes(const Decoder *d, int64_t rows) {
   return divide(d, rows, NULL, &parts);
 }
 
-INLINE void team_product(const Product *p, const float *x, float *y, int64_t rows, char *quantized) {
-  if (p->is_integer)
-    team_integer_linear(p->weight, x, y, rows, quantized);
-  else
-    team_float_linear(p->weight, x, y, rows);
+INLINE void team_product(const Product *p, const float *x, float *y, int64_t rows, char *rounded) {
+  switch (p->kind) {
+    case FLOAT32: team_float32_linear(p->weight, x, y, rows); break;
+    case BFLOAT16: team_bfloat16_linear(p->weight, x, y, rows, rounded); break;
+    case INTEGER: team_integer_linear(p->weight, x, y, rows, rounded); break;
+  }
 }
 
 /* x: [rows, hidden], the embedded tokens, which becomes the output of the last norm. Returns 1 if
@@ -102,15 +107,15 @@ int decoder_forward(const Decoder *d, const Batch *b, const Caches *c, float *x,
       rotation.query_norm = layer->query_norm, rotation.key_norm = layer->key_norm;
       rotation.keys = c->keys + i * c->layer_bytes, rotation.values = c->values + i * c->layer_bytes;
       shape.keys = rotation.keys, shape.values = rotation.values, shape.window = layer->window;
-      team_product(&layer->qkv, s.normed, s.qkv, b->rows, s.quantized);
+      team_product(&layer->qkv, s.normed, s.qkv, b->rows, s.rounded);
       team_rotate_and_store(&rotation, s.qkv, s.query);
       team_attention(&shape, tasks, count, s.query, s.attended);
-      team_product(&layer->output, s.attended, s.projected, b->rows, s.quantized);
+      team_product(&layer->output, s.attended, s.projected, b->rows, s.rounded);
       team_add_rms_norm(s.projected, x, layer->post_attention_norm, d->eps, x, s.normed, b->rows,
                         d->hidden);
-      team_product(&layer->gate_up, s.normed, s.gate_up, b->rows, s.quantized);
+      team_product(&layer->gate_up, s.normed, s.gate_up, b->rows, s.rounded);
       team_silu_mul(s.gate_up, s.inner, b->rows, d->inner);
-      team_product(&layer->down, s.inner, s.projected, b->rows, s.quantized);
+      team_product(&layer->down, s.inner, s.projected, b->rows, s.rounded);
       team_add_rms_norm(s.projected, x, next, d->eps, x, s.normed, b->rows, d->hidden);
     }
 #pragma omp for schedule(static)

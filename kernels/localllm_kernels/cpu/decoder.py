@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.cpu import structs
-from localllm_kernels.cpu.linear import MIN_BFLOAT16_ROWS, BFloat16Product, CProduct
+from localllm_kernels.cpu.linear import CProduct
 from localllm_kernels.fused_decoder import DecoderParts, LayerParts
 
 
 def fuse_decoder(library: ctypes.CDLL, parts: DecoderParts) -> "CpuDecoder | None":
     """The layers as one call; None where a product is not one of the library's own."""
     products = [product for layer in parts.layers for product in layer.products]
-    if not all(isinstance(product, (CProduct, BFloat16Product)) for product in products):
+    if not all(isinstance(product, CProduct) for product in products):
         return None
     return CpuDecoder(library, parts)
 
@@ -42,19 +42,12 @@ class CpuDecoder:
             parts.eps,
             parts.head_dim**-0.5,
         )
-        products = [product for layer in parts.layers for product in layer.products]
-        has_bfloat16 = any(isinstance(product, BFloat16Product) for product in products)
-        self._max_rows = MIN_BFLOAT16_ROWS - 1 if has_bfloat16 else None
         self._forward = library.decoder_forward
         self._forward.argtypes = [*5 * [ctypes.c_void_p], ctypes.c_int64]
         self._scratch_bytes = library.decoder_scratch_bytes
         self._scratch_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         self._scratch_bytes.restype = ctypes.c_int64
         self._scratch = torch.empty(0, dtype=torch.uint8)
-
-    def takes(self, num_rows: int) -> bool:
-        """Whether a batch of so many rows is computed here."""
-        return self._max_rows is None or num_rows <= self._max_rows
 
     def __call__(
         self,
@@ -122,12 +115,10 @@ def _layer(layer: LayerParts) -> structs.Layer:
 
 
 def _product(product: object) -> structs.Product:
-    weight = _c_product(product).weight
-    return structs.Product(isinstance(weight, structs.IntegerWeight), ctypes.addressof(weight))
+    own = _c_product(product)
+    return structs.Product(own.kind, ctypes.addressof(own.weight))
 
 
 def _c_product(product: object) -> CProduct:
-    if isinstance(product, BFloat16Product):
-        return product.few_rows
     assert isinstance(product, CProduct)
     return product

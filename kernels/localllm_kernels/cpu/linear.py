@@ -1,25 +1,22 @@
 """Products with weights in the C library: float32 or bfloat16, int8, int4.
 
-All take and give float32 rows. Inputs of the integer products are rounded to int8, a scale for
-each group; see the sources for the formulas.
+All take and give float32 rows. Inputs of bfloat16 products are rounded to bfloat16, those of the
+integer products to int8, a scale for each group; see the sources for the formulas.
 """
 
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight
+from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind
 
 _LANES = 16
 _INT8_GROUPS = (128, 64, 32, 16)
-# From here on the library's bfloat16 products, whose inputs are rounded, are faster.
-MIN_BFLOAT16_ROWS = 32
 
 
 class _ScaleKind(IntEnum):
@@ -37,7 +34,8 @@ class CProduct:
     `weight` is the C structure; `kept` are the tensors that it points to.
     """
 
-    run: Callable[..., Any]
+    kind: ProductKind
+    run: Callable[..., int]
     weight: IntegerWeight | FloatWeight
     kept: tuple[Tensor | None, ...]
 
@@ -58,22 +56,6 @@ class CProduct:
 
 
 @dataclass(frozen=True, slots=True)
-class BFloat16Product:
-    """A product with a bfloat16 weight: few rows in C, many in torch."""
-
-    few_rows: CProduct
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """`x`, float32 [rows, in] -> [rows, out]."""
-        if x.shape[0] < MIN_BFLOAT16_ROWS:
-            return self.few_rows(x)
-        y = F.linear(x.bfloat16(), self.weight).float()
-        return y if self.bias is None else y + self.bias
-
-
-@dataclass(frozen=True, slots=True)
 class PermutedProduct:
     """A product whose columns belong to other inputs, [in]."""
 
@@ -85,24 +67,27 @@ class PermutedProduct:
         return self.product(x[:, self.permutation])
 
 
-CpuProduct = CProduct | BFloat16Product | PermutedProduct
+CpuProduct = CProduct | PermutedProduct
 
 
 class CpuLinears:
     """Makes products from weights; each packs its weight once."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._integer, self._float = library.integer_linear, library.float_linear
-        for function in (self._integer, self._float):
+        self._run = {
+            ProductKind.FLOAT32: library.float32_linear,
+            ProductKind.BFLOAT16: library.bfloat16_linear,
+            ProductKind.INTEGER: library.integer_linear,
+        }
+        for function in self._run.values():
             function.argtypes = [*3 * [ctypes.c_void_p], *2 * [ctypes.c_int64]]
-        self._float.restype = None
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> CpuProduct:
         """`weight`: float32 or bfloat16 [out, in], which is kept as it is; `bias`: float32."""
         is_bfloat16 = weight.dtype == torch.bfloat16
-        struct = FloatWeight(weight.data_ptr(), _pointer(bias), is_bfloat16, *weight.shape)
-        product = CProduct(self._float, struct, (weight, bias))
-        return BFloat16Product(product, weight, bias) if is_bfloat16 else product
+        kind = ProductKind.BFLOAT16 if is_bfloat16 else ProductKind.FLOAT32
+        struct = FloatWeight(weight.data_ptr(), _pointer(bias), *weight.shape)
+        return self._product(kind, struct, (weight, bias))
 
     def int4(
         self,
@@ -135,7 +120,8 @@ class CpuLinears:
             width_in,
             width_in // scales.shape[1],
         )
-        product = CProduct(self._integer, struct, (packed, kept_scales, kept_zeros, bias))
+        kept = (packed, kept_scales, kept_zeros, bias)
+        product = self._product(ProductKind.INTEGER, struct, kept)
         return product if permutation is None else PermutedProduct(product, permutation)
 
     def int8(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> CpuProduct:
@@ -156,7 +142,15 @@ class CpuLinears:
             width_in,
             next(size for size in _INT8_GROUPS if width_in % size == 0),
         )
-        return CProduct(self._integer, struct, (packed, kept_scales, bias))
+        return self._product(ProductKind.INTEGER, struct, (packed, kept_scales, bias))
+
+    def _product(
+        self,
+        kind: ProductKind,
+        weight: IntegerWeight | FloatWeight,
+        kept: tuple[Tensor | None, ...],
+    ) -> CProduct:
+        return CProduct(kind, self._run[kind], weight, kept)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

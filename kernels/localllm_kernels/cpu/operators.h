@@ -19,15 +19,15 @@ typedef struct {
 } IntegerWeight;
 
 typedef struct {
-  const void *values; /* [out, in] */
+  const void *values; /* [out, in], float32 or bfloat16 */
   const float *bias;  /* [out], or NULL */
-  int64_t is_bfloat16; /* else float32 */
   int64_t width_out, width_in;
 } FloatWeight;
 
+enum { FLOAT32, BFLOAT16, INTEGER };
 typedef struct {
-  int64_t is_integer;
-  const void *weight; /* IntegerWeight or FloatWeight */
+  int64_t kind;
+  const void *weight; /* FloatWeight or IntegerWeight */
 } Product;
 
 typedef struct {
@@ -67,9 +67,13 @@ void team_attention(const AttentionShape *s, const AttentionTask *tasks, int64_t
 /* scratch: integer_scratch_bytes(w, rows). */
 void team_integer_linear(const IntegerWeight *w, const float *x, float *y, int64_t rows,
                          char *scratch);
-void team_float_linear(const FloatWeight *w, const float *x, float *y, int64_t rows);
+void team_float32_linear(const FloatWeight *w, const float *x, float *y, int64_t rows);
+/* scratch: bfloat16_scratch_bytes(w, rows). */
+void team_bfloat16_linear(const FloatWeight *w, const float *x, float *y, int64_t rows,
+                          char *scratch);
 
 int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows);
+int64_t bfloat16_scratch_bytes(const FloatWeight *w, int64_t rows);
 /* The tasks of a batch, which the caller frees; NULL if there is no memory, or the heads have a
  * shape that is not meant. starts: [seqs + 1]; lengths: [seqs]; tables: [seqs, max_blocks]. */
 AttentionTask *attention_tasks(const int32_t *tables, const int32_t *starts, const int64_t *lengths,

@@ -2,6 +2,7 @@
 
 import ctypes
 from ctypes import Structure, c_float, c_int64, c_void_p
+from enum import IntEnum
 
 
 class IntegerWeight(Structure):
@@ -26,16 +27,23 @@ class FloatWeight(Structure):
     _fields_ = (
         ("values", c_void_p),
         ("bias", c_void_p),
-        ("is_bfloat16", c_int64),
         ("width_out", c_int64),
         ("width_in", c_int64),
     )
 
 
+class ProductKind(IntEnum):
+    """See operators.h."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INTEGER = 2
+
+
 class Product(Structure):
     """See operators.h."""
 
-    _fields_ = (("is_integer", c_int64), ("weight", c_void_p))
+    _fields_ = (("kind", c_int64), ("weight", c_void_p))
 
 
 class AttentionShape(Structure):

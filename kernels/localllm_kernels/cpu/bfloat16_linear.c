@@ -1,0 +1,122 @@
+/* y = x · wᵀ + bias for weights in bfloat16, row by row as they stand in the file. The inputs are
+ * rounded to bfloat16; products and sums are float32.
+ *
+ * An output is the sum of sixteen lanes, each of which adds up its products in the order of the
+ * inputs, so a row has the same bits in any batch. */
+
+#include "operators.h"
+
+#define ROWS 4
+#define OUTPUTS 4
+#define STEP 32            /* inputs */
+#define PANEL_BYTES 262144 /* rounded rows that stay in the second cache */
+
+INLINE int64_t padded(int64_t width) { return (width + STEP - 1) / STEP * STEP; }
+
+/* acc + 32 products, two a lane. */
+INLINE f32x16 add_products(f32x16 acc, const uint16_t *w, const uint16_t *x) {
+#if defined(__AVX512BF16__)
+  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_loadu_si512(w),
+                                  (__m512bh)_mm512_loadu_si512(x));
+#else
+  acc = fma16(load_bf16(w), load_bf16(x), acc);
+  return fma16(load_bf16(w + LANES), load_bf16(x + LANES), acc);
+#endif
+}
+
+/* `outputs` outputs from `first` on for `rows` rows of `stride` values; the counts are constants
+ * where this is called. */
+INLINE void multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, float *y,
+                     int64_t first, int rows, int outputs) {
+  const int64_t width = w->width_in, whole = width / STEP * STEP;
+  const uint16_t *values = (const uint16_t *)w->values + first * width;
+  f32x16 sums[ROWS][OUTPUTS];
+  for (int r = 0; r < rows; r++)
+    for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
+  for (int64_t i = 0; i < whole; i += STEP)
+    for (int o = 0; o < outputs; o++)
+      for (int r = 0; r < rows; r++)
+        sums[r][o] = add_products(sums[r][o], values + o * width + i, x + r * stride + i);
+  if (whole < width)
+    for (int o = 0; o < outputs; o++) {
+      uint16_t rest[STEP] = {0};
+      memcpy(rest, values + o * width + whole, (size_t)(width - whole) * sizeof(uint16_t));
+      for (int r = 0; r < rows; r++)
+        sums[r][o] = add_products(sums[r][o], rest, x + r * stride + whole);
+    }
+  float totals[ROWS][OUTPUTS];
+  if (rows * outputs == LANES)
+    sum_lanes_of_16(&sums[0][0], &totals[0][0]);
+  else
+    for (int r = 0; r < rows; r++)
+      for (int o = 0; o < outputs; o++) totals[r][o] = sum_lanes(sums[r][o]);
+  for (int r = 0; r < rows; r++)
+    for (int o = 0; o < outputs; o++)
+      y[r * w->width_out + first + o] = w->bias ? totals[r][o] + w->bias[first + o] : totals[r][o];
+}
+
+INLINE void multiply_rows(const FloatWeight *w, const uint16_t *x, int64_t stride, float *y,
+                          int64_t first, int64_t rows, int outputs) {
+  int64_t r = 0;
+#define RUN(count) multiply(w, x + r * stride, stride, y + r * w->width_out, first, count, outputs)
+  for (; r + ROWS <= rows; r += ROWS) RUN(ROWS);
+  switch (rows - r) {
+    case 1: RUN(1); break;
+    case 2: RUN(2); break;
+    case 3: RUN(3); break;
+  }
+#undef RUN
+}
+
+static int64_t panel_rows(const FloatWeight *w, int64_t rows) {
+  int64_t most = PANEL_BYTES / (padded(w->width_in) * (int64_t)sizeof(uint16_t)) / ROWS * ROWS;
+  if (most < ROWS) most = ROWS;
+  return rows < most ? rows : most;
+}
+
+int64_t bfloat16_scratch_bytes(const FloatWeight *w, int64_t rows) {
+  return panel_rows(w, rows) * padded(w->width_in) * (int64_t)sizeof(uint16_t);
+}
+
+static void team_multiply_panel(const FloatWeight *w, const float *x, float *y, int64_t rows,
+                                uint16_t *rounded) {
+  const int64_t width = w->width_in, stride = padded(width);
+#pragma omp for schedule(static)
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t i = 0; i < stride; i += LANES) {
+      const int64_t left = width - i, count = left < 0 ? 0 : left < LANES ? left : LANES;
+      const u16x16 values = round_bf16(load_part(x + row * width + i, count, 0.0f));
+      memcpy(rounded + row * stride + i, &values, sizeof values);
+    }
+  const int64_t blocks = (w->width_out + OUTPUTS - 1) / OUTPUTS;
+#pragma omp for schedule(static)
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t first = block * OUTPUTS;
+    if (first + OUTPUTS <= w->width_out) {
+      multiply_rows(w, rounded, stride, y, first, rows, OUTPUTS);
+      continue;
+    }
+    for (int64_t o = first; o < w->width_out; o++) multiply_rows(w, rounded, stride, y, o, rows, 1);
+  }
+}
+
+/* x: [rows, in]; y: [rows, out]. */
+void team_bfloat16_linear(const FloatWeight *w, const float *x, float *y, int64_t rows,
+                          char *scratch) {
+  const int64_t panel = panel_rows(w, rows);
+  for (int64_t first = 0; first < rows; first += panel) {
+    const int64_t count = rows - first < panel ? rows - first : panel;
+    team_multiply_panel(w, x + first * w->width_in, y + first * w->width_out, count,
+                        (uint16_t *)scratch);
+  }
+}
+
+/* Returns 0, or 1 if there is no memory. */
+int bfloat16_linear(const FloatWeight *w, const float *x, float *y, int64_t rows, int64_t threads) {
+  char *scratch = malloc((size_t)bfloat16_scratch_bytes(w, rows));
+  if (!scratch) return 1;
+#pragma omp parallel num_threads(threads)
+  team_bfloat16_linear(w, x, y, rows, scratch);
+  free(scratch);
+  return 0;
+}

@@ -1,0 +1,73 @@
+/* y = x · wᵀ + bias for weights in float32, row by row as they stand in the file.
+ *
+ * An output is the sum of sixteen lanes, each of which adds up every sixteenth product. */
+
+#include "operators.h"
+
+#define ROWS 4
+#define OUTPUTS 4
+
+/* `outputs` outputs from `first` on for `rows` rows; both are constants where this is called. */
+INLINE void multiply(const FloatWeight *w, const float *x, float *y, int64_t first, int rows,
+                     int outputs) {
+  const int64_t width = w->width_in, whole = width / LANES * LANES;
+  const float *weights = (const float *)w->values + first * width;
+  f32x16 sums[ROWS][OUTPUTS];
+  for (int r = 0; r < rows; r++)
+    for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
+  for (int64_t i = 0; i < whole; i += LANES)
+    for (int o = 0; o < outputs; o++) {
+      const f32x16 weight = load(weights + o * width + i);
+      for (int r = 0; r < rows; r++)
+        sums[r][o] = fma16(load(x + r * width + i), weight, sums[r][o]);
+    }
+  if (whole < width)
+    for (int o = 0; o < outputs; o++) {
+      const f32x16 weight = load_part(weights + o * width + whole, width - whole, 0.0f);
+      for (int r = 0; r < rows; r++) {
+        const f32x16 value = load_part(x + r * width + whole, width - whole, 0.0f);
+        sums[r][o] = fma16(value, weight, sums[r][o]);
+      }
+    }
+  float totals[ROWS][OUTPUTS];
+  if (rows * outputs == LANES)
+    sum_lanes_of_16(&sums[0][0], &totals[0][0]);
+  else
+    for (int r = 0; r < rows; r++)
+      for (int o = 0; o < outputs; o++) totals[r][o] = sum_lanes(sums[r][o]);
+  for (int r = 0; r < rows; r++)
+    for (int o = 0; o < outputs; o++)
+      y[r * w->width_out + first + o] = w->bias ? totals[r][o] + w->bias[first + o] : totals[r][o];
+}
+
+INLINE void multiply_rows(const FloatWeight *w, const float *x, float *y, int64_t first,
+                          int64_t rows, int outputs) {
+  int64_t r = 0;
+#define RUN(count) multiply(w, x + r * w->width_in, y + r * w->width_out, first, count, outputs)
+  for (; r + ROWS <= rows; r += ROWS) RUN(ROWS);
+  switch (rows - r) {
+    case 1: RUN(1); break;
+    case 2: RUN(2); break;
+    case 3: RUN(3); break;
+  }
+#undef RUN
+}
+
+/* x: [rows, in]; y: [rows, out]. */
+void team_float32_linear(const FloatWeight *w, const float *x, float *y, int64_t rows) {
+  const int64_t blocks = (w->width_out + OUTPUTS - 1) / OUTPUTS;
+#pragma omp for schedule(static)
+  for (int64_t block = 0; block < blocks; block++) {
+    const int64_t first = block * OUTPUTS;
+    if (first + OUTPUTS <= w->width_out) {
+      multiply_rows(w, x, y, first, rows, OUTPUTS);
+      continue;
+    }
+    for (int64_t o = first; o < w->width_out; o++) multiply_rows(w, x, y, o, rows, 1);
+  }
+}
+int float32_linear(const FloatWeight *w, const float *x, float *y, int64_t rows, int64_t threads) {
+#pragma omp parallel num_threads(threads)
+  team_float32_linear(w, x, y, rows);
+  return 0;
+}
