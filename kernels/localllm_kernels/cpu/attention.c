@@ -118,27 +118,21 @@ INLINE void score_four(const float *q, const float *turned, float *scores, const
   }
 }
 
-/* total[r] = total[r] · keep[r] + weights[r] · v for two rows. */
+/* total[r] = total[r] · keep[r] + weights[r] · v for `rows` rows and `count` vectors of their width,
+ * whose sums stay in registers; both are constants where the width is. */
 INLINE void add_values(const float *weights, const float *v, const float *keep, float *total,
-                       int64_t low, int64_t high, const int vectors) {
-  const int64_t dim = vectors * LANES;
-  f32x16 first[16], second[16];
-  for (int i = 0; i < vectors; i++) {
-    first[i] = load(total + i * LANES) * keep[0];
-    second[i] = load(total + dim + i * LANES) * keep[1];
-  }
-  for (int64_t j = low; j < high; j++) {
-    const f32x16 a = splat(weights[j]), b = splat(weights[KEY_TILE + j]);
-    for (int i = 0; i < vectors; i++) {
+                       int64_t low, int64_t high, int64_t dim, const int rows, const int count) {
+  f32x16 sums[MAX_DIM / LANES * 2];
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < count; i++) sums[r * count + i] = load(total + r * dim + i * LANES) * keep[r];
+  for (int64_t j = low; j < high; j++)
+    for (int i = 0; i < count; i++) {
       const f32x16 value = load(v + j * dim + i * LANES);
-      first[i] = fma16(a, value, first[i]);
-      second[i] = fma16(b, value, second[i]);
+      for (int r = 0; r < rows; r++)
+        sums[r * count + i] = fma16(splat(weights[r * KEY_TILE + j]), value, sums[r * count + i]);
     }
-  }
-  for (int i = 0; i < vectors; i++) {
-    store(total + i * LANES, first[i]);
-    store(total + dim + i * LANES, second[i]);
-  }
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < count; i++) store(total + r * dim + i * LANES, sums[r * count + i]);
 }
 
 /* One step of the running softmax: scores become weights; returns what remains of the weights and
@@ -172,17 +166,19 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
   float tile[KEY_TILE * MAX_DIM] ALIGNED, turned[KEY_TILE * MAX_DIM] ALIGNED;
   float weights[QUERY_ROWS * KEY_TILE] ALIGNED;
   float most[QUERY_ROWS], sum[QUERY_ROWS], keep[QUERY_ROWS];
-  const int64_t even_rows = rows + rows % 2, fours = (rows + 3) / 4 * 4;
-  memset(q, 0, (size_t)(fours * dim) * sizeof(float));
-  memset(total, 0, (size_t)(even_rows * dim) * sizeof(float));
-  if (dim > width || rows >= MIN_TURNED_ROWS)
+  const int turns = rows >= MIN_TURNED_ROWS;
+  const int64_t together = turns ? 4 : 2; /* rows that share a pass over the tile */
+  const int64_t padded_rows = (rows + together - 1) / together * together;
+  memset(q, 0, (size_t)(padded_rows * dim) * sizeof(float));
+  memset(total, 0, (size_t)(padded_rows * dim) * sizeof(float));
+  if (dim > width || turns)
     memset(tile, 0, (size_t)(KEY_TILE * dim) * sizeof(float));
   for (int64_t r = 0; r < rows; r++) {
     const float *from =
         query + ((task->first_query + r / group) * s->heads + task->kv_head * group + r % group) * width;
     for (int64_t i = 0; i < width; i++) q[r * dim + i] = from[i] * s->scale;
   }
-  for (int64_t r = 0; r < even_rows; r++) most[r] = -INFINITY, sum[r] = 0.0f;
+  for (int64_t r = 0; r < padded_rows; r++) most[r] = -INFINITY, sum[r] = 0.0f;
   const int64_t end = task->first_position + task->num_queries;
   int64_t start = s->window ? task->first_position - s->window + 1 : 0;
   if (start < 0) start = 0;
@@ -190,7 +186,7 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
     const int64_t low = first < start ? start - first : 0;
     const int64_t high = first + KEY_TILE < end ? KEY_TILE : end - first;
     fetch(s, s->keys, task, first, low, high, tile, dim);
-    if (rows >= MIN_TURNED_ROWS) {
+    if (turns) {
       turn_tile(tile, turned, vectors);
       for (int64_t r = 0; r < rows; r += 4)
         score_four(q + r * dim, turned, weights + r * KEY_TILE, vectors);
@@ -198,15 +194,24 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
       for (int64_t r = 0; r < rows; r += 2)
         score_two(q + r * dim, tile, weights + r * KEY_TILE, low, high, vectors);
     }
-    for (int64_t r = 0; r < even_rows; r++) {
+    for (int64_t r = 0; r < padded_rows; r++) {
       const int64_t position = task->first_position + r / group - first;
       const int64_t from = s->window && position - s->window + 1 > low ? position - s->window + 1 : low;
       const int64_t to = position + 1 < high ? position + 1 : high;
       keep[r] = weigh(weights + r * KEY_TILE, from, r < rows ? to : 0, most + r, sum + r);
     }
     fetch(s, s->values, task, first, low, high, tile, dim);
-    for (int64_t r = 0; r < rows; r += 2)
-      add_values(weights + r * KEY_TILE, tile, keep + r, total + r * dim, low, high, vectors);
+    if (turns && vectors % 2 == 0) {
+      const int half = vectors / 2;
+      for (int64_t r = 0; r < rows; r += 4)
+        for (int64_t i = 0; i < dim; i += half * LANES)
+          add_values(weights + r * KEY_TILE, tile + i, keep + r, total + r * dim + i, low, high,
+                     dim, 4, half);
+    } else {
+      for (int64_t r = 0; r < rows; r += 2)
+        add_values(weights + r * KEY_TILE, tile, keep + r, total + r * dim, low, high, dim, 2,
+                   vectors);
+    }
   }
   for (int64_t r = 0; r < rows; r++) {
     float *to =

@@ -34,9 +34,11 @@ INLINE void multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, fl
   for (int r = 0; r < rows; r++)
     for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
   for (int64_t i = 0; i < whole; i += STEP)
-    for (int o = 0; o < outputs; o++)
+    for (int o = 0; o < outputs; o++) {
+      __builtin_prefetch(values + (outputs + o) * width + i); /* the next outputs */
       for (int r = 0; r < rows; r++)
         sums[r][o] = add_products(sums[r][o], values + o * width + i, x + r * stride + i);
+    }
   if (whole < width)
     for (int o = 0; o < outputs; o++) {
       uint16_t rest[STEP] = {0};
@@ -46,7 +48,7 @@ INLINE void multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, fl
     }
   float totals[ROWS][OUTPUTS];
   if (rows * outputs == LANES)
-    sum_lanes_of_16(&sums[0][0], &totals[0][0]);
+    sum_lanes_of_16(sums[0], totals[0]);
   else
     for (int r = 0; r < rows; r++)
       for (int o = 0; o < outputs; o++) totals[r][o] = sum_lanes(sums[r][o]);
@@ -82,12 +84,17 @@ static void team_multiply_panel(const FloatWeight *w, const float *x, float *y, 
                                 uint16_t *rounded) {
   const int64_t width = w->width_in, stride = padded(width);
 #pragma omp for schedule(static)
-  for (int64_t row = 0; row < rows; row++)
-    for (int64_t i = 0; i < stride; i += LANES) {
-      const int64_t left = width - i, count = left < 0 ? 0 : left < LANES ? left : LANES;
-      const u16x16 values = round_bf16(load_part(x + row * width + i, count, 0.0f));
-      memcpy(rounded + row * stride + i, &values, sizeof values);
+  for (int64_t row = 0; row < rows; row++) {
+    const float *from = x + row * width;
+    uint16_t *to = rounded + row * stride;
+    memset(to + width / STEP * STEP, 0, (size_t)(stride - width / STEP * STEP) * sizeof(uint16_t));
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) {
+      const u16x16 values = round_bf16(load(from + i));
+      memcpy(to + i, &values, sizeof values);
     }
+    for (; i < width; i++) to[i] = to_bf16(from[i]);
+  }
   const int64_t blocks = (w->width_out + OUTPUTS - 1) / OUTPUTS;
 #pragma omp for schedule(static)
   for (int64_t block = 0; block < blocks; block++) {

@@ -87,7 +87,7 @@ INLINE float sum_lanes(f32x16 v) {
   return x[0];
 }
 /* The sums of sixteen vectors, each in the order of sum_lanes. */
-INLINE void sum_lanes_of_16(const f32x16 v[LANES], float sums[LANES]) {
+INLINE void sum_lanes_of_16(const f32x16 *v, float *sums) {
 #if defined(__AVX512F__)
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (i32x16){__VA_ARGS__})
   f32x16 by_8[8], by_4[4], by_2[2];

@@ -18,6 +18,7 @@ INLINE void multiply(const FloatWeight *w, const float *x, float *y, int64_t fir
   for (int64_t i = 0; i < whole; i += LANES)
     for (int o = 0; o < outputs; o++) {
       const f32x16 weight = load(weights + o * width + i);
+      __builtin_prefetch(weights + (outputs + o) * width + i); /* the next outputs */
       for (int r = 0; r < rows; r++)
         sums[r][o] = fma16(load(x + r * width + i), weight, sums[r][o]);
     }
@@ -31,7 +32,7 @@ INLINE void multiply(const FloatWeight *w, const float *x, float *y, int64_t fir
     }
   float totals[ROWS][OUTPUTS];
   if (rows * outputs == LANES)
-    sum_lanes_of_16(&sums[0][0], &totals[0][0]);
+    sum_lanes_of_16(sums[0], totals[0]);
   else
     for (int r = 0; r < rows; r++)
       for (int o = 0; o < outputs; o++) totals[r][o] = sum_lanes(sums[r][o]);

@@ -53,15 +53,20 @@ void add_rms_norm(const float *x, const float *residual, const float *weight, fl
   team_add_rms_norm(x, residual, weight, eps, total, y, rows, width);
 }
 
+INLINE f32x16 gated(f32x16 g, f32x16 u) { return g / (1.0f + exp16(-g)) * u; }
+
 /* silu(gate) · up; gate_up: [rows, 2 · width], gate first. */
 void team_silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width) {
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
     const float *gate = gate_up + 2 * row * width, *up = gate + width;
-    for (int64_t i = 0; i < width; i += LANES) {
-      const int64_t count = width - i < LANES ? width - i : LANES;
+    float *to = y + row * width;
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES) store(to + i, gated(load(gate + i), load(up + i)));
+    if (i < width) {
+      const int64_t count = width - i;
       const f32x16 g = load_part(gate + i, count, 0.0f), u = load_part(up + i, count, 0.0f);
-      store_part(y + row * width + i, g / (1.0f + exp16(-g)) * u, count);
+      store_part(to + i, gated(g, u), count);
     }
   }
 }
