@@ -161,9 +161,9 @@ class LoadSuite(Suite):
         full = run_requests(engine, _fresh(mix, 1).draw())
         self._results.append(load_row("full queue", {"requests": mix.num_requests}, full))
         rate = mix.num_requests / full.seconds
-        for load in LOADS:
+        for i, load in enumerate(LOADS):
             progress(f"arrivals at {load:.0%} of that")
-            run = run_requests(engine, _fresh(mix, 2).draw(rate * load))
+            run = run_requests(engine, _fresh(mix, 6 + i).draw(rate * load))
             conditions = {"requests": mix.num_requests, "requests_per_s": rate * load}
             self._results.append(load_row(f"load {load:.0%}", conditions, run))
         progress("static batches")

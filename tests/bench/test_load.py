@@ -1,8 +1,12 @@
 """A real engine under load: every request is answered, and the clock is kept."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 from engines import Limits, load_tiny_model, make_engine
 
+from localllm.bench import load
 from localllm.bench.load import LoadRun, Timeline, run_requests, run_static
 from localllm.bench.speed import run_decode, run_prefill
 from localllm.bench.workload import LoadRequest, Mix
@@ -42,6 +46,26 @@ def test_no_more_run_at_once_than_asked(engine: Engine) -> None:
     run = run_requests(engine, MIX.draw(), max_at_once=3)
     assert most == 3
     assert len(run.timelines) == MIX.num_requests
+
+
+def test_no_test_finds_the_prompts_of_another_in_the_cache(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[list[tuple[int, ...]]] = []
+    run = load.run_requests
+
+    def recording(engine: Engine, requests: list[LoadRequest], *rest: int) -> LoadRun:
+        runs.append([each.prompt for each in requests if len(each.prompt) >= 8])
+        return run(engine, [replace(each, arrival_s=0.0) for each in requests], *rest)
+
+    monkeypatch.setattr(load, "run_requests", recording)
+    suite = load.LoadSuite(SimpleNamespace(engine=engine), replace(MIX, seed=3), static_batch=64)  # type: ignore[arg-type]
+    monkeypatch.setattr(load, "CONCURRENCIES", (1,))
+    suite.run(lambda what: None)
+    # Warm-up, full queue, two loads, static, the same continuously; decoding reads cached prompts.
+    assert len(runs) == 8
+    prompts = [prompt[:8] for prompts in runs[1:6] for prompt in prompts]
+    assert len(prompts) == len(set(prompts))
 
 
 def test_latencies_by_hand() -> None:
