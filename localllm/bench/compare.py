@@ -3,7 +3,7 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,31 +64,33 @@ class CompareSuite(Suite):
 
     def results(self) -> list[Result]:
         """A row for each test."""
-        rows = []
-        for (test, batch), pairs in self._found.items():
-            times = Spread.of([ours / theirs for ours, theirs in pairs])
-            rows.append(
-                Result(
-                    "compare",
-                    f"{test} against transformers bf16",
-                    {"batch": batch},
-                    {
-                        "tokens_per_s": Spread.of([ours for ours, _ in pairs]),
-                        "their_tokens_per_s": Spread.of([theirs for _, theirs in pairs]),
-                        "times": times,
-                    },
-                    f"{times.median:.2f} times transformers",
-                )
-            )
-        return rows
+        return [
+            ratio_row(test, batch, pairs, "transformers bf16")
+            for (test, batch), pairs in self._found.items()
+        ]
 
     def _book(self, repeat: int, test: str, batch: int, pair: tuple[float, float]) -> None:
         if repeat:
             self._found.setdefault((test, batch), []).append(pair)
 
     def _tokens(self, count: int) -> list[int]:
-        vocab_size = self._subject.config.vocab_size
-        return [self._random.randrange(vocab_size) for _ in range(count)]
+        return self._subject.random_tokens(self._random, count)
+
+
+def ratio_row(test: str, batch: int, pairs: Sequence[tuple[float, float]], other: str) -> Result:
+    """Pairs of tokens a second, ours and the other's of one round, as a row."""
+    times = Spread.of([ours / theirs for ours, theirs in pairs])
+    return Result(
+        "compare",
+        f"{test} against {other}",
+        {"batch": batch},
+        {
+            "tokens_per_s": Spread.of([ours for ours, _ in pairs]),
+            "their_tokens_per_s": Spread.of([theirs for _, theirs in pairs]),
+            "times": times,
+        },
+        f"{times.median:.2f} times {other}",
+    )
 
 
 class _TheirModel:

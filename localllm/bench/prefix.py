@@ -85,8 +85,7 @@ class PrefixSuite(Suite):
         )
 
     def _tokens(self, count: int) -> list[int]:
-        vocab_size = self._subject.config.vocab_size
-        return [self._random.randrange(vocab_size) for _ in range(count)]
+        return self._subject.random_tokens(self._random, count)
 
 
 def scheduling_time(enable_prefix_caching: bool, batch: int, num_steps: int = 256) -> float:

@@ -208,8 +208,7 @@ class SpeedSuite(Suite):
         }
 
     def _tokens(self, count: int) -> list[int]:
-        vocab_size = self._subject.config.vocab_size
-        return [self._random.randrange(vocab_size) for _ in range(count)]
+        return self._subject.random_tokens(self._random, count)
 
     def _name(self, kind: str, count: int, depth: int, batch: int) -> str:
         return f"{kind}{count} depth {depth:,} batch {batch}"

@@ -1,5 +1,6 @@
 """What is measured: an engine around a real model, or around weights drawn at random."""
 
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -50,6 +51,10 @@ class Subject:
     def config(self) -> ModelConfig:
         """The model's sizes."""
         return self.work.config
+
+    def random_tokens(self, rng: random.Random, count: int) -> list[int]:
+        """`count` token ids of the vocabulary."""
+        return [rng.randrange(self.config.vocab_size) for _ in range(count)]
 
     @property
     def device(self) -> torch.device:

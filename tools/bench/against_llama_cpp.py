@@ -20,9 +20,9 @@ import llama_cpp as llama
 import torch
 
 from llama_cpp_model import write_gguf
+from localllm.bench.compare import ratio_row
 from localllm.bench.environment import describe_environment
 from localllm.bench.report import Report, describe_model
-from localllm.bench.results import Result, Spread
 from localllm.bench.speed import run_decode, run_prefill
 from localllm.bench.subject import open_random
 from localllm.config import EngineConfig
@@ -124,16 +124,10 @@ def main() -> None:
                 found[test].append(pair)
     rows = []
     for (kind, count, batch), pairs in found.items():
-        times = Spread.of([ours / their for ours, their in pairs])
-        ours, their = (Spread.of(list(side)) for side in zip(*pairs, strict=True))
-        rows.append(
-            Result(
-                "compare",
-                f"{kind}{count} against llama.cpp Q4_0",
-                {"batch": batch},
-                {"tokens_per_s": ours, "their_tokens_per_s": their, "times": times},
-                f"{times.median:.2f} times llama.cpp",
-            )
+        row = ratio_row(f"{kind}{count}", batch, pairs, "llama.cpp Q4_0")
+        rows.append(row)
+        ours, their, times = (
+            row.found[name] for name in ("tokens_per_s", "their_tokens_per_s", "times")
         )
         sys.stdout.write(
             f"{kind}{count} batch {batch}: ours {ours.median:.1f}, llama.cpp {their.median:.1f} "
