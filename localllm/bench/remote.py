@@ -72,9 +72,9 @@ class Server:
         }
         with self.open("/v1/completions", body) as answer:
             for line in answer:
-                data = line.decode().strip().removeprefix("data:").strip()
-                if data and data != "[DONE]" and not data.startswith(":"):
-                    yield json.loads(data)
+                field, _, value = line.decode().partition(":")
+                if field == "data" and value.strip() != "[DONE]":
+                    yield json.loads(value)
 
 
 class RemoteSuite(Suite):

@@ -204,8 +204,11 @@ def _bench_server(url: str, model: str | None, asked: Asked) -> "tuple[Report, b
     from localllm.bench.workload import Mix
 
     server = Server.find(url, model, os.environ.get("OPENAI_API_KEY"))
-    mix = Mix(vocab_size=1 << 16, seed=asked.seed)
-    suites: list[Suite] = [RemoteSuite(server, mix, at_once) for at_once in asked.batches]
+    suites: list[Suite] = [
+        # Each with requests of its own: those of another may be in the server's cache.
+        RemoteSuite(server, Mix(vocab_size=1 << 16, seed=1000 * asked.seed + 10 * i), at_once)
+        for i, at_once in enumerate(asked.batches)
+    ]
     was_interrupted = _run(suites)
     results = [result for suite in suites for result in suite.results()]
     described = {"name": server.model, "url": server.url}
