@@ -270,7 +270,7 @@ class EngineConfig:
     """How the engine runs: sizes, device, precision. None means: decided when the model is known.
 
     `kv_cache_tokens` is the size of the KV cache in tokens, rounded down to whole blocks;
-    `max_num_batched_tokens` is the token budget of one step.
+    `max_num_batched_tokens` is the token budget of one step; a device has its own where it is None.
     """
 
     max_model_len: int | None = None
@@ -278,7 +278,7 @@ class EngineConfig:
     kv_cache_tokens: int | None = None
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
     device: Literal["auto", "cuda", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -86,7 +86,7 @@ def bench(
     ctx: options.Context = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
     max_num_seqs: options.MaxNumSeqs = None,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = 2048,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     dtype: options.DTypeName = "auto",

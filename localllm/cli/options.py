@@ -64,7 +64,9 @@ GpuMemoryUtilization = Annotated[
     float, option("--gpu-memory-utilization", help="Share of the free memory to use.")
 ]
 MaxNumSeqs = Annotated[int | None, option("--max-num-seqs", help="Requests in one batch.")]
-MaxNumBatchedTokens = Annotated[int, option("--max-num-batched-tokens", help="Tokens in one step.")]
+MaxNumBatchedTokens = Annotated[
+    int | None, option("--max-num-batched-tokens", help="Tokens in one step (CPU 256, GPU 2048).")
+]
 NoPrefixCache = Annotated[bool, option("--no-prefix-cache", help="Share no prompt prefixes.")]
 Backend = Annotated[str, option("--backend", help="auto, torch or triton.")]
 Device = Annotated[str, option("--device", help="auto, cuda or cpu.")]
@@ -119,7 +121,7 @@ class EngineFlags:
     ctx: str | None
     gpu_memory_utilization: float
     max_num_seqs: int | None
-    max_num_batched_tokens: int
+    max_num_batched_tokens: int | None
     no_prefix_cache: bool
     backend: str
     device: str

@@ -13,24 +13,27 @@ _MAX_GATHERED_VALUES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes for each part, and the context and number of blocks they allow."""
+    """Bytes for each part, tokens in a step, and the context and number of blocks they allow."""
 
     weights_bytes: int
     activations_bytes: int
     kv_block_bytes: int
     num_blocks: int  # the null block included
     max_model_len: int
+    max_num_batched_tokens: int
 
 
 def plan_memory(
     model: ModelConfig,
     engine: EngineConfig,
     *,
+    max_num_batched_tokens: int,
     weights_bytes: int,
     item_bytes: int,
     free_bytes: int,
 ) -> MemoryPlan:
-    """Divide `free_bytes` among weights, activations and KV cache.
+    """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens`, and KV
+    cache.
 
     Without an explicit context, the context is the model's, or what fits. The cache holds
     `max_num_seqs` whole contexts if there is room, and at least one.
@@ -45,7 +48,7 @@ def plan_memory(
     width = 4 * model.hidden_size + 3 * model.intermediate_size
     width += 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     activations_bytes = (
-        engine.max_num_batched_tokens * width * max(item_bytes, 4)
+        max_num_batched_tokens * width * max(item_bytes, 4)
         + 2 * engine.max_num_seqs * model.vocab_size * 4
         + scores_bytes
         + gathered_bytes
@@ -70,7 +73,14 @@ def plan_memory(
         num_blocks = engine.kv_cache_tokens // engine.block_size
     else:
         num_blocks = min(max_blocks, engine.max_num_seqs * blocks_per_context)
-    plan = MemoryPlan(weights_bytes, activations_bytes, block_bytes, num_blocks + 1, max_model_len)
+    plan = MemoryPlan(
+        weights_bytes,
+        activations_bytes,
+        block_bytes,
+        num_blocks + 1,
+        max_model_len,
+        max_num_batched_tokens,
+    )
     # An explicit cache size may hold less than a context; requests are then held to the cache.
     fits = num_blocks >= (1 if engine.kv_cache_tokens else blocks_per_context)
     if num_blocks < 1 or not fits or num_blocks > max_blocks:

@@ -15,7 +15,9 @@ GIB = 1 << 30
 
 def test_the_cache_holds_the_context_of_every_request_where_there_is_room() -> None:
     config = EngineConfig(max_num_seqs=3, block_size=16)
-    plan = plan_memory(MODEL, config, weights_bytes=4000, item_bytes=4, free_bytes=GIB)
+    plan = plan_memory(
+        MODEL, config, max_num_batched_tokens=16, weights_bytes=4000, item_bytes=4, free_bytes=GIB
+    )
     assert plan.max_model_len == 512
     assert plan.num_blocks == 3 * 512 // 16 + 1
     assert plan.kv_block_bytes == 16 * TOKEN_BYTES
@@ -23,11 +25,20 @@ def test_the_cache_holds_the_context_of_every_request_where_there_is_room() -> N
 
 
 def test_without_an_explicit_context_what_fits_is_taken() -> None:
-    config = EngineConfig(max_num_seqs=1, max_num_batched_tokens=16, gpu_memory_utilization=1.0)
-    roomy = plan_memory(MODEL, config, weights_bytes=0, item_bytes=4, free_bytes=GIB)
+    config = EngineConfig(max_num_seqs=1, gpu_memory_utilization=1.0)
+    roomy = plan_memory(
+        MODEL, config, max_num_batched_tokens=16, weights_bytes=0, item_bytes=4, free_bytes=GIB
+    )
     # Room for ten blocks, one of them the null block.
     free_bytes = roomy.activations_bytes + 10 * 16 * TOKEN_BYTES
-    plan = plan_memory(MODEL, config, weights_bytes=0, item_bytes=4, free_bytes=free_bytes)
+    plan = plan_memory(
+        MODEL,
+        config,
+        max_num_batched_tokens=16,
+        weights_bytes=0,
+        item_bytes=4,
+        free_bytes=free_bytes,
+    )
     assert plan.max_model_len == 9 * 16
     assert plan.num_blocks == 10
 
@@ -35,11 +46,20 @@ def test_without_an_explicit_context_what_fits_is_taken() -> None:
 def test_an_explicit_context_that_does_not_fit_is_an_error_with_the_parts() -> None:
     config = EngineConfig(max_model_len=512)
     with pytest.raises(GpuMemoryError, match=r"weights 0\.00 GiB.*512 tokens of context") as caught:
-        plan_memory(MODEL, config, weights_bytes=4000, item_bytes=4, free_bytes=1 << 20)
+        plan_memory(
+            MODEL,
+            config,
+            max_num_batched_tokens=16,
+            weights_bytes=4000,
+            item_bytes=4,
+            free_bytes=1 << 20,
+        )
     assert caught.value.exit_code == ExitCode.MEMORY
 
 
 def test_an_explicit_cache_may_be_smaller_than_a_context() -> None:
     config = EngineConfig(kv_cache_tokens=100, block_size=16)
-    plan = plan_memory(MODEL, config, weights_bytes=4000, item_bytes=4, free_bytes=GIB)
+    plan = plan_memory(
+        MODEL, config, max_num_batched_tokens=16, weights_bytes=4000, item_bytes=4, free_bytes=GIB
+    )
     assert plan.num_blocks == 6 + 1

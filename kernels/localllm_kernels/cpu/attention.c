@@ -51,38 +51,45 @@ INLINE void score_two(const float *q, const float *k, float *scores, int64_t low
 }
 
 #if defined(__AVX512F__)
-/* Sixteen by sixteen floats, rows to columns: in four rounds halves, quarters, … change places. */
+/* Sixteen by sixteen floats, rows to columns: in four rounds halves, quarters, … change places. The
+ * orders are written out: as constants they stay in registers. */
+#define EXCHANGE(half, low, high)                                                     \
+  for (int i = 0; i < LANES; i++)                                                     \
+    if (!(i & half)) {                                                                \
+      const f32x16 a = m[i], b = m[i + half];                                         \
+      m[i] = __builtin_shuffle(a, b, (i32x16)low);                                    \
+      m[i + half] = __builtin_shuffle(a, b, (i32x16)high);                            \
+    }
+#define ORDER(...) {__VA_ARGS__}
 INLINE void transpose16(f32x16 m[LANES]) {
-  for (int half = LANES / 2; half > 0; half /= 2) {
-    i32x16 low, high;
-    for (int i = 0; i < LANES; i++) {
-      low[i] = i & half ? LANES + i - half : i;
-      high[i] = i & half ? LANES + i : i + half;
-    }
-    for (int i = 0; i < LANES; i++) {
-      if (i & half) continue;
-      const f32x16 a = m[i], b = m[i + half];
-      m[i] = __builtin_shuffle(a, b, low), m[i + half] = __builtin_shuffle(a, b, high);
-    }
-  }
+  EXCHANGE(8, ORDER(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+           ORDER(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+  EXCHANGE(4, ORDER(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+           ORDER(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+  EXCHANGE(2, ORDER(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+           ORDER(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+  EXCHANGE(1, ORDER(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+           ORDER(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
 }
-
+#undef EXCHANGE
+#undef ORDER
 #endif
 
-/* Keys [KEY_TILE, dim] -> [dim, KEY_TILE]. */
+/* Keys [KEY_TILE, dim] -> [KEY_TILE / 16, dim, 16]: sixteen keys side by side. */
 INLINE void turn_tile(const float *tile, float *turned, const int vectors) {
   const int64_t dim = vectors * LANES;
   for (int64_t j = 0; j < KEY_TILE; j += LANES)
     for (int64_t i = 0; i < dim; i += LANES) {
+      const float *from = tile + j * dim + i;
+      float *to = turned + j * dim + i * LANES;
 #if defined(__AVX512F__)
       f32x16 m[LANES];
-      for (int k = 0; k < LANES; k++) m[k] = load(tile + (j + k) * dim + i);
+      for (int k = 0; k < LANES; k++) m[k] = load(from + k * dim);
       transpose16(m);
-      for (int k = 0; k < LANES; k++) store(turned + (i + k) * KEY_TILE + j, m[k]);
+      for (int k = 0; k < LANES; k++) store(to + k * LANES, m[k]);
 #else
       for (int k = 0; k < LANES; k++)
-        for (int l = 0; l < LANES; l++)
-          turned[(i + l) * KEY_TILE + j + k] = tile[(j + k) * dim + i + l];
+        for (int l = 0; l < LANES; l++) to[l * LANES + k] = from[k * dim + l];
 #endif
     }
 }
@@ -91,7 +98,7 @@ INLINE void turn_tile(const float *tile, float *turned, const int vectors) {
 INLINE void lane_sums(const float *q, const float *k, const int vectors, int lane, f32x16 sums[4]) {
   for (int r = 0; r < 4; r++) sums[r] = splat(0.0f);
   for (int i = 0; i < vectors; i++) {
-    const f32x16 keys = load(k + (i * LANES + lane) * KEY_TILE);
+    const f32x16 keys = load(k + (i * LANES + lane) * LANES);
     for (int r = 0; r < 4; r++)
       sums[r] = fma16(splat(q[(r * vectors + i) * LANES + lane]), keys, sums[r]);
   }
@@ -109,13 +116,17 @@ ADD_LANES(add_4_lanes, add_2_lanes, 4)
 ADD_LANES(add_8_lanes, add_4_lanes, 2)
 ADD_LANES(add_16_lanes, add_8_lanes, 1)
 
-/* The scores of score_two, bit by bit, for four rows and a whole tile of turned keys. */
-INLINE void score_four(const float *q, const float *turned, float *scores, const int vectors) {
-  for (int64_t j = 0; j < KEY_TILE; j += LANES) {
-    f32x16 sums[4];
-    add_16_lanes(q, turned + j, vectors, 0, sums);
-    for (int r = 0; r < 4; r++) store(scores + r * KEY_TILE + j, sums[r]);
-  }
+/* The scores of score_two, bit by bit, for a multiple of four rows and the first `high` of a tile of
+ * turned keys. Sixteen keys at a time, for all rows: those stay in the first cache. */
+INLINE void score_turned(const float *q, const float *turned, float *scores, int64_t rows,
+                         int64_t high, const int vectors) {
+  const int64_t dim = vectors * LANES;
+  for (int64_t j = 0; j < high; j += LANES)
+    for (int64_t r = 0; r < rows; r += 4) {
+      f32x16 sums[4];
+      add_16_lanes(q + r * dim, turned + j * dim, vectors, 0, sums);
+      for (int i = 0; i < 4; i++) store(scores + (r + i) * KEY_TILE + j, sums[i]);
+    }
 }
 
 /* total[r] = total[r] · keep[r] + weights[r] · v for `rows` rows and `count` vectors of their width,
@@ -188,8 +199,7 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
     fetch(s, s->keys, task, first, low, high, tile, dim);
     if (turns) {
       turn_tile(tile, turned, vectors);
-      for (int64_t r = 0; r < rows; r += 4)
-        score_four(q + r * dim, turned, weights + r * KEY_TILE, vectors);
+      score_turned(q, turned, weights, padded_rows, high, vectors);
     } else {
       for (int64_t r = 0; r < rows; r += 2)
         score_two(q + r * dim, tile, weights + r * KEY_TILE, low, high, vectors);
@@ -203,8 +213,8 @@ INLINE void attend(const AttentionShape *s, const AttentionTask *task, const flo
     fetch(s, s->values, task, first, low, high, tile, dim);
     if (turns && vectors % 2 == 0) {
       const int half = vectors / 2;
-      for (int64_t r = 0; r < rows; r += 4)
-        for (int64_t i = 0; i < dim; i += half * LANES)
+      for (int64_t i = 0; i < dim; i += half * LANES)
+        for (int64_t r = 0; r < rows; r += 4)
           add_values(weights + r * KEY_TILE, tile + i, keep + r, total + r * dim + i, low, high,
                      dim, 4, half);
     } else {

@@ -85,15 +85,9 @@ static void team_multiply_panel(const FloatWeight *w, const float *x, float *y, 
   const int64_t width = w->width_in, stride = padded(width);
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < rows; row++) {
-    const float *from = x + row * width;
     uint16_t *to = rounded + row * stride;
-    memset(to + width / STEP * STEP, 0, (size_t)(stride - width / STEP * STEP) * sizeof(uint16_t));
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) {
-      const u16x16 values = round_bf16(load(from + i));
-      memcpy(to + i, &values, sizeof values);
-    }
-    for (; i < width; i++) to[i] = to_bf16(from[i]);
+    round_row(x + row * width, to, width);
+    memset(to + width, 0, (size_t)(stride - width) * sizeof(uint16_t));
   }
   const int64_t blocks = (w->width_out + OUTPUTS - 1) / OUTPUTS;
 #pragma omp for schedule(static)

@@ -59,6 +59,15 @@ INLINE uint16_t to_bf16(float x) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+INLINE void round_row(const float *x, uint16_t *y, int64_t width) {
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES) {
+    const u16x16 rounded = round_bf16(load(x + i));
+    memcpy(y + i, &rounded, sizeof rounded);
+  }
+  for (; i < width; i++) y[i] = to_bf16(x[i]);
+}
+
 /* a · b + c, fused on processors that can. */
 INLINE f32x16 fma16(f32x16 a, f32x16 b, f32x16 c) {
 #if defined(__AVX512F__)
@@ -79,12 +88,21 @@ INLINE f32x16 select16(i32x16 where, f32x16 a, f32x16 b) {
 }
 INLINE f32x16 max16(f32x16 a, f32x16 b) { return select16(a > b, a, b); }
 
+/* Lanes by twos: those that are 8 apart first, then 4, 2, 1. */
 INLINE float sum_lanes(f32x16 v) {
+#if defined(__AVX512F__)
+  v += (f32x16)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0x4e); /* halves change places */
+  v += (f32x16)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0xb1);
+  v += (f32x16)_mm512_permute_ps((__m512)v, 0x4e);
+  v += (f32x16)_mm512_permute_ps((__m512)v, 0xb1);
+  return v[0];
+#else
   float x[LANES];
   memcpy(x, &v, sizeof x);
   for (int width = LANES / 2; width > 0; width /= 2)
     for (int i = 0; i < width; i++) x[i] += x[i + width];
   return x[0];
+#endif
 }
 /* The sums of sixteen vectors, each in the order of sum_lanes. */
 INLINE void sum_lanes_of_16(const f32x16 *v, float *sums) {
@@ -115,10 +133,11 @@ INLINE void sum_lanes_of_16(const f32x16 *v, float *sums) {
 #endif
 }
 INLINE float max_lanes(f32x16 v) {
-  float x[LANES], most = v[0];
+  float x[LANES];
   memcpy(x, &v, sizeof x);
-  for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
-  return most;
+  for (int width = LANES / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; i++) x[i] = x[i + width] > x[i] ? x[i + width] : x[i];
+  return x[0];
 }
 
 /* e to the x, to one unit in the last place or two; 0 below -87, infinite above 88. Range reduction

@@ -75,16 +75,20 @@ void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width, int64
   team_silu_mul(gate_up, y, rows, width);
 }
 
-/* Turn a head by its position, normed if there is a weight. */
+/* Turn a head by its position, normed if there is a weight; y may not be x. */
 INLINE void turn_head(const float *x, const float *norm, float eps, const float *cos_row,
                       const float *sin_row, float *y, int64_t head_dim) {
   const int64_t half = head_dim / 2;
   const float scale = norm ? 1.0f / sqrtf(mean_of_squares(x, head_dim) + eps) : 1.0f;
-  for (int64_t i = 0; i < half; i++) {
-    float first = x[i], second = x[half + i];
-    if (norm) first = norm[i] * (first * scale), second = norm[half + i] * (second * scale);
-    y[i] = first * cos_row[i] - second * sin_row[i];
-    y[half + i] = second * cos_row[i] + first * sin_row[i];
+  for (int64_t i = 0; i < half; i += LANES) {
+    const int64_t count = half - i < LANES ? half - i : LANES;
+#define PART(p) (count == LANES ? load(p) : load_part(p, count, 0.0f))
+    f32x16 first = PART(x + i), second = PART(x + half + i);
+    if (norm) first = PART(norm + i) * (first * scale), second = PART(norm + half + i) * (second * scale);
+    const f32x16 cosine = PART(cos_row + i), sine = PART(sin_row + i);
+#undef PART
+    store_part(y + i, first * cosine - second * sine, count);
+    store_part(y + half + i, second * cosine + first * sine, count);
   }
 }
 
@@ -93,8 +97,7 @@ INLINE void write_head(const float *x, void *cache, int64_t row, int64_t dim, in
     memcpy((float *)cache + row * dim, x, (size_t)dim * sizeof(float));
     return;
   }
-  uint16_t *to = (uint16_t *)cache + row * dim;
-  for (int64_t i = 0; i < dim; i++) to[i] = to_bf16(x[i]);
+  round_row(x, (uint16_t *)cache + row * dim, dim);
 }
 
 /* qkv: [rows, heads + 2 · kv_heads, head_dim]. */
