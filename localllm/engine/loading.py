@@ -16,6 +16,7 @@ from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.memory import MemoryPlan, plan_memory
 from localllm.engine.runner import ModelRunner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
+from localllm.engine.threads import choose_threads
 from localllm.errors import BackendError
 from localllm.model.architectures import ArchSpec
 from localllm.model.decoder import DecoderModel
@@ -70,6 +71,9 @@ def build_decoder(
     """
     make_products_reproducible()
     device = select_device(config)
+    threads = choose_threads()
+    if device.type == "cpu" and threads is not None:
+        torch.set_num_threads(min(threads, torch.get_num_threads()))
     dtype: torch.dtype = getattr(
         torch, model_config.dtype if config.dtype == "auto" else config.dtype
     )

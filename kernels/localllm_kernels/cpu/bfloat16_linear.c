@@ -4,10 +4,8 @@
  * An output is the sum of sixteen lanes, each of which adds up its products in the order of the
  * inputs, so a row has the same bits in any batch. */
 
-#include "operators.h"
+#include "float_tile.h"
 
-#define ROWS 4
-#define OUTPUTS 4
 #define STEP 32            /* inputs */
 #define PANEL_BYTES 262144 /* rounded rows that stay in the second cache */
 
@@ -46,27 +44,14 @@ INLINE void multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, fl
       for (int r = 0; r < rows; r++)
         sums[r][o] = add_products(sums[r][o], rest, x + r * stride + whole);
     }
-  float totals[ROWS][OUTPUTS];
-  if (rows * outputs == LANES)
-    sum_lanes_of_16(sums[0], totals[0]);
-  else
-    for (int r = 0; r < rows; r++)
-      for (int o = 0; o < outputs; o++) totals[r][o] = sum_lanes(sums[r][o]);
-  for (int r = 0; r < rows; r++)
-    for (int o = 0; o < outputs; o++)
-      y[r * w->width_out + first + o] = w->bias ? totals[r][o] + w->bias[first + o] : totals[r][o];
+  finish_tile(w, sums, y, first, rows, outputs);
 }
 
 INLINE void multiply_rows(const FloatWeight *w, const uint16_t *x, int64_t stride, float *y,
                           int64_t first, int64_t rows, int outputs) {
-  int64_t r = 0;
-#define RUN(count) multiply(w, x + r * stride, stride, y + r * w->width_out, first, count, outputs)
-  for (; r + ROWS <= rows; r += ROWS) RUN(ROWS);
-  switch (rows - r) {
-    case 1: RUN(1); break;
-    case 2: RUN(2); break;
-    case 3: RUN(3); break;
-  }
+#define RUN(r, count) \
+  multiply(w, x + (r) * stride, stride, y + (r) * w->width_out, first, count, outputs)
+  BY_TILES_OF_ROWS(rows, RUN);
 #undef RUN
 }
 

@@ -2,10 +2,7 @@
  *
  * An output is the sum of sixteen lanes, each of which adds up every sixteenth product. */
 
-#include "operators.h"
-
-#define ROWS 4
-#define OUTPUTS 4
+#include "float_tile.h"
 
 /* `outputs` outputs from `first` on for `rows` rows; both are constants where this is called. */
 INLINE void multiply(const FloatWeight *w, const float *x, float *y, int64_t first, int rows,
@@ -30,27 +27,13 @@ INLINE void multiply(const FloatWeight *w, const float *x, float *y, int64_t fir
         sums[r][o] = fma16(value, weight, sums[r][o]);
       }
     }
-  float totals[ROWS][OUTPUTS];
-  if (rows * outputs == LANES)
-    sum_lanes_of_16(sums[0], totals[0]);
-  else
-    for (int r = 0; r < rows; r++)
-      for (int o = 0; o < outputs; o++) totals[r][o] = sum_lanes(sums[r][o]);
-  for (int r = 0; r < rows; r++)
-    for (int o = 0; o < outputs; o++)
-      y[r * w->width_out + first + o] = w->bias ? totals[r][o] + w->bias[first + o] : totals[r][o];
+  finish_tile(w, sums, y, first, rows, outputs);
 }
 
 INLINE void multiply_rows(const FloatWeight *w, const float *x, float *y, int64_t first,
                           int64_t rows, int outputs) {
-  int64_t r = 0;
-#define RUN(count) multiply(w, x + r * w->width_in, y + r * w->width_out, first, count, outputs)
-  for (; r + ROWS <= rows; r += ROWS) RUN(ROWS);
-  switch (rows - r) {
-    case 1: RUN(1); break;
-    case 2: RUN(2); break;
-    case 3: RUN(3); break;
-  }
+#define RUN(r, count) multiply(w, x + (r) * w->width_in, y + (r) * w->width_out, first, count, outputs)
+  BY_TILES_OF_ROWS(rows, RUN);
 #undef RUN
 }
 

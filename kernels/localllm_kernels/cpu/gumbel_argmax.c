@@ -1,6 +1,6 @@
 /* A keyed draw from softmax(values / T), see gumbel_argmax.py for the formula. */
 
-#include "common.h"
+#include "lane_search.h"
 
 #define MAX_THREADS 64
 
@@ -49,33 +49,18 @@ INLINE f32x16 gumbel16(u32x16 bits) {
   return -log16(-select16(is_high, high, log_rest));
 }
 
-typedef struct {
-  float value;
-  int64_t index;
-} Best;
-
 static Best search(const float *values, const int64_t *ids, float temperature, uint32_t low,
                    uint32_t high, int64_t from, int64_t to) {
-  f32x16 most = splat(-INFINITY);
-  i32x16 where = (i32x16){0}, lane;
-  for (int i = 0; i < LANES; i++) lane[i] = i;
+  BestLanes best = start_search(from);
   for (int64_t i = from; i < to; i += LANES) {
     const int64_t count = to - i < LANES ? to - i : LANES;
-    u32x16 id = (u32x16)(lane + (int32_t)i);
+    u32x16 id = (u32x16)(best.lane + (int32_t)i);
     if (ids)
       for (int64_t j = 0; j < count; j++) id[j] = (uint32_t)ids[i + j];
     const u32x16 bits = mix32(mix32(id * 0x9E3779B1u + low) ^ high);
-    const f32x16 value =
-        load_part(values + i, count, -INFINITY) / temperature + gumbel16(bits);
-    const i32x16 is_better = value > most;
-    most = select16(is_better, value, most);
-    where = (i32x16)select16(is_better, (f32x16)(lane + (int32_t)i), (f32x16)where);
+    look_at(&best, load_part(values + i, count, -INFINITY) / temperature + gumbel16(bits), i);
   }
-  Best best = {most[0], where[0]};
-  for (int i = 1; i < LANES; i++)
-    if (most[i] > best.value || (most[i] == best.value && where[i] < best.index))
-      best = (Best){most[i], where[i]};
-  return best;
+  return best_of_lanes(&best);
 }
 
 /* Index of the greatest values[i] / temperature + noise(key, ids[i]); ids may be NULL: 0, 1, 2, … */

@@ -1,0 +1,40 @@
+/* The greatest of many values and the first place where it stands, sixteen lanes at a time. */
+
+#pragma once
+
+#include "common.h"
+
+typedef struct {
+  float value;
+  int64_t index;
+} Best;
+
+/* For each lane the greatest value so far and its index. */
+typedef struct {
+  f32x16 value;
+  i32x16 index, lane;
+} BestLanes;
+
+INLINE BestLanes start_search(int64_t from) {
+  BestLanes best = {splat(-INFINITY), (i32x16){0} + (int32_t)from, (i32x16){0}};
+  for (int i = 0; i < LANES; i++) best.lane[i] = i;
+  return best;
+}
+
+/* Sixteen more, which stand from index `at` on; of equal ones the first is kept. */
+INLINE void look_at(BestLanes *best, f32x16 value, int64_t at) {
+  const i32x16 is_better = value > best->value;
+  const i32x16 index = best->lane + (int32_t)at;
+  best->value = select16(is_better, value, best->value);
+  best->index = (i32x16)select16(is_better, (f32x16)index, (f32x16)best->index);
+}
+
+INLINE Best best_of_lanes(const BestLanes *lanes) {
+  Best best = {lanes->value[0], lanes->index[0]};
+  for (int i = 1; i < LANES; i++) {
+    const Best other = {lanes->value[i], lanes->index[i]};
+    if (other.value > best.value || (other.value == best.value && other.index < best.index))
+      best = other;
+  }
+  return best;
+}

@@ -1,0 +1,72 @@
+"""Threads by cores, affinity and control groups, on file trees as systems show them."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from localllm.engine.threads import choose_threads, usable_cores
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+def topology(siblings: dict[int, str]) -> dict[str, str]:
+    folder = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    return {folder.format(processor): text for processor, text in siblings.items()}
+
+
+FOUR_ON_TWO = topology({0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"})
+
+
+def test_two_threads_of_a_core_count_once(tmp_path: Path) -> None:
+    root = write(tmp_path, FOUR_ON_TWO)
+    assert usable_cores({0, 1, 2, 3}, root) == 2
+    assert usable_cores({0, 2}, root) == 1
+    assert usable_cores({2, 3}, root) == 2
+
+
+def test_a_system_that_tells_nothing_has_a_core_for_each_processor(tmp_path: Path) -> None:
+    assert usable_cores({4, 5, 6}, tmp_path) == 3
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"),
+    [("max 100000", 8), ("300000 100000", 3), ("150000 100000", 1), ("20000 100000", 1)],
+)
+def test_a_container_grants_processor_time(tmp_path: Path, quota: str, expected: int) -> None:
+    files = {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": quota}
+    assert usable_cores(set(range(8)), write(tmp_path, files)) == expected
+
+
+def test_the_tightest_group_above_counts(tmp_path: Path) -> None:
+    files = {
+        "proc/self/cgroup": "0::/user.slice/shell",
+        "sys/fs/cgroup/user.slice/cpu.max": "200000 100000",
+        "sys/fs/cgroup/user.slice/shell/cpu.max": "max 100000",
+    }
+    assert usable_cores(set(range(8)), write(tmp_path, files)) == 2
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("-1", 8), ("400000", 4)])
+def test_control_groups_of_the_first_version(tmp_path: Path, quota: str, expected: int) -> None:
+    files = {
+        "proc/self/cgroup": "5:cpu,cpuacct:/docker/abc\n2:memory:/docker/abc",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": quota,
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+    }
+    assert usable_cores(set(range(8)), write(tmp_path, files)) == expected
+
+
+def test_who_sets_the_number_is_not_overruled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert choose_threads() is None
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    chosen = choose_threads()
+    assert chosen is not None
+    assert 1 <= chosen <= len(os.sched_getaffinity(0))
