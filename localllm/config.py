@@ -8,6 +8,8 @@ from localllm.errors import CheckpointError, RequestError
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
+KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = ("auto", "bf16", "int8", "fp8")
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 
@@ -270,6 +272,7 @@ class EngineConfig:
     """How the engine runs: sizes, device, precision. None means: decided when the model is known.
 
     `kv_cache_tokens` is the size of the KV cache in tokens, rounded down to whole blocks;
+    `kv_cache_dtype` is what keys and values are kept in, "auto" the model's own dtype;
     `max_num_batched_tokens` is the token budget of one step; a device has its own where it is None.
     """
 
@@ -282,6 +285,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     device: Literal["auto", "cuda", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache_dtype: KVCacheDType = "auto"
     backend: Literal["auto", "torch", "triton"] = "auto"
 
     def __post_init__(self) -> None:
@@ -313,6 +317,7 @@ class EngineConfig:
         for name, known in (
             ("device", ("auto", "cuda", "cpu")),
             ("dtype", ("auto", *DTYPES)),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("backend", ("auto", "torch", "triton")),
         ):
             if getattr(self, name) not in known:

@@ -82,8 +82,8 @@ def load_folder(folder: Path, dtype: torch.dtype, ops: Ops = TORCH_OPS) -> Decod
         )
 
 
-def make_engine(model: DecoderModel, limits: Limits) -> Engine:
-    """A fresh engine with an empty cache."""
+def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | None = None) -> Engine:
+    """A fresh engine with an empty cache, of the model's dtype or another."""
     config = model.config
     shape = (
         config.num_layers,
@@ -92,7 +92,7 @@ def make_engine(model: DecoderModel, limits: Limits) -> Engine:
         limits.block_size,
         config.head_dim,
     )
-    kv_cache = PagedKVCache.allocate(shape, model.embedding.dtype, torch.device("cpu"))
+    kv_cache = PagedKVCache.allocate(shape, kv_dtype or model.embedding.dtype, torch.device("cpu"))
     runner = ModelRunner(model, kv_cache)
     scheduler = Scheduler(
         SchedulerConfig(
@@ -170,11 +170,16 @@ def progress(engine: Engine) -> list[int]:
     return [request.num_computed_tokens for request in engine.scheduler._unfinished()]
 
 
-def run_alone(model: DecoderModel, prompt: list[int], params: SamplingParams) -> list[Answer]:
+def run_alone(
+    model: DecoderModel,
+    prompt: list[int],
+    params: SamplingParams,
+    kv_dtype: torch.dtype | None = None,
+) -> list[Answer]:
     """The answer of each sample of a request, computed with nothing else in the engine."""
     answers = []
     for sample in range(params.n):
-        engine = make_engine(model, Limits())
+        engine = make_engine(model, Limits(), kv_dtype)
         request_id = engine.add_request(prompt, params)
         for other in range(params.n):
             if other != sample:

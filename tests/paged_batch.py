@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, quantize_rows
 from localllm_kernels.paged_attention import KEY_TILE, QUERY_TILE, paged_attention_reference
 
 Attention = Callable[..., torch.Tensor]
@@ -16,11 +17,19 @@ MIXED = [(1, 1), (5, 5), (130, 1), (300, 70), (16, 1), (257, 1), (KEY_TILE, QUER
 class Batch:
     """Random requests in a cache whose other slots hold NaN."""
 
-    def __init__(self, lengths: list[tuple[int, int]], heads: int, kv_heads: int) -> None:
+    def __init__(
+        self,
+        lengths: list[tuple[int, int]],
+        heads: int,
+        kv_heads: int,
+        head_dim: int = HEAD_DIM,
+        kv_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.kv_dtype = kv_dtype
         generator = torch.Generator().manual_seed(sum(length for length, _ in lengths))
         blocks = [-(-length // BLOCK_SIZE) for length, _ in lengths]
         order = (torch.randperm(sum(blocks), generator=generator) + 1).tolist()
-        shape = (sum(blocks) + 1, kv_heads, BLOCK_SIZE, HEAD_DIM)
+        shape = (sum(blocks) + 1, kv_heads, BLOCK_SIZE, head_dim)
         self.key_cache, self.value_cache = (
             torch.full(shape, torch.nan),
             torch.full(shape, torch.nan),
@@ -29,8 +38,8 @@ class Batch:
         self.block_tables = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
         self.keys, self.values, queries = [], [], []
         for i, (length, num_queries) in enumerate(lengths):
-            key = torch.randn(length, kv_heads, HEAD_DIM, generator=generator)
-            value = torch.randn(length, kv_heads, HEAD_DIM, generator=generator)
+            key = torch.randn(length, kv_heads, head_dim, generator=generator)
+            value = torch.randn(length, kv_heads, head_dim, generator=generator)
             table = [order.pop() for _ in range(blocks[i])]
             self.block_tables[i, : blocks[i]] = torch.tensor(table)
             for position in range(length):
@@ -39,11 +48,19 @@ class Batch:
                 self.value_cache[block, :, slot] = value[position]
             self.keys.append(key)
             self.values.append(value)
-            queries.append(torch.randn(num_queries, heads, HEAD_DIM, generator=generator))
+            queries.append(torch.randn(num_queries, heads, head_dim, generator=generator))
         self.query = torch.cat(queries)
         counts = torch.tensor([0] + [num_queries for _, num_queries in lengths])
         self.cu_seqlens_q = counts.cumsum(0).int()
         self.seq_lens = torch.tensor([length for length, _ in lengths])
+
+    @property
+    def cache(self) -> KVCache:
+        if self.kv_dtype not in CODE_LIMITS:
+            return KVCache(self.key_cache.to(self.kv_dtype), self.value_cache.to(self.kv_dtype))
+        key, key_scales = quantize_rows(self.key_cache, self.kv_dtype)
+        value, value_scales = quantize_rows(self.value_cache, self.kv_dtype)
+        return KVCache(key, value, key_scales, value_scales)
 
     def attend(
         self, window: int | None, attention: Attention = paged_attention_reference
@@ -59,8 +76,7 @@ class Batch:
         starts = self.cu_seqlens_q[part.start : part.stop + 1]
         return attention(
             self.query[starts[0] : starts[-1]],
-            self.key_cache,
-            self.value_cache,
+            self.cache,
             block_tables=self.block_tables[part],
             cu_seqlens_q=starts - starts[0],
             seq_lens=self.seq_lens[part],

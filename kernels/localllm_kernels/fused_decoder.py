@@ -9,6 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from localllm_kernels.kv_cache import KVCache
+
 Product = Callable[[Tensor], Tensor]
 
 
@@ -52,8 +54,7 @@ class FusedDecoder(Protocol):
         hidden: Tensor,
         cos: Tensor,
         sin: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
+        caches: KVCache,
         *,
         slot_mapping: Tensor,
         block_tables: Tensor,
@@ -62,6 +63,6 @@ class FusedDecoder(Protocol):
     ) -> Tensor:
         """Hidden states [num_rows, hidden] after the last norm; the caches are written.
 
-        `hidden`: the embedded tokens; `cos`, `sin`: [num_rows, head_dim / 2]; the caches:
-        [layers, blocks, kv_heads, block_size, head_dim]; the rest as in `paged_attention`.
+        `hidden`: the embedded tokens; `cos`, `sin`: [num_rows, head_dim / 2]; `caches`: those of
+        all layers, each tensor with a first dimension of layers; the rest as in `paged_attention`.
         """

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm_kernels.kv_cache import KVCache, dequantize_rows
+
 KEY_TILE = 64
 ROW_MULTIPLE = 8
 # Queries of one prompt that are attended to at once: bounds the score matrix.
@@ -29,8 +31,7 @@ MAX_GATHERED_VALUES = 1 << 20
 
 def paged_attention_reference(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     *,
     block_tables: Tensor,
     cu_seqlens_q: Tensor,
@@ -41,8 +42,7 @@ def paged_attention_reference(
     """Attend for every request of a batch.
 
     `query`: [num_tokens, num_heads, head_dim], requests one after the other, rows behind the last
-    request are padding; caches: [num_blocks, num_kv_heads, block_size, head_dim], so that the keys
-    of one head in a block stand together; `block_tables`: integer [num_seqs, max_blocks], padded
+    request are padding; `block_tables`: integer [num_seqs, max_blocks], padded
     with 0 (the null block); `cu_seqlens_q`: [num_seqs + 1], where each request's queries start;
     `seq_lens`: [num_seqs], keys of each request including its new tokens. Returns [num_tokens,
     num_heads, head_dim]; padding rows are zero.
@@ -54,7 +54,7 @@ def paged_attention_reference(
     singles = [i for i, (start, end) in enumerate(spans) if end - start == 1]
     longest = max((lengths[i] for i in singles), default=1)
     gathered_keys = -(-longest // KEY_TILE) * KEY_TILE
-    gathered_values = gathered_keys * key_cache.shape[1] * key_cache.shape[3]
+    gathered_values = gathered_keys * cache.key.shape[1] * cache.key.shape[3]
     group = max(1, MAX_GATHERED_VALUES // gathered_values)
     for first in range(0, len(singles), group):
         single = singles[first : first + group]
@@ -62,8 +62,7 @@ def paged_attention_reference(
         positions = (seq_lens[single] - 1).unsqueeze(1)
         attended = _attend(
             query[rows].unsqueeze(1),
-            key_cache,
-            value_cache,
+            cache,
             block_tables=block_tables[single],
             positions=positions,
             scale=scale,
@@ -83,8 +82,7 @@ def paged_attention_reference(
             positions = torch.arange(low, low + count, device=query.device).unsqueeze(0)
             out[tile] = _attend(
                 query[tile].unsqueeze(0),
-                key_cache,
-                value_cache,
+                cache,
                 block_tables=block_tables[i : i + 1],
                 positions=positions,
                 scale=scale,
@@ -97,8 +95,7 @@ def paged_attention_reference(
 
 def _attend(
     query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    cache: KVCache,
     *,
     block_tables: Tensor,
     positions: Tensor,
@@ -111,14 +108,12 @@ def _attend(
     `min_position..max_position`; returns the same shape.
     """
     seqs, queries, heads, head_dim = query.shape
-    kv_heads = key_cache.shape[1]
+    kv_heads = cache.key.shape[1]
     groups = heads // kv_heads
     first_key = 0 if window is None else max(0, min_position - window + 1)
     first_key -= first_key % KEY_TILE
     num_tiles = (max_position - first_key) // KEY_TILE + 1
-    key, value = _gather(
-        (key_cache, value_cache), block_tables, positions[:, -1:], first_key, num_tiles * KEY_TILE
-    )
+    key, value = _gather(cache, block_tables, positions[:, -1:], first_key, num_tiles * KEY_TILE)
     key, value = (x.view(seqs, kv_heads, num_tiles, KEY_TILE, head_dim) for x in (key, value))
 
     # Rows of one product: the queries of one key/value head, [seqs, kv_heads, 1, rows, head_dim].
@@ -154,7 +149,7 @@ def _attend(
 
 
 def _gather(
-    caches: tuple[Tensor, Tensor],
+    cache: KVCache,
     block_tables: Tensor,
     last_positions: Tensor,
     first_key: int,
@@ -165,7 +160,7 @@ def _gather(
     weigh exactly zero, but zero times a stale infinity would be NaN.
     """
     seqs, device = len(block_tables), block_tables.device
-    _, kv_heads, block_size, head_dim = caches[0].shape
+    _, kv_heads, block_size, head_dim = cache.key.shape
     first_block, skipped = divmod(first_key, block_size)
     num_blocks = -(-(skipped + num_keys) // block_size)
     tables = block_tables[:, first_block : first_block + num_blocks]
@@ -176,11 +171,11 @@ def _gather(
     heads = torch.arange(kv_heads, device=device)
     rows = (tables.unsqueeze(1) * kv_heads + heads.view(-1, 1)).flatten()
     key, value = (
-        cache.flatten(0, 1)
-        .flatten(1)
-        .index_select(0, rows)
-        .view(seqs, kv_heads, num_blocks, block_size, head_dim)
-        for cache in caches
+        _rows_of_blocks(codes, scales, rows).view(seqs, kv_heads, num_blocks, block_size, head_dim)
+        for codes, scales in (
+            (cache.key, cache.key_scales),
+            (cache.value, cache.value_scales),
+        )
     )
     offsets = torch.arange(block_size, device=device)
     is_unwritten = offsets > last_positions % block_size  # [seqs, block_size]
@@ -188,3 +183,12 @@ def _gather(
     value[partial] = value[partial].masked_fill(is_unwritten.view(seqs, 1, block_size, 1), 0.0)
     part = slice(skipped, skipped + num_keys)
     return key.flatten(2, 3)[:, :, part].float(), value.flatten(2, 3)[:, :, part].float()
+
+
+def _rows_of_blocks(codes: Tensor, scales: Tensor | None, rows: Tensor) -> Tensor:
+    """Blocks of heads, [len(rows), block_size, head_dim]; `rows` counts the heads of all blocks."""
+    if scales is None:
+        return codes.flatten(0, 1)[rows]
+    # Bytes are bytes: most operators do not know float8.
+    chosen = codes.view(torch.uint8).flatten(0, 1)[rows].view(codes.dtype)
+    return dequantize_rows(chosen, scales.flatten(0, 1)[rows])

@@ -96,14 +96,14 @@ class ModelWork:
     """What a forward pass of a model has to move and to compute.
 
     `weight_bytes`: of the linears with the head, as they are stored; `num_weights`: their values,
-    the head not counted; `kv_item_bytes`: of one value in the KV cache.
+    the head not counted; `kv_row_bytes`: of a head's key (or value) of a token.
     """
 
     config: ModelConfig
     spec: ArchSpec
     weight_bytes: int
     num_weights: int
-    kv_item_bytes: int
+    kv_row_bytes: int
 
     @classmethod
     def of(
@@ -111,7 +111,7 @@ class ModelWork:
         config: ModelConfig,
         spec: ArchSpec,
         linear_bytes: Callable[[str], int],
-        kv_item_bytes: int,
+        kv_row_bytes: int,
     ) -> "ModelWork":
         """Count; `linear_bytes` tells the bytes of a linear by its name, `lm_head` among them."""
         shapes = {
@@ -122,7 +122,7 @@ class ModelWork:
             spec,
             weight_bytes=sum(map(linear_bytes, [*shapes, "lm_head"])),
             num_weights=sum(width_out * width_in for width_out, width_in in shapes.values()),
-            kv_item_bytes=kv_item_bytes,
+            kv_row_bytes=kv_row_bytes,
         )
 
     def decode_bytes(self, contexts: Iterable[int]) -> int:
@@ -130,7 +130,7 @@ class ModelWork:
         included.
         """
         config = self.config
-        token_bytes = 2 * config.num_kv_heads * config.head_dim * self.kv_item_bytes
+        token_bytes = 2 * config.num_kv_heads * self.kv_row_bytes
         return self.weight_bytes + token_bytes * self._seen(contexts)
 
     def decode_operations(self, contexts: Iterable[int]) -> int:

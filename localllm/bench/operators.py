@@ -19,6 +19,7 @@ from localllm.model.quantized import QuantizedWeight
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weights import dense_weight
 from localllm_kernels import TORCH_OPS, Ops
+from localllm_kernels.kv_cache import KVCache
 
 ROWS = (1, 16, 512)
 CONTEXT = 1024
@@ -166,14 +167,14 @@ class _Inputs:
                 qkv,
                 angles.cos(),
                 angles.sin(),
-                *cache,
+                cache,
                 slots,
                 query_norm=norm,
                 key_norm=norm,
                 eps=config.rms_norm_eps,
             )
 
-        stored = 2 * rows * kv_heads * dim * cache[0].itemsize
+        stored = 2 * rows * kv_heads * dim * cache.key.itemsize
         moved = (qkv.numel() + rows * heads * dim) * qkv.itemsize + stored
         return call, moved, 7 * qkv.numel()
 
@@ -183,7 +184,7 @@ class _Inputs:
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         new = rows // num_seqs
         blocks = CONTEXT // BLOCK_SIZE
-        key, value = self._cache(num_seqs * blocks + 1)
+        cache = self._cache(num_seqs * blocks + 1)
         tables = torch.arange(1, num_seqs * blocks + 1, dtype=torch.int32, device=device)
         query = self.values(rows, heads, dim)
         starts = torch.arange(0, rows + 1, new, dtype=torch.int32, device=device)
@@ -192,8 +193,7 @@ class _Inputs:
         def call(ops: Ops) -> object:
             return ops.paged_attention(
                 query,
-                key,
-                value,
+                cache,
                 block_tables=tables.view(num_seqs, blocks),
                 cu_seqlens_q=starts,
                 seq_lens=lengths,
@@ -201,7 +201,7 @@ class _Inputs:
                 window=None,
             )
 
-        kv_bytes = 2 * num_seqs * CONTEXT * kv_heads * dim * key.itemsize
+        kv_bytes = 2 * num_seqs * CONTEXT * kv_heads * dim * cache.key.itemsize
         pairs = num_seqs * sum(range(CONTEXT - new + 1, CONTEXT + 1))
         return Case(
             "paged_attention",
@@ -213,10 +213,10 @@ class _Inputs:
             "fp32" if self.between == torch.float32 else "bf16",
         )
 
-    def _cache(self, num_blocks: int) -> tuple[Tensor, Tensor]:
+    def _cache(self, num_blocks: int) -> KVCache:
         config = self.config
         shape = (num_blocks, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-        return (
+        return KVCache(
             torch.randn(shape, device=self.device).to(self.dtype),
             torch.randn(shape, device=self.device).to(self.dtype),
         )

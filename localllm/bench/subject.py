@@ -27,6 +27,7 @@ from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.session import Checkpoint, open_checkpoint
+from localllm_kernels.kv_cache import row_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
         ", ".join(kinds) or str(decoder.dtype).removeprefix("torch."),
         engine,
         decoder,
-        ModelWork.of(found.model_config, found.spec, linear_bytes, decoder.dtype.itemsize),
+        ModelWork.of(found.model_config, found.spec, linear_bytes, _kv_row_bytes(decoder)),
         _arithmetic(decoder, any("int" in kind or kind in ("awq", "gptq") for kind in kinds)),
         load_s,
         found,
@@ -122,7 +123,7 @@ def open_random(
         f"random {kind}",
         engine,
         decoder,
-        ModelWork.of(model_config, spec, source.linear_bytes, decoder.dtype.itemsize),
+        ModelWork.of(model_config, spec, source.linear_bytes, _kv_row_bytes(decoder)),
         _arithmetic(decoder, kind in ("int4", "int8")),
         time.monotonic() - started,
         source,
@@ -151,3 +152,7 @@ def _arithmetic(decoder: LoadedDecoder, has_integers: bool) -> Arithmetic:
         return "fp32"
     # The C library rounds the inputs of such products to int8, see its sources.
     return "int8" if has_integers and decoder.model.ops.linears is not None else "bf16"
+
+
+def _kv_row_bytes(decoder: LoadedDecoder) -> int:
+    return row_bytes(decoder.model.config.head_dim, decoder.kv_dtype)

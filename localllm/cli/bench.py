@@ -90,6 +90,7 @@ def bench(
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     dtype: options.DTypeName = "auto",
+    kv_cache_dtype: options.KVCacheDTypeName = "auto",
 ) -> int:
     """Measure speed, as a share of what the memory and the arithmetic of this machine allow.
 
@@ -125,6 +126,7 @@ def bench(
             backend,
             device,
             dtype,
+            kv_cache_dtype,
         ).config(default_max_num_seqs=asked.num_seqs)
         report, was_interrupted = _bench_model(model, random_weights, weights, config, asked)
     _write(report, json_file, plot)

@@ -85,6 +85,7 @@ def chat(
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     dtype: options.DTypeName = "auto",
+    kv_cache_dtype: options.KVCacheDTypeName = "auto",
 ) -> int:
     """Chat with a model, or get one answer.
 
@@ -118,6 +119,7 @@ def chat(
         backend,
         device,
         dtype,
+        kv_cache_dtype,
     ).config(default_max_num_seqs=1)
     form = choose_form(json_output, stream_json, extract_code)
     if logprobs is not None and form not in ("json", "stream-json"):

@@ -42,6 +42,7 @@ def evaluate_model(
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     dtype: options.DTypeName = "auto",
+    kv_cache_dtype: options.KVCacheDTypeName = "auto",
 ) -> int:
     """Measure the perplexity of a text by sliding windows of --ctx tokens (2048 if unset).
 
@@ -54,7 +55,7 @@ def evaluate_model(
     if not content:
         raise RequestError("no text to measure on", hint="--text FILE, or pipe a text into it")
     config = options.EngineFlags(
-        ctx, gpu_memory_utilization, None, 512, True, backend, device, dtype
+        ctx, gpu_memory_utilization, None, 512, True, backend, device, dtype, kv_cache_dtype
     ).config(default_max_num_seqs=1)
     from localllm.evaluation import evaluate
 

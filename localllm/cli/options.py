@@ -70,6 +70,9 @@ MaxNumBatchedTokens = Annotated[
 NoPrefixCache = Annotated[bool, option("--no-prefix-cache", help="Share no prompt prefixes.")]
 Backend = Annotated[str, option("--backend", help="auto, torch or triton.")]
 Device = Annotated[str, option("--device", help="auto, cuda or cpu.")]
+KVCacheDTypeName = Annotated[
+    str, option("--kv-cache-dtype", help="Keys and values as auto, bf16, int8 or fp8.")
+]
 DTypeName = Annotated[str, option("--dtype", help="auto, float32, bfloat16 or float16.")]
 
 
@@ -126,6 +129,7 @@ class EngineFlags:
     backend: str
     device: str
     dtype: str
+    kv_cache_dtype: str = "auto"
 
     def config(self, default_max_num_seqs: int) -> EngineConfig:
         """The EngineConfig they ask for. Raises: RequestError."""
@@ -138,6 +142,7 @@ class EngineFlags:
             backend=cast(Literal["auto"], self.backend),
             device=cast(Literal["auto"], self.device),
             dtype=cast(Literal["auto"], self.dtype),
+            kv_cache_dtype=cast(Literal["auto"], self.kv_cache_dtype),
         )
 
 

@@ -25,12 +25,14 @@ from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.model.weights import WeightSource, load_model, open_source
 from localllm_kernels import select_ops
+from localllm_kernels.kv_cache import row_bytes
 
 logger = logging.getLogger(__name__)
 
 # Tokens in one step. On a CPU products are as fast with 64 rows as with 2,048, see
 # docs/performance.md, and whoever waits for the next token waits for the whole step.
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
+_KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class LoadedDecoder:
     model: DecoderModel
     plan: MemoryPlan
     dtype: torch.dtype
+    kv_dtype: torch.dtype
     device: torch.device
 
 
@@ -77,6 +80,7 @@ def build_decoder(
     dtype: torch.dtype = getattr(
         torch, model_config.dtype if config.dtype == "auto" else config.dtype
     )
+    kv_dtype = _KV_DTYPES.get(config.kv_cache_dtype, dtype)
     try:
         ops = select_ops(device.type, config.backend, dtype)
     except ValueError as error:
@@ -87,6 +91,7 @@ def build_decoder(
         max_num_batched_tokens=config.max_num_batched_tokens or _STEP_TOKENS[device.type],
         weights_bytes=resident_bytes(dtype.itemsize),
         item_bytes=dtype.itemsize,
+        kv_row_bytes=row_bytes(model_config.head_dim, kv_dtype),
         free_bytes=_free_bytes(device),
     )
     logger.info("memory plan: %s", plan)
@@ -99,7 +104,7 @@ def build_decoder(
         device=device,
         ops=ops,
     )
-    return LoadedDecoder(model, plan, dtype, device)
+    return LoadedDecoder(model, plan, dtype, kv_dtype, device)
 
 
 def load_engine(
@@ -128,9 +133,9 @@ def build_engine(
         config.block_size,
         model_config.head_dim,
     )
-    kv_cache = PagedKVCache.allocate(kv_shape, loaded.dtype, loaded.device)
+    kv_cache = PagedKVCache.allocate(kv_shape, loaded.kv_dtype, loaded.device)
     # What keys and values depend on besides the tokens: weights, precision, context, blocks.
-    parts = (weights_id, loaded.dtype, config.block_size, plan.max_model_len)
+    parts = (weights_id, loaded.dtype, loaded.kv_dtype, config.block_size, plan.max_model_len)
     scheduler = Scheduler(
         SchedulerConfig(
             block_size=config.block_size,

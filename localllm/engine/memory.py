@@ -30,10 +30,11 @@ def plan_memory(
     max_num_batched_tokens: int,
     weights_bytes: int,
     item_bytes: int,
+    kv_row_bytes: int,
     free_bytes: int,
 ) -> MemoryPlan:
     """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens`, and KV
-    cache.
+    cache, whose keys (or values) of a head and token take `kv_row_bytes`.
 
     Without an explicit context, the context is the model's, or what fits. The cache holds
     `max_num_seqs` whole contexts if there is room, and at least one.
@@ -53,7 +54,7 @@ def plan_memory(
         + scores_bytes
         + gathered_bytes
     )
-    token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * item_bytes
+    token_bytes = 2 * model.num_layers * model.num_kv_heads * kv_row_bytes
     block_bytes = token_bytes * engine.block_size
     usable = int(free_bytes * engine.gpu_memory_utilization) - weights_bytes - activations_bytes
     max_blocks = max(0, usable // block_bytes - 1)

@@ -17,7 +17,9 @@ CHUNK_LOGIT_ROWS = 128
 class WindowScorer:
     """Runs a decoder over windows of at most `max_tokens` tokens, each by itself."""
 
-    def __init__(self, model: DecoderModel, max_tokens: int) -> None:
+    def __init__(
+        self, model: DecoderModel, max_tokens: int, kv_dtype: torch.dtype | None = None
+    ) -> None:
         self._model = model
         config = model.config
         num_blocks = -(-max_tokens // BLOCK_SIZE)
@@ -29,7 +31,9 @@ class WindowScorer:
             config.head_dim,
         )
         self._device = model.embedding.device
-        self._kv_cache = PagedKVCache.allocate(shape, model.embedding.dtype, self._device)
+        self._kv_cache = PagedKVCache.allocate(
+            shape, kv_dtype or model.embedding.dtype, self._device
+        )
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], first: int = 0) -> Iterator[Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from localllm.config import ModelConfig
 from localllm.model.inputs import ForwardBatch, PagedKVCache
-from localllm.model.layers import DecoderLayer, LayerCache, RMSNorm, Rotation
+from localllm.model.layers import DecoderLayer, RMSNorm, Rotation
 from localllm.model.linear import Projection
 from localllm.model.rope import RopeTable
 from localllm_kernels import Ops
@@ -41,8 +41,7 @@ class DecoderModel:
                 residual,
                 rotation.cos,
                 rotation.sin,
-                kv_cache.key,
-                kv_cache.value,
+                kv_cache.stacked,
                 slot_mapping=batch.slot_mapping,
                 block_tables=batch.block_tables,
                 cu_seqlens_q=batch.cu_seqlens_q,
@@ -52,8 +51,7 @@ class DecoderModel:
         # Each layer hands over its output normed for the next one, with the residual beside it.
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
         for i, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
-            cache = LayerCache(kv_cache.key[i], kv_cache.value[i])
-            x = layer.attention(x, rotation, batch, cache, ops)
+            x = layer.attention(x, rotation, batch, kv_cache.layer(i), ops)
             norm = layer.post_attention_norm
             x, residual = ops.add_rms_norm(x, residual, norm.weight, norm.eps)
             x = layer.mlp(x, ops)

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from localllm_kernels.kv_cache import CODE_LIMITS, KVCache
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
@@ -28,41 +30,54 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class PagedKVCache:
-    """Keys and values of all layers; block 0 is the null block, which stays zero.
+    """The caches of all layers: `stacked` with a first dimension of layers in each tensor."""
 
-    Each: [num_layers, num_blocks, num_kv_heads, block_size, head_dim].
-    """
+    stacked: KVCache
 
-    key: Tensor
-    value: Tensor
+    def layer(self, index: int) -> KVCache:
+        """The cache of one layer."""
+        stacked = self.stacked
+        if stacked.key_scales is None or stacked.value_scales is None:
+            return KVCache(stacked.key[index], stacked.value[index])
+        return KVCache(
+            stacked.key[index],
+            stacked.value[index],
+            stacked.key_scales[index],
+            stacked.value_scales[index],
+        )
 
     @property
     def num_blocks(self) -> int:
         """Blocks, the null block included."""
-        return self.key.shape[1]
+        return self.stacked.key.shape[1]
 
     @property
     def block_size(self) -> int:
         """Tokens a block holds."""
-        return self.key.shape[3]
+        return self.stacked.key.shape[3]
 
     @classmethod
     def allocate(
         cls, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> "PagedKVCache":
-        """Zeroed caches of `shape`, the order of dimensions as above."""
-        return cls(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
+        """Zeroed caches; `shape`: layers, blocks, key/value heads, block size, width of a head."""
+        key, value = (_zeros(shape, dtype, device) for _ in range(2))
+        if dtype not in CODE_LIMITS:
+            return cls(KVCache(key, value))
+        scales = (_zeros(shape[:-1], torch.float32, device) for _ in range(2))
+        return cls(KVCache(key, value, *scales))
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole blocks in all layers, (from, to) in order: a later copy sees earlier ones."""
+        stacked = self.stacked
+        parts = (stacked.key, stacked.value, stacked.key_scales, stacked.value_scales)
         for source, target in copies:
-            self.key[:, target] = self.key[:, source]
-            self.value[:, target] = self.value[:, source]
+            for part in parts:
+                if part is not None:
+                    part[:, target] = part[:, source]
 
 
-def _zeros(
-    shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # numpy asks for zeroed pages, which the system hands out when they are first written;

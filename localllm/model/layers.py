@@ -10,6 +10,7 @@ from localllm.model.inputs import ForwardBatch
 from localllm.model.linear import Projection
 from localllm_kernels import Ops
 from localllm_kernels.fused_decoder import DecoderParts, LayerParts
+from localllm_kernels.kv_cache import KVCache
 
 # The linears of a layer in the order in which they compute; those of one group read one input.
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -43,14 +44,6 @@ class Rotation:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCache:
-    """One layer's keys and values: [num_blocks, num_kv_heads, block_size, head_dim] each."""
-
-    key: Tensor
-    value: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Attention:
     """Grouped-query attention over the paged cache; query, key and value come from one product."""
 
@@ -63,13 +56,13 @@ class Attention:
     window: int | None
 
     def __call__(
-        self, x: Tensor, rotation: Rotation, batch: ForwardBatch, cache: LayerCache, ops: Ops
+        self, x: Tensor, rotation: Rotation, batch: ForwardBatch, cache: KVCache, ops: Ops
     ) -> Tensor:
         """`x`: [num_tokens, hidden] -> the same shape; writes new keys and values to `cache`."""
         return self.o_proj(self.attend(x, rotation, batch, cache, ops))
 
     def attend(
-        self, x: Tensor, rotation: Rotation, batch: ForwardBatch, cache: LayerCache, ops: Ops
+        self, x: Tensor, rotation: Rotation, batch: ForwardBatch, cache: KVCache, ops: Ops
     ) -> Tensor:
         """The heads' outputs side by side, [num_tokens, num_heads · head_dim]."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
@@ -79,8 +72,7 @@ class Attention:
             qkv,
             rotation.cos,
             rotation.sin,
-            cache.key,
-            cache.value,
+            cache,
             batch.slot_mapping,
             query_norm=None if norms is None else norms.query.weight,
             key_norm=None if norms is None else norms.key.weight,
@@ -88,8 +80,7 @@ class Attention:
         )
         attended = ops.paged_attention(
             query,
-            cache.key,
-            cache.value,
+            cache,
             block_tables=batch.block_tables,
             cu_seqlens_q=batch.cu_seqlens_q,
             seq_lens=batch.seq_lens,

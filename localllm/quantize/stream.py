@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from localllm.model.inputs import ForwardBatch
-from localllm.model.layers import DecoderLayer, LayerCache, Rotation
+from localllm.model.layers import DecoderLayer, Rotation
 from localllm.model.rope import RopeTable
 from localllm_kernels import Ops
+from localllm_kernels.kv_cache import KVCache
 
 # Tokens that are in a layer at once: what bounds the memory besides the layer itself.
 BATCH_TOKENS = 4096
@@ -95,7 +96,7 @@ class CalibrationStream:
     def _parts(self) -> tuple[Tensor, ...]:
         return torch.split(self._hidden, self._seqs)
 
-    def _attention_batch(self, x: Tensor, layer: DecoderLayer) -> tuple[ForwardBatch, LayerCache]:
+    def _attention_batch(self, x: Tensor, layer: DecoderLayer) -> tuple[ForwardBatch, KVCache]:
         """A batch of whole sequences, each in one block of its own behind the null block."""
         device, length = self._device, self._hidden.shape[1]
         num_tokens = len(x)
@@ -114,4 +115,4 @@ class CalibrationStream:
             logit_rows=nothing,
             num_logit_rows=0,
         )
-        return batch, LayerCache(key, value)
+        return batch, KVCache(key, value)

@@ -25,7 +25,7 @@ def tiny_work(architecture: str = "LlamaForCausalLM", **changes: int) -> ModelWo
         widths = {"q_proj": 3072, "k_proj": 1536, "v_proj": 1536, "o_proj": 3072}
         return 2 * widths.get(name, 3840)
 
-    return ModelWork.of(config, spec, bfloat16_bytes, kv_item_bytes=2)
+    return ModelWork.of(config, spec, bfloat16_bytes, kv_row_bytes=2 * config.head_dim)
 
 
 def test_weights_are_counted_once_with_the_head_in_the_bytes_alone() -> None:

@@ -16,7 +16,13 @@ GIB = 1 << 30
 def test_the_cache_holds_the_context_of_every_request_where_there_is_room() -> None:
     config = EngineConfig(max_num_seqs=3, block_size=16)
     plan = plan_memory(
-        MODEL, config, max_num_batched_tokens=16, weights_bytes=4000, item_bytes=4, free_bytes=GIB
+        MODEL,
+        config,
+        max_num_batched_tokens=16,
+        weights_bytes=4000,
+        item_bytes=4,
+        kv_row_bytes=64,
+        free_bytes=GIB,
     )
     assert plan.max_model_len == 512
     assert plan.num_blocks == 3 * 512 // 16 + 1
@@ -27,7 +33,13 @@ def test_the_cache_holds_the_context_of_every_request_where_there_is_room() -> N
 def test_without_an_explicit_context_what_fits_is_taken() -> None:
     config = EngineConfig(max_num_seqs=1, gpu_memory_utilization=1.0)
     roomy = plan_memory(
-        MODEL, config, max_num_batched_tokens=16, weights_bytes=0, item_bytes=4, free_bytes=GIB
+        MODEL,
+        config,
+        max_num_batched_tokens=16,
+        weights_bytes=0,
+        item_bytes=4,
+        kv_row_bytes=64,
+        free_bytes=GIB,
     )
     # Room for ten blocks, one of them the null block.
     free_bytes = roomy.activations_bytes + 10 * 16 * TOKEN_BYTES
@@ -37,6 +49,7 @@ def test_without_an_explicit_context_what_fits_is_taken() -> None:
         max_num_batched_tokens=16,
         weights_bytes=0,
         item_bytes=4,
+        kv_row_bytes=64,
         free_bytes=free_bytes,
     )
     assert plan.max_model_len == 9 * 16
@@ -52,6 +65,7 @@ def test_an_explicit_context_that_does_not_fit_is_an_error_with_the_parts() -> N
             max_num_batched_tokens=16,
             weights_bytes=4000,
             item_bytes=4,
+            kv_row_bytes=64,
             free_bytes=1 << 20,
         )
     assert caught.value.exit_code == ExitCode.MEMORY
@@ -60,6 +74,12 @@ def test_an_explicit_context_that_does_not_fit_is_an_error_with_the_parts() -> N
 def test_an_explicit_cache_may_be_smaller_than_a_context() -> None:
     config = EngineConfig(kv_cache_tokens=100, block_size=16)
     plan = plan_memory(
-        MODEL, config, max_num_batched_tokens=16, weights_bytes=4000, item_bytes=4, free_bytes=GIB
+        MODEL,
+        config,
+        max_num_batched_tokens=16,
+        weights_bytes=4000,
+        item_bytes=4,
+        kv_row_bytes=64,
+        free_bytes=GIB,
     )
     assert plan.num_blocks == 6 + 1

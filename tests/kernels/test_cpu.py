@@ -10,16 +10,19 @@ import torch.nn.functional as F
 from paged_batch import MIXED, Batch
 from torch import Tensor
 
+from localllm.model.inputs import PagedKVCache
 from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
-from localllm_kernels.paged_attention import paged_attention_reference
+from localllm_kernels.kv_cache import CODE_LIMITS
 from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.rotate_and_store import rotate_and_store_reference
 from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.silu_mul import silu_mul_reference
+
+KV_DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -106,42 +109,78 @@ def test_the_gate(ops: CpuOps, width: int) -> None:
     assert ops.silu_mul(gate_up).isnan().nonzero().tolist() == [[1, 0]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", KV_DTYPES)
 @pytest.mark.parametrize("has_norms", [True, False])
 @pytest.mark.parametrize("head_dim", [16, 24, 64])
 def test_rotary_and_the_kv_write(
     ops: CpuOps, dtype: torch.dtype, has_norms: bool, head_dim: int
 ) -> None:
     qkv = torch.randn(5, 6 + 2 * 2, head_dim)
+    qkv[1, -1] = 0  # a value without a scale
     angles = torch.rand(5, head_dim // 2) * 7
     norms = torch.randn(2, head_dim).unbind() if has_norms else (None, None)
     slots = torch.tensor([5, 11, 4, 7])  # the fifth row is padding
+    shape = (1, 3, 2, 4, head_dim)
     found, expected = [], []
     for run, results in ((ops.rotate_and_store, found), (rotate_and_store_reference, expected)):
-        key_cache, value_cache = torch.zeros(2, 3, 2, 4, head_dim, dtype=dtype)
+        cache = PagedKVCache.allocate(shape, dtype, torch.device("cpu")).layer(0)
         query = run(
             qkv,
             angles.cos(),
             angles.sin(),
-            key_cache,
-            value_cache,
+            cache,
             slots,
             query_norm=norms[0],
             key_norm=norms[1],
             eps=1e-6,
         )
-        results += [query, value_cache, key_cache]
+        results += [query, cache.key.float(), cache.value.float()]
+        if cache.key_scales is not None and cache.value_scales is not None:
+            results += [cache.key_scales, cache.value_scales]
     torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-5)
-    assert torch.equal(found[1], expected[1])
-    # A key that was rounded the other way is one unit of bfloat16 off.
-    tolerance = 1e-5 if dtype == torch.float32 else 2**-7
-    torch.testing.assert_close(found[2], expected[2], atol=tolerance, rtol=tolerance)
+    # A key that was rounded the other way is one unit of its type off; values are not computed.
+    step = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.int8: 1, torch.float8_e4m3fn: 2**-3}
+    absolute = step[dtype] if dtype != torch.float8_e4m3fn else 2**-9
+    relative = 0.0 if dtype == torch.int8 else step[dtype]
+    torch.testing.assert_close(found[1], expected[1], atol=absolute, rtol=relative)
+    assert torch.equal(found[2], expected[2])
+    if len(found) == 5:
+        torch.testing.assert_close(found[3], expected[3], atol=0, rtol=1e-5)
+        torch.testing.assert_close(found[4], expected[4], atol=0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_what_is_not_finite_stays_so_in_8_bits(ops: CpuOps, dtype: torch.dtype) -> None:
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        qkv = torch.ones(1, 3, 16)
+        qkv[0, 2, 5] = bad
+        angle = torch.zeros(1, 8)
+        shape = (1, 2, 1, 4, 16)
+        for run in (ops.rotate_and_store, rotate_and_store_reference):
+            cache = PagedKVCache.allocate(shape, dtype, torch.device("cpu")).layer(0)
+            run(
+                qkv,
+                angle.cos(),
+                angle.sin(),
+                cache,
+                torch.tensor([4]),
+                query_norm=None,
+                key_norm=None,
+                eps=0.0,
+            )
+            assert cache.key_scales is not None
+            assert cache.value_scales is not None
+            assert cache.key_scales[1, 0, 0] == 1 / CODE_LIMITS[dtype]
+            assert not cache.value_scales[1, 0, 0].isfinite()
 
 
 @pytest.mark.parametrize("window", [None, 1, 20, 128, 1000])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
-def test_attention(ops: CpuOps, heads: int, kv_heads: int, window: int | None) -> None:
-    batch = Batch(MIXED, heads, kv_heads)
+@pytest.mark.parametrize("head_dim", [24, 64])
+def test_attention(
+    ops: CpuOps, heads: int, kv_heads: int, head_dim: int, window: int | None
+) -> None:
+    batch = Batch(MIXED, heads, kv_heads, head_dim)
     expected = batch.attend(window)
     found = batch.attend(window, ops.paged_attention)
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
@@ -151,16 +190,32 @@ def test_attention(ops: CpuOps, heads: int, kv_heads: int, window: int | None) -
         assert torch.equal(alone, found[starts[i] : starts[i + 1]])
 
 
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+def test_attention_over_values_in_fewer_bits(
+    ops: CpuOps, head_dim: int, kv_dtype: torch.dtype
+) -> None:
+    batch = Batch([(70, 70), (65, 1), (7, 3)], 6, 2, head_dim, kv_dtype)
+    expected = batch.attend(None)
+    found = batch.attend(None, ops.paged_attention)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)  # scores of up to 15
+
+
 @pytest.mark.parametrize("window", [None, 40])
-def test_a_query_has_the_same_bits_in_any_chunk(ops: CpuOps, window: int | None) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("head_dim", [24, 64, 128])
+@pytest.mark.parametrize("heads", [2, 6, 14])
+def test_a_query_has_the_same_bits_in_any_chunk(
+    ops: CpuOps, heads: int, head_dim: int, kv_dtype: torch.dtype, window: int | None
+) -> None:
+    """Few rows and many take other paths; one, two and seven heads share a key/value head."""
     length = 300
-    whole = Batch([(length, length)], 6, 2)
+    whole = Batch([(length, length)], heads, 2, head_dim, kv_dtype)
     expected = whole.attend(window, ops.paged_attention)
-    for start, end in [(0, 1), (0, 7), (7, 100), (100, 101), (128, 256), (250, 300), (299, 300)]:
+    for start, end in [(0, 1), (0, 7), (7, 100), (100, 101), (128, 256), (298, 300), (299, 300)]:
         part = ops.paged_attention(
             whole.query[start:end],
-            whole.key_cache,
-            whole.value_cache,
+            whole.cache,
             block_tables=whole.block_tables,
             cu_seqlens_q=torch.tensor([0, end - start], dtype=torch.int32),
             seq_lens=torch.tensor([end]),
@@ -168,22 +223,6 @@ def test_a_query_has_the_same_bits_in_any_chunk(ops: CpuOps, window: int | None)
             window=window,
         )
         assert torch.equal(part, expected[start:end])
-
-
-def test_bfloat16_keys_and_values_and_wide_heads(ops: CpuOps) -> None:
-    for head_dim in (64, 80, 96, 128, 256):
-        caches = torch.randn(2, 4, 2, 16, head_dim).bfloat16()
-        arguments = {
-            "block_tables": torch.tensor([[3, 1, 2]], dtype=torch.int32),
-            "cu_seqlens_q": torch.tensor([0, 3], dtype=torch.int32),
-            "seq_lens": torch.tensor([45]),
-            "scale": head_dim**-0.5,
-            "window": None,
-        }
-        query = torch.randn(3, 6, head_dim)
-        found = ops.paged_attention(query, *caches, **arguments)
-        expected = paged_attention_reference(query, *caches, **arguments)  # type: ignore[arg-type]
-        torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -59,8 +59,7 @@ def test_a_query_has_the_same_bits_in_any_chunk(window: int | None) -> None:
     for start, end in [(0, 1), (0, 7), (7, 100), (100, 101), (128, 256), (250, 300), (299, 300)]:
         part = paged_attention_reference(
             whole.query[start:end],
-            whole.key_cache,
-            whole.value_cache,
+            whole.cache,
             block_tables=whole.block_tables,
             cu_seqlens_q=torch.tensor([0, end - start]),
             seq_lens=torch.tensor([end]),
@@ -72,7 +71,7 @@ def test_a_query_has_the_same_bits_in_any_chunk(window: int | None) -> None:
 
 def test_bfloat16_caches_are_attended_to_in_float32() -> None:
     batch = Batch([(200, 3)], 4, 2)
-    batch.key_cache, batch.value_cache = batch.key_cache.bfloat16(), batch.value_cache.bfloat16()
+    batch.kv_dtype = torch.bfloat16
     batch.query = batch.query.bfloat16()
     out = batch.attend(None)
     keys, values = batch.keys[0].bfloat16(), batch.values[0].bfloat16()

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from localllm_kernels import TORCH_OPS, select_ops
+from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.rotary import apply_rotary_reference
 from localllm_kernels.silu_mul import silu_mul_reference
@@ -50,7 +51,7 @@ def test_store_kv_writes_its_slots_and_nothing_else() -> None:
     expected = torch.zeros(2, 3, 2, 4, 5)
     expected[:, 1, :, 1] = torch.stack((key[0], value[0]))
     expected[:, 2, :, 3] = torch.stack((key[1], value[1]))
-    store_kv_reference(key, value, key_cache, value_cache, torch.tensor([5, 11]))
+    store_kv_reference(key, value, KVCache(key_cache, value_cache), torch.tensor([5, 11]))
     assert torch.equal(torch.stack((key_cache, value_cache)), expected)
 
 

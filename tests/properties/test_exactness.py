@@ -36,6 +36,12 @@ if shutil.which("cc") is not None:
     # With the C library integer products are exact whatever the rest is stored in.
     MODELS["mistral in C"] = ("MistralForCausalLM", 20, torch.float32, None, "auto")
     MODELS["qwen3 in 4 bits in C"] = ("Qwen3ForCausalLM", None, torch.bfloat16, INT4, "auto")
+    MODELS["qwen2 in C, keys in 8 bits"] = ("Qwen2ForCausalLM", None, torch.float32, None, "auto")
+MODELS["qwen3, keys in 8 bits"] = MODELS["qwen3"]
+KV_DTYPES = {
+    "qwen3, keys in 8 bits": torch.int8,
+    "qwen2 in C, keys in 8 bits": torch.float8_e4m3fn,
+}
 BFLOAT16_MODELS: dict[str, tuple[Any, ...]] = {
     "qwen3": ("Qwen3ForCausalLM", None, torch.bfloat16),
     "qwen3 in 4 bits": ("Qwen3ForCausalLM", None, torch.bfloat16, INT4),
@@ -74,15 +80,21 @@ seeded = st.builds(
 )
 requests = st.lists(st.tuples(prompts, st.one_of(greedy, seeded)), min_size=1, max_size=8)
 models = st.sampled_from(sorted(MODELS))
-exact = settings(max_examples=60, deadline=None, derandomize=True, print_blob=True)
+exact = settings(max_examples=80, deadline=None, derandomize=True, print_blob=True)
 
 
 def answers_alone(model_name: str, request: Request) -> list[Answer]:
-    return run_alone(load_tiny_model(*MODELS[model_name]), *request)
+    model = load_tiny_model(*MODELS[model_name])
+    return run_alone(model, *request, KV_DTYPES.get(model_name))
+
+
+def engine_of(model_name: str, limits: Limits) -> Engine:
+    model = load_tiny_model(*MODELS[model_name])
+    return make_engine(model, limits, KV_DTYPES.get(model_name))
 
 
 def assert_exact(model_name: str, wanted: list[Request], limits: Limits) -> Engine:
-    engine = make_engine(load_tiny_model(*MODELS[model_name]), limits)
+    engine = engine_of(model_name, limits)
     assert_same_as_alone(model_name, wanted, run(engine, wanted))
     return engine
 
@@ -168,7 +180,7 @@ def test_arrivals_and_aborts_in_the_middle_disturb_nobody(
     limits = Limits(
         block_size=4, num_blocks=num_blocks, max_num_batched_tokens=48, enable_prefix_caching=True
     )
-    engine = make_engine(load_tiny_model(*MODELS[model_name]), limits)
+    engine = engine_of(model_name, limits)
     wanted = first + later
     ids = [engine.add_request(*request) for request in first]
     tokens: dict[tuple[int, int], list[int]] = {}

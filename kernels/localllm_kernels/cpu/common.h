@@ -42,9 +42,14 @@ INLINE void store_part(float *p, f32x16 v, int64_t count) {
 
 /* A bfloat16 is the upper half of a float. */
 INLINE f32x16 load_bf16(const uint16_t *p) {
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+  return (f32x16)_mm512_slli_epi32(wide, 16);
+#else
   u16x16 half;
   memcpy(&half, p, sizeof half);
   return (f32x16)(__builtin_convertvector(half, u32x16) << 16);
+#endif
 }
 INLINE u16x16 round_bf16(f32x16 x) {
   const u32x16 bits = (u32x16)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

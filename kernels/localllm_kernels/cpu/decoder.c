@@ -26,10 +26,10 @@ typedef struct {
   int64_t rows, num_stored, seqs, max_blocks;
 } Batch;
 
-/* The caches of all layers, `layer_bytes` from one to the next. */
+/* The cache of the first layer, and what lies from one layer to the next: bytes, and scales. */
 typedef struct {
-  char *keys, *values;
-  int64_t layer_bytes, is_bfloat16, block_size;
+  KVCache first;
+  int64_t layer_bytes, layer_scales;
 } Caches;
 
 typedef struct {
@@ -79,18 +79,26 @@ INLINE void team_product(const Product *p, const float *x, float *y, int64_t row
   }
 }
 
+static KVCache cache_of_layer(const Caches *c, int64_t layer) {
+  KVCache cache = c->first;
+  cache.keys = (char *)cache.keys + layer * c->layer_bytes;
+  cache.values = (char *)cache.values + layer * c->layer_bytes;
+  if (cache.key_scales) {
+    cache.key_scales += layer * c->layer_scales;
+    cache.value_scales += layer * c->layer_scales;
+  }
+  return cache;
+}
+
 /* x: [rows, hidden], the embedded tokens, which becomes the output of the last norm. Returns 1 if
  * there is no memory or a shape is not meant. */
 int decoder_forward(const Decoder *d, const Batch *b, const Caches *c, float *x, char *memory,
                     int64_t threads) {
   Scratch s;
   divide(d, b->rows, memory, &s);
-  AttentionShape shape = {NULL,        NULL,        c->is_bfloat16, d->heads, d->kv_heads,
-                          d->head_dim, c->block_size, 0,            d->scale};
-  Rotation rotation = {b->cos,         b->sin,  NULL,          NULL,     d->eps,
-                       b->slots,       NULL,    NULL,          c->is_bfloat16,
-                       b->rows,        b->num_stored, d->heads, d->kv_heads,
-                       d->head_dim,    c->block_size};
+  AttentionShape shape = {c->first, d->heads, 0, d->scale};
+  Rotation rotation = {b->cos,   b->sin,   NULL,    NULL,          d->eps,
+                       b->slots, c->first, b->rows, b->num_stored, d->heads};
   int64_t count;
   AttentionTask *tasks =
       attention_tasks(b->tables, b->starts, b->lengths, b->seqs, b->max_blocks, &shape, &count);
@@ -105,8 +113,7 @@ int decoder_forward(const Decoder *d, const Batch *b, const Caches *c, float *x,
       const int is_last = i + 1 == d->num_layers;
       const float *next = is_last ? d->last_norm : layer[1].input_norm;
       rotation.query_norm = layer->query_norm, rotation.key_norm = layer->key_norm;
-      rotation.keys = c->keys + i * c->layer_bytes, rotation.values = c->values + i * c->layer_bytes;
-      shape.keys = rotation.keys, shape.values = rotation.values, shape.window = layer->window;
+      shape.cache = rotation.cache = cache_of_layer(c, i), shape.window = layer->window;
       team_product(&layer->qkv, s.normed, s.qkv, b->rows, s.rounded);
       team_rotate_and_store(&rotation, s.qkv, s.query);
       team_attention(&shape, tasks, count, s.query, s.attended);

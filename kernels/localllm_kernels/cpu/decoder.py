@@ -8,6 +8,7 @@ from torch import Tensor
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.linear import CProduct
 from localllm_kernels.fused_decoder import DecoderParts, LayerParts
+from localllm_kernels.kv_cache import KVCache
 
 
 def fuse_decoder(library: ctypes.CDLL, parts: DecoderParts) -> "CpuDecoder | None":
@@ -54,8 +55,7 @@ class CpuDecoder:
         hidden: Tensor,
         cos: Tensor,
         sin: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
+        caches: KVCache,
         *,
         slot_mapping: Tensor,
         block_tables: Tensor,
@@ -80,17 +80,16 @@ class CpuDecoder:
             slot_mapping.shape[0],
             *block_tables.shape,
         )
-        caches = structs.Caches(
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            key_cache[0].nbytes,
-            key_cache.dtype == torch.bfloat16,
-            key_cache.shape[3],
+        scales = caches.key_scales
+        stack = structs.Caches(
+            structs.CKVCache.of(caches),
+            caches.key[0].nbytes,
+            0 if scales is None else scales[0].numel(),
         )
         failed = self._forward(
             decoder,
             ctypes.addressof(batch),
-            ctypes.addressof(caches),
+            ctypes.addressof(stack),
             out.data_ptr(),
             self._scratch.data_ptr(),
             torch.get_num_threads(),

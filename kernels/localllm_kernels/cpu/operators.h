@@ -30,10 +30,17 @@ typedef struct {
   const void *weight; /* FloatWeight or IntegerWeight */
 } Product;
 
+/* Keys and values of one layer, see kv_cache.py. */
+enum { KV_FLOAT32, KV_BFLOAT16, KV_INT8, KV_FP8 };
 typedef struct {
-  const void *keys, *values; /* [blocks, kv_heads, block_size, head_dim] */
-  int64_t is_bfloat16;       /* the caches; else float32 */
-  int64_t heads, kv_heads, head_dim, block_size;
+  void *keys, *values;              /* [blocks, kv_heads, block_size, head_dim] */
+  float *key_scales, *value_scales; /* [blocks, kv_heads, block_size], or NULL */
+  int64_t kind, kv_heads, head_dim, block_size;
+} KVCache;
+
+typedef struct {
+  KVCache cache;
+  int64_t heads;
   int64_t window; /* 0: none */
   float scale;
 } AttentionShape;
@@ -45,14 +52,14 @@ typedef struct {
   int64_t num_queries, first_position;
 } AttentionTask;
 
-/* The caches are written; query: [rows, heads, head_dim]. */
+/* The cache is written; query: [rows, heads, head_dim]. */
 typedef struct {
   const float *cos, *sin; /* [rows, head_dim / 2] */
   const float *query_norm, *key_norm; /* [head_dim] each, or NULL */
   float eps;
   const int64_t *slots; /* [num_stored]; the rows behind are padding, turned but not stored */
-  void *keys, *values;
-  int64_t is_bfloat16, rows, num_stored, heads, kv_heads, head_dim, block_size;
+  KVCache cache;
+  int64_t rows, num_stored, heads;
 } Rotation;
 
 void team_rms_norm(const float *x, const float *weight, float eps, float *y, int64_t rows,

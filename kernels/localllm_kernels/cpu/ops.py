@@ -1,6 +1,6 @@
 """The operators of the C library as Python callables; see the torch references for what they do.
 
-All take and give contiguous float32; only keys and values in the cache may be bfloat16.
+All take and give contiguous float32; only keys and values in the cache may be of other types.
 """
 
 import ctypes
@@ -8,7 +8,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from localllm_kernels.cpu.structs import AttentionShape, Rotation
+from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
+from localllm_kernels.kv_cache import KVCache
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -82,8 +83,7 @@ class CpuOps:
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
+        cache: KVCache,
         slot_mapping: Tensor,
         *,
         query_norm: Tensor | None,
@@ -92,8 +92,7 @@ class CpuOps:
     ) -> Tensor:
         """See rotate_and_store_reference."""
         rows, all_heads, head_dim = qkv.shape
-        _, kv_heads, block_size, _ = key_cache.shape
-        heads = all_heads - 2 * kv_heads
+        heads = all_heads - 2 * cache.key.shape[1]
         query = qkv.new_empty(rows, heads, head_dim)
         rotation = Rotation(
             cos.data_ptr(),
@@ -102,15 +101,10 @@ class CpuOps:
             None if key_norm is None else key_norm.data_ptr(),
             eps,
             slot_mapping.data_ptr(),
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            key_cache.dtype == torch.bfloat16,
+            CKVCache.of(cache),
             rows,
             slot_mapping.shape[0],
             heads,
-            kv_heads,
-            head_dim,
-            block_size,
         )
         threads = torch.get_num_threads()
         pointer = ctypes.addressof(rotation)
@@ -154,8 +148,7 @@ class CpuOps:
     def paged_attention(
         self,
         query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
+        cache: KVCache,
         *,
         block_tables: Tensor,
         cu_seqlens_q: Tensor,
@@ -165,20 +158,9 @@ class CpuOps:
     ) -> Tensor:
         """See paged_attention_reference."""
         _, heads, head_dim = query.shape
-        _, kv_heads, block_size, _ = key_cache.shape
         num_seqs, max_blocks = block_tables.shape
         out = torch.zeros_like(query)
-        shape = AttentionShape(
-            key_cache.data_ptr(),
-            value_cache.data_ptr(),
-            key_cache.dtype == torch.bfloat16,
-            heads,
-            kv_heads,
-            head_dim,
-            block_size,
-            window or 0,
-            scale,
-        )
+        shape = AttentionShape(CKVCache.of(cache), heads, window or 0, scale)
         failed = self._paged_attention(
             ctypes.addressof(shape),
             query.data_ptr(),
@@ -191,5 +173,5 @@ class CpuOps:
             torch.get_num_threads(),
         )
         if failed:
-            raise ValueError(f"no attention for {heads} heads of {head_dim} over {kv_heads}")
+            raise ValueError(f"no attention for {heads} heads of {head_dim}")
         return out

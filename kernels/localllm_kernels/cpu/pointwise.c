@@ -1,7 +1,7 @@
 /* Norms, rotary embedding with the KV write, and the gate of the feed-forward, in float32; the
  * formulas stand with the torch references of the same names. */
 
-#include "operators.h"
+#include "kv_rows.h"
 
 #define MAX_DIM 1024
 
@@ -92,17 +92,10 @@ INLINE void turn_head(const float *x, const float *norm, float eps, const float 
   }
 }
 
-INLINE void write_head(const float *x, void *cache, int64_t row, int64_t dim, int is_bfloat16) {
-  if (!is_bfloat16) {
-    memcpy((float *)cache + row * dim, x, (size_t)dim * sizeof(float));
-    return;
-  }
-  round_row(x, (uint16_t *)cache + row * dim, dim);
-}
-
 /* qkv: [rows, heads + 2 · kv_heads, head_dim]. */
 void team_rotate_and_store(const Rotation *r, const float *qkv, float *query) {
-  const int64_t dim = r->head_dim, heads = r->heads, kv_heads = r->kv_heads;
+  const KVCache *cache = &r->cache;
+  const int64_t dim = cache->head_dim, heads = r->heads, kv_heads = cache->kv_heads;
 #pragma omp for schedule(static)
   for (int64_t row = 0; row < r->rows; row++) {
     const float *x = qkv + row * (heads + 2 * kv_heads) * dim;
@@ -110,19 +103,19 @@ void team_rotate_and_store(const Rotation *r, const float *qkv, float *query) {
     for (int64_t head = 0; head < heads; head++, x += dim)
       turn_head(x, r->query_norm, r->eps, cos_row, sin_row, query + (row * heads + head) * dim, dim);
     if (row >= r->num_stored) continue;
-    const int64_t block = r->slots[row] / r->block_size, offset = r->slots[row] % r->block_size;
+    const int64_t block = r->slots[row] / cache->block_size, offset = r->slots[row] % cache->block_size;
     for (int64_t head = 0; head < kv_heads; head++, x += dim) {
-      const int64_t to = (block * kv_heads + head) * r->block_size + offset;
+      const int64_t to = (block * kv_heads + head) * cache->block_size + offset;
       float key[MAX_DIM];
       turn_head(x, r->key_norm, r->eps, cos_row, sin_row, key, dim);
-      write_head(key, r->keys, to, dim, (int)r->is_bfloat16);
-      write_head(x + kv_heads * dim, r->values, to, dim, (int)r->is_bfloat16);
+      write_row(cache, cache->keys, cache->key_scales, to, key);
+      write_row(cache, cache->values, cache->value_scales, to, x + kv_heads * dim);
     }
   }
 }
 /* Returns 1 if a head is too wide. */
 int rotate_and_store(const Rotation *r, const float *qkv, float *query, int64_t threads) {
-  if (r->head_dim > MAX_DIM) return 1;
+  if (r->cache.head_dim > MAX_DIM) return 1;
 #pragma omp parallel num_threads(threads) if (r->rows > 1)
   team_rotate_and_store(r, qkv, query);
   return 0;

@@ -4,6 +4,10 @@ import ctypes
 from ctypes import Structure, c_float, c_int64, c_void_p
 from enum import IntEnum
 
+import torch
+
+from localllm_kernels.kv_cache import KVCache
+
 
 class IntegerWeight(Structure):
     """See operators.h."""
@@ -46,17 +50,59 @@ class Product(Structure):
     _fields_ = (("kind", c_int64), ("weight", c_void_p))
 
 
-class AttentionShape(Structure):
+class KVKind(IntEnum):
     """See operators.h."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    FP8 = 3
+
+
+_KV_KINDS = {
+    torch.float32: KVKind.FLOAT32,
+    torch.bfloat16: KVKind.BFLOAT16,
+    torch.int8: KVKind.INT8,
+    torch.float8_e4m3fn: KVKind.FP8,
+}
+
+
+class CKVCache(Structure):
+    """KVCache of operators.h: the cache of a layer, or of the first of a stack of layers."""
 
     _fields_ = (
         ("keys", c_void_p),
         ("values", c_void_p),
-        ("is_bfloat16", c_int64),
-        ("heads", c_int64),
+        ("key_scales", c_void_p),
+        ("value_scales", c_void_p),
+        ("kind", c_int64),
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
         ("block_size", c_int64),
+    )
+
+    @classmethod
+    def of(cls, cache: KVCache) -> "CKVCache":
+        """`cache`: with or without a first dimension of layers."""
+        *_, kv_heads, block_size, head_dim = cache.key.shape
+        scales = (cache.key_scales, cache.value_scales)
+        return cls(
+            cache.key.data_ptr(),
+            cache.value.data_ptr(),
+            *(None if each is None else each.data_ptr() for each in scales),
+            _KV_KINDS[cache.key.dtype],
+            kv_heads,
+            head_dim,
+            block_size,
+        )
+
+
+class AttentionShape(Structure):
+    """See operators.h."""
+
+    _fields_ = (
+        ("cache", CKVCache),
+        ("heads", c_int64),
         ("window", c_int64),
         ("scale", c_float),
     )
@@ -72,15 +118,10 @@ class Rotation(Structure):
         ("key_norm", c_void_p),
         ("eps", c_float),
         ("slots", c_void_p),
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("is_bfloat16", c_int64),
+        ("cache", CKVCache),
         ("rows", c_int64),
         ("num_stored", c_int64),
         ("heads", c_int64),
-        ("kv_heads", c_int64),
-        ("head_dim", c_int64),
-        ("block_size", c_int64),
     )
 
 
@@ -137,10 +178,4 @@ class Batch(Structure):
 class Caches(Structure):
     """See decoder.c."""
 
-    _fields_ = (
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("layer_bytes", c_int64),
-        ("is_bfloat16", c_int64),
-        ("block_size", c_int64),
-    )
+    _fields_ = (("first", CKVCache), ("layer_bytes", c_int64), ("layer_scales", c_int64))

@@ -1,0 +1,138 @@
+/* Attention of a few rows, as decoding has them: keys and values are read once, where they lie, and
+ * what bounds it is how soon they come. The sums are those of attention_many.h, bit by bit. */
+
+#pragma once
+
+#include "attention_rows.h"
+
+#define AHEAD 64 /* keys: blocks lie anywhere, and the processor cannot guess which comes next */
+
+/* The keys or values of a tile, and what comes AHEAD of each. */
+typedef struct {
+  const char *row[KEY_TILE], *ahead[KEY_TILE];
+  float scale[KEY_TILE];
+} Tile;
+
+/* Beside the span the nearest row within stands, so that whole groups can be read. */
+static void point(const KVCache *c, const void *values, const float *scales, const AttentionTask *task,
+                  const Span *span, Tile *tile) {
+  const int64_t row_bytes = c->head_dim * value_bytes(c->kind);
+  for (int64_t j = 0; j < KEY_TILE; j++) {
+    const int64_t within = j < span->low ? span->low : j < span->high ? j : span->high - 1;
+    const int64_t position = span->first + within, later = position + AHEAD;
+    const int64_t row = row_of(c, task, position);
+    tile->row[j] = (const char *)values + row * row_bytes;
+    tile->scale[j] = scales ? scales[row] : 1.0f;
+    tile->ahead[j] = (const char *)values +
+                     (later < span->end ? row_of(c, task, later) : row) * row_bytes;
+  }
+}
+
+INLINE f32x16 load_vector(const char *row, int i, float scale, const int kind) {
+  if (kind == KV_FLOAT32) return load((const float *)row + i * LANES);
+  if (kind == KV_BFLOAT16) return load_bf16((const uint16_t *)row + i * LANES);
+  return load_codes((const uint8_t *)row + i * LANES, kind) * scale;
+}
+
+INLINE void ask_for(const char *row, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
+}
+
+/* scores[r][j] = q[r] · k[j] for `rows` rows, 2 or 4; sixteen sums across lanes at a time. */
+INLINE void score_few(const float *q, const Tile *keys, const Span *span, float *scores,
+                      const int rows, const int kind, const int vectors) {
+  const int together = LANES / rows;
+  for (int64_t j = span->low / together * together; j < span->high; j += together) {
+    f32x16 sums[LANES];
+    for (int i = 0; i < LANES; i++) sums[i] = splat(0.0f);
+    for (int n = 0; n < together; n++)
+      ask_for(keys->ahead[j + n], vectors * LANES * value_bytes(kind));
+    for (int i = 0; i < vectors; i++)
+      for (int n = 0; n < together; n++) {
+        const f32x16 key = load_vector(keys->row[j + n], i, keys->scale[j + n], kind);
+        for (int r = 0; r < rows; r++)
+          sums[r * together + n] =
+              fma16(load(q + (r * vectors + i) * LANES), key, sums[r * together + n]);
+      }
+    float totals[LANES];
+    sum_lanes_of_16(sums, totals);
+    for (int r = 0; r < rows; r++)
+      memcpy(scores + r * KEY_TILE + j, totals + r * together, (size_t)together * sizeof(float));
+  }
+}
+
+/* total[r] = total[r] · keep[r] + weights[r] · v for `rows` rows and `count` vectors from `at` on. */
+INLINE void add_few(const float *weights, const Tile *values, const Span *span, const float *keep,
+                    float *total, const int rows, const int at, const int count, const int kind,
+                    const int vectors) {
+  f32x16 sums[4][MAX_DIM / LANES];
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < count; i++)
+      sums[r][i] = load(total + (r * vectors + at + i) * LANES) * keep[r];
+  for (int64_t j = span->low; j < span->high; j++) {
+    if (at == 0) ask_for(values->ahead[j], vectors * LANES * value_bytes(kind));
+    for (int i = 0; i < count; i++) {
+      const f32x16 value = load_vector(values->row[j], at + i, values->scale[j], kind);
+      for (int r = 0; r < rows; r++)
+        sums[r][i] = fma16(splat(weights[r * KEY_TILE + j]), value, sums[r][i]);
+    }
+  }
+  for (int r = 0; r < rows; r++)
+    for (int i = 0; i < count; i++) store(total + (r * vectors + at + i) * LANES, sums[r][i]);
+}
+
+/* Whether there are loops for heads of this size, whose sums stay in registers. */
+INLINE int has_few(int64_t head_dim) { return head_dim == 64 || head_dim == 128; }
+
+/* Calls CALL with the number of rows, the kind and the vectors of a row as constants. */
+#define FOR_ROWS(CALL, kind, vectors) \
+  if (together == 2) { CALL(2, kind, vectors); } else { CALL(4, kind, vectors); }
+#define FOR_VECTORS(CALL, kind) \
+  if (state->dim == 64) { FOR_ROWS(CALL, kind, 4) } else { FOR_ROWS(CALL, kind, 8) }
+#define FOR_ALL(CALL)                                        \
+  switch (cache_kind) {                                      \
+    case KV_FLOAT32: FOR_VECTORS(CALL, KV_FLOAT32) break;    \
+    case KV_BFLOAT16: FOR_VECTORS(CALL, KV_BFLOAT16) break;  \
+    case KV_INT8: FOR_VECTORS(CALL, KV_INT8) break;          \
+    case KV_FP8: FOR_VECTORS(CALL, KV_FP8) break;            \
+  }
+
+static void score_rows(const Tile *keys, const Span *span, int64_t cache_kind, int together,
+                       int64_t r, Rows *state) {
+#define SCORE(rows, kind, vectors) \
+  score_few(state->q + r * state->dim, keys, span, state->weights + r * KEY_TILE, rows, kind, vectors)
+  FOR_ALL(SCORE)
+#undef SCORE
+}
+
+static void add_rows(const Tile *values, const Span *span, int64_t cache_kind, int together,
+                     int64_t r, Rows *state) {
+#define ADD(rows, kind, vectors)                                                                \
+  for (int i = 0; i < vectors; i += LANES / rows < vectors ? LANES / rows : vectors)             \
+    add_few(state->weights + r * KEY_TILE, values, span, state->keep + r,                       \
+            state->total + r * state->dim, rows, i,                                             \
+            LANES / rows < vectors ? LANES / rows : vectors, kind, vectors)
+  FOR_ALL(ADD)
+#undef ADD
+}
+
+static void attend_few(const AttentionShape *s, const AttentionTask *task, const float *query,
+                       float *out) {
+  const KVCache *cache = &s->cache;
+  Rows state;
+  Tile tile;
+  const int together = task->num_queries * (s->heads / cache->kv_heads) <= 2 ? 2 : 4;
+  start_rows(s, task, query, together, (int)(cache->head_dim / LANES), &state);
+  Span span = seen_keys(s, task);
+  for (int64_t first = span.start / KEY_TILE * KEY_TILE; first < span.end; first += KEY_TILE) {
+    move_to(&span, first);
+    point(cache, cache->keys, cache->key_scales, task, &span, &tile);
+    for (int64_t r = 0; r < state.rows; r += together)
+      score_rows(&tile, &span, cache->kind, together, r, &state);
+    weigh_rows(s, task, &span, &state);
+    point(cache, cache->values, cache->value_scales, task, &span, &tile);
+    for (int64_t r = 0; r < state.rows; r += together)
+      add_rows(&tile, &span, cache->kind, together, r, &state);
+  }
+  finish_rows(s, task, &state, out);
+}

@@ -1,0 +1,108 @@
+/* What attention keeps for the rows of a task, and the running softmax over tiles of keys. */
+
+#pragma once
+
+#include "kv_rows.h"
+
+#define KEY_TILE 64
+#define QUERY_ROWS 32
+#define MAX_DIM 256
+#define ALIGNED __attribute__((aligned(64)))
+
+/* A row is a query of a head; `rows` of them, padded with zeros. */
+typedef struct {
+  float q[QUERY_ROWS * MAX_DIM] ALIGNED; /* [padded_rows, dim], scaled */
+  float total[QUERY_ROWS * MAX_DIM] ALIGNED;
+  float weights[QUERY_ROWS * KEY_TILE] ALIGNED; /* of the tile at hand; scores before */
+  float most[QUERY_ROWS], sum[QUERY_ROWS], keep[QUERY_ROWS];
+  int64_t rows, padded_rows, dim; /* dim: head_dim in whole vectors */
+} Rows;
+
+/* The keys that a task sees, `start` to `end`, and the part of the tile at `first` among them. */
+typedef struct {
+  int64_t start, end, first, low, high;
+} Span;
+
+INLINE Span seen_keys(const AttentionShape *s, const AttentionTask *task) {
+  const int64_t start = s->window ? task->first_position - s->window + 1 : 0;
+  return (Span){start < 0 ? 0 : start, task->first_position + task->num_queries, 0, 0, 0};
+}
+INLINE void move_to(Span *span, int64_t first) {
+  span->first = first;
+  span->low = first < span->start ? span->start - first : 0;
+  span->high = first + KEY_TILE < span->end ? KEY_TILE : span->end - first;
+}
+
+/* Row `r` of the task in [tokens, heads]. */
+INLINE int64_t query_of(const AttentionShape *s, const AttentionTask *task, int64_t r) {
+  const int64_t group = s->heads / s->cache.kv_heads;
+  return (task->first_query + r / group) * s->heads + task->kv_head * group + r % group;
+}
+
+/* Where the key or value of a position stands, in rows of head_dim. */
+INLINE int64_t row_of(const KVCache *c, const AttentionTask *task, int64_t position) {
+  const int64_t block = task->table[position / c->block_size];
+  return (block * c->kv_heads + task->kv_head) * c->block_size + position % c->block_size;
+}
+
+static void start_rows(const AttentionShape *s, const AttentionTask *task, const float *query,
+                       int64_t multiple, int vectors, Rows *state) {
+  const int64_t width = s->cache.head_dim;
+  state->rows = task->num_queries * (s->heads / s->cache.kv_heads);
+  state->padded_rows = (state->rows + multiple - 1) / multiple * multiple;
+  state->dim = vectors * LANES;
+  memset(state->q, 0, (size_t)(state->padded_rows * state->dim) * sizeof(float));
+  memset(state->total, 0, (size_t)(state->padded_rows * state->dim) * sizeof(float));
+  for (int64_t r = 0; r < state->rows; r++) {
+    const float *from = query + query_of(s, task, r) * width;
+    for (int64_t i = 0; i < width; i++) state->q[r * state->dim + i] = from[i] * s->scale;
+  }
+  for (int64_t r = 0; r < state->padded_rows; r++) state->most[r] = -INFINITY, state->sum[r] = 0.0f;
+}
+
+/* One step of the running softmax: scores become weights; returns what remains of the weights and
+ * sums before. Scores outside `from` to `to` are not the row's to see. */
+INLINE float weigh(float *scores, int64_t from, int64_t to, float *most, float *sum) {
+  if (from >= to) {
+    memset(scores, 0, KEY_TILE * sizeof(float));
+    return 1.0f;
+  }
+  for (int64_t j = 0; j < from; j++) scores[j] = -INFINITY;
+  for (int64_t j = to; j < KEY_TILE; j++) scores[j] = -INFINITY;
+  f32x16 peak = load(scores), part = splat(0.0f);
+  for (int64_t j = LANES; j < KEY_TILE; j += LANES) peak = max16(peak, load(scores + j));
+  const float before = *most, peak_here = max_lanes(peak);
+  *most = peak_here > before ? peak_here : before;
+  for (int64_t j = 0; j < KEY_TILE; j += LANES) {
+    const f32x16 weights = exp16(load(scores + j) - *most);
+    store(scores + j, weights);
+    part += weights;
+  }
+  const float keep = before > -INFINITY ? exp16(splat(before - *most))[0] : 0.0f;
+  *sum = *sum * keep + sum_lanes(part);
+  return keep;
+}
+
+/* Scores of a tile become weights, for each row those that it sees. */
+static void weigh_rows(const AttentionShape *s, const AttentionTask *task, const Span *span,
+                       Rows *state) {
+  const int64_t group = s->heads / s->cache.kv_heads;
+  for (int64_t r = 0; r < state->padded_rows; r++) {
+    const int64_t position = task->first_position + r / group - span->first;
+    const int64_t oldest = s->window ? position - s->window + 1 : 0;
+    const int64_t from = oldest > span->low ? oldest : span->low;
+    const int64_t to = position + 1 < span->high ? position + 1 : span->high;
+    state->keep[r] = weigh(state->weights + r * KEY_TILE, from, r < state->rows ? to : 0,
+                           state->most + r, state->sum + r);
+  }
+}
+
+static void finish_rows(const AttentionShape *s, const AttentionTask *task, const Rows *state,
+                        float *out) {
+  const int64_t width = s->cache.head_dim;
+  for (int64_t r = 0; r < state->rows; r++) {
+    float *to = out + query_of(s, task, r) * width;
+    const float *total = state->total + r * state->dim;
+    for (int64_t i = 0; i < width; i++) to[i] = total[i] / state->sum[r];
+  }
+}

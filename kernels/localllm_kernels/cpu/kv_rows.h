@@ -1,0 +1,88 @@
+/* Rows of the paged cache, read as floats and written from them; see kv_cache.py for the formulas. */
+
+#pragma once
+
+#include "operators.h"
+
+INLINE int64_t value_bytes(int64_t kind) { return kind == KV_FLOAT32 ? 4 : kind == KV_BFLOAT16 ? 2 : 1; }
+
+/* e4m3 has the bits of a float that is smaller by 2^120, but for sixteen bits between sign and
+ * exponent, and the low end of the mantissa. */
+INLINE f32x16 from_e4m3(u8x16 codes) {
+  const u32x16 bits = __builtin_convertvector(codes, u32x16);
+  return (f32x16)((bits & 0x80) << 24 | (bits & 0x7f) << 20) * splat(0x1p120f);
+}
+/* Rounded half to even; at most 448 in absolute value. */
+INLINE u8x16 to_e4m3(f32x16 values) {
+  const u32x16 bits = (u32x16)(values * splat(0x1p-120f)), magnitude = bits & 0x7fffffff;
+  const u32x16 rounded = (magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
+  return __builtin_convertvector(rounded | (bits >> 24 & 0x80), u8x16);
+}
+
+INLINE f32x16 load_codes(const uint8_t *codes, int64_t kind) {
+  u8x16 bytes;
+  memcpy(&bytes, codes, sizeof bytes);
+  return kind == KV_FP8 ? from_e4m3(bytes) : __builtin_convertvector((s8x16)bytes, f32x16);
+}
+
+/* Row `row` of keys or values, whose scales may be NULL. */
+INLINE void read_row(const KVCache *c, const void *values, const float *scales, int64_t row, float *to) {
+  const int64_t dim = c->head_dim;
+  if (c->kind == KV_FLOAT32) {
+    memcpy(to, (const float *)values + row * dim, (size_t)dim * sizeof(float));
+  } else if (c->kind == KV_BFLOAT16) {
+    const uint16_t *from = (const uint16_t *)values + row * dim;
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) store(to + i, load_bf16(from + i));
+    for (; i < dim; i++) {
+      const uint32_t bits = (uint32_t)from[i] << 16;
+      memcpy(to + i, &bits, sizeof bits);
+    }
+  } else {
+    const uint8_t *from = (const uint8_t *)values + row * dim;
+    const f32x16 scale = splat(scales[row]);
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) store(to + i, load_codes(from + i, c->kind) * scale);
+    if (i < dim) {
+      uint8_t rest[LANES] = {0};
+      memcpy(rest, from + i, (size_t)(dim - i));
+      store_part(to + i, load_codes(rest, c->kind) * scale, dim - i);
+    }
+  }
+}
+
+INLINE void write_codes(const float *x, uint8_t *to, float *scale, int64_t dim, int64_t kind) {
+  const float limit = kind == KV_FP8 ? 448.0f : 127.0f;
+  f32x16 largest = splat(0.0f), not_finite = splat(0.0f);
+  for (int64_t i = 0; i < dim; i += LANES) {
+    const f32x16 v = dim - i < LANES ? load_part(x + i, dim - i, 0.0f) : load(x + i);
+    largest = max16(largest, max16(v, -v));
+    not_finite += v - v; /* NaN for what has no scale, which the scale then is */
+  }
+  const float most = max_lanes(largest), factor = most > 0.0f ? limit / most : 0.0f;
+  *scale = most / limit + sum_lanes(not_finite);
+  for (int64_t i = 0; i < dim; i += LANES) {
+    const int64_t count = dim - i < LANES ? dim - i : LANES;
+    const f32x16 v = (count < LANES ? load_part(x + i, count, 0.0f) : load(x + i)) * factor;
+    const f32x16 within = -max16(-max16(v, splat(-limit)), splat(-limit));
+    u8x16 codes;
+    if (kind == KV_FP8) {
+      codes = to_e4m3(within);
+    } else {
+      const f32x16 magic = splat(12582912.0f); /* adding it rounds to a whole number */
+      const i32x16 whole = (i32x16)(within + magic) - (i32x16)magic;
+      codes = (u8x16)__builtin_convertvector(whole, s8x16);
+    }
+    memcpy(to + i, &codes, (size_t)count);
+  }
+}
+
+INLINE void write_row(const KVCache *c, void *values, float *scales, int64_t row, const float *x) {
+  const int64_t dim = c->head_dim;
+  if (c->kind == KV_FLOAT32)
+    memcpy((float *)values + row * dim, x, (size_t)dim * sizeof(float));
+  else if (c->kind == KV_BFLOAT16)
+    round_row(x, (uint16_t *)values + row * dim, dim);
+  else
+    write_codes(x, (uint8_t *)values + row * dim, scales + row, dim, c->kind);
+}
