@@ -179,6 +179,8 @@ class Roofline:
     def verdict(self, seconds: float) -> str:
         """`seconds` as a share of it, in words."""
         share = f"{self.seconds / seconds:.0%}"
+        if self.bound == "memory" and seconds < self.seconds:
+            return "fed by the caches, sooner than memory could"
         if self.bound == "memory":
             return f"{share} of what this memory can feed"
         return f"{share} of what this machine can multiply"

@@ -66,6 +66,7 @@ def test_the_roofline_is_the_slower_of_moving_and_computing() -> None:
     computing = Roofline.of(1000, 400, limits, "fp32")
     assert (computing.seconds, computing.bound) == (40.0, "arithmetic")
     assert moving.verdict(20.0) == "50% of what this memory can feed"
+    assert moving.verdict(9.0) == "fed by the caches, sooner than memory could"
     assert computing.verdict(50.0) == "80% of what this machine can multiply"
 
 

@@ -9,7 +9,11 @@ INLINE int64_t value_bytes(int64_t kind) { return kind == KV_FLOAT32 ? 4 : kind 
 /* e4m3 has the bits of a float that is smaller by 2^120, but for sixteen bits between sign and
  * exponent, and the low end of the mantissa. */
 INLINE f32x16 from_e4m3(u8x16 codes) {
+#if defined(__AVX512F__)
+  const u32x16 bits = (u32x16)_mm512_cvtepu8_epi32((__m128i)codes);
+#else
   const u32x16 bits = __builtin_convertvector(codes, u32x16);
+#endif
   return (f32x16)((bits & 0x80) << 24 | (bits & 0x7f) << 20) * splat(0x1p120f);
 }
 /* Rounded half to even; at most 448 in absolute value. */
@@ -22,7 +26,12 @@ INLINE u8x16 to_e4m3(f32x16 values) {
 INLINE f32x16 load_codes(const uint8_t *codes, int64_t kind) {
   u8x16 bytes;
   memcpy(&bytes, codes, sizeof bytes);
-  return kind == KV_FP8 ? from_e4m3(bytes) : __builtin_convertvector((s8x16)bytes, f32x16);
+  if (kind == KV_FP8) return from_e4m3(bytes);
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes));
+#else
+  return __builtin_convertvector((s8x16)bytes, f32x16);
+#endif
 }
 
 /* Row `row` of keys or values, whose scales may be NULL. */
