@@ -1,6 +1,7 @@
 """`localllm bench`: how fast, and how far from what the hardware could do."""
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -220,7 +221,8 @@ def _bench_server(url: str, model: str | None, asked: Asked) -> "tuple[Report, b
 def _write(report: "Report", json_file: Path | None, plot: Path | None) -> None:
     from localllm.cli.bench_table import report_text
 
-    write_stdout(report_text(report))
+    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+    write_stdout(report_text(report, width))
     if json_file is not None:
         report.write(json_file)
     if plot is not None:

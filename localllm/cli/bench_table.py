@@ -1,5 +1,6 @@
 """The figures of `localllm bench` as tables: one for each suite, a bar where there is a limit."""
 
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 Column = tuple[str, Callable[[Result], str]]
 
 
-def report_text(report: Report) -> str:
-    """The whole report, for a terminal or a pipe."""
+def report_text(report: Report, width: int | None = None) -> str:
+    """The whole report, for a terminal of `width` columns or, without, for a pipe."""
     model, place = report.model, report.environment
     if "url" in model:
         lines = [f"{model['name']} at {model['url']}"]
@@ -30,19 +31,31 @@ def report_text(report: Report) -> str:
             for name, rate in report.limits.operations_per_s.items()
         ]
         lines.append("limits measured beside: " + ", ".join(rates))
+    if width is not None:
+        lines = [part for line in lines for part in textwrap.wrap(line, width)]
     for suite in dict.fromkeys(result.suite for result in report.results):
         rows = [result for result in report.results if result.suite == suite]
-        lines += ["", *_table(_COLUMNS[suite], rows)]
+        lines += ["", *_table(_COLUMNS[suite], rows, width)]
     return "\n".join(lines) + "\n"
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Result]) -> list[str]:
+def _table(columns: Sequence[Column], rows: Sequence[Result], width: int | None) -> list[str]:
+    """Where a line would be too long, verdicts stand below their rows."""
     cells = [[name for name, _ in columns], *([get(row) for _, get in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    return [
+    lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells
     ]
+    if width is None or max(map(len, lines)) <= width or columns[-1] is not _VERDICT:
+        return lines
+    head, *body = _table(columns[:-1], rows, None)
+    lines = [head]
+    for row, line in zip(rows, body, strict=True):
+        indent = 4 * " "
+        below = textwrap.wrap(row.verdict, width, initial_indent=indent, subsequent_indent=indent)
+        lines += [line, *below]
+    return lines
 
 
 def bar(share: float) -> str:

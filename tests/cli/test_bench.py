@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 from checkpoints import tiny_config, write_checkpoint
 
+from localllm.bench.report import Report
+from localllm.bench.results import Result, Spread
 from localllm.cli.bench import parse_counts
-from localllm.cli.bench_table import bar
+from localllm.cli.bench_table import bar, report_text
 from localllm.errors import ExitCode, RequestError
 
 Run = Callable[..., Any]
@@ -186,3 +188,16 @@ def test_counts() -> None:
     assert parse_counts("batch", "1, 4,16,4") == (1, 4, 16)
     with pytest.raises(RequestError, match="--depth must be like"):
         parse_counts("depth", "-1")
+
+
+def test_verdicts_stand_below_their_rows_where_the_terminal_is_narrow() -> None:
+    spread = Spread.of([0.5])
+    result = Result(
+        "prefix", "90% of 2,000 shared", {}, {"times": spread}, "first token 6.5 times sooner"
+    )
+    report = Report({}, {"name": "model", "url": "http://here"}, None, 0, [result])
+    wide = report_text(report, 60).splitlines()
+    assert wide[-1] == "90% of 2,000 shared  first token 6.5 times sooner"
+    assert report_text(report) == report_text(report, 60)
+    narrow = report_text(report, 24).splitlines()
+    assert narrow[-3:] == ["90% of 2,000 shared", "    first token 6.5", "    times sooner"]
