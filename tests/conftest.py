@@ -8,6 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Read where a kernel is defined, so before the first import of one.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from checkpoints import tiny_config, write_checkpoint
 
 from localllm.engine.cpu_products import make_products_reproducible

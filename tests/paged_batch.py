@@ -80,6 +80,7 @@ class Batch:
             block_tables=self.block_tables[part],
             cu_seqlens_q=starts - starts[0],
             seq_lens=self.seq_lens[part],
+            max_query_len=int(starts.diff().max()),
             scale=0.3,
             window=window,
         )

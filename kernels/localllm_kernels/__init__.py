@@ -8,8 +8,10 @@ operator, in the file of its name.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from localllm_kernels.cpu.build import BuildError, load_library
@@ -17,12 +19,25 @@ from localllm_kernels.cpu.decoder import fuse_decoder
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.fused_decoder import DecoderParts, FusedDecoder
+from localllm_kernels.gpu_decoder import fuse_decoder as fuse_gpu_decoder
+from localllm_kernels.gpu_linears import GpuLinears
 from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
+from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.launch import Workspace
+from localllm_kernels.linears import Linears
 from localllm_kernels.paged_attention import paged_attention_reference
-from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
-from localllm_kernels.rotate_and_store import rotate_and_store_reference
+from localllm_kernels.paged_attention_decode import MAX_DECODE_ROWS, paged_attention_decode
+from localllm_kernels.paged_attention_prefill import paged_attention_prefill
+from localllm_kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
 from localllm_kernels.row_maxima import row_maxima_reference
-from localllm_kernels.silu_mul import silu_mul_reference
+from localllm_kernels.sample import SamplingRows, sample
+from localllm_kernels.silu_mul import silu_mul, silu_mul_reference
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +55,9 @@ class Ops:
     row_maxima: Callable[[Tensor], tuple[Tensor, Tensor]]
     gumbel_argmax: Callable[[Tensor, float, Tensor | None, int], int]
     # Products with weights where the library has them; else torch's are taken.
-    linears: CpuLinears | None = None
+    linears: Linears | None = None
+    # The tokens of a whole batch in one launch, where that spares waiting for the device.
+    sample: Callable[[Tensor, SamplingRows], Tensor] | None = None
     # All layers in one call, where the library has that for such products; else None.
     fuse_decoder: Callable[[DecoderParts], FusedDecoder | None] = lambda parts: None
 
@@ -63,18 +80,46 @@ def select_ops(device: str, requested: str, dtype: torch.dtype) -> Ops:
 
     Raises: ValueError for a backend that is not to be had.
     """
-    if requested == "triton":
-        raise ValueError("the triton kernels are not part of this version")
-    if requested not in ("auto", "torch"):
+    if requested not in ("auto", "torch", "triton"):
         raise ValueError(f"unknown backend {requested!r}; known: auto, torch, triton")
+    is_interpreted = triton.knobs.runtime.interpret
+    if requested == "triton" and device == "cpu" and not is_interpreted:
+        raise ValueError("the triton kernels need a GPU (or TRITON_INTERPRET=1, for tests)")
     ops = TORCH_OPS
-    if device == "cpu" and requested == "auto" and dtype != torch.float16:
+    if requested == "triton" or (device == "cuda" and requested == "auto"):
+        ops = triton_ops(device)
+    elif device == "cpu" and requested == "auto" and dtype != torch.float16:
         try:
             ops = cpu_ops()
         except BuildError as error:
             logger.warning("torch's operators are used, which are slower: %s", error)
     logger.info("operators: %s on %s", ops.name, device)
     return ops
+
+
+def triton_ops(device: str) -> Ops:
+    """The table of the Triton kernels, for the current device of that type."""
+    workspace = Workspace(torch.device(device))
+
+    def paged_attention(query: Tensor, cache: KVCache, **arguments: Any) -> Tensor:
+        group = query.shape[1] // cache.key.shape[1]
+        if arguments["max_query_len"] * group <= MAX_DECODE_ROWS:
+            return paged_attention_decode(query, cache, workspace, **arguments)
+        return paged_attention_prefill(query, cache, workspace, **arguments)
+
+    return Ops(
+        name="triton",
+        rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
+        rotate_and_store=rotate_and_store,
+        silu_mul=silu_mul,
+        paged_attention=paged_attention,
+        row_maxima=row_maxima_reference,
+        gumbel_argmax=gumbel_argmax_reference,
+        linears=GpuLinears(workspace),
+        sample=sample,
+        fuse_decoder=lambda parts: fuse_gpu_decoder(workspace, parts),
+    )
 
 
 def cpu_ops() -> Ops:

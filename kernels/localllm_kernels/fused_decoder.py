@@ -49,6 +49,9 @@ class DecoderParts:
 class FusedDecoder(Protocol):
     """The layers with the last norm."""
 
+    def takes(self, num_rows: int, max_query_len: int) -> bool:
+        """Whether it is the better way for so many rows, of a request at most `max_query_len`."""
+
     def __call__(
         self,
         hidden: Tensor,
@@ -60,6 +63,7 @@ class FusedDecoder(Protocol):
         block_tables: Tensor,
         cu_seqlens_q: Tensor,
         seq_lens: Tensor,
+        max_query_len: int,
     ) -> Tensor:
         """Hidden states [num_rows, hidden] after the last norm; the caches are written.
 

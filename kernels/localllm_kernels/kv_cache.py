@@ -28,6 +28,14 @@ class KVCache:
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
 
+    def layer(self, index: int) -> "KVCache":
+        """One layer of caches whose tensors have a first dimension of layers."""
+        if self.key_scales is None or self.value_scales is None:
+            return KVCache(self.key[index], self.value[index])
+        return KVCache(
+            self.key[index], self.value[index], self.key_scales[index], self.value_scales[index]
+        )
+
 
 def row_bytes(head_dim: int, dtype: torch.dtype) -> int:
     """What a key (or value) of one token and head takes in `dtype`, its scale included."""

@@ -36,6 +36,7 @@ def paged_attention_reference(
     block_tables: Tensor,
     cu_seqlens_q: Tensor,
     seq_lens: Tensor,
+    max_query_len: int,
     scale: float,
     window: int | None,
 ) -> Tensor:
@@ -44,7 +45,8 @@ def paged_attention_reference(
     `query`: [num_tokens, num_heads, head_dim], requests one after the other, rows behind the last
     request are padding; `block_tables`: integer [num_seqs, max_blocks], padded
     with 0 (the null block); `cu_seqlens_q`: [num_seqs + 1], where each request's queries start;
-    `seq_lens`: [num_seqs], keys of each request including its new tokens. Returns [num_tokens,
+    `seq_lens`: [num_seqs], keys of each request including its new tokens; `max_query_len`: the most
+    new tokens of a request, which some kernels choose their tiles by. Returns [num_tokens,
     num_heads, head_dim]; padding rows are zero.
     """
     out = torch.zeros_like(query)

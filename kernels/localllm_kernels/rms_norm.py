@@ -4,10 +4,77 @@
 
 Statistics in float32, the normed value rounded to the input's dtype before the weight is applied,
 as the checkpoints were trained. Source: Zhang and Sennrich 2019, section 3.
+
+The kernel takes a row a program and holds it whole.
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
+
+from localllm_kernels.aot import AotSpec
+from localllm_kernels.launch import present
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    total_ptr,
+    width,
+    eps,
+    HAS_RESIDUAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    at = tl.program_id(0).to(tl.int64) * width + columns
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    wide = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        wide += tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total_ptr + at, wide.to(dtype), mask=inside)
+        wide = wide.to(dtype).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
+    normed = (wide * scale).to(dtype).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, (weight * normed).to(dtype), mask=inside)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See rms_norm_reference."""
+    normed, _ = _launch(x, None, weight, eps)
+    return normed
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See add_rms_norm_reference."""
+    return _launch(x, residual, weight, eps)
+
+
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    x, width = x.contiguous(), x.shape[-1]
+    out = torch.empty_like(x)
+    total = out if residual is None else torch.empty_like(x)
+    block = triton.next_power_of_2(width)
+    _rms_norm_kernel[(x.numel() // width,)](
+        x,
+        present(residual, x),
+        weight,
+        out,
+        total,
+        width,
+        eps,
+        HAS_RESIDUAL=residual is not None,
+        BLOCK=block,
+        num_warps=min(8, max(1, block // 512)),
+    )
+    return out, total
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -23,3 +90,21 @@ def add_rms_norm_reference(
     """`residual + x`, normed and as it is. All [num_tokens, width]; neither input is changed."""
     total = residual + x
     return rms_norm_reference(total, weight, eps), total
+
+
+AOT_SPECS = [
+    AotSpec(
+        _rms_norm_kernel,
+        "with residual" if has_residual else "alone",
+        {
+            **dict.fromkeys(
+                ("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "total_ptr"), "*bf16"
+            ),
+            "width": "i32",
+            "eps": "fp32",
+        },
+        {"HAS_RESIDUAL": has_residual, "BLOCK": 4096},
+        num_warps=8,
+    )
+    for has_residual in (False, True)
+]

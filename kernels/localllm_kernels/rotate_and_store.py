@@ -1,15 +1,150 @@
 """What stands between the query-key-value product and attention, as one operator.
 
 Queries and keys are normed head by head where the model does so (Qwen3), turned by their positions,
-and the new keys and values are written to their slots of the paged cache.
+and the new keys and values are written to their slots of the paged cache. The kernel takes a head
+of a token a program.
 """
 
+import triton
+import triton.language as tl
 from torch import Tensor
 
+from localllm_kernels.aot import AotSpec
+from localllm_kernels.e4m3 import to_e4m3
 from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.launch import CACHE_TYPES, KINDS, cache_kind, cache_pointers, present
 from localllm_kernels.rms_norm import rms_norm_reference
 from localllm_kernels.rotary import apply_rotary_reference
 from localllm_kernels.store_kv import store_kv_reference
+
+
+@triton.jit
+def _store_row(
+    values, cache_ptr, scales_ptr, row, columns, inside, HEAD_DIM: tl.constexpr, KIND: tl.constexpr
+):
+    """A key or value, float32 [BLOCK], to row `row` of its cache."""
+    at = cache_ptr + row * HEAD_DIM + columns
+    if KIND == 0:
+        tl.store(at, values.to(cache_ptr.dtype.element_ty), mask=inside)
+    else:
+        limit = 127.0 if KIND == 1 else 448.0
+        largest = tl.max(tl.abs(values), axis=0)
+        factor = tl.where(largest > 0.0, limit / largest, 0.0)
+        codes = tl.minimum(tl.maximum(values * factor, -limit), limit)
+        # What is not finite has no scale: it makes it NaN (or infinite), and so all that is read.
+        tl.store(scales_ptr + row, largest / limit + tl.sum(values - values, axis=0))
+        if KIND == 1:
+            # Adding this number rounds to a whole one, half to even.
+            whole = (codes + 12582912.0) - 12582912.0
+            tl.store(at, whole.to(tl.int8), mask=inside)
+        else:
+            tl.store(at, to_e4m3(codes), mask=inside)
+
+
+@triton.jit
+def _rotate_and_store_kernel(
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    query_norm_ptr,
+    key_norm_ptr,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    slots_ptr,
+    num_stored,
+    eps,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CACHE_BLOCK: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    HALF: tl.constexpr = HEAD_DIM // 2
+    dtype: tl.constexpr = qkv_ptr.dtype.element_ty
+    columns = tl.arange(0, BLOCK)
+    inside = columns < HEAD_DIM
+    start = qkv_ptr + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM
+    is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
+    if not is_query and token >= num_stored:
+        return
+    kv_row = tl.zeros([], tl.int64)
+    if not is_query:
+        kv_head = tl.where(is_value, head - HEADS - KV_HEADS, head - HEADS)
+        slot = tl.load(slots_ptr + token)
+        block = slot // CACHE_BLOCK * KV_HEADS + kv_head
+        kv_row = block * CACHE_BLOCK + slot % CACHE_BLOCK
+    # Sums and products are of float32, and rounded where torch's operators round.
+    x = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
+    if is_value:
+        _store_row(x, value_ptr, value_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
+        return
+    # The other of each pair: first + half, or second - half.
+    is_first = columns < HALF
+    others = tl.where(is_first, columns + HALF, columns - HALF)
+    y = tl.load(start + others, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(x * x, axis=0) / HEAD_DIM + eps)
+        norm_ptr = query_norm_ptr if is_query else key_norm_ptr
+        weight = tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        weight_y = tl.load(norm_ptr + others, mask=inside, other=0.0).to(tl.float32)
+        x = (weight * (x * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+        y = (weight_y * (y * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+    pair = tl.where(is_first, columns, columns - HALF)
+    cos = tl.load(cos_ptr + token * HALF + pair, mask=inside, other=0.0)
+    sin = tl.load(sin_ptr + token * HALF + pair, mask=inside, other=0.0)
+    turned = x * cos + y * tl.where(is_first, -sin, sin)
+    if is_query:
+        at = query_ptr + (token * HEADS + head) * HEAD_DIM + columns
+        tl.store(at, turned.to(dtype), mask=inside)
+    else:
+        rounded = turned.to(dtype).to(tl.float32)
+        _store_row(rounded, key_ptr, key_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cache: KVCache,
+    slot_mapping: Tensor,
+    *,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """See rotate_and_store_reference."""
+    qkv = qkv.contiguous()
+    num_tokens, all_heads, head_dim = qkv.shape
+    _, kv_heads, cache_block, _ = cache.key.shape
+    heads = all_heads - 2 * kv_heads
+    query = qkv.new_empty(num_tokens, heads, head_dim)
+    _rotate_and_store_kernel[(num_tokens, all_heads)](
+        qkv,
+        cos,
+        sin,
+        present(query_norm, qkv),
+        present(key_norm, qkv),
+        query,
+        *cache_pointers(cache),
+        slot_mapping,
+        slot_mapping.shape[0],
+        eps,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        CACHE_BLOCK=cache_block,
+        HAS_NORM=query_norm is not None,
+        KIND=cache_kind(cache),
+        BLOCK=triton.next_power_of_2(head_dim),
+        num_warps=1,
+    )
+    return query
 
 
 def rotate_and_store_reference(
@@ -39,3 +174,31 @@ def rotate_and_store_reference(
     key = apply_rotary_reference(key, cos, sin)
     store_kv_reference(key, value, cache, slot_mapping)
     return query
+
+
+_POINTERS = ("qkv_ptr", "query_norm_ptr", "key_norm_ptr", "query_ptr")
+AOT_SPECS = [
+    AotSpec(
+        _rotate_and_store_kernel,
+        f"{kind} cache",
+        {
+            **dict.fromkeys(_POINTERS, "*bf16"),
+            **dict.fromkeys(("cos_ptr", "sin_ptr", "key_scales_ptr", "value_scales_ptr"), "*fp32"),
+            **dict.fromkeys(("key_ptr", "value_ptr"), cache_type),
+            "slots_ptr": "*i64",
+            "num_stored": "i32",
+            "eps": "fp32",
+        },
+        {
+            "HEADS": 32,
+            "KV_HEADS": 8,
+            "HEAD_DIM": 128,
+            "CACHE_BLOCK": 16,
+            "HAS_NORM": True,
+            "KIND": KINDS[kind],
+            "BLOCK": 128,
+        },
+        num_warps=1,
+    )
+    for kind, cache_type in CACHE_TYPES.items()
+]

@@ -197,6 +197,7 @@ class _Inputs:
                 block_tables=tables.view(num_seqs, blocks),
                 cu_seqlens_q=starts,
                 seq_lens=lengths,
+                max_query_len=new,
                 scale=dim**-0.5,
                 window=None,
             )

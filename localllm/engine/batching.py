@@ -55,6 +55,7 @@ def build_forward_batch(
         block_tables=to_device(block_tables),
         cu_seqlens_q=to_device(cu_seqlens_q),
         seq_lens=to_device(np.array(ends, dtype=np.int64)),
+        max_query_len=max(counts),
         logit_rows=to_device(logit_rows),
         num_logit_rows=len(caught_up),
     )

@@ -20,6 +20,7 @@ from localllm.config import SamplingParams
 from localllm.engine.request import Request, TokenLogprobs
 from localllm.engine.scheduler import SampledToken
 from localllm_kernels import Ops
+from localllm_kernels.sample import SamplingRows
 
 _MASK64 = (1 << 64) - 1
 # Below this a temperature only overflows; it is greedy.
@@ -104,6 +105,8 @@ def sample_tokens(logits: Tensor, requests: Sequence[Request], ops: Ops) -> list
     A row that is not finite gives a token of None. Waits for the device once for the whole batch
     where every request is greedy and plain, and a few times more for each other row.
     """
+    if ops.sample is not None:
+        return _sample_together(logits, requests, ops.sample)
     maxima, greedy_ids = ops.row_maxima(logits)
     finite, greedy = maxima.isfinite().tolist(), greedy_ids.tolist()
     sampled = []
@@ -118,6 +121,49 @@ def sample_tokens(logits: Tensor, requests: Sequence[Request], ops: Ops) -> list
         logprobs = None if count is None else _token_logprobs(logits[row], token_id, count)
         sampled.append(SampledToken(token_id, logprobs))
     return sampled
+
+
+def _sample_together(
+    logits: Tensor,
+    requests: Sequence[Request],
+    sample: Callable[[Tensor, SamplingRows], Tensor],
+) -> list[SampledToken]:
+    """In one launch, but for penalties; waits for the device once, and for log-probabilities."""
+    adjusted = logits
+    for row, request in enumerate(requests):
+        if _has_penalties(request.params):
+            adjusted = logits.clone() if adjusted is logits else adjusted
+            adjusted[row] = _penalized(logits[row], request)
+    device, params = logits.device, [request.params for request in requests]
+    keys = [noise_key(request.seed, request.num_tokens) for request in requests]
+    temperatures = [each.temperature for each in params]
+    rows = SamplingRows(
+        torch.tensor(
+            [0.0 if each < MIN_TEMPERATURE else each for each in temperatures], device=device
+        ),
+        torch.tensor([each.top_k for each in params], dtype=torch.int32, device=device),
+        torch.tensor([each.top_p for each in params], device=device),
+        torch.tensor([each.min_p for each in params], device=device),
+        # The same 64 bits with a sign.
+        torch.tensor([key - (key >> 63 << 64) for key in keys], device=device),
+    )
+    sampled = []
+    for row, token_id in enumerate(sample(adjusted, rows).tolist()):
+        count = params[row].logprobs
+        if token_id < 0:
+            sampled.append(SampledToken(None))
+        elif count is None:
+            sampled.append(SampledToken(token_id))
+        else:
+            logprobs = _token_logprobs(logits[row], token_id, count)
+            sampled.append(SampledToken(token_id, logprobs))
+    return sampled
+
+
+def _penalized(logits: Tensor, request: Request) -> Tensor:
+    start = request.num_prompt_tokens
+    prompt, generated = request.token_ids[:start], request.token_ids[start:]
+    return apply_penalties(logits, request.params, prompt, generated)
 
 
 def _is_plain_greedy(params: SamplingParams) -> bool:
@@ -136,9 +182,7 @@ def _has_penalties(params: SamplingParams) -> bool:
 def _sample_row(logits: Tensor, request: Request, ops: Ops) -> int:
     params = request.params
     if _has_penalties(params):
-        start = request.num_prompt_tokens
-        prompt, generated = request.token_ids[:start], request.token_ids[start:]
-        logits = apply_penalties(logits, params, prompt, generated)
+        logits = _penalized(logits, request)
     if params.temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
     # The token's place in the text: the noise is the same whenever it is drawn.

@@ -57,6 +57,7 @@ class WindowScorer:
             block_tables=table[None, :],
             cu_seqlens_q=torch.tensor([0, end - start], dtype=torch.int32, device=self._device),
             seq_lens=torch.tensor([end], device=self._device),
+            max_query_len=end - start,
             logit_rows=torch.empty(0, dtype=torch.int64, device=self._device),
             num_logit_rows=0,
         )

@@ -36,7 +36,8 @@ class DecoderModel:
         ops = self.ops
         rotation = Rotation(self.rope.cos[batch.positions], self.rope.sin[batch.positions])
         residual = F.embedding(batch.input_ids, self.embedding).to(self.norm.weight.dtype)
-        if self.fused is not None:
+        num_rows = batch.input_ids.shape[0]
+        if self.fused is not None and self.fused.takes(num_rows, batch.max_query_len):
             return self.fused(
                 residual,
                 rotation.cos,
@@ -46,6 +47,7 @@ class DecoderModel:
                 block_tables=batch.block_tables,
                 cu_seqlens_q=batch.cu_seqlens_q,
                 seq_lens=batch.seq_lens,
+                max_query_len=batch.max_query_len,
             )
         x = ops.rms_norm(residual, self.layers[0].input_norm.weight, self.layers[0].input_norm.eps)
         # Each layer hands over its output normed for the next one, with the residual beside it.

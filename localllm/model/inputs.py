@@ -24,6 +24,7 @@ class ForwardBatch:
     block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
     cu_seqlens_q: Tensor  # int32 [num_seqs + 1], where each request's tokens start
     seq_lens: Tensor  # int64 [num_seqs], tokens of each request up to its last new one
+    max_query_len: int  # the most new tokens of a request
     logit_rows: Tensor  # int64 [padded_rows], the rows whose logits are wanted
     num_logit_rows: int
 
@@ -36,15 +37,7 @@ class PagedKVCache:
 
     def layer(self, index: int) -> KVCache:
         """The cache of one layer."""
-        stacked = self.stacked
-        if stacked.key_scales is None or stacked.value_scales is None:
-            return KVCache(stacked.key[index], stacked.value[index])
-        return KVCache(
-            stacked.key[index],
-            stacked.value[index],
-            stacked.key_scales[index],
-            stacked.value_scales[index],
-        )
+        return self.stacked.layer(index)
 
     @property
     def num_blocks(self) -> int:

@@ -84,6 +84,7 @@ class Attention:
             block_tables=batch.block_tables,
             cu_seqlens_q=batch.cu_seqlens_q,
             seq_lens=batch.seq_lens,
+            max_query_len=batch.max_query_len,
             scale=self.head_dim**-0.5,
             window=self.window,
         )

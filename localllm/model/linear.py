@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
-from localllm_kernels.cpu.linear import CpuLinears
+from localllm_kernels.linears import Linears
 
 # `x`: [num_tokens, in] -> [num_tokens, out].
 Projection = Callable[[Tensor], Tensor]
@@ -129,7 +129,7 @@ def quantized_linear(
     weight: QuantizedWeight,
     bias: Tensor | None,
     dtype: torch.dtype,
-    linears: CpuLinears | None = None,
+    linears: Linears | None = None,
 ) -> Projection:
     """The fastest product for `weight`, which is on its device, in a model of `dtype`.
 
@@ -137,7 +137,7 @@ def quantized_linear(
     dequantized and nothing else rounded.
     """
     if linears is not None:
-        return _cpu_linear(weight, bias, dtype, linears)
+        return _own_linear(weight, bias, dtype, linears)
     on_cpu = weight.codes.device.type == "cpu"
     if on_cpu and dtype == torch.bfloat16 and isinstance(weight, Int8Weight):
         return CpuInt8Linear(weight.codes, weight.scales.bfloat16(), bias)
@@ -148,15 +148,18 @@ def quantized_linear(
     return DequantizedLinear(weight, bias)
 
 
-def _cpu_linear(
-    weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, linears: CpuLinears
+def _own_linear(
+    weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype, linears: Linears
 ) -> Projection:
-    if dtype == torch.bfloat16:
-        if isinstance(weight, Int4Weight) and weight.group_size % 16 == 0:
-            codes = weight.unpacked_codes()
-            return linears.int4(codes, weight.scales, weight.zeros, weight.permutation, bias)
-        if isinstance(weight, Int8Weight) and weight.shape[1] % 16 == 0:
-            return linears.int8(weight.codes, weight.scales, bias)
+    product = None
+    if isinstance(weight, Int4Weight):
+        product = linears.int4(
+            weight.unpacked_codes(), weight.scales, weight.zeros, weight.permutation, bias, dtype
+        )
+    elif isinstance(weight, Int8Weight):
+        product = linears.int8(weight.codes, weight.scales, bias, dtype)
+    if product is not None:
+        return product
     return lambda x: linears.plain(weight.dequantize(dtype), bias)(x)
 
 

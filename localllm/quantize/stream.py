@@ -112,6 +112,7 @@ class CalibrationStream:
             block_tables=torch.arange(1, num_seqs + 1, dtype=torch.int32, device=device)[:, None],
             cu_seqlens_q=torch.arange(0, num_tokens + 1, length, dtype=torch.int32, device=device),
             seq_lens=torch.full((num_seqs,), length, device=device),
+            max_query_len=length,
             logit_rows=nothing,
             num_logit_rows=0,
         )

@@ -219,6 +219,7 @@ def test_a_query_has_the_same_bits_in_any_chunk(
             block_tables=whole.block_tables,
             cu_seqlens_q=torch.tensor([0, end - start], dtype=torch.int32),
             seq_lens=torch.tensor([end]),
+            max_query_len=end - start,
             scale=0.3,
             window=window,
         )

@@ -63,6 +63,7 @@ def test_a_query_has_the_same_bits_in_any_chunk(window: int | None) -> None:
             block_tables=whole.block_tables,
             cu_seqlens_q=torch.tensor([0, end - start]),
             seq_lens=torch.tensor([end]),
+            max_query_len=end - start,
             scale=0.3,
             window=window,
         )

@@ -55,9 +55,10 @@ def test_store_kv_writes_its_slots_and_nothing_else() -> None:
     assert torch.equal(torch.stack((key_cache, value_cache)), expected)
 
 
-def test_unknown_and_missing_backends_are_refused() -> None:
+def test_unknown_and_missing_backends_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert select_ops("cpu", "torch", torch.float32) is TORCH_OPS
     assert select_ops("cpu", "auto", torch.float16) is TORCH_OPS
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     for name in ("triton", "cuda"):
         with pytest.raises(ValueError, match=name):
             select_ops("cpu", name, torch.float32)

@@ -50,6 +50,10 @@ class CpuDecoder:
         self._scratch_bytes.restype = ctypes.c_int64
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
+    def takes(self, num_rows: int, max_query_len: int) -> bool:
+        """See FusedDecoder."""
+        return True
+
     def __call__(
         self,
         hidden: Tensor,
@@ -61,6 +65,7 @@ class CpuDecoder:
         block_tables: Tensor,
         cu_seqlens_q: Tensor,
         seq_lens: Tensor,
+        max_query_len: int,
     ) -> Tensor:
         """See FusedDecoder."""
         rows = hidden.shape[0]

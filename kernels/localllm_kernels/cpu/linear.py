@@ -96,11 +96,13 @@ class CpuLinears:
         zeros: Tensor | None,
         permutation: Tensor | None,
         bias: Tensor | None,
-    ) -> CpuProduct:
-        """`codes`: uint8 [out, in] below 16; `scales`, `zeros`: [out, num_groups], groups of a
-        multiple of 16; `permutation`: [in], the input that each column belongs to.
-        """
+        dtype: torch.dtype,
+    ) -> CpuProduct | None:
+        """See Linears: in bfloat16, groups of a multiple of 16. In float32 nothing is rounded."""
         width_out, width_in = codes.shape
+        group_size = width_in // scales.shape[1]
+        if dtype != torch.bfloat16 or group_size % _LANES:
+            return None
         padding = -width_out % _LANES
         blocks = F.pad(codes, (0, 0, 0, padding)).view(-1, _LANES, width_in // 8, 2, 4)
         low, high = blocks.permute(3, 0, 2, 1, 4)
@@ -118,15 +120,19 @@ class CpuLinears:
             _ScaleKind.BFLOAT16 if is_exact else _ScaleKind.FLOAT32,
             width_out,
             width_in,
-            width_in // scales.shape[1],
+            group_size,
         )
         kept = (packed, kept_scales, kept_zeros, bias)
         product = self._product(ProductKind.INTEGER, struct, kept)
         return product if permutation is None else PermutedProduct(product, permutation)
 
-    def int8(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> CpuProduct:
-        """`codes`: int8 [out, in], in a multiple of 16; `scales`: [out]."""
+    def int8(
+        self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> CpuProduct | None:
+        """See Linears: in bfloat16, a multiple of 16 inputs."""
         width_out, width_in = codes.shape
+        if dtype != torch.bfloat16 or width_in % _LANES:
+            return None
         padding = -width_out % _LANES
         raised = F.pad(codes.view(torch.uint8) ^ 128, (0, 0, 0, padding))
         packed = raised.view(-1, _LANES, width_in // 4, 4).transpose(1, 2).contiguous()

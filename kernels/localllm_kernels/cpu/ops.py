@@ -153,6 +153,7 @@ class CpuOps:
         block_tables: Tensor,
         cu_seqlens_q: Tensor,
         seq_lens: Tensor,
+        max_query_len: int,
         scale: float,
         window: int | None,
     ) -> Tensor:

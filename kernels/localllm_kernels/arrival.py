@@ -1,0 +1,22 @@
+"""Which of the programs that share a task comes last: it adds up their parts.
+
+So a sum that was split among programs takes one launch, and its order is that of the parts, never
+that of the arrivals.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def is_last(counter_ptr, count):
+    """Whether all of `count` programs have come here, what each stored before being visible now.
+
+    The counter is zero before the first and after the last, so it serves the next launch.
+    """
+    tl.debug_barrier()  # every thread of this program has stored its part
+    num_before = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
+    last = num_before == count - 1
+    if last:
+        tl.store(counter_ptr, 0)
+    return last

@@ -1,0 +1,126 @@
+"""A tile of keys after the other, for the rows of one program: what both attention kernels share.
+
+Softmax is online (Milakov and Gimelshein 2018) and in base 2. Rows are queries times the heads that
+share a key/value head, so a key is read once for all of them. The scales of an 8-bit cache are
+applied to scores and weights, not to keys and values: a column of the first, a row of the second.
+"""
+
+import triton
+import triton.language as tl
+
+from localllm_kernels.e4m3 import from_e4m3
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def load_codes(pointers, mask, dtype: tl.constexpr, KIND: tl.constexpr):
+    """Keys or values as `dtype`, without their scales."""
+    codes = tl.load(pointers, mask=mask, other=0)
+    if KIND == 2:
+        return from_e4m3(codes).to(dtype)
+    return codes.to(dtype)
+
+
+@triton.jit
+def attend_tiles(
+    query,
+    positions,
+    key_ptr,
+    value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    table_ptr,
+    kv_head,
+    first_key,
+    end_key,
+    length,
+    scale,
+    window,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CACHE_BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Maximum [BLOCK_M], sum [BLOCK_M] and weighted values [BLOCK_M, BLOCK_D] of a run of keys.
+
+    `query`: [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]; keys from `first_key`, a multiple of
+    BLOCK_N, up to `end_key`, of `length` that there are; `scale` is in base 2.
+    """
+    columns = tl.arange(0, BLOCK_D)
+    is_column = columns < HEAD_DIM
+    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(first_key, end_key, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        is_key = keys < length
+        block = tl.load(table_ptr + keys // CACHE_BLOCK, mask=is_key, other=0).to(tl.int64)
+        row = (block * KV_HEADS + kv_head) * CACHE_BLOCK + keys % CACHE_BLOCK
+        key = load_codes(
+            key_ptr + row[None, :] * HEAD_DIM + columns[:, None],
+            is_key[None, :] & is_column[:, None],
+            query.dtype,
+            KIND,
+        )
+        scores = tl.dot(query, key, input_precision="ieee") * scale
+        if KIND != 0:
+            scores *= tl.load(key_scales_ptr + row, mask=is_key, other=0.0)[None, :]
+        is_seen = keys[None, :] <= positions[:, None]
+        if HAS_WINDOW:
+            is_seen &= keys[None, :] > positions[:, None] - window
+        scores = tl.where(is_seen, scores, float("-inf"))
+        most_now = tl.maximum(most, tl.max(scores, axis=1))
+        # A row that has seen nothing yet: nothing is subtracted from its minus infinities.
+        reference = tl.where(most_now == float("-inf"), 0.0, most_now)
+        weights = tl.exp2(scores - reference[:, None])
+        keep = tl.exp2(most - reference)
+        total = total * keep + tl.sum(weights, axis=1)
+        if KIND != 0:
+            weights *= tl.load(value_scales_ptr + row, mask=is_key, other=0.0)[None, :]
+        value = load_codes(
+            value_ptr + row[:, None] * HEAD_DIM + columns[None, :],
+            is_key[:, None] & is_column[None, :],
+            query.dtype,
+            KIND,
+        )
+        values = values * keep[:, None] + tl.dot(
+            weights.to(query.dtype), value, input_precision="ieee"
+        )
+        most = most_now
+    return most, total, values
+
+
+def aot_signature(cache_type: str) -> dict[str, str]:
+    """Types of the arguments that both kernels have; `cache_type`: of keys and values."""
+    return {
+        "query_ptr": "*bf16",
+        "key_ptr": cache_type,
+        "value_ptr": cache_type,
+        "key_scales_ptr": "*fp32",
+        "value_scales_ptr": "*fp32",
+        "tables_ptr": "*i32",
+        "starts_ptr": "*i32",
+        "lengths_ptr": "*i64",
+        "out_ptr": "*bf16",
+        "scale": "fp32",
+        "window": "i32",
+        "max_blocks": "i32",
+    }
+
+
+def aot_constants(kind: int, has_window: bool) -> dict[str, object]:
+    """Sizes of an 8B model for both kernels."""
+    return {
+        "HEADS": 32,
+        "KV_HEADS": 8,
+        "HEAD_DIM": 128,
+        "CACHE_BLOCK": 16,
+        "KIND": kind,
+        "HAS_WINDOW": has_window,
+        "BLOCK_D": 128,
+    }

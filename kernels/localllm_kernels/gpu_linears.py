@@ -1,0 +1,55 @@
+"""Products on a GPU: quantized weights by kernels, plain ones by the library."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localllm_kernels.int4_matmul import NOTHING, Around, PackedInt4, int4_matmul, takes_groups
+from localllm_kernels.launch import Workspace
+from localllm_kernels.linears import Product
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Product:
+    """A product with a 4-bit weight, and what may be computed around it."""
+
+    weight: PackedInt4
+    workspace: Workspace
+
+    def __call__(self, x: Tensor, around: Around = NOTHING) -> Tensor:
+        """`x`: [rows, in] -> [rows, out]; see int4_matmul."""
+        return int4_matmul(x, self.weight, self.workspace, around)
+
+
+class GpuLinears:
+    """Makes products; all share one workspace."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+
+    def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """See Linears."""
+        return lambda x: F.linear(x, weight, bias)
+
+    def int4(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
+        permutation: Tensor | None,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Product | None:
+        """See Linears."""
+        if not takes_groups(codes.shape[1] // scales.shape[1]):
+            return None
+        packed = PackedInt4.pack(codes, scales, zeros, permutation, bias)
+        return Int4Product(packed, self._workspace)
+
+    def int8(
+        self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Product | None:
+        """See Linears."""
+        return None

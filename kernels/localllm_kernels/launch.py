@@ -1,0 +1,57 @@
+"""What launchers share: the pointers of a cache, absent tensors."""
+
+import torch
+from torch import Tensor
+
+from localllm_kernels.kv_cache import KVCache
+
+# How keys and values are kept: KIND of the kernels, and the type they are compiled for.
+KINDS = {"plain": 0, "int8": 1, "fp8": 2}
+CACHE_TYPES = {"plain": "*bf16", "int8": "*i8", "fp8": "*u8"}
+_KINDS = {torch.int8: KINDS["int8"], torch.float8_e4m3fn: KINDS["fp8"]}
+
+
+def cache_kind(cache: KVCache) -> int:
+    """How keys and values are kept: KIND of `attention_tiles`."""
+    return _KINDS.get(cache.key.dtype, KINDS["plain"])
+
+
+def cache_pointers(cache: KVCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Keys, values and their scales; where there are none, something that is not read."""
+    key, value = cache.key, cache.value
+    if key.dtype == torch.float8_e4m3fn:
+        key, value = key.view(torch.uint8), value.view(torch.uint8)
+    return key, value, present(cache.key_scales, key), present(cache.value_scales, value)
+
+
+def present(tensor: Tensor | None, instead: Tensor) -> Tensor:
+    """`tensor`, or what stands for an argument that the kernel does not read."""
+    return instead if tensor is None else tensor
+
+
+class Workspace:
+    """Memory that launches on one stream use one after the other.
+
+    `num_processors` and `capability` (as 90) of the device are what tiles are chosen by.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.num_processors, self.capability = 1, 80
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            self.num_processors = properties.multi_processor_count
+            self.capability = 10 * properties.major + properties.minor
+        self._parts = torch.empty(0, dtype=torch.float32, device=device)
+        self._counters = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def parts(self, count: int) -> Tensor:
+        """At least `count` floats, of any value."""
+        if self._parts.numel() < count:
+            self._parts = self._parts.new_empty(count)
+        return self._parts
+
+    def counters(self, count: int) -> Tensor:
+        """At least `count` counters, all zero: whoever counts leaves them so, see `arrival.py`."""
+        if self._counters.numel() < count:
+            self._counters = self._counters.new_zeros(count)
+        return self._counters

@@ -1,0 +1,36 @@
+"""Products with weights as a library makes them, whatever it runs on."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+
+
+class Linears(Protocol):
+    """Makes products from weights, and packs each weight once. All [rows, in] -> [rows, out] in
+    `dtype`; None where the library has no kernel for such a weight.
+    """
+
+    def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """`weight`: [out, in]."""
+
+    def int4(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None,
+        permutation: Tensor | None,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Product | None:
+        """`codes`: uint8 [out, in] below 16; `scales`, `zeros`: [out, num_groups]; `permutation`:
+        [in], the input that each column belongs to.
+        """
+
+    def int8(
+        self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Product | None:
+        """`codes`: int8 [out, in]; `scales`: [out]."""

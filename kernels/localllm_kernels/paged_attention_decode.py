@@ -1,0 +1,211 @@
+"""Attention of few new tokens a request: one, or a draft window, over many keys.
+
+The formula and the layout are those of `paged_attention.py`. The keys of a request are split among
+programs, and the one that comes last adds the parts up, in their order:
+
+    out = Σ_i values_i · 2^(most_i − most) / Σ_i total_i · 2^(most_i − most)
+
+The grid depends on the number of requests alone, so that a captured launch serves any lengths.
+Source: Dao et al. 2023, "Flash-Decoding"; here the second reduction needs no second launch.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm_kernels.aot import AotSpec
+from localllm_kernels.arrival import is_last
+from localllm_kernels.attention_tiles import LOG2_E, aot_constants, aot_signature, attend_tiles
+from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.launch import CACHE_TYPES, KINDS, Workspace, cache_kind, cache_pointers
+from localllm_kernels.paged_attention import paged_attention_reference
+
+BLOCK_N = 64
+MIN_DOT_ROWS = 16
+MAX_SPLITS = 64
+MAX_DECODE_ROWS = 64  # of a request, queries times heads that share keys
+MIN_SPLIT_KEYS = 256
+paged_attention_decode_reference = paged_attention_reference
+
+
+@triton.jit
+def _decode_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    tables_ptr,
+    starts_ptr,
+    lengths_ptr,
+    out_ptr,
+    parts_ptr,
+    counters_ptr,
+    scale,
+    window,
+    max_blocks,
+    num_splits,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CACHE_BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first_query = tl.load(starts_ptr + seq)
+    num_queries = tl.load(starts_ptr + seq + 1) - first_query
+    length = tl.load(lengths_ptr + seq).to(tl.int32)
+    rows = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_D)
+    token, head = rows // GROUP, kv_head * GROUP + rows % GROUP
+    is_inside = (token < num_queries)[:, None] & (columns < HEAD_DIM)[None, :]
+    at = ((first_query + token).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + columns[None, :]
+    query = tl.load(query_ptr + at, mask=is_inside, other=0.0)
+    positions = length - num_queries + token
+
+    first_tile = 0
+    if HAS_WINDOW:
+        first_tile = tl.maximum(length - num_queries - window + 1, 0) // BLOCK_N
+    num_tiles = tl.cdiv(length, BLOCK_N) - first_tile
+    tiles_each = tl.cdiv(num_tiles, num_splits)
+    low = first_tile + split * tiles_each
+    high = tl.minimum(low + tiles_each, first_tile + num_tiles)
+    most, total, values = attend_tiles(
+        query,
+        positions,
+        key_ptr,
+        value_ptr,
+        key_scales_ptr,
+        value_scales_ptr,
+        tables_ptr + seq.to(tl.int64) * max_blocks,
+        kv_head,
+        low * BLOCK_N,
+        high * BLOCK_N,
+        length,
+        scale,
+        window,
+        KV_HEADS,
+        HEAD_DIM,
+        CACHE_BLOCK,
+        KIND,
+        HAS_WINDOW,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_D,
+    )
+    if num_splits == 1:
+        result = values / total[:, None]
+        tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+        return
+    # A part: [BLOCK_M, BLOCK_D] values, then [BLOCK_M] maxima and [BLOCK_M] sums.
+    PART: tl.constexpr = BLOCK_M * (BLOCK_D + 2)
+    task = seq * KV_HEADS + kv_head
+    parts_ptr += task.to(tl.int64) * num_splits * PART
+    inside = rows[:, None] * BLOCK_D + columns[None, :]
+    mine = parts_ptr + split * PART
+    tl.store(mine + inside, values)
+    tl.store(mine + BLOCK_M * BLOCK_D + rows, most)
+    tl.store(mine + BLOCK_M * (BLOCK_D + 1) + rows, total)
+    if not is_last(counters_ptr + task, num_splits):
+        return
+    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for part in range(num_splits):
+        other = parts_ptr + part * PART
+        its_most = tl.load(other + BLOCK_M * BLOCK_D + rows, cache_modifier=".cg")
+        its_total = tl.load(other + BLOCK_M * (BLOCK_D + 1) + rows, cache_modifier=".cg")
+        most_now = tl.maximum(most, its_most)
+        reference = tl.where(most_now == float("-inf"), 0.0, most_now)
+        keep, factor = tl.exp2(most - reference), tl.exp2(its_most - reference)
+        its_values = tl.load(other + inside, cache_modifier=".cg")
+        values = values * keep[:, None] + its_values * factor[:, None]
+        total = total * keep + its_total * factor
+        most = most_now
+    result = values / total[:, None]
+    tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+
+
+def paged_attention_decode(
+    query: Tensor,
+    cache: KVCache,
+    workspace: Workspace,
+    *,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int | None,
+    num_splits: int | None = None,
+) -> Tensor:
+    """See paged_attention_reference; rows behind the last request are not written.
+
+    `num_splits`: programs that share the keys of a request and head; None: as many as fill the
+    device.
+    """
+    _, heads, head_dim = query.shape
+    _, kv_heads, cache_block, _ = cache.key.shape
+    num_seqs, max_blocks = block_tables.shape
+    out = torch.empty_like(query)
+    if num_seqs == 0:
+        return out
+    if num_splits is None:
+        wanted = triton.cdiv(2 * workspace.num_processors, num_seqs * kv_heads)
+        most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
+        num_splits = max(1, min(wanted, most, MAX_SPLITS))
+    block_m = max(MIN_DOT_ROWS, triton.next_power_of_2(max_query_len * (heads // kv_heads)))
+    block_d = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))
+    num_tasks = num_seqs * kv_heads
+    num_parts = num_tasks * num_splits if num_splits > 1 else 0
+    _decode_kernel[(num_seqs, kv_heads, num_splits)](
+        query,
+        *cache_pointers(cache),
+        block_tables,
+        cu_seqlens_q,
+        seq_lens,
+        out,
+        workspace.parts(num_parts * block_m * (block_d + 2)),
+        workspace.counters(num_tasks),
+        scale * LOG2_E,
+        window or 0,
+        max_blocks,
+        num_splits,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        CACHE_BLOCK=cache_block,
+        KIND=cache_kind(cache),
+        HAS_WINDOW=window is not None,
+        BLOCK_M=block_m,
+        BLOCK_N=BLOCK_N,
+        BLOCK_D=block_d,
+    )
+    return out
+
+
+AOT_SPECS = [
+    AotSpec(
+        _decode_kernel,
+        f"{kind} cache, {block_m} rows{', window' if has_window else ''}",
+        {
+            **aot_signature(CACHE_TYPES[kind]),
+            "parts_ptr": "*fp32",
+            "counters_ptr": "*i32",
+            "num_splits": "i32",
+        },
+        {**aot_constants(KINDS[kind], has_window), "BLOCK_M": block_m, "BLOCK_N": BLOCK_N},
+    )
+    for kind, block_m, has_window in (
+        ("plain", 16, False),
+        ("int8", 16, False),
+        ("fp8", 16, False),
+        ("plain", 32, True),
+    )
+]

@@ -1,0 +1,185 @@
+"""Attention of many new tokens a request, causal over a cached beginning and the new tokens.
+
+The formula and the layout are those of `paged_attention.py`. A program takes a tile of queries of
+one request with the heads that share a key/value head, over all the keys that it sees. Which
+request is its own it finds by a binary search: the tiles of request i are numbered from
+starts[i] // BLOCK_Q + i on, so that none is missing; one behind the last query has nothing to do.
+(vLLM's unified kernel numbers its tiles so; pull request 16828.)
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm_kernels.aot import AotSpec
+from localllm_kernels.attention_tiles import LOG2_E, aot_constants, aot_signature, attend_tiles
+from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.launch import CACHE_TYPES, KINDS, Workspace, cache_kind, cache_pointers
+from localllm_kernels.paged_attention import paged_attention_reference
+
+BLOCK_N, NUM_WARPS = 64, 8
+# With products of their own width these have room for twice the rows; on others they would spill.
+_WIDE = (90, 100)
+paged_attention_prefill_reference = paged_attention_reference
+
+
+@triton.jit
+def _request_of(starts_ptr, tile, num_seqs, BLOCK_Q: tl.constexpr):
+    """The last request whose first tile is not behind `tile`."""
+    low, high = 0, num_seqs
+    while low < high:
+        middle = (low + high) // 2
+        first_tile = tl.load(starts_ptr + middle) // BLOCK_Q + middle
+        if first_tile <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def _prefill_kernel(
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
+    tables_ptr,
+    starts_ptr,
+    lengths_ptr,
+    out_ptr,
+    scale,
+    window,
+    max_blocks,
+    num_seqs,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    CACHE_BLOCK: tl.constexpr,
+    KIND: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    seq = _request_of(starts_ptr, tile, num_seqs, BLOCK_Q)
+    first_query = tl.load(starts_ptr + seq)
+    num_queries = tl.load(starts_ptr + seq + 1) - first_query
+    skipped = (tile - (first_query // BLOCK_Q + seq)) * BLOCK_Q
+    if skipped >= num_queries:
+        return
+    length = tl.load(lengths_ptr + seq).to(tl.int32)
+    rows = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_D)
+    token, head = skipped + rows // GROUP, kv_head * GROUP + rows % GROUP
+    is_row = (rows < BLOCK_Q * GROUP) & (token < num_queries)
+    is_inside = is_row[:, None] & (columns < HEAD_DIM)[None, :]
+    at = ((first_query + token).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + columns[None, :]
+    query = tl.load(query_ptr + at, mask=is_inside, other=0.0)
+    first_position = length - num_queries
+    positions = first_position + token
+    first_key = 0
+    if HAS_WINDOW:
+        oldest = tl.maximum(first_position + skipped - window + 1, 0)
+        first_key = oldest // BLOCK_N * BLOCK_N
+    end_key = tl.minimum(first_position + skipped + BLOCK_Q, length)
+    _, total, values = attend_tiles(
+        query,
+        positions,
+        key_ptr,
+        value_ptr,
+        key_scales_ptr,
+        value_scales_ptr,
+        tables_ptr + seq.to(tl.int64) * max_blocks,
+        kv_head,
+        first_key,
+        end_key,
+        length,
+        scale,
+        window,
+        KV_HEADS,
+        HEAD_DIM,
+        CACHE_BLOCK,
+        KIND,
+        HAS_WINDOW,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_D,
+    )
+    result = values / total[:, None]
+    tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+
+
+def _tile_rows(capability: int) -> int:
+    return 128 if capability in _WIDE else 64
+
+
+def paged_attention_prefill(
+    query: Tensor,
+    cache: KVCache,
+    workspace: Workspace,
+    *,
+    block_tables: Tensor,
+    cu_seqlens_q: Tensor,
+    seq_lens: Tensor,
+    max_query_len: int,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """See paged_attention_reference; rows behind the last request are not written."""
+    num_tokens, heads, head_dim = query.shape
+    _, kv_heads, cache_block, _ = cache.key.shape
+    num_seqs, max_blocks = block_tables.shape
+    out = torch.empty_like(query)
+    if num_seqs == 0:
+        return out
+    group = heads // kv_heads
+    block_m = max(_tile_rows(workspace.capability), triton.next_power_of_2(group))
+    block_q = block_m // group
+    _prefill_kernel[(num_tokens // block_q + num_seqs, kv_heads)](
+        query,
+        *cache_pointers(cache),
+        block_tables,
+        cu_seqlens_q,
+        seq_lens,
+        out,
+        scale * LOG2_E,
+        window or 0,
+        max_blocks,
+        num_seqs,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        CACHE_BLOCK=cache_block,
+        KIND=cache_kind(cache),
+        HAS_WINDOW=window is not None,
+        BLOCK_Q=block_q,
+        BLOCK_M=block_m,
+        BLOCK_N=BLOCK_N,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        num_warps=NUM_WARPS,
+    )
+    return out
+
+
+AOT_SPECS = [
+    AotSpec(
+        _prefill_kernel,
+        f"{kind} cache{', window' if has_window else ''}",
+        {**aot_signature(CACHE_TYPES[kind]), "num_seqs": "i32"},
+        {
+            **aot_constants(KINDS[kind], has_window),
+            "BLOCK_Q": _tile_rows(capabilities[0]) // 4,
+            "BLOCK_M": _tile_rows(capabilities[0]),
+            "BLOCK_N": BLOCK_N,
+        },
+        NUM_WARPS,
+        only=capabilities,
+    )
+    for kind, has_window in (("plain", False), ("int8", False), ("fp8", False), ("plain", True))
+    for capabilities in ((80, 86, 89, 120), _WIDE)
+]

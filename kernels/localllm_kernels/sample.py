@@ -1,0 +1,239 @@
+"""The next token of each request of a batch, on the device: penalties, filters, a keyed draw.
+
+What is kept after top-k, top-p and min-p is what is at least a threshold, and each threshold is the
+greatest number at which enough is left: k values, or a mass of p. It is found by bisection on the
+bits of floats (whose order is that of integers), three bits a pass over the row, which needs
+neither a sort nor memory. Then
+
+    token = argmax over values of at least the threshold of  value + g(key, id)
+
+with the noise of `gumbel_argmax.py`. Only ids come back: -1 for a row that is not finite.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from localllm_kernels.aot import AotSpec
+from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
+
+BLOCK = 2048
+
+
+@triton.jit
+def _ordered(values):
+    """Integers in the order of the floats."""
+    bits = values.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _mix32(bits):
+    """The hash of gumbel_argmax.py; uint32."""
+    bits = (bits ^ (bits >> 16)) * 0x7FEB352D
+    bits = (bits ^ (bits >> 15)) * 0x846CA68B
+    return bits ^ (bits >> 16)
+
+
+@triton.jit
+def _gumbel(key_low, key_high, ids):
+    """The noise of gumbel_argmax.py in float32. Above a half u is held as 1 - w: a float near one
+    has no digits left (log(1 - w) as in Kahan's log1p).
+    """
+    bits = _mix32(_mix32(ids.to(tl.uint32) * 0x9E3779B1 + key_low) ^ key_high)
+    unit = 2.3283064365386963e-10  # 2^-32
+    u = (bits.to(tl.float32) + 0.5) * unit
+    w = ((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * unit
+    is_high = (bits >> 31) != 0
+    rest = 1.0 - w
+    taken = rest - 1.0
+    log_rest = tl.log(tl.where(is_high, rest, u))
+    is_tiny = taken == 0.0
+    high = tl.where(is_tiny, -w, log_rest * (-w) / tl.where(is_tiny, 1.0, taken))
+    return -tl.log(-tl.where(is_high, high, log_rest))
+
+
+@triton.jit
+def _enough(row_ptr, vocab, temperature, most, pivots, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """For each of eight pivots how many values are at least it, or their mass; [8] float32."""
+    found = tl.zeros([8], tl.float32)
+    for first in range(0, vocab, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        inside = columns < vocab
+        values = tl.load(row_ptr + columns, mask=inside, other=float("-inf")) / temperature
+        weights = inside.to(tl.float32)
+        if BY_MASS:
+            weights = tl.exp(values - most)
+        is_over = _ordered(values).to(tl.int64)[:, None] >= pivots[None, :]
+        found += tl.sum(tl.where(is_over, weights[:, None], 0.0), axis=0)
+    return found
+
+
+@triton.jit
+def _threshold(
+    row_ptr, vocab, temperature, most, low, target, BY_MASS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """The greatest ordered integer with enough values at or above it; `low` has enough."""
+    high = _ordered(most).to(tl.int64) + 1  # nothing is there
+    while high - low > 1:
+        step = tl.maximum((high - low) >> 3, 1)
+        pivots = low + step * (tl.arange(0, 8) + 1)
+        found = _enough(row_ptr, vocab, temperature, most, pivots, BY_MASS, BLOCK)
+        num_enough = tl.sum(((found >= target) & (pivots < high)).to(tl.int64), axis=0)
+        high = tl.minimum(low + step * (num_enough + 1), high)
+        low += step * num_enough
+    return low
+
+
+@triton.jit
+def _sample_kernel(
+    logits_ptr,
+    temperatures_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    keys_ptr,
+    ids_ptr,
+    vocab,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    row_ptr = logits_ptr + row.to(tl.int64) * vocab
+    # The greatest value and its first place; a NaN would be lost in a maximum.
+    most_each = tl.full([BLOCK], float("-inf"), tl.float32)
+    place_each = tl.zeros([BLOCK], tl.int32)
+    is_nan = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, vocab, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        values = tl.load(row_ptr + columns, mask=columns < vocab, other=float("-inf"))
+        is_nan |= (values != values).to(tl.int32)
+        is_better = values > most_each
+        most_each = tl.where(is_better, values, most_each)
+        place_each = tl.where(is_better, columns, place_each)
+    most = tl.max(most_each, axis=0)
+    if (tl.max(is_nan, axis=0) > 0) | (most == float("-inf")) | (most == float("inf")):
+        tl.store(ids_ptr + row, tl.full([], -1, tl.int64))
+        return
+    temperature = tl.load(temperatures_ptr + row)
+    if temperature == 0.0:
+        place = tl.min(tl.where(most_each == most, place_each, vocab), axis=0)
+        tl.store(ids_ptr + row, place.to(tl.int64))
+        return
+    most = most / temperature
+    low = tl.full([], -2147483648, tl.int64)
+    top_k = tl.load(top_k_ptr + row)
+    if (top_k > 0) & (top_k < vocab):
+        low = _threshold(row_ptr, vocab, temperature, most, low, top_k.to(tl.float32), False, BLOCK)
+    top_p = tl.load(top_p_ptr + row)
+    if top_p < 1.0:
+        pivots = low + tl.zeros([8], tl.int64)
+        total = tl.max(_enough(row_ptr, vocab, temperature, most, pivots, True, BLOCK), axis=0)
+        low = _threshold(row_ptr, vocab, temperature, most, low, top_p * total, True, BLOCK)
+    min_p = tl.load(min_p_ptr + row)
+    if min_p > 0.0:
+        low = tl.maximum(low, _ordered(most + tl.log(min_p)).to(tl.int64))
+    key = tl.load(keys_ptr + row)
+    key_low, key_high = (key & 0xFFFFFFFF).to(tl.uint32), ((key >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    most_each = tl.full([BLOCK], float("-inf"), tl.float32)
+    place_each = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, vocab, BLOCK):
+        columns = first + tl.arange(0, BLOCK)
+        inside = columns < vocab
+        values = tl.load(row_ptr + columns, mask=inside, other=float("-inf")) / temperature
+        is_kept = inside & (_ordered(values).to(tl.int64) >= low)
+        values = tl.where(is_kept, values + _gumbel(key_low, key_high, columns), float("-inf"))
+        is_better = values > most_each
+        most_each = tl.where(is_better, values, most_each)
+        place_each = tl.where(is_better, columns, place_each)
+    winner = tl.max(most_each, axis=0)
+    place = tl.min(tl.where(most_each == winner, place_each, vocab), axis=0)
+    tl.store(ids_ptr + row, place.to(tl.int64))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How each row is sampled; all [rows].
+
+    A temperature of 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off;
+    `keys`: of the noise, 64 bits.
+    """
+
+    temperatures: Tensor  # float32
+    top_k: Tensor  # int32
+    top_p: Tensor  # float32
+    min_p: Tensor  # float32
+    keys: Tensor  # int64
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """`logits`: float32 [rows, vocab] -> ids, int64 [rows]; -1 for a row that is not finite."""
+    logits = logits.contiguous()
+    num_rows, vocab = logits.shape
+    ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    if num_rows:
+        _sample_kernel[(num_rows,)](
+            logits,
+            rows.temperatures,
+            rows.top_k,
+            rows.top_p,
+            rows.min_p,
+            rows.keys,
+            ids,
+            vocab,
+            BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
+            num_warps=8,
+        )
+    return ids
+
+
+def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """The same with torch's operators, a row at a time."""
+    ids = []
+    for row in range(len(logits)):
+        values, temperature = logits[row], float(rows.temperatures[row])
+        most = values.max()
+        if not most.isfinite():
+            ids.append(-1)
+            continue
+        if temperature == 0:
+            ids.append(int(values.argmax()))
+            continue
+        values = values / temperature
+        is_kept = torch.ones_like(values, dtype=torch.bool)
+        if 0 < rows.top_k[row] < len(values):
+            is_kept = values >= values.topk(int(rows.top_k[row])).values[-1]
+        if rows.top_p[row] < 1:
+            chances = torch.softmax(values.double().masked_fill(~is_kept, -torch.inf), dim=0)
+            likeliest = chances.sort(descending=True).values
+            last = (likeliest.cumsum(dim=0) >= rows.top_p[row]).nonzero()
+            if len(last):
+                is_kept &= chances >= likeliest[last[0, 0]]
+        if rows.min_p[row] > 0:
+            is_kept &= values >= values.max() + rows.min_p[row].log()
+        key = int(rows.keys[row]) % (1 << 64)
+        kept = is_kept.nonzero().flatten()
+        ids.append(int(kept[gumbel_argmax_reference(values[kept], 1.0, kept, key)]))
+    return torch.tensor(ids, dtype=torch.int64, device=logits.device)
+
+
+AOT_SPECS = [
+    AotSpec(
+        _sample_kernel,
+        "any filters",
+        {
+            "logits_ptr": "*fp32",
+            "temperatures_ptr": "*fp32",
+            "top_k_ptr": "*i32",
+            "top_p_ptr": "*fp32",
+            "min_p_ptr": "*fp32",
+            "keys_ptr": "*i64",
+            "ids_ptr": "*i64",
+            "vocab": "i32",
+        },
+        {"BLOCK": BLOCK},
+        num_warps=8,
+    )
+]

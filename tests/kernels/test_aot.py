@@ -1,0 +1,82 @@
+"""Every kernel compiles for every target, without spills and within its shared memory."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import localllm_kernels
+from localllm_kernels._aot import SHARED_KIB, all_specs, check_nvidia
+from localllm_kernels.aot import AotSpec
+
+FOLDER = Path(localllm_kernels.__file__).parent
+
+
+def compile_all(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: an interpreted kernel cannot be compiled."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    return subprocess.run(
+        [sys.executable, "-m", "localllm_kernels._aot", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_every_kernel_for_every_nvidia_target(tmp_path: Path) -> None:
+    outcome = compile_all(tmp_path)
+    lines = outcome.stdout.splitlines()
+    assert outcome.returncode == 0, [line for line in lines if "FAILED" in line] or outcome.stderr
+    expected = sum(len(spec.only or SHARED_KIB) for _, spec in all_specs())
+    assert len(lines) == expected
+    for line in lines:
+        assert " registers, " in line or ": needs sm_" in line
+
+
+def test_what_does_not_compile_fails_with_the_first_cause(tmp_path: Path) -> None:
+    code = (
+        "import dataclasses, localllm_kernels._aot as a\n"
+        "spec = dict(a.all_specs())['silu_mul']\n"
+        "broken = dataclasses.replace(spec, constants={'BLOCK': 1000})\n"
+        "print(a.check_nvidia('silu_mul', broken, 90))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert "FAILED" in found
+    assert "power of 2" in found
+    assert "False" in found
+
+
+def test_a_gpu_without_what_a_kernel_needs_is_named() -> None:
+    [spec] = [spec for name, spec in all_specs() if name == "silu_mul"]
+    needs = AotSpec(spec.kernel, "fp8", spec.signature, spec.constants, min_capability=89)
+    assert check_nvidia("x", needs, 80) == ("x._silu_mul_kernel fp8 sm_80: needs sm_89", True)
+
+
+def files_with_kernels() -> list[Path]:
+    """Files that have a kernel that is launched, by the name's ending."""
+    found = []
+    for path in sorted(FOLDER.glob("*.py")):
+        names = [
+            node.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.FunctionDef)
+        ]
+        if any(name.endswith("_kernel") for name in names):
+            found.append(path)
+    return found
+
+
+@pytest.mark.parametrize("path", files_with_kernels(), ids=lambda path: path.stem)
+def test_a_kernel_has_specs_and_a_test_and_a_reference(path: Path) -> None:
+    assert path.stem in {name for name, _ in all_specs()}
+    tests = "".join(other.read_text() for other in Path(__file__).parent.glob("test_*.py"))
+    assert f"from localllm_kernels.{path.stem} import" in tests
+    source = path.read_text()
+    assert "reference" in source

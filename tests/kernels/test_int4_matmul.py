@@ -1,0 +1,144 @@
+"""4-bit products under Triton's interpreter against float64: shapes, groups, splits."""
+
+import pytest
+import torch
+from guards import GuardedMemory
+from torch import Tensor
+
+from localllm_kernels import int4_matmul as module
+from localllm_kernels.int4_matmul import (
+    NOTHING,
+    Around,
+    PackedInt4,
+    dequantize_rows,
+    int4_matmul,
+    int4_matmul_reference,
+)
+from localllm_kernels.launch import Workspace
+
+DTYPES = [torch.float32, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
+CPU = torch.device("cpu")
+
+
+class Case:
+    """A random weight, its codes as they are packed, and what the product should be."""
+
+    def __init__(
+        self,
+        width_in: int,
+        width_out: int,
+        group: int,
+        *,
+        is_symmetric: bool = True,
+        has_bias: bool = False,
+        is_permuted: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        generator = torch.Generator().manual_seed(width_in + width_out + group)
+        groups = width_in // group
+        shape = (width_out, groups)
+        self.dtype, self.width_in, self.width_out = dtype, width_in, width_out
+        self.codes = torch.randint(
+            16, (width_out, width_in), generator=generator, dtype=torch.uint8
+        )
+        self.scales = (torch.rand(shape, generator=generator) / width_in**0.5).to(dtype)
+        self.zeros = (
+            None
+            if is_symmetric
+            else torch.randint(16, shape, generator=generator, dtype=torch.uint8)
+        )
+        self.permutation = torch.randperm(width_in, generator=generator) if is_permuted else None
+        self.bias = torch.randn(width_out, generator=generator).to(dtype) if has_bias else None
+
+    def rows(self, count: int) -> Tensor:
+        return torch.randn(count, self.width_in).to(self.dtype)
+
+    def check(self, num_rows: int, around: Around = NOTHING) -> None:
+        x = self.rows(num_rows)
+        expected = int4_matmul_reference(
+            x, self.codes, self.scales, self.zeros, self.permutation, self.bias, around
+        )
+        with GuardedMemory() as memory:
+            packed = PackedInt4.pack(
+                self.codes, self.scales, self.zeros, self.permutation, self.bias
+            )
+            found = int4_matmul(memory.guarded(x), packed, Workspace(CPU), around)
+        memory.check()
+        assert found.dtype == self.dtype
+        tolerance = TOLERANCE[self.dtype]
+        torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 17, 64, 65])
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_any_number_of_rows(dtype: torch.dtype, num_rows: int, is_symmetric: bool) -> None:
+    Case(256, 72, 32, is_symmetric=is_symmetric, dtype=dtype).check(num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 70])
+@pytest.mark.parametrize(
+    ("width_in", "width_out", "group"),
+    [(16, 1, 16), (96, 5, 32), (192, 64, 64), (160, 33, 16), (640, 130, 128), (512, 8, 256)],
+)
+def test_odd_shapes_and_all_groups(
+    width_in: int, width_out: int, group: int, num_rows: int
+) -> None:
+    Case(width_in, width_out, group, is_symmetric=False, has_bias=True).check(num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 66])
+def test_columns_in_the_order_of_a_permutation(num_rows: int) -> None:
+    Case(256, 40, 64, is_permuted=True).check(num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("is_permuted", [True, False])
+def test_norm_gate_and_residual_around_the_product(
+    num_rows: int, has_bias: bool, is_permuted: bool
+) -> None:
+    case = Case(384, 140, 32, is_symmetric=False, has_bias=has_bias, is_permuted=is_permuted)
+    norm, residual = torch.rand(384) + 0.5, torch.randn(num_rows, 140)
+    case.check(num_rows, Around(norm=norm, eps=1e-5))
+    case.check(num_rows, Around(norm=norm, eps=1e-5, is_gated=True))
+    case.check(num_rows, Around(residual=residual))
+
+
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_inputs_split_among_programs_leave_the_counters_at_zero(num_rows: int) -> None:
+    case = Case(4096, 70, 128, is_symmetric=False)
+    workspace = Workspace(CPU)
+    workspace.num_processors = 4  # so that the inputs are split
+    packed = PackedInt4.pack(case.codes, case.scales, case.zeros, None, None)
+    x, norm = case.rows(num_rows), torch.rand(4096)
+    for around in (NOTHING, Around(norm=norm, eps=1e-6, is_gated=True)):
+        expected = int4_matmul_reference(x, case.codes, case.scales, case.zeros, around=around)
+        for _ in range(2):
+            found = int4_matmul(x, packed, workspace, around)
+            torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+            assert not workspace.counters(1).any()
+    assert module._choose(num_rows, 70, 32, 4).num_splits > 1
+
+
+def test_slices_of_a_dequantized_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICE_BYTES", 256 * 4 * 64)
+    case = Case(256, 150, 32, is_symmetric=False, has_bias=True)
+    case.check(66)
+    packed = PackedInt4.pack(case.codes, case.scales, case.zeros, None, None)
+    whole = dequantize_rows(packed, 0, 150, torch.float32)
+    assert case.zeros is not None
+    codes = case.codes.view(150, 8, 32).float() - case.zeros[:, :, None]
+    torch.testing.assert_close(whole, (codes * case.scales[:, :, None]).flatten(1))
+
+
+def test_what_is_not_meant_is_refused() -> None:
+    case = Case(192, 8, 96)
+    with pytest.raises(ValueError, match="96"):
+        PackedInt4.pack(case.codes, case.scales, None, None, None)
+    case = Case(128, 8, 128)
+    packed = PackedInt4.pack(case.codes, case.scales, None, None, None)
+    around = Around(norm=torch.ones(128))
+    with pytest.raises(ValueError, match="65 rows"):
+        int4_matmul(case.rows(65), packed, Workspace(CPU), around)

@@ -1,0 +1,170 @@
+"""Norms, gate, rotation and the KV write under Triton's interpreter against their references."""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+from guards import GuardedMemory
+
+from localllm.model.inputs import PagedKVCache
+from localllm_kernels.e4m3 import from_e4m3, to_e4m3
+from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.rms_norm import (
+    add_rms_norm,
+    add_rms_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
+from localllm_kernels.silu_mul import silu_mul, silu_mul_reference
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Sums are in another order; and the interpreter cuts a float32 down to bfloat16 where it should
+# round, once for each value that is handed on.
+CLOSE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 4e-2}
+# What is handed on at once: a unit in the last place in bfloat16, else nothing.
+CUT = defaultdict(float, {torch.bfloat16: 2.0**-7})
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype
+    tolerance = CLOSE[found.dtype]
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (2, 4, 80), (5, 1024)])
+def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = 3 * torch.randn(shape).to(dtype), torch.randn(shape[-1]).to(dtype)
+    with GuardedMemory() as memory:
+        found = rms_norm(memory.guarded(x), memory.guarded(weight), 1e-5)
+    memory.check()
+    assert_close(found, rms_norm_reference(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 8), (3, 17), (5, 1000)])
+def test_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, *shape).to(dtype)
+    weight = torch.randn(shape[-1]).to(dtype)
+    before = residual.clone()
+    with GuardedMemory() as memory:
+        given = [memory.guarded(each) for each in (x, residual, weight)]
+        found, total = add_rms_norm(*given, 1e-5)
+    memory.check()
+    expected, expected_total = add_rms_norm_reference(x, residual, weight, 1e-5)
+    assert torch.equal(given[1], before)
+    assert_close(found, expected)
+    torch.testing.assert_close(total, expected_total, atol=0, rtol=CUT[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 2), (7, 2 * 33), (2, 2 * 1500)])
+def test_silu_mul(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    gate_up = (4 * torch.randn(shape)).to(dtype)
+    with GuardedMemory() as memory:
+        found = silu_mul(memory.guarded(gate_up))
+    memory.check()
+    assert_close(found, silu_mul_reference(gate_up))
+
+
+def run_rotation(
+    operator: Any, qkv: torch.Tensor, kv_dtype: torch.dtype, has_norms: bool, memory: GuardedMemory
+) -> tuple[torch.Tensor, KVCache]:
+    """Five tokens, the last of them padding, into slots of three blocks."""
+    generator = torch.Generator().manual_seed(1)
+    head_dim, dtype = qkv.shape[2], qkv.dtype
+    angles = 7 * torch.rand(5, head_dim // 2, generator=generator)
+    norms = [memory.guarded(torch.randn(head_dim, generator=generator).to(dtype)) for _ in range(2)]
+    shape = (1, 3, 2, 4, head_dim)
+    empty = PagedKVCache.allocate(shape, kv_dtype, torch.device("cpu")).layer(0)
+    parts = (empty.key, empty.value, empty.key_scales, empty.value_scales)
+    cache = KVCache(*(None if part is None else memory.guarded(part) for part in parts))
+    query = operator(
+        memory.guarded(qkv),
+        memory.guarded(angles.cos()),
+        memory.guarded(angles.sin()),
+        cache,
+        memory.guarded(torch.tensor([5, 11, 4, 7])),
+        query_norm=norms[0] if has_norms else None,
+        key_norm=norms[1] if has_norms else None,
+        eps=1e-6,
+    )
+    return query, cache
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_norms", [True, False])
+@pytest.mark.parametrize("head_dim", [2, 24, 64])
+def test_rotation_and_the_kv_write(
+    head_dim: int, has_norms: bool, dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
+    qkv = torch.randn(5, 6 + 2 * 2, head_dim).to(dtype)
+    qkv[1, -1] = 0  # a value without a scale
+    kv_dtype = kv_dtype or dtype
+    with GuardedMemory() as memory:
+        found, cache = run_rotation(rotate_and_store, qkv, kv_dtype, has_norms, memory)
+    memory.check()
+    expected, expected_cache = run_rotation(
+        rotate_and_store_reference, qkv, kv_dtype, has_norms, GuardedMemory()
+    )
+    assert_close(found, expected)
+    values, expected_values = cache.value.float(), expected_cache.value.float()
+    torch.testing.assert_close(values, expected_values, atol=0, rtol=CUT[kv_dtype])
+    if cache.value_scales is None or expected_cache.key_scales is None:
+        keys, expected_keys = cache.key.float(), expected_cache.key.float()
+        tolerance = max(CLOSE[dtype], CLOSE[kv_dtype])
+    else:
+        assert cache.key_scales is not None
+        scales = expected_cache.key_scales
+        torch.testing.assert_close(
+            cache.value_scales, expected_cache.value_scales, rtol=1e-6, atol=0
+        )
+        torch.testing.assert_close(cache.key_scales, scales, rtol=2 * CLOSE[dtype], atol=0)
+        keys = cache.key.float() * cache.key_scales.unsqueeze(-1)
+        expected_keys = expected_cache.key.float() * scales.unsqueeze(-1)
+        # One code may be rounded the other way: a step of the row in int8, an eighth in fp8.
+        step = 1 / 127 if kv_dtype == torch.int8 else 0.0
+        tolerance = 0.13 if kv_dtype == torch.float8_e4m3fn else 4 * CLOSE[dtype]
+        slack = step * float(expected_keys.abs().max()) + CLOSE[dtype]
+        assert ((keys - expected_keys).abs() <= slack + tolerance * expected_keys.abs()).all()
+        return
+    torch.testing.assert_close(keys, expected_keys, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_has_no_scale(kv_dtype: torch.dtype, bad: float) -> None:
+    qkv = torch.ones(5, 10, 16)
+    qkv[0, 9, 3] = bad
+    _, cache = run_rotation(rotate_and_store, qkv, kv_dtype, False, GuardedMemory())
+    assert cache.value_scales is not None
+    assert not cache.value_scales[1, 1, 1].isfinite()
+    assert cache.value_scales[1, 0].isfinite().all()
+
+
+def test_e4m3_codes_are_those_of_torch() -> None:
+    """Every code, and numbers between and beside them; see the kernels that call these."""
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def convert(values_ptr, codes_ptr, back_ptr, count, BLOCK: tl.constexpr):  # noqa: N803
+        at = tl.arange(0, BLOCK)
+        codes = to_e4m3(tl.load(values_ptr + at, mask=at < count, other=0.0))
+        tl.store(codes_ptr + at, codes, mask=at < count)
+        tl.store(back_ptr + at, from_e4m3(codes), mask=at < count)
+
+    every = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn).float()
+    every = every[every.isfinite()]
+    between = (every[:, None] + torch.tensor([0.0, 1e-3, -1e-3, 0.03]) * every[:, None]).flatten()
+    halves = (every.sort().values[1:] + every.sort().values[:-1]) / 2
+    values = torch.cat((between.clamp(-448, 448), halves, torch.tensor([1e-9, -3e-4, 0.0])))
+    codes = torch.empty(len(values), dtype=torch.uint8)
+    back = torch.empty_like(values)
+    convert[(1,)](values, codes, back, len(values), BLOCK=2048)
+    expected = values.to(torch.float8_e4m3fn)
+    assert torch.equal(back, expected.float())
+    assert torch.equal(codes, expected.view(torch.uint8))

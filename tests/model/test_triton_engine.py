@@ -1,0 +1,61 @@
+"""The whole engine on the Triton kernels, interpreted: the tokens of the torch operators."""
+
+import pytest
+import torch
+from engines import Limits, load_tiny_model, make_engine
+
+from localllm.config import SamplingParams
+from localllm.model.decoder import DecoderModel
+from localllm.quantize.recipe import Recipe
+from localllm_kernels.gpu_decoder import GpuDecoder
+
+INT4 = Recipe("rtn", group_size=32)
+INT4_ASYMMETRIC = Recipe("rtn", group_size=32, symmetric=False)
+SAMPLED = SamplingParams(
+    temperature=0.8,
+    top_k=20,
+    top_p=0.9,
+    repetition_penalty=1.2,
+    frequency_penalty=0.3,
+    seed=3,
+    max_tokens=7,
+    ignore_eos=True,
+    logprobs=2,
+)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=7, ignore_eos=True)
+
+
+def generate(model: DecoderModel, kv_dtype: torch.dtype | None) -> dict[int, list[int | None]]:
+    """Prompts in chunks beside decoding ones; the second half finds the first one's blocks."""
+    limits = Limits(block_size=8, max_num_batched_tokens=24, enable_prefix_caching=True)
+    engine = make_engine(model, limits, kv_dtype)
+    tokens: dict[int, list[int | None]] = {}
+    for lengths in ((1, 20, 41), (33, 41)):
+        for length in lengths:
+            prompt = [(7 * i) % 250 + 1 for i in range(length)]
+            engine.add_request(prompt, SAMPLED if length % 2 else GREEDY)
+        while engine.has_unfinished():
+            for event in engine.step():
+                tokens.setdefault(event.request_id, []).append(event.token_id)
+    return tokens
+
+
+@pytest.mark.parametrize(
+    ("architecture", "window", "recipe", "kv_dtype"),
+    [
+        ("Qwen3ForCausalLM", None, None, None),
+        ("Qwen3ForCausalLM", None, INT4, torch.int8),
+        ("Qwen2ForCausalLM", None, INT4_ASYMMETRIC, None),
+        ("MistralForCausalLM", 12, INT4, torch.float8_e4m3fn),
+    ],
+    ids=["plain", "int4 and int8 cache", "int4 with biases", "int4, window, fp8 cache"],
+)
+def test_it_gives_the_tokens_of_the_torch_operators(
+    architecture: str, window: int | None, recipe: Recipe | None, kv_dtype: torch.dtype | None
+) -> None:
+    dtype = torch.float32
+    reference = load_tiny_model(architecture, window, dtype, recipe, backend="torch")
+    model = load_tiny_model(architecture, window, dtype, recipe, backend="triton")
+    assert model.ops.name == "triton"
+    assert isinstance(model.fused, GpuDecoder) == (recipe is not None)
+    assert generate(model, kv_dtype) == generate(reference, kv_dtype)
