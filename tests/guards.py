@@ -7,11 +7,17 @@ greatest number) into the result, a write there changes a guard.
 
 from typing import Any
 
+import pytest
 import torch
+import triton
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 GUARD = 64  # values on each side
+needs_interpreter = pytest.mark.skipif(
+    not triton.knobs.runtime.interpret,
+    reason="kernels are compiled here, see tests/gpu; interpreted with TRITON_INTERPRET=1",
+)
 _ALLOCATIONS = {
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.new_empty.default,
@@ -42,7 +48,7 @@ class GuardedMemory(TorchDispatchMode):
         """A tensor of the shape of `like` between guards, filled with `value`."""
         count = like.numel()
         bits = torch.int8 if like.dtype.itemsize == 1 else like.dtype
-        buffer = torch.full((count + 2 * GUARD,), _poison(bits), dtype=bits)
+        buffer = torch.full((count + 2 * GUARD,), _poison(bits), dtype=bits, device=like.device)
         buffer = buffer.view(like.dtype)
         self._buffers.append((buffer, count))
         inner = buffer[GUARD : GUARD + count].view(like.shape)

@@ -54,6 +54,14 @@ class Batch:
         self.cu_seqlens_q = counts.cumsum(0).int()
         self.seq_lens = torch.tensor([length for length, _ in lengths])
 
+    def to(self, device: str, dtype: torch.dtype) -> "Batch":
+        """This batch there, with queries, keys and values rounded to `dtype`."""
+        for name in ("query", "key_cache", "value_cache"):
+            setattr(self, name, getattr(self, name).to(device, dtype))
+        for name in ("block_tables", "cu_seqlens_q", "seq_lens"):
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
     @property
     def cache(self) -> KVCache:
         if self.kv_dtype not in CODE_LIMITS:

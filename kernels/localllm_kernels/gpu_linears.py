@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm_kernels.fp8_matmul import fp8_matmul, takes_blocks
 from localllm_kernels.int4_matmul import NOTHING, Around, PackedInt4, int4_matmul, takes_groups
+from localllm_kernels.int8_matmul import int8_matmul
 from localllm_kernels.launch import Workspace
 from localllm_kernels.linears import Product
 
@@ -52,4 +54,17 @@ class GpuLinears:
         self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
         """See Linears."""
-        return None
+        return lambda x: int8_matmul(x, codes, scales, bias, self._workspace)
+
+    def fp8(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        block: tuple[int, int],
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Product | None:
+        """See Linears."""
+        if not takes_blocks(block, codes.shape[1]):
+            return None
+        return lambda x: fp8_matmul(x, codes, scales, block, bias, self._workspace)

@@ -34,3 +34,13 @@ class Linears(Protocol):
         self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
         """`codes`: int8 [out, in]; `scales`: [out]."""
+
+    def fp8(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        block: tuple[int, int],
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> Product | None:
+        """`codes`: float8_e4m3fn [out, in]; `scales`: one for each `block` (outputs, inputs)."""

@@ -158,6 +158,8 @@ def _own_linear(
         )
     elif isinstance(weight, Int8Weight):
         product = linears.int8(weight.codes, weight.scales, bias, dtype)
+    else:
+        product = linears.fp8(weight.codes, weight.scales, weight.block, bias, dtype)
     if product is not None:
         return product
     return lambda x: linears.plain(weight.dequantize(dtype), bias)(x)

@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from guards import GuardedMemory
+from guards import GuardedMemory, needs_interpreter
 from paged_batch import MIXED, Batch
 
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import Workspace
 from localllm_kernels.paged_attention_decode import paged_attention_decode
 from localllm_kernels.paged_attention_prefill import paged_attention_prefill
+
+pytestmark = needs_interpreter
 
 KV_DTYPES = [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn]
 CPU = torch.device("cpu")

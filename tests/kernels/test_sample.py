@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from guards import GuardedMemory
+from guards import GuardedMemory, needs_interpreter
 from torch import Tensor
 
 from localllm.config import SamplingParams
@@ -12,6 +12,8 @@ from localllm.engine.request import Request
 from localllm.engine.sampler import noise_key, sample_tokens
 from localllm_kernels import TORCH_OPS
 from localllm_kernels.sample import SamplingRows, sample, sample_reference
+
+pytestmark = needs_interpreter
 
 FILTERS = list(itertools.product([0, 1, 7, 5000], [1.0, 0.9, 0.3, 1e-6], [0.0, 0.05, 1.0]))
 

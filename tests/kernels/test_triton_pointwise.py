@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from guards import GuardedMemory
+from guards import GuardedMemory, needs_interpreter
 
 from localllm.model.inputs import PagedKVCache
 from localllm_kernels.e4m3 import from_e4m3, to_e4m3
@@ -18,6 +18,8 @@ from localllm_kernels.rms_norm import (
 )
 from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
 from localllm_kernels.silu_mul import silu_mul, silu_mul_reference
+
+pytestmark = needs_interpreter
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 # Sums are in another order; and the interpreter cuts a float32 down to bfloat16 where it should

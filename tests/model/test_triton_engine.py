@@ -3,11 +3,14 @@
 import pytest
 import torch
 from engines import Limits, load_tiny_model, make_engine
+from guards import needs_interpreter
 
 from localllm.config import SamplingParams
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
 from localllm_kernels.gpu_decoder import GpuDecoder
+
+pytestmark = needs_interpreter
 
 INT4 = Recipe("rtn", group_size=32)
 INT4_ASYMMETRIC = Recipe("rtn", group_size=32, symmetric=False)
@@ -47,8 +50,9 @@ def generate(model: DecoderModel, kv_dtype: torch.dtype | None) -> dict[int, lis
         ("Qwen3ForCausalLM", None, INT4, torch.int8),
         ("Qwen2ForCausalLM", None, INT4_ASYMMETRIC, None),
         ("MistralForCausalLM", 12, INT4, torch.float8_e4m3fn),
+        ("Qwen3ForCausalLM", None, Recipe("int8", int8_head=True), None),
     ],
-    ids=["plain", "int4 and int8 cache", "int4 with biases", "int4, window, fp8 cache"],
+    ids=["plain", "int4 and int8 cache", "int4 with biases", "int4, window, fp8 cache", "int8"],
 )
 def test_it_gives_the_tokens_of_the_torch_operators(
     architecture: str, window: int | None, recipe: Recipe | None, kv_dtype: torch.dtype | None
@@ -57,5 +61,6 @@ def test_it_gives_the_tokens_of_the_torch_operators(
     reference = load_tiny_model(architecture, window, dtype, recipe, backend="torch")
     model = load_tiny_model(architecture, window, dtype, recipe, backend="triton")
     assert model.ops.name == "triton"
-    assert isinstance(model.fused, GpuDecoder) == (recipe is not None)
+    is_int4 = recipe in (INT4, INT4_ASYMMETRIC)
+    assert isinstance(model.fused, GpuDecoder) == is_int4
     assert generate(model, kv_dtype) == generate(reference, kv_dtype)

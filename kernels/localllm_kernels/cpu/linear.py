@@ -150,6 +150,17 @@ class CpuLinears:
         )
         return self._product(ProductKind.INTEGER, struct, (packed, kept_scales, bias))
 
+    def fp8(
+        self,
+        codes: Tensor,
+        scales: Tensor,
+        block: tuple[int, int],
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        """There is no kernel for it."""
+        return
+
     def _product(
         self,
         kind: ProductKind,

@@ -1,0 +1,50 @@
+"""How a product is cut into tiles, for the kernels with 8-bit weights."""
+
+from dataclasses import dataclass
+
+import triton
+
+MIN_STEPS = 4  # of a split: fewer cost more to add up than they spare
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """Rows, outputs and inputs of a tile; programs that share the inputs; warps of a program."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_splits: int
+    num_warps: int
+
+    def grid(self, num_rows: int, width_out: int) -> tuple[int, int, int]:
+        """Programs: by outputs, by rows, by parts of the inputs."""
+        return (
+            triton.cdiv(width_out, self.block_n),
+            triton.cdiv(num_rows, self.block_m),
+            self.num_splits,
+        )
+
+    def num_tasks(self, num_rows: int, width_out: int) -> int:
+        """Tiles of the result."""
+        by_outputs, by_rows, _ = self.grid(num_rows, width_out)
+        return by_outputs * by_rows
+
+    def num_part_values(self, num_tasks: int) -> int:
+        """Floats that all parts take, where there are several."""
+        if self.num_splits == 1:
+            return 0
+        return num_tasks * self.num_splits * self.block_m * self.block_n
+
+
+def choose_tiles(num_rows: int, width_out: int, width_in: int, num_processors: int) -> TileConfig:
+    """Tiles such that each processor of the GPU has two programs, if there is enough to do."""
+    if num_rows <= 64:
+        block_m = max(16, triton.next_power_of_2(num_rows))
+        block_n, block_k, num_warps = (64, 128, 4) if block_m <= 32 else (64, 64, 4)
+    else:
+        block_m, block_n, block_k, num_warps = 128, 128, 64, 8
+    num_tasks = triton.cdiv(width_out, block_n) * triton.cdiv(num_rows, block_m)
+    wanted = triton.cdiv(2 * num_processors, num_tasks)
+    most = max(1, triton.cdiv(width_in, block_k) // MIN_STEPS)
+    return TileConfig(block_m, block_n, block_k, min(wanted, most), num_warps)
