@@ -60,8 +60,9 @@ class Case:
             x, self.codes, self.scales, self.zeros, self.permutation, self.bias, around
         )
         with GuardedMemory() as memory:
+            others = (self.scales, self.zeros, self.permutation, self.bias)
             packed = PackedInt4.pack(
-                self.codes, self.scales, self.zeros, self.permutation, self.bias
+                self.codes, *(None if each is None else memory.guarded(each) for each in others)
             )
             found = int4_matmul(memory.guarded(x), packed, self.workspace, around)
         memory.check()
