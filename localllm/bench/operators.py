@@ -71,23 +71,28 @@ class OperatorSuite(Suite):
         for _ in range(10 * self._repeats):
             own_s.append(timed(case.own, device))
             plain_s.append(timed(case.plain, device))
-        seconds = statistics.median(own_s)
-        roofline = Roofline.of(case.num_bytes, case.operations, limits, case.arithmetic)
-        times = Spread.of([plain / own for own, plain in zip(own_s, plain_s, strict=True)])
-        return Result(
-            "operators",
-            case.name,
-            dict(case.conditions),
-            {
-                "seconds": Spread.of(own_s),
-                "bytes_per_s": case.num_bytes / seconds,
-                "operations_per_s": case.operations / seconds,
-                "share_of_limit": roofline.seconds / seconds,
-                "bound": roofline.bound,
-                "times_torch": times,
-            },
-            f"{roofline.verdict(seconds)}; {times.median:.1f} times torch's speed",
-        )
+        return operator_row(case, own_s, plain_s, limits)
+
+
+def operator_row(case: Case, own_s: list[float], plain_s: list[float], limits: Limits) -> Result:
+    """A case as a row, from the times of both ways, which alternated."""
+    seconds = statistics.median(own_s)
+    roofline = Roofline.of(case.num_bytes, case.operations, limits, case.arithmetic)
+    times = Spread.of([plain / own for own, plain in zip(own_s, plain_s, strict=True)])
+    return Result(
+        "operators",
+        case.name,
+        dict(case.conditions),
+        {
+            "seconds": Spread.of(own_s),
+            "bytes_per_s": case.num_bytes / seconds,
+            "operations_per_s": case.operations / seconds,
+            "share_of_limit": roofline.seconds / seconds,
+            "bound": roofline.bound,
+            "times_torch": times,
+        },
+        f"{roofline.verdict(seconds)}; {times.median:.1f} times torch's speed",
+    )
 
 
 def _cases(subject: Subject) -> Iterator[Case]:

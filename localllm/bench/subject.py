@@ -22,7 +22,7 @@ from localllm.engine.loading import (
 )
 from localllm.errors import CatalogError, ExitCode
 from localllm.json_file import read_json_object
-from localllm.model.architectures import find_architecture
+from localllm.model.architectures import ArchSpec, find_architecture
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
@@ -103,17 +103,7 @@ def open_random(
     `load_decoder`.
     """
     started = time.monotonic()
-    catalog = load_catalog()
-    if alias not in catalog:
-        raise CatalogError(
-            f"random weights take their shape from the catalogue, which has no {alias!r:.100}",
-            where=f"known: {', '.join(name for name, each in catalog.items() if each.sizes)}",
-            hint="one of these",
-            exit_code=ExitCode.USAGE,
-        )
-    raw = catalog[alias].config_json()
-    spec = find_architecture(catalog[alias].architecture)
-    model_config = ModelConfig.from_hf({**spec.config_defaults, **raw}, f"models.toml: {alias}")
+    model_config, spec, raw = catalog_shape(alias)
     config = _fitted(config, model_config, longest)
     source = RandomWeights(model_config, spec, kind, select_device(config), seed)
     decoder = build_decoder(source, source.resident_bytes, model_config, spec, config)
@@ -129,6 +119,25 @@ def open_random(
         source,
         raw,
     )
+
+
+def catalog_shape(alias: str) -> tuple[ModelConfig, ArchSpec, dict[str, Any]]:
+    """Sizes and architecture of a model in the catalogue, and the fields of its config.json.
+
+    Raises: CatalogError for a name that is not there, or has no sizes there.
+    """
+    catalog = load_catalog()
+    if alias not in catalog:
+        raise CatalogError(
+            f"random weights take their shape from the catalogue, which has no {alias!r:.100}",
+            where=f"known: {', '.join(name for name, each in catalog.items() if each.sizes)}",
+            hint="one of these",
+            exit_code=ExitCode.USAGE,
+        )
+    raw = catalog[alias].config_json()
+    spec = find_architecture(catalog[alias].architecture)
+    config = ModelConfig.from_hf({**spec.config_defaults, **raw}, f"models.toml: {alias}")
+    return config, spec, raw
 
 
 def _fitted(config: EngineConfig, model: ModelConfig, longest: int) -> EngineConfig:

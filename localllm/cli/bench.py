@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from localllm.bench.subject import Subject
 
 DEFAULT_RANDOM_SHAPE = "qwen3-0.6b"
+DEFAULT_KERNEL_SHAPE = "llama-3.1-8b"
 PROMPT_TOKENS, DECODE_TOKENS = 512, 128
 PREFIX_TOKENS = 2000
 PREFIX_SEQS = 16  # the cache has to hold the shared beginning beside the others
@@ -77,6 +78,9 @@ def bench(
         str | None, typer.Option("--url", help="Load an OpenAI-compatible server instead.")
     ] = None,
     ops: Annotated[bool, typer.Option("--ops", help="Each operator against torch's.")] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Each Triton kernel at a model's sizes, on a GPU.")
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures to this file.")
     ] = None,
@@ -117,6 +121,8 @@ def bench(
         check_plot(plot)
     if url is not None:
         report, was_interrupted = _bench_server(url, model, asked)
+    elif kernels:
+        report, was_interrupted = _bench_kernels(model or DEFAULT_KERNEL_SHAPE, asked)
     else:
         config = options.EngineFlags(
             ctx,
@@ -216,6 +222,22 @@ def _bench_server(url: str, model: str | None, asked: Asked) -> "tuple[Report, b
     results = [result for suite in suites for result in suite.results()]
     described = {"name": server.model, "url": server.url}
     return Report(describe_environment(None), described, None, asked.seed, results), was_interrupted
+
+
+def _bench_kernels(alias: str, asked: Asked) -> "tuple[Report, bool]":
+    from localllm.bench.environment import describe_environment
+    from localllm.bench.kernels import KernelSuite
+    from localllm.bench.report import Report
+    from localllm.bench.subject import catalog_shape
+    from localllm.engine.loading import select_device
+
+    model_config, _, _ = catalog_shape(alias)
+    device = select_device(EngineConfig(device="cuda"))
+    suite = KernelSuite(model_config, device, asked.repeats)
+    was_interrupted = _run([suite])
+    described = {"name": alias, "kernels": "triton"}
+    place = describe_environment(device)
+    return Report(place, described, suite.limits, asked.seed, suite.results()), was_interrupted
 
 
 def _write(report: "Report", json_file: Path | None, plot: Path | None) -> None:

@@ -18,6 +18,8 @@ def report_text(report: Report, width: int | None = None) -> str:
     model, place = report.model, report.environment
     if "url" in model:
         lines = [f"{model['name']} at {model['url']}"]
+    elif "kernels" in model:
+        lines = [f"{model['kernels']} kernels at the sizes of {model['name']}", place["device"]]
     else:
         lines = [
             f"{model['name']}, {model['weights']} weights, {model['dtype']}, "

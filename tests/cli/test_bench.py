@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import tiny_config, write_checkpoint
 
 from localllm.bench.report import Report
@@ -172,7 +173,8 @@ def test_a_server_under_load(
     assert len(set(long)) == len(long) > 100
     for row in json.loads(file.read_text())["results"]:
         assert row["failed"] == 0
-        assert row["time_per_token_s"]["p50"] >= 0.002
+        # A busy client may find tokens together that were sent one by one.
+        assert row["time_per_token_s"]["p50"] > 0
         assert row["total_s"]["p50"] >= NUM_TOKENS * 0.002
 
 
@@ -201,3 +203,11 @@ def test_verdicts_stand_below_their_rows_where_the_terminal_is_narrow() -> None:
     assert report_text(report) == report_text(report, 60)
     narrow = report_text(report, 24).splitlines()
     assert narrow[-3:] == ["90% of 2,000 shared", "    first token 6.5", "    times sooner"]
+
+
+def test_kernels_need_a_gpu(localllm: Run) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    outcome = localllm("bench", "--kernels")
+    assert outcome.code == ExitCode.MEMORY
+    assert "no usable GPU" in outcome.err

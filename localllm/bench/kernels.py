@@ -1,0 +1,284 @@
+"""Each Triton kernel by itself, at the sizes of a model, against what torch has for it.
+
+A call is captured in a CUDA graph, so that launches cost nothing, and timed by the device; before
+each replay the second cache is overwritten, so that operands come from memory as they do in a
+model. Ours and torch's alternate.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localllm.bench.limits import Limits, measure_limits
+from localllm.bench.operators import Case, operator_row
+from localllm.bench.results import Result, Suite
+from localllm.config import ModelConfig
+from localllm_kernels import TORCH_OPS, triton_ops
+from localllm_kernels.fp8_matmul import fp8_matmul
+from localllm_kernels.int4_matmul import PackedInt4, int4_matmul
+from localllm_kernels.int8_matmul import int8_matmul
+from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, quantize_rows, row_bytes
+from localllm_kernels.launch import Workspace
+from localllm_kernels.sample import SamplingRows, sample
+
+ROWS = (1, 16, 64, 512)
+GROUP = 128
+BLOCK_SIZE = 16
+DECODE_CONTEXT, PREFILL_TOKENS = 16_384, 8192
+# More than the second cache of any GPU there is.
+_FLUSHED_BYTES = 512 << 20
+
+# Seconds of a call.
+Timer = Callable[[Callable[[], object]], float]
+
+
+class GraphTimer:
+    """Times calls on a GPU, each captured once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
+        self._graphs: dict[Callable[[], object], torch.cuda.CUDAGraph] = {}
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        """Seconds of one replay."""
+        if call not in self._graphs:
+            for _ in range(3):
+                call()
+            torch.cuda.synchronize()
+            self._graphs[call] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graphs[call]):
+                call()
+        self._flushed.zero_()
+        start, end = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        start.record()
+        self._graphs[call].replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def forget(self) -> None:
+        """Free what the captured calls hold."""
+        self._graphs.clear()
+        torch.cuda.empty_cache()
+
+
+class KernelSuite(Suite):
+    """The kernels at the sizes of `config`, alternating with torch's operators.
+
+    `timer`: None for graphs on `device`; `limits` likewise measured there.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        device: torch.device,
+        repeats: int,
+        timer: Timer | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._config, self._device, self._repeats = config, device, repeats
+        self._timer, self._limits = timer, limits
+        self._results: list[Result] = []
+
+    @property
+    def limits(self) -> Limits | None:
+        """As measured before the first kernel."""
+        return self._limits
+
+    def results(self) -> list[Result]:
+        """What is measured so far."""
+        return list(self._results)
+
+    @torch.inference_mode()
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Every case."""
+        if self._limits is None:
+            self._limits = measure_limits(self._device)
+        timer = self._timer or GraphTimer(self._device)
+        for case in KernelCases(self._config, self._device).all():
+            progress(f"{case.name}, {case.conditions}")
+            self._results.append(self._measure(case, timer, self._limits))
+            if isinstance(timer, GraphTimer):
+                timer.forget()
+
+    def _measure(self, case: Case, timer: Timer, limits: Limits) -> Result:
+        timer(case.own), timer(case.plain)
+        own_s, plain_s = [], []
+        for _ in range(10 * self._repeats):
+            own_s.append(timer(case.own))
+            plain_s.append(timer(case.plain))
+        return operator_row(case, own_s, plain_s, limits)
+
+
+class KernelCases:
+    """Inputs of a model's sizes, with both ways to compute."""
+
+    def __init__(
+        self, config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        self.config, self.device, self.dtype = config, device, dtype
+        self.workspace, self.ops = Workspace(device), triton_ops(device.type)
+
+    def all(self) -> Iterator[Case]:
+        """Products, attention, what is between them, sampling."""
+        for name, (width_out, width_in) in self.products().items():
+            for rows in ROWS:
+                yield from self.product_cases(name, width_out, width_in, rows)
+        for seqs in (1, 8):
+            for kv_dtype in (self.dtype, torch.int8, torch.float8_e4m3fn):
+                yield self.attention(seqs, DECODE_CONTEXT, 1, kv_dtype)
+        yield self.attention(1, PREFILL_TOKENS, PREFILL_TOKENS, self.dtype)
+        for rows in (1, 16):
+            yield from self.between(rows)
+            yield self.sampling(rows)
+
+    def products(self) -> dict[str, tuple[int, int]]:
+        """(out, in) of the products of a layer."""
+        config = self.config
+        q_width, kv_width = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
+        return {
+            "qkv": (q_width + 2 * kv_width, config.hidden_size),
+            "output": (config.hidden_size, q_width),
+            "gate_up": (2 * config.intermediate_size, config.hidden_size),
+            "down": (config.hidden_size, config.intermediate_size),
+        }
+
+    def product_cases(self, name: str, width_out: int, width_in: int, rows: int) -> Iterator[Case]:
+        """Weights in 4 and 8 bits against torch's product with plain ones."""
+        x = self.values(rows, width_in)
+        plain = self.values(width_out, width_in)
+        codes = torch.randint(16, (width_out, width_in), dtype=torch.uint8, device=self.device)
+        scales = self.values(width_out, width_in // GROUP)
+        packed = PackedInt4.pack(codes, scales, None, None, None)
+        bytes_of_8 = torch.randint(
+            -127, 127, (width_out, width_in), dtype=torch.int8, device=self.device
+        )
+        wide = plain.to(torch.float8_e4m3fn)
+        scale, workspace = self.values(width_out), self.workspace
+        moved = (rows * (width_in + width_out)) * x.itemsize
+
+        def case(kind: str, own: Callable[[], Tensor], num_bytes: int) -> Case:
+            return Case(
+                f"{kind} {name}",
+                {"rows": rows, "out": width_out, "in": width_in},
+                own,
+                lambda: F.linear(x, plain),
+                num_bytes + moved,
+                2 * rows * plain.numel(),
+                "bf16",
+            )
+
+        int4_bytes = plain.numel() // 2 + scales.numel() * scales.itemsize
+        yield case("int4", lambda: int4_matmul(x, packed, workspace), int4_bytes)
+        yield case(
+            "int8", lambda: int8_matmul(x, bytes_of_8, scale, None, workspace), plain.numel()
+        )
+        block = (1, width_in)
+        yield case(
+            "fp8",
+            lambda: fp8_matmul(x, wide, scale.float()[:, None], block, None, workspace),
+            plain.numel(),
+        )
+
+    def attention(self, seqs: int, context: int, new: int, kv_dtype: torch.dtype) -> Case:
+        """Against torch's attention over contiguous keys and values in plain values."""
+        config = self.config
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        blocks = context // BLOCK_SIZE
+        shape = (seqs * blocks + 1, kv_heads, BLOCK_SIZE, dim)
+        key, value = self.values(*shape), self.values(*shape)
+        cache = KVCache(key, value)
+        if kv_dtype in CODE_LIMITS:
+            codes, key_scales = quantize_rows(key, kv_dtype)
+            value_codes, value_scales = quantize_rows(value, kv_dtype)
+            cache = KVCache(codes, value_codes, key_scales, value_scales)
+        query = self.values(seqs * new, heads, dim)
+        order = torch.randperm(seqs * blocks, device=self.device).add(1).int()
+        starts = torch.arange(0, seqs * new + 1, new, dtype=torch.int32, device=self.device)
+        lengths = torch.full((seqs,), context, device=self.device)
+        flat = self.values(seqs, heads, new, dim)
+        keys, values = (self.values(seqs, kv_heads, context, dim) for _ in range(2))
+        pairs = seqs * (new * context - new * (new - 1) // 2)
+        kv_bytes = 2 * seqs * context * kv_heads * row_bytes(dim, kv_dtype)
+        name = str(kv_dtype).removeprefix("torch.")
+        return Case(
+            f"attention {'prefill' if new > 1 else 'decode'} {name}",
+            {"rows": seqs * new, "context": context},
+            lambda: self.ops.paged_attention(
+                query,
+                cache,
+                block_tables=order.view(seqs, blocks),
+                cu_seqlens_q=starts,
+                seq_lens=lengths,
+                max_query_len=new,
+                scale=dim**-0.5,
+                window=None,
+            ),
+            lambda: F.scaled_dot_product_attention(
+                flat, keys, values, is_causal=new > 1, enable_gqa=True
+            ),
+            kv_bytes + 2 * query.numel() * query.itemsize,
+            4 * heads * dim * pairs,
+            "bf16",
+        )
+
+    def between(self, rows: int) -> Iterator[Case]:
+        """The norm with the residual, and the gate."""
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        x, residual, weight = (
+            self.values(rows, hidden),
+            self.values(rows, hidden),
+            self.values(hidden),
+        )
+        gate_up = self.values(rows, 2 * inner)
+        yield Case(
+            "add_rms_norm",
+            {"rows": rows},
+            lambda: self.ops.add_rms_norm(x, residual, weight, 1e-5),
+            lambda: TORCH_OPS.add_rms_norm(x, residual, weight, 1e-5),
+            4 * x.numel() * x.itemsize,
+            5 * x.numel(),
+            "fp32",
+        )
+        yield Case(
+            "silu_mul",
+            {"rows": rows},
+            lambda: self.ops.silu_mul(gate_up),
+            lambda: TORCH_OPS.silu_mul(gate_up),
+            3 * rows * inner * x.itemsize,
+            5 * rows * inner,
+            "fp32",
+        )
+
+    def sampling(self, rows: int) -> Case:
+        """Top-k and top-p at a vocabulary's size, against torch's maximum alone."""
+        logits = torch.randn(rows, self.config.vocab_size, device=self.device)
+
+        def column(value: float, dtype: torch.dtype) -> Tensor:
+            return torch.full((rows,), value, dtype=dtype, device=self.device)
+
+        asked = SamplingRows(
+            column(0.7, torch.float32),
+            column(20, torch.int32),
+            column(0.95, torch.float32),
+            column(0, torch.float32),
+            column(7, torch.int64),
+        )
+        return Case(
+            "sample top-k 20, top-p 0.95, against a maximum",
+            {"rows": rows},
+            lambda: sample(logits, asked),
+            lambda: logits.argmax(dim=-1),
+            logits.numel() * logits.itemsize,
+            logits.numel(),
+            "fp32",
+        )
+
+    def values(self, *shape: int) -> Tensor:
+        """Random values."""
+        return torch.randn(shape, device=self.device).to(self.dtype)

@@ -1,0 +1,66 @@
+"""The bench of the kernels: its cases run, interpreted and small; its bytes by hand."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from checkpoints import tiny_config
+from guards import needs_interpreter
+
+from localllm.bench import kernels
+from localllm.bench.kernels import KernelCases, KernelSuite
+from localllm.bench.limits import Limits
+from localllm.config import ModelConfig
+
+CPU = torch.device("cpu")
+LIMITS = Limits(1e9, {"fp32": 1e9, "bf16": 1e9, "int8": 1e9})
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
+    """Widths that are multiples of a group; few rows and short contexts."""
+    monkeypatch.setattr(kernels, "ROWS", (1, 2))
+    monkeypatch.setattr(kernels, "DECODE_CONTEXT", 32)
+    monkeypatch.setattr(kernels, "PREFILL_TOKENS", 80)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
+    return ModelConfig.from_hf(tiny_config("LlamaForCausalLM", **sizes, num_key_value_heads=4))
+
+
+@needs_interpreter
+def test_every_case_runs_and_stands_beside_torch(config: ModelConfig) -> None:
+    calls = []
+
+    def timer(call: Callable[[], object]) -> float:
+        if call not in calls:
+            calls.append(call)
+            call()
+        return 2e-3 if len(calls) % 2 else 4e-3
+
+    suite = KernelSuite(config, CPU, 1, timer, LIMITS)
+    suite.run(lambda what: None)
+    rows = suite.results()
+    names = {row.test for row in rows}
+    products = {f"{kind} {name}" for kind in ("int4", "int8", "fp8") for name in ("qkv", "output")}
+    assert products <= names
+    assert "attention prefill bfloat16" in names
+    assert "attention decode int8" in names
+    for row in rows:
+        assert row.found["bytes_per_s"] > 0
+        assert row.found["times_torch"].median > 0
+
+
+def test_bytes_and_operations_by_hand(config: ModelConfig) -> None:
+    cases = KernelCases(config, CPU)
+    int4, int8, _ = cases.product_cases("x", 256, 128, rows=2)
+    activations = 2 * (128 + 256) * 2
+    # Half a byte a code, and two for the scale of a group of 128.
+    assert int4.num_bytes == 256 * 128 // 2 + 256 * 2 + activations
+    assert int8.num_bytes == 256 * 128 + activations
+    assert int4.operations == 2 * 2 * 256 * 128
+    decode = cases.attention(3, 32, 1, torch.int8)
+    head_dim = config.head_dim
+    keys_and_values = 2 * 3 * 32 * 4 * (head_dim + 4)
+    assert decode.num_bytes == keys_and_values + 2 * 3 * 8 * head_dim * 2
+    assert decode.operations == 4 * 8 * head_dim * 3 * 32
+    prefill = cases.attention(1, 48, 48, torch.bfloat16)
+    assert prefill.operations == 4 * 8 * head_dim * 48 * 49 // 2
