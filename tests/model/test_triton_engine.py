@@ -4,6 +4,7 @@ import pytest
 import torch
 from engines import Limits, load_tiny_model, make_engine
 from guards import needs_interpreter
+from triton.runtime.interpreter import GridExecutor
 
 from localllm.config import SamplingParams
 from localllm.model.decoder import DecoderModel
@@ -64,3 +65,30 @@ def test_it_gives_the_tokens_of_the_torch_operators(
     is_int4 = recipe in (INT4, INT4_ASYMMETRIC)
     assert isinstance(model.fused, GpuDecoder) == is_int4
     assert generate(model, kv_dtype) == generate(reference, kv_dtype)
+
+
+def test_a_decode_step_in_4_bits_takes_six_launches_a_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[str] = []
+    run = GridExecutor.__call__
+
+    def counted(executor: GridExecutor, *args: object, **kwargs: object) -> object:
+        launched.append(executor.fn.__name__)
+        return run(executor, *args, **kwargs)
+
+    monkeypatch.setattr(GridExecutor, "__call__", counted)
+    model = load_tiny_model("Qwen3ForCausalLM", None, torch.float32, INT4, backend="triton")
+    engine = make_engine(model, Limits())
+    for length in (3, 9):
+        engine.add_request(list(range(1, length)), GREEDY)
+    engine.step()  # the prompts
+    launched.clear()
+    engine.step()
+    layer = [
+        "_tile_kernel",
+        "_rotate_and_store_kernel",
+        "_decode_kernel",
+        *3 * ["_tile_kernel"],
+    ]
+    assert launched == [*model.config.num_layers * layer, "_rms_norm_kernel", "_sample_kernel"]
