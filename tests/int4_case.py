@@ -4,13 +4,8 @@ import torch
 from guards import GuardedMemory
 from torch import Tensor
 
-from localllm_kernels.int4_matmul import (
-    NOTHING,
-    Around,
-    PackedInt4,
-    int4_matmul,
-    int4_matmul_reference,
-)
+from localllm_kernels.int4_matmul import int4_matmul, int4_matmul_reference
+from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.launch import Workspace
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from localllm_kernels.fused_decoder import DecoderParts
 from localllm_kernels.gpu_linears import Int4Product
-from localllm_kernels.int4_matmul import MAX_TILE_ROWS, Around
+from localllm_kernels.int4_matmul import MAX_TILE_ROWS
+from localllm_kernels.int4_weight import Around
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import Workspace
 from localllm_kernels.paged_attention_decode import paged_attention_decode

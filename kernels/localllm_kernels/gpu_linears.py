@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm_kernels.fp8_matmul import fp8_matmul, takes_blocks
-from localllm_kernels.int4_matmul import NOTHING, Around, PackedInt4, int4_matmul, takes_groups
+from localllm_kernels.int4_matmul import int4_matmul
+from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4, takes_groups
 from localllm_kernels.int8_matmul import int8_matmul
 from localllm_kernels.launch import Workspace
 from localllm_kernels.linears import Product

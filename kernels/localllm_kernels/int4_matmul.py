@@ -4,10 +4,7 @@
 
 Scales and zeros are applied once a group, to sums of products: Σ code · x − zero · Σ x.
 
-Layout. A word holds eight codes of one output, sixteen inputs apart, so that the sixteen words of
-a span of 128 inputs give eight planes of sixteen inputs, each by a shift that is a constant:
-
-    word[n, 16 t + r], bits 4 j to 4 j + 3  =  code of input 128 t + 16 j + r
+The layout of the weight is that of `int4_weight.py`.
 
 One row is a sum of vectors on the plain cores: the nibble stays where it is in the word and becomes
 the mantissa of a float of 2^23 by one operation, and the place it stood at goes into x. Up to 64
@@ -33,10 +30,9 @@ from torch import Tensor
 
 from localllm_kernels.aot import AotSpec
 from localllm_kernels.arrival import is_last
+from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.launch import Workspace, present
 
-SPAN = 128  # inputs
-PLANES = 8
 MAX_TILE_ROWS = 64
 # Of a slice of a dequantized weight: it stays in the second cache of the GPU.
 SLICE_BYTES = 32 << 20
@@ -415,77 +411,6 @@ def _dequantize_kernel(
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PackedInt4:
-    """A weight in the layout of the kernels; see the top of the file."""
-
-    words: Tensor  # int32 [out, 16 · ceil(in / 128)]
-    scales: Tensor  # float [out, num_groups]
-    zeros: Tensor | None  # uint8 [out, num_groups]; None: 8 everywhere
-    permutation: Tensor | None  # int64 [in]: the input that each column belongs to
-    bias: Tensor | None  # [out]
-    width_in: int
-
-    @property
-    def width_out(self) -> int:
-        """Outputs."""
-        return self.words.shape[0]
-
-    @property
-    def group_size(self) -> int:
-        """Inputs that share a scale."""
-        return self.width_in // self.scales.shape[1]
-
-    @classmethod
-    def pack(
-        cls,
-        codes: Tensor,
-        scales: Tensor,
-        zeros: Tensor | None,
-        permutation: Tensor | None,
-        bias: Tensor | None,
-    ) -> "PackedInt4":
-        """`codes`: uint8 [out, in] below 16; `scales`, `zeros`: [out, num_groups].
-
-        Raises: ValueError for groups that `takes_groups` does not know.
-        """
-        width_out, width_in = codes.shape
-        if not takes_groups(width_in // scales.shape[1]):
-            raise ValueError(f"groups of {width_in // scales.shape[1]} are not meant")
-        padded = F.pad(codes, (0, -width_in % SPAN)).view(width_out, -1, PLANES, SPAN // PLANES)
-        words = torch.zeros(
-            (width_out, padded.shape[1], SPAN // PLANES), dtype=torch.int32, device=codes.device
-        )
-        for plane in range(PLANES):
-            words |= padded[:, :, plane].to(torch.int32) << (4 * plane)
-        return cls(
-            words.flatten(1),
-            scales.contiguous(),
-            None if zeros is None else zeros.contiguous(),
-            permutation,
-            bias,
-            width_in,
-        )
-
-
-def takes_groups(group_size: int) -> bool:
-    """Whether the kernels know groups of this size: planes do not straddle them."""
-    return group_size in (16, 32, 64) or group_size % SPAN == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """What is computed with a product: the norm before it, and the gate and the sum behind it."""
-
-    norm: Tensor | None = None  # its weight, [in]
-    eps: float = 0.0
-    is_gated: bool = False  # silu(first half of the outputs) · second half
-    residual: Tensor | None = None  # [rows, outputs]
-
-
-NOTHING = Around()
-
-
 def int4_matmul(
     x: Tensor, weight: PackedInt4, workspace: Workspace, around: Around = NOTHING
 ) -> Tensor:
@@ -502,7 +427,7 @@ def int4_matmul(
     out = x.new_empty(num_rows, outputs)
     if num_rows == 0:
         return out
-    num_spans = weight.words.shape[1] // (SPAN // PLANES)
+    num_spans = weight.num_spans
     config = _choose(num_rows, outputs, num_spans, workspace.num_processors)
     num_blocks = triton.cdiv(outputs, config.block_n)
     part = config.block_m * (2 * config.block_n + 1)
@@ -581,7 +506,7 @@ def dequantize_rows(weight: PackedInt4, first: int, end: int, dtype: torch.dtype
     """Outputs `first` to `end` as [end - first, in], inputs in the order of the permutation."""
     num_rows = end - first
     part = torch.empty((num_rows, weight.width_in), dtype=dtype, device=weight.words.device)
-    num_spans, block_n = weight.words.shape[1] // (SPAN // PLANES), 64
+    num_spans, block_n = weight.num_spans, 64
     _dequantize_kernel[(num_spans, triton.cdiv(num_rows, block_n))](
         weight.words,
         weight.scales,

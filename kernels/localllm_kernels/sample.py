@@ -8,9 +8,14 @@ neither a sort nor memory. Then
     token = argmax over values of at least the threshold of  value + g(key, id)
 
 with the noise of `gumbel_argmax.py`. Only ids come back: -1 for a row that is not finite.
+
+Penalties and biases come as lists of the tokens that they concern, and change the row's logits in
+place before anything is read of them:  repetition (Keskar et al. 2019, section 4.1), presence and
+frequency (OpenAI's API reference), bias, in this order.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import triton
@@ -89,8 +94,36 @@ def _threshold(
 
 
 @triton.jit
+def _penalize(
+    row_ptr, row, starts_ptr, tokens_ptr, counts_ptr, biases_ptr, factors_ptr, BLOCK: tl.constexpr
+):
+    """The row's logits after penalties and biases, in place."""
+    repetition = tl.load(factors_ptr + 3 * row)
+    presence, frequency = tl.load(factors_ptr + 3 * row + 1), tl.load(factors_ptr + 3 * row + 2)
+    end = tl.load(starts_ptr + row + 1)
+    for first in range(tl.load(starts_ptr + row), end, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        inside = at < end
+        tokens = tl.load(tokens_ptr + at, mask=inside, other=0)
+        counts = tl.load(counts_ptr + at, mask=inside, other=-1)
+        values = tl.load(row_ptr + tokens, mask=inside, other=0.0)
+        repeated = tl.where(values > 0.0, values / repetition, values * repetition)
+        values = tl.where(counts >= 0, repeated, values)
+        taken = presence + frequency * counts.to(tl.float32)
+        values = tl.where(counts > 0, values - taken, values)
+        values += tl.load(biases_ptr + at, mask=inside, other=0.0)
+        tl.store(row_ptr + tokens, values, mask=inside)
+    tl.debug_barrier()  # what one thread has stored another one reads
+
+
+@triton.jit
 def _sample_kernel(
     logits_ptr,
+    starts_ptr,
+    tokens_ptr,
+    counts_ptr,
+    biases_ptr,
+    factors_ptr,
     temperatures_ptr,
     top_k_ptr,
     top_p_ptr,
@@ -98,10 +131,13 @@ def _sample_kernel(
     keys_ptr,
     ids_ptr,
     vocab,
+    HAS_PENALTIES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
     row_ptr = logits_ptr + row.to(tl.int64) * vocab
+    if HAS_PENALTIES:
+        _penalize(row_ptr, row, starts_ptr, tokens_ptr, counts_ptr, biases_ptr, factors_ptr, BLOCK)
     # The greatest value and its first place; a NaN would be lost in a maximum.
     most_each = tl.full([BLOCK], float("-inf"), tl.float32)
     place_each = tl.zeros([BLOCK], tl.int32)
@@ -154,6 +190,21 @@ def _sample_kernel(
 
 
 @dataclass(frozen=True, slots=True)
+class Penalties:
+    """Tokens whose logits change; row i has those from `starts[i]` to `starts[i + 1]`, each once.
+
+    `counts`: how often a token was generated; 0 for one of the prompt, -1 for one that has a bias
+    alone. `factors`: repetition, presence and frequency of each row, 1, 0 and 0 for none.
+    """
+
+    starts: Tensor  # int32 [rows + 1]
+    tokens: Tensor  # int32 [count]
+    counts: Tensor  # int32 [count]
+    biases: Tensor  # float32 [count]
+    factors: Tensor  # float32 [rows, 3]
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingRows:
     """How each row is sampled; all [rows].
 
@@ -166,16 +217,25 @@ class SamplingRows:
     top_p: Tensor  # float32
     min_p: Tensor  # float32
     keys: Tensor  # int64
+    penalties: Penalties | None = None
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """`logits`: float32 [rows, vocab] -> ids, int64 [rows]; -1 for a row that is not finite."""
+    """`logits`: float32 [rows, vocab], changed where there are penalties -> ids, int64 [rows]; -1
+    for a row that is not finite.
+    """
     logits = logits.contiguous()
+    lists = rows.penalties
     num_rows, vocab = logits.shape
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
         _sample_kernel[(num_rows,)](
             logits,
+            logits if lists is None else lists.starts,
+            logits if lists is None else lists.tokens,
+            logits if lists is None else lists.counts,
+            logits if lists is None else lists.biases,
+            logits if lists is None else lists.factors,
             rows.temperatures,
             rows.top_k,
             rows.top_p,
@@ -183,6 +243,7 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
             rows.keys,
             ids,
             vocab,
+            HAS_PENALTIES=lists is not None,
             BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
             num_warps=8,
         )
@@ -190,8 +251,9 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """The same with torch's operators, a row at a time."""
+    """The same with torch's operators, a row at a time; `logits` stay as they are."""
     ids = []
+    logits = logits if rows.penalties is None else _penalized(logits, rows.penalties)
     for row in range(len(logits)):
         values, temperature = logits[row], float(rows.temperatures[row])
         most = values.max()
@@ -219,12 +281,27 @@ def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
 
 
+def _penalized(logits: Tensor, lists: Penalties) -> Tensor:
+    logits = logits.clone()
+    for row, (start, end) in enumerate(pairwise(lists.starts.tolist())):
+        repetition, presence, frequency = lists.factors[row]
+        tokens, counts = lists.tokens[start:end].long(), lists.counts[start:end]
+        values = logits[row, tokens]
+        repeated = torch.where(values > 0, values / repetition, values * repetition)
+        values = torch.where(counts >= 0, repeated, values)
+        values = torch.where(counts > 0, values - (presence + frequency * counts), values)
+        logits[row, tokens] = values + lists.biases[start:end]
+    return logits
+
+
 AOT_SPECS = [
     AotSpec(
         _sample_kernel,
         "any filters",
         {
             "logits_ptr": "*fp32",
+            **dict.fromkeys(("starts_ptr", "tokens_ptr", "counts_ptr"), "*i32"),
+            **dict.fromkeys(("biases_ptr", "factors_ptr"), "*fp32"),
             "temperatures_ptr": "*fp32",
             "top_k_ptr": "*i32",
             "top_p_ptr": "*fp32",
@@ -233,7 +310,7 @@ AOT_SPECS = [
             "ids_ptr": "*i64",
             "vocab": "i32",
         },
-        {"BLOCK": BLOCK},
+        {"HAS_PENALTIES": True, "BLOCK": BLOCK},
         num_warps=8,
     )
 ]

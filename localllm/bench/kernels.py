@@ -17,7 +17,8 @@ from localllm.bench.results import Result, Suite
 from localllm.config import ModelConfig
 from localllm_kernels import TORCH_OPS, triton_ops
 from localllm_kernels.fp8_matmul import fp8_matmul
-from localllm_kernels.int4_matmul import PackedInt4, int4_matmul
+from localllm_kernels.int4_matmul import int4_matmul
+from localllm_kernels.int4_weight import PackedInt4
 from localllm_kernels.int8_matmul import int8_matmul
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, quantize_rows, row_bytes
 from localllm_kernels.launch import Workspace

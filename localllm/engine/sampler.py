@@ -20,7 +20,7 @@ from localllm.config import SamplingParams
 from localllm.engine.request import Request, TokenLogprobs
 from localllm.engine.scheduler import SampledToken
 from localllm_kernels import Ops
-from localllm_kernels.sample import SamplingRows
+from localllm_kernels.sample import Penalties, SamplingRows
 
 _MASK64 = (1 << 64) - 1
 # Below this a temperature only overflows; it is greedy.
@@ -128,12 +128,11 @@ def _sample_together(
     requests: Sequence[Request],
     sample: Callable[[Tensor, SamplingRows], Tensor],
 ) -> list[SampledToken]:
-    """In one launch, but for penalties; waits for the device once, and for log-probabilities."""
-    adjusted = logits
-    for row, request in enumerate(requests):
-        if _has_penalties(request.params):
-            adjusted = logits.clone() if adjusted is logits else adjusted
-            adjusted[row] = _penalized(logits[row], request)
+    """In one launch; waits for the device once, and once more for each row's log-probabilities."""
+    penalties = _list_penalties(requests, logits.device)
+    # Log-probabilities are those of the model, before penalties.
+    are_kept = penalties is not None and any(each.params.logprobs is not None for each in requests)
+    adjusted = logits.clone() if are_kept else logits
     device, params = logits.device, [request.params for request in requests]
     keys = [noise_key(request.seed, request.num_tokens) for request in requests]
     temperatures = [each.temperature for each in params]
@@ -146,6 +145,7 @@ def _sample_together(
         torch.tensor([each.min_p for each in params], device=device),
         # The same 64 bits with a sign.
         torch.tensor([key - (key >> 63 << 64) for key in keys], device=device),
+        penalties,
     )
     sampled = []
     for row, token_id in enumerate(sample(adjusted, rows).tolist()):
@@ -160,10 +160,33 @@ def _sample_together(
     return sampled
 
 
-def _penalized(logits: Tensor, request: Request) -> Tensor:
-    start = request.num_prompt_tokens
-    prompt, generated = request.token_ids[:start], request.token_ids[start:]
-    return apply_penalties(logits, request.params, prompt, generated)
+def _list_penalties(requests: Sequence[Request], device: torch.device) -> Penalties | None:
+    if not any(_has_penalties(request.params) for request in requests):
+        return None
+    starts, tokens = [0], list[int]()
+    counts, biases, factors = list[int](), list[float](), list[tuple[float, float, float]]()
+    for request in requests:
+        params = request.params
+        times = dict.fromkeys(params.logit_bias or (), -1)
+        if params.repetition_penalty != 1.0:
+            times |= dict.fromkeys(request.token_ids[: request.num_prompt_tokens], 0)
+        if _has_penalties(params):
+            times |= Counter(request.token_ids[request.num_prompt_tokens :])
+        bias = params.logit_bias or {}
+        tokens += times
+        counts += times.values()
+        biases += [bias.get(token, 0.0) for token in times]
+        starts.append(len(tokens))
+        factors.append(
+            (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        )
+    return Penalties(
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        torch.tensor(tokens, dtype=torch.int32, device=device),
+        torch.tensor(counts, dtype=torch.int32, device=device),
+        torch.tensor(biases, device=device),
+        torch.tensor(factors, device=device),
+    )
 
 
 def _is_plain_greedy(params: SamplingParams) -> bool:
@@ -182,7 +205,9 @@ def _has_penalties(params: SamplingParams) -> bool:
 def _sample_row(logits: Tensor, request: Request, ops: Ops) -> int:
     params = request.params
     if _has_penalties(params):
-        logits = _penalized(logits, request)
+        start = request.num_prompt_tokens
+        prompt, generated = request.token_ids[:start], request.token_ids[start:]
+        logits = apply_penalties(logits, params, prompt, generated)
     if params.temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
     # The token's place in the text: the noise is the same whenever it is drawn.

@@ -10,7 +10,8 @@ from paged_batch import MIXED, Batch
 
 from localllm_kernels import TORCH_OPS, triton_ops
 from localllm_kernels.fp8_matmul import fp8_matmul, fp8_matmul_reference
-from localllm_kernels.int4_matmul import NOTHING, Around, PackedInt4, int4_matmul
+from localllm_kernels.int4_matmul import int4_matmul
+from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.int8_matmul import int8_matmul, int8_matmul_reference
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import Workspace

@@ -6,14 +6,8 @@ from guards import needs_interpreter
 from int4_case import Case
 
 from localllm_kernels import int4_matmul as module
-from localllm_kernels.int4_matmul import (
-    NOTHING,
-    Around,
-    PackedInt4,
-    dequantize_rows,
-    int4_matmul,
-    int4_matmul_reference,
-)
+from localllm_kernels.int4_matmul import dequantize_rows, int4_matmul, int4_matmul_reference
+from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.launch import Workspace
 
 DTYPES = [torch.float32, torch.float16]

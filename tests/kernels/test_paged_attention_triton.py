@@ -15,7 +15,7 @@ pytestmark = needs_interpreter
 KV_DTYPES = [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn]
 CPU = torch.device("cpu")
 # New tokens of one, or of a draft window; a request without any is one that has just ended.
-WINDOWS = [(1, 1), (130, 1), (300, 4), (16, 1), (257, 2), (64, 1), (65, 3)]
+WINDOWS = [(1, 1), (130, 1), (300, 4), (16, 0), (16, 1), (257, 2), (64, 1), (65, 3)]
 
 
 def guard_cache(memory: GuardedMemory, cache: KVCache) -> KVCache:
@@ -79,7 +79,7 @@ def check_prefill(batch: Batch, window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 1, 40, 128])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
 def test_prefill(heads: int, kv_heads: int, window: int | None) -> None:
-    check_prefill(Batch(MIXED, heads, kv_heads), window)
+    check_prefill(Batch([*MIXED[:3], (20, 0), *MIXED[3:]], heads, kv_heads), window)
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

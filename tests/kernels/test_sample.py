@@ -9,7 +9,12 @@ from torch import Tensor
 
 from localllm.config import SamplingParams
 from localllm.engine.request import Request
-from localllm.engine.sampler import noise_key, sample_tokens
+from localllm.engine.sampler import (
+    _list_penalties,
+    _sample_together,
+    noise_key,
+    sample_tokens,
+)
 from localllm_kernels import TORCH_OPS
 from localllm_kernels.sample import SamplingRows, sample, sample_reference
 
@@ -23,7 +28,7 @@ def request(index: int, params: SamplingParams) -> Request:
         request_id=index,
         sample=0,
         num_prompt_tokens=3,
-        token_ids=[1, 2, 3],
+        token_ids=[1, 2, 3, 2, 4, 4],
         params=params,
         seed=index * 0x9E3779B97F4A7C15 % (1 << 64),
         stop_token_ids=frozenset(),
@@ -41,6 +46,7 @@ def rows_of(requests: list[Request]) -> SamplingRows:
         torch.tensor([each.top_p for each in params]),
         torch.tensor([each.min_p for each in params]),
         torch.tensor([key - (1 << 64) if key >> 63 else key for key in keys]),
+        _list_penalties(requests, torch.device("cpu")),
     )
 
 
@@ -48,8 +54,10 @@ def check(logits: Tensor, requests: list[Request]) -> None:
     expected = [each.token_id for each in sample_tokens(logits, requests, TORCH_OPS)]
     with GuardedMemory() as memory:
         found = sample(memory.guarded(logits), rows_of(requests))
+        together = _sample_together(logits.clone(), requests, sample)
     memory.check()
     assert torch.equal(found, sample_reference(logits, rows_of(requests)))
+    assert [each.token_id for each in together] == expected
     assert [None if id_ < 0 else id_ for id_ in found.tolist()] == expected
 
 
@@ -84,3 +92,34 @@ def test_a_row_that_is_not_finite_disturbs_no_other(bad: float) -> None:
     logits = torch.randn(4, 50)
     logits[1, 49], logits[2] = bad, -torch.inf
     check(logits, [request(i, SamplingParams(temperature=1.0)) for i in range(4)])
+
+
+def test_penalties_and_biases() -> None:
+    generator = torch.Generator().manual_seed(5)
+    chosen = [
+        SamplingParams(temperature=t, **penalties)
+        for t in (0.0, 0.9)
+        for penalties in (
+            {},
+            {"repetition_penalty": 1.7},
+            {"presence_penalty": 1.5},
+            {"frequency_penalty": 0.8, "presence_penalty": -1.0},
+            {"logit_bias": {2: 6.0, 39: -100.0, 7: 3.0}},
+            {"repetition_penalty": 0.6, "frequency_penalty": 2.0, "logit_bias": {4: 5.0, 30: 4.5}},
+        )
+    ]
+    requests = [request(i, params) for i, params in enumerate(8 * chosen)]
+    logits = 2 * torch.randn(len(requests), 40, generator=generator)
+    logits[:, :6] += 2  # the tokens that are there already
+    check(logits, requests)
+    without = [request(i, SamplingParams(temperature=0.9)) for i in range(len(requests))]
+    drawn = [sample_reference(logits, rows_of(each)) for each in (requests, without)]
+    assert not torch.equal(*drawn)
+
+
+def test_log_probabilities_are_those_before_penalties() -> None:
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.0, logprobs=2)
+    requests, logits = [request(0, params)], torch.randn(1, 40)
+    [expected] = sample_tokens(logits, requests, TORCH_OPS)
+    [found] = _sample_together(logits.clone(), requests, sample)
+    assert found == expected
