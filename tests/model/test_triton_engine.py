@@ -22,11 +22,11 @@ SAMPLED = SamplingParams(
     repetition_penalty=1.2,
     frequency_penalty=0.3,
     seed=3,
-    max_tokens=7,
+    max_tokens=4,
     ignore_eos=True,
     logprobs=2,
 )
-GREEDY = SamplingParams(temperature=0.0, max_tokens=7, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
 
 def generate(model: DecoderModel, kv_dtype: torch.dtype | None) -> dict[int, list[int | None]]:
@@ -34,7 +34,7 @@ def generate(model: DecoderModel, kv_dtype: torch.dtype | None) -> dict[int, lis
     limits = Limits(block_size=8, max_num_batched_tokens=24, enable_prefix_caching=True)
     engine = make_engine(model, limits, kv_dtype)
     tokens: dict[int, list[int | None]] = {}
-    for lengths in ((1, 20, 41), (33, 41)):
+    for lengths in ((1, 29), (20, 29)):
         for length in lengths:
             prompt = [(7 * i) % 250 + 1 for i in range(length)]
             engine.add_request(prompt, SAMPLED if length % 2 else GREEDY)
