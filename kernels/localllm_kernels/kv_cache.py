@@ -47,7 +47,8 @@ def quantize_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     limit = CODE_LIMITS[dtype]
     wide = rows.float()
     largest = wide.abs().amax(dim=-1)
-    factors = torch.where(largest > 0, limit / largest, 0.0)
+    # A number over a tensor would be the number times its reciprocal, which is rounded twice.
+    factors = torch.where(largest > 0, torch.full_like(largest, limit) / largest, 0.0)
     scaled = (wide * factors.unsqueeze(-1)).clamp(-limit, limit)
     codes = scaled.round() if dtype == torch.int8 else scaled
     return codes.to(dtype), largest / limit

@@ -37,3 +37,10 @@ def test_8_bits_hold_nearly_twice_the_tokens() -> None:
     for dtype in CODE_LIMITS:
         assert row_bytes(128, torch.bfloat16) / row_bytes(128, dtype) == pytest.approx(256 / 132)
     assert row_bytes(64, torch.float32) == 256
+
+
+def test_the_factor_of_a_row_is_divided_once() -> None:
+    """A value of half the greatest lies between two codes, and goes to the even one."""
+    for largest in (3.015625, 2.296875, 3.15625, 2.546875):
+        codes, _ = quantize_rows(torch.tensor([[largest, largest / 2]]), torch.int8)
+        assert codes.tolist() == [[127, 64]]
