@@ -14,6 +14,11 @@ HEAD_DIM = 24
 MIXED = [(1, 1), (5, 5), (130, 1), (300, 70), (16, 1), (257, 1), (KEY_TILE, QUERY_TILE), (129, 2)]
 
 
+def _kept(codes: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    values = codes.double()
+    return values if scales is None else values * scales.double().unsqueeze(-1)
+
+
 class Batch:
     """Random requests in a cache whose other slots hold NaN."""
 
@@ -69,6 +74,31 @@ class Batch:
         key, key_scales = quantize_rows(self.key_cache, self.kv_dtype)
         value, value_scales = quantize_rows(self.value_cache, self.kv_dtype)
         return KVCache(key, value, key_scales, value_scales)
+
+    def expected(self, scale: float, window: int | None) -> torch.Tensor:
+        """What attention should give, in float64, from the keys and values as they are kept."""
+        cache, out = self.cache, []
+        starts = self.cu_seqlens_q.tolist()
+        for i, length in enumerate(self.seq_lens.tolist()):
+            key, value = (
+                _kept(codes, scales)[self.block_tables[i].long()].transpose(1, 2).flatten(0, 1)
+                for codes, scales in (
+                    (cache.key, cache.key_scales),
+                    (cache.value, cache.value_scales),
+                )
+            )
+            query = self.query[starts[i] : starts[i + 1]].double()
+            group = query.shape[1] // key.shape[1]
+            key, value = (x[:length].repeat_interleave(group, 1) for x in (key, value))
+            scores = torch.einsum("qhd,khd->hqk", query, key) * scale
+            positions = torch.arange(length - len(query), length, device=query.device)[:, None]
+            keys = torch.arange(length, device=query.device)
+            hidden = keys > positions
+            if window is not None:
+                hidden |= keys <= positions - window
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            out.append(torch.einsum("hqk,khd->qhd", weights, value))
+        return torch.cat(out)
 
     def attend(
         self, window: int | None, attention: Attention = paged_attention_reference

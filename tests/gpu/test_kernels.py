@@ -15,7 +15,6 @@ from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.int8_matmul import int8_matmul, int8_matmul_reference
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import Workspace
-from localllm_kernels.paged_attention import paged_attention_reference
 from localllm_kernels.paged_attention_decode import paged_attention_decode
 from localllm_kernels.paged_attention_prefill import paged_attention_prefill
 from localllm_kernels.sample import SamplingRows, sample, sample_reference
@@ -126,17 +125,17 @@ def test_attention(
     workspace = Workspace(device())
     close = {"atol": CLOSE[dtype], "rtol": CLOSE[dtype]}
     batch = Batch(WINDOWS, heads, kv_heads, head_dim, kv_dtype or dtype).to("cuda", dtype)
-    expected = attend(batch, paged_attention_reference, window)
+    expected = batch.expected(head_dim**-0.5, window)
     for num_splits in (1, 3, None):
         found = attend(batch, paged_attention_decode, window, workspace, num_splits=num_splits)
-        torch.testing.assert_close(found, expected, **close)
+        torch.testing.assert_close(found.double(), expected, **close)
         again = attend(batch, paged_attention_decode, window, workspace, num_splits=num_splits)
         assert torch.equal(found, again)
     assert not workspace.counters(1).any()
     batch = Batch(MIXED, heads, kv_heads, head_dim, kv_dtype or dtype).to("cuda", dtype)
-    expected = attend(batch, paged_attention_reference, window)
+    expected = batch.expected(head_dim**-0.5, window)
     found = attend(batch, paged_attention_prefill, window, workspace)
-    torch.testing.assert_close(found, expected, **close)
+    torch.testing.assert_close(found.double(), expected, **close)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

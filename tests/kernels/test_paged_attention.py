@@ -80,3 +80,11 @@ def test_bfloat16_caches_are_attended_to_in_float32() -> None:
     assert out.dtype == torch.bfloat16
     # Half a unit in the last of bfloat16's eight bits.
     torch.testing.assert_close(out.double(), expected, atol=4e-3, rtol=4e-3)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("window", [None, 40])
+def test_the_reference_is_that_of_wider_numbers(window: int | None, kv_dtype: torch.dtype) -> None:
+    batch = Batch([(70, 70), (65, 1), (300, 3), (20, 0)], 6, 2, 24, kv_dtype)
+    expected = batch.expected(0.3, window)
+    torch.testing.assert_close(batch.attend(window).double(), expected, atol=1e-5, rtol=1e-5)
