@@ -16,13 +16,11 @@ from torch import Tensor
 
 from localllm_kernels.aot import AotSpec
 from localllm_kernels.e4m3 import from_e4m3
-from localllm_kernels.kv_cache import CODE_LIMITS
 from localllm_kernels.launch import Workspace, present
 from localllm_kernels.split_sum import add_parts
 from localllm_kernels.tiles import TileConfig, choose_tiles
 
 NATIVE_CAPABILITY = 89
-LIMIT = CODE_LIMITS[torch.float8_e4m3fn]
 
 
 @triton.jit

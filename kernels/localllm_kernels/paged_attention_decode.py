@@ -19,14 +19,12 @@ from localllm_kernels.arrival import is_last
 from localllm_kernels.attention_tiles import LOG2_E, aot_constants, aot_signature, attend_tiles
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import CACHE_TYPES, KINDS, Workspace, cache_kind, cache_pointers
-from localllm_kernels.paged_attention import paged_attention_reference
 
 BLOCK_N = 64
 MIN_DOT_ROWS = 16
 MAX_SPLITS = 64
 MAX_DECODE_ROWS = 64  # of a request, queries times heads that share keys
 MIN_SPLIT_KEYS = 256
-paged_attention_decode_reference = paged_attention_reference
 
 
 @triton.jit

@@ -16,12 +16,10 @@ from localllm_kernels.aot import AotSpec
 from localllm_kernels.attention_tiles import LOG2_E, aot_constants, aot_signature, attend_tiles
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import CACHE_TYPES, KINDS, Workspace, cache_kind, cache_pointers
-from localllm_kernels.paged_attention import paged_attention_reference
 
 BLOCK_N, NUM_WARPS = 64, 8
 # With products of their own width these have room for twice the rows; on others they would spill.
 _WIDE = (90, 100)
-paged_attention_prefill_reference = paged_attention_reference
 
 
 @triton.jit
