@@ -4,9 +4,10 @@
 
 Scales and zeros are applied once a group, to sums of products: Σ code · x − zero · Σ x.
 
-The layout of the weight is that of `int4_weight.py`; one row, and up to 64, add up as `int4_sums.py`
-says. More rows dequantize a slice of the weight at a time and leave it to the library. Inputs are
-split among programs where outputs are few, and the last program adds up in order.
+The layout of the weight is that of `int4_weight.py`; one row, and up to 64, add up as
+`int4_sums.py` says. More rows dequantize a slice of the weight at a time and leave it to the
+library. Inputs are split among programs where outputs are few, and the last program adds up in
+order.
 
 Around the product, to spare launches: the norm before it (the weight of the norm goes to x, the
 factor of the row to the sum), the gate behind it (`silu(gate) · up`, two halves of the outputs),
