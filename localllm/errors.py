@@ -95,6 +95,10 @@ class BackendError(LocalLLMError):
     exit_code = ExitCode.MEMORY
 
 
+class DeviceError(LocalLLMError):
+    """The GPU reported an error after which nothing can be computed in this process."""
+
+
 class RequestError(LocalLLMError):
     """One request is malformed; `param` names the field."""
 
@@ -103,6 +107,12 @@ class RequestError(LocalLLMError):
     def __init__(self, message: str, *, param: str = "", where: str = "", hint: str = "") -> None:
         super().__init__(message, where=where, hint=hint)
         self.param = param
+
+
+class StepMemoryError(RequestError):
+    """Memory did not suffice to compute one request."""
+
+    exit_code = ExitCode.MEMORY
 
 
 class ContextLengthError(RequestError):

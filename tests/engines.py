@@ -1,7 +1,9 @@
 """Engines around one loaded model, with any limits; and runs that check the books at every step."""
 
 import tempfile
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -11,9 +13,14 @@ from checkpoints import tiny_config, write_checkpoint
 from localllm.config import SamplingParams
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.engine import Engine, EngineLimits
-from localllm.engine.request import FinishReason, TokenEvent
-from localllm.engine.runner import ModelRunner
-from localllm.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from localllm.engine.request import FinishReason, Request, TokenEvent
+from localllm.engine.runner import Launched, ModelRunner, Runner
+from localllm.engine.scheduler import (
+    ScheduledBatch,
+    ScheduledRequest,
+    Scheduler,
+    SchedulerConfig,
+)
 from localllm.model.architectures import read_model_config
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -38,6 +45,10 @@ class Limits:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 4096
     enable_prefix_caching: bool = False
+    # Whether a step is scheduled before the tokens of the last one are there; and which requests
+    # wait for theirs.
+    overlaps: bool = False
+    needs_ids: Callable[[SamplingParams], bool] = lambda params: False
 
 
 @cache
@@ -93,7 +104,9 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         config.head_dim,
     )
     kv_cache = PagedKVCache.allocate(shape, kv_dtype or model.embedding.dtype, torch.device("cpu"))
-    runner = ModelRunner(model, kv_cache)
+    runner: Runner = ModelRunner(model, kv_cache)
+    if limits.overlaps:
+        runner = LateRunner(model, kv_cache, limits.needs_ids)
     scheduler = Scheduler(
         SchedulerConfig(
             block_size=limits.block_size,
@@ -106,6 +119,41 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
     )
     vocabulary = EngineLimits(config.vocab_size, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID}))
     return Engine(runner, scheduler, vocabulary)
+
+
+class LateRunner(ModelRunner):
+    """Keeps the ids of a batch to itself until they are waited for, as a GPU does."""
+
+    overlaps = True
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        kv_cache: PagedKVCache,
+        needs_ids: Callable[[SamplingParams], bool],
+    ) -> None:
+        super().__init__(model, kv_cache)
+        self._needs_ids = needs_ids
+        self._newest: dict[Request, int] = {}
+
+    def needs_ids(self, params: SamplingParams) -> bool:
+        return self._needs_ids(params)
+
+    def launch(self, batch: ScheduledBatch) -> Launched:
+        known = replace(batch, requests=[self._with_ids(entry) for entry in batch.requests])
+        launched = super().launch(known)
+        caught_up = [entry.request for entry in batch.requests if entry.catches_up]
+        for request, token in zip(caught_up, launched.wait(), strict=True):
+            self._newest[request] = token.token_id or 0
+        return launched
+
+    def _with_ids(self, entry: ScheduledRequest) -> ScheduledRequest:
+        request = copy(entry.request)
+        if entry.end > len(request.token_ids):
+            assert not request.needs_ids
+            request.token_ids = [*request.token_ids, self._newest[entry.request]]
+        assert entry.end <= len(request.token_ids)
+        return replace(entry, request=request)
 
 
 @dataclass
@@ -153,7 +201,11 @@ def drain(engine: Engine, indices: dict[int, int], answers: dict[tuple[int, int]
     runner.forward = forward_recorded  # type: ignore[method-assign]
     while engine.has_unfinished():
         for event in checked_step(engine):
-            answers[indices[event.request_id], event.sample].add(event)
+            answer = answers[indices[event.request_id], event.sample]
+            answer.add(event)
+            if event.finish_reason is not None:
+                # A step that was under way already had one more.
+                del answer.logits[len(answer.token_ids) :]
 
 
 def checked_step(engine: Engine) -> list[TokenEvent]:

@@ -81,7 +81,7 @@ def count_usage(mix: Mix, block_size: int, cache_tokens: int) -> Usage:
     while scheduler.has_unfinished():
         batch = scheduler.schedule()
         slots += sum(len(each.request.block_table) * block_size for each in batch.requests)
-        tokens += sum(each.request.num_tokens for each in batch.requests)
+        tokens += sum(each.end for each in batch.requests)
         running += len(batch.requests)
         steps += 1
         scheduler.update(batch, [SampledToken(0) for _ in batch.requests])

@@ -20,8 +20,8 @@ def build_forward_batch(
     """
     scheduled = batch.requests
     counts = [entry.num_scheduled_tokens for entry in scheduled]
-    starts = [entry.request.num_computed_tokens for entry in scheduled]
-    ends = [start + count for start, count in zip(starts, counts, strict=True)]
+    starts = [entry.start for entry in scheduled]
+    ends = [entry.end for entry in scheduled]
     num_tokens = sum(counts)
     padded = num_tokens + -num_tokens % row_multiple
     input_ids = np.zeros(padded, dtype=np.int64)

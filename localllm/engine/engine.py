@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localllm.config import SamplingParams, brief
+from localllm.engine.device import is_fatal, is_out_of_memory
 from localllm.engine.request import FinishReason, Request, TokenEvent
-from localllm.engine.runner import ModelRunner
-from localllm.engine.sampler import sample_seed, sample_tokens
-from localllm.engine.scheduler import Scheduler
-from localllm.errors import ContextLengthError, RequestError
+from localllm.engine.runner import Launched, Runner
+from localllm.engine.sampler import sample_seed
+from localllm.engine.scheduler import ScheduledBatch, Scheduler
+from localllm.errors import ContextLengthError, DeviceError, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,27 @@ class EngineLimits:
     eos_token_ids: frozenset[int]
 
 
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    batch: ScheduledBatch
+    launched: Launched
+
+
 class Engine:
     """Runs any number of requests at once; the caller drives it with `step`.
 
-    Not thread-safe: one thread calls it.
+    Where the runner overlaps, a step schedules and starts a batch while the one before is
+    computed, and brings the tokens of that. Not thread-safe: one thread calls it.
     """
 
-    def __init__(self, runner: ModelRunner, scheduler: Scheduler, limits: EngineLimits) -> None:
+    def __init__(self, runner: Runner, scheduler: Scheduler, limits: EngineLimits) -> None:
         self.limits = limits
         self.scheduler = scheduler
         self._runner = runner
         self._next_request_id = 0
+        self._in_flight: _InFlight | None = None
+        self._is_unsettled = False
+        self._failure: DeviceError | None = None
 
     @property
     def context_length(self) -> int:
@@ -44,8 +55,10 @@ class Engine:
         The answer is clipped to the room left in the context.
 
         Raises: RequestError for token ids out of range; ContextLengthError for a prompt that
-        leaves no room for a single new token. Other requests are not touched.
+        leaves no room for a single new token. Other requests are not touched. DeviceError: see
+        `step`.
         """
+        self._check_alive()
         self._check(prompt_token_ids, params)
         num_prompt = len(prompt_token_ids)
         room = self.context_length - num_prompt
@@ -68,6 +81,7 @@ class Engine:
                 stop_token_ids=stop_ids,
                 max_total_tokens=num_prompt + max_tokens,
                 parent=first,
+                needs_ids=self._runner.needs_ids(params),
             )
             first = first or request
             self.scheduler.add(request)
@@ -78,19 +92,41 @@ class Engine:
         return self.scheduler.has_unfinished()
 
     def step(self) -> list[TokenEvent]:
-        """Compute one batch and sample the requests that caught up."""
+        """Start the next batch, and book the one whose tokens are due.
+
+        Where memory does not suffice for a batch, its largest request starts again in smaller
+        steps; if that is not enough either, it ends with an error, and no other.
+
+        Raises: DeviceError where the device is lost, and from then on at every call.
+        """
+        self._check_alive()
+        if self._is_unsettled:
+            # What an attempt may have left half done is made anew, and from known ids.
+            self._is_unsettled = False
+            return self._collect(self._take_in_flight())
         batch = self.scheduler.schedule()
-        if not batch.requests:
-            return []
         try:
-            logits = self._runner.forward(batch)
-            caught_up = [entry.request for entry in batch.requests if entry.catches_up]
-            sampled = sample_tokens(logits, caught_up, self._runner.ops) if caught_up else []
-        except BaseException:
-            # Nobody knows what was written; whoever steps on recomputes these requests.
+            launched = self._runner.launch(batch) if batch.requests else None
+        except BaseException as error:
             self.scheduler.roll_back(batch)
+            if is_out_of_memory(error):
+                self._runner.release_memory()
+                return self._collect(self._take_in_flight()) + self.scheduler.relieve(batch)
+            self._note_if_fatal(error)
+            self._is_unsettled = True
             raise
-        return self.scheduler.update(batch, sampled)
+        started = _InFlight(batch, launched) if launched else None
+        if not self._runner.overlaps:
+            return self._collect(started)
+        due = self._take_in_flight()
+        self._in_flight = started
+        return self._collect(due)
+
+    def work_ahead(self) -> bool:
+        """Do a little of what will make later steps faster, in a moment without requests; False
+        where nothing is left to do.
+        """
+        return not self.has_unfinished() and self._runner.work_ahead()
 
     def abort(self, request_id: int, sample: int | None = None) -> list[TokenEvent]:
         """End a request, or one sample of it, now; its blocks are free at once.
@@ -101,6 +137,43 @@ class Engine:
             TokenEvent(request_id, request.sample, None, FinishReason.ABORT)
             for request in self.scheduler.abort(request_id, sample)
         ]
+
+    def _take_in_flight(self) -> _InFlight | None:
+        taken, self._in_flight = self._in_flight, None
+        return taken
+
+    def _collect(self, due: _InFlight | None) -> list[TokenEvent]:
+        """Wait for a batch and book it."""
+        if due is None:
+            return []
+        try:
+            sampled = due.launched.wait()
+        except BaseException as error:
+            # Nobody knows what was written; whoever steps on computes it again.
+            self._roll_back(self._take_in_flight())
+            self._roll_back(due)
+            self._note_if_fatal(error)
+            raise
+        return self.scheduler.update(due.batch, sampled)
+
+    def _roll_back(self, started: _InFlight | None) -> None:
+        if started is not None:
+            self.scheduler.roll_back(started.batch)
+
+    def _note_if_fatal(self, error: BaseException) -> None:
+        """Raise, now and at every later call, where the device is lost."""
+        if is_fatal(error):
+            self._failure = DeviceError(
+                "the GPU reported an error after which nothing more can be computed here",
+                where=str(error).partition("\n")[0],
+                hint="start again; if it happens again, --backend torch tells whether one of our "
+                "kernels is at fault",
+            )
+            raise self._failure from error
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         vocab_size = self.limits.vocab_size

@@ -54,8 +54,8 @@ class Request:
     """One sample of a request; `token_ids` holds the prompt and then what was generated.
 
     Tokens before `num_computed_tokens` have their keys and values in the blocks of `block_table`.
-    `parent` is sample 0 of the same request, whose prompt blocks a sample shares once they are
-    computed.
+    `num_pending` more are sampled, but their ids are still on the device. `parent` is sample 0 of
+    the same request, whose prompt blocks a sample shares once they are computed.
     """
 
     request_id: int
@@ -68,9 +68,17 @@ class Request:
     max_total_tokens: int
     parent: "Request | None" = None
     status: RequestStatus = RequestStatus.WAITING
+    # Whether a step with this request is prepared from its ids, on the host.
+    needs_ids: bool = False
+    num_pending: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    # A place among the running requests, and the how-manieth admission of all gave it.
+    slot: int = -1
+    admission: int = 0
+    # The most tokens of a step, where memory did not suffice for more.
+    max_chunk: int | None = None
     block_table: "array[int]" = field(default_factory=lambda: array("i"))
     # Content keys of the full blocks of `token_ids`, as far as they were needed; and how many
     # blocks of the table were offered to the prefix cache.
@@ -79,18 +87,25 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens."""
-        return len(self.token_ids)
+        """Prompt and generated tokens, those whose ids are on their way among them."""
+        return len(self.token_ids) + self.num_pending
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens behind the prompt."""
+        """Tokens behind the prompt whose ids are here."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def waits_for_ids(self) -> bool:
+        """Whether the next step cannot be prepared before the ids on their way have come."""
+        if self.num_pending == 0:
+            return False
+        return self.needs_ids or self.num_tokens >= self.max_total_tokens
 
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
         """Whether the request ends with `token_id`, its newest token."""
         if token_id in self.stop_token_ids:
             return FinishReason.STOP
-        if self.num_tokens >= self.max_total_tokens:
+        if len(self.token_ids) >= self.max_total_tokens:
             return FinishReason.LENGTH
         return None

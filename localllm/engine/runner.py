@@ -1,21 +1,69 @@
-"""Runs the model on scheduled batches; owns the KV tensors."""
+"""Runs the model on scheduled batches, and samples; owns the KV tensors."""
+
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from localllm.config import SamplingParams
 from localllm.engine.batching import build_forward_batch
-from localllm.engine.scheduler import ScheduledBatch
+from localllm.engine.sampler import sample_tokens
+from localllm.engine.scheduler import SampledToken, ScheduledBatch
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
-from localllm_kernels import Ops
 
 # Float32 products on a CPU may give a row other bits when their rows are no multiple of this
 # (see cpu_products.py and docs/architecture.md), so the batch is padded.
 CPU_FLOAT32_ROW_MULTIPLE = 8
 
 
+class Launched(Protocol):
+    """A batch that is being computed."""
+
+    def wait(self) -> list[SampledToken]:
+        """The tokens of its caught-up requests, in order, once they are there."""
+
+
+class Runner(Protocol):
+    """What the engine drives.
+
+    `overlaps`: whether batches are computed beside Python, so that the next one is worth
+    scheduling before the tokens of the last are there; batches are computed in their order.
+    """
+
+    @property
+    def overlaps(self) -> bool:
+        """See above."""
+
+    def needs_ids(self, params: SamplingParams) -> bool:
+        """Whether a request's step is prepared from the ids of its tokens, on the host."""
+
+    def launch(self, batch: ScheduledBatch) -> Launched:
+        """Start to compute a batch and to sample its caught-up requests."""
+
+    def work_ahead(self) -> bool:
+        """Do a little of what will spare time later; False where there is nothing to do."""
+
+    def release_memory(self) -> None:
+        """Give back what is held without need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A batch that is computed already."""
+
+    sampled: list[SampledToken]
+
+    def wait(self) -> list[SampledToken]:
+        """See Launched."""
+        return self.sampled
+
+
 class ModelRunner:
-    """A model and the cache its keys and values live in."""
+    """A model and its cache, a batch at a time: for a CPU, which has nothing to overlap with."""
+
+    overlaps = False
 
     def __init__(self, model: DecoderModel, kv_cache: PagedKVCache) -> None:
         self._model = model
@@ -25,10 +73,22 @@ class ModelRunner:
         takes_torch = model.ops.linears is None
         self._row_multiple = CPU_FLOAT32_ROW_MULTIPLE if is_float32 and takes_torch else 1
 
-    @property
-    def ops(self) -> Ops:
-        """The model's operators."""
-        return self._model.ops
+    def needs_ids(self, params: SamplingParams) -> bool:
+        """See Runner."""
+        return True
+
+    def launch(self, batch: ScheduledBatch) -> Launched:
+        """See Runner."""
+        logits = self.forward(batch)
+        caught_up = [entry.request for entry in batch.requests if entry.catches_up]
+        return Computed(sample_tokens(logits, caught_up, self._model.ops) if caught_up else [])
+
+    def work_ahead(self) -> bool:
+        """See Runner."""
+        return False
+
+    def release_memory(self) -> None:
+        """See Runner."""
 
     @torch.inference_mode()
     def forward(self, batch: ScheduledBatch) -> Tensor:

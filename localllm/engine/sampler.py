@@ -134,7 +134,7 @@ def _sample_together(
     are_kept = penalties is not None and any(each.params.logprobs is not None for each in requests)
     adjusted = logits.clone() if are_kept else logits
     device, params = logits.device, [request.params for request in requests]
-    keys = [noise_key(request.seed, request.num_tokens) for request in requests]
+    keys = [noise_key(request.seed, len(request.token_ids)) for request in requests]
     temperatures = [each.temperature for each in params]
     rows = SamplingRows(
         torch.tensor(
@@ -211,7 +211,7 @@ def _sample_row(logits: Tensor, request: Request, ops: Ops) -> int:
     if params.temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
     # The token's place in the text: the noise is the same whenever it is drawn.
-    key = noise_key(request.seed, request.num_tokens)
+    key = noise_key(request.seed, len(request.token_ids))
     filters: list[Callable[[Tensor], Tensor]] = []
     if 0 < params.top_k < logits.shape[0]:
         filters.append(lambda values: filter_top_k(values, params.top_k))

@@ -24,7 +24,10 @@ from localllm.engine.request import (
     TokenEvent,
     TokenLogprobs,
 )
-from localllm.errors import RequestError
+from localllm.errors import RequestError, StepMemoryError
+
+# Tokens of a step below which a request is not cut when memory runs out.
+MIN_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,20 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """`num_scheduled_tokens` tokens of a request, from its `num_computed_tokens` on."""
+    """`num_scheduled_tokens` tokens of a request, from `start` on.
+
+    `catches_up`: whether its newest token is among them, so that the next can be sampled.
+    """
 
     request: Request
+    start: int
     num_scheduled_tokens: int
+    catches_up: bool
 
     @property
-    def catches_up(self) -> bool:
-        """Whether the request's newest token is computed, so that the next can be sampled."""
-        computed = self.request.num_computed_tokens + self.num_scheduled_tokens
-        return computed == self.request.num_tokens
+    def end(self) -> int:
+        """Behind its last token: the position of the one that is sampled."""
+        return self.start + self.num_scheduled_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,8 @@ class Scheduler:
         self.pool = pool
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        self._free_slots = list(reversed(range(config.max_num_seqs)))
+        self._num_admissions = 0
         self.num_preemptions = 0
 
     @property
@@ -104,7 +113,7 @@ class Scheduler:
         return ended
 
     def schedule(self) -> ScheduledBatch:
-        """Choose the next step's tokens and reserve their blocks."""
+        """Choose the next step's tokens and reserve their blocks; they count as computed."""
         batch = ScheduledBatch()
         budget = self.config.max_num_batched_tokens
         preempted_any = False
@@ -112,42 +121,86 @@ class Scheduler:
         # `index` passes each running request once; a victim is always behind it.
         while index < len(self._running) and budget > 0:
             request = self._running[index]
-            count = min(request.num_tokens - request.num_computed_tokens, budget)
+            if request.waits_for_ids:
+                index += 1
+                continue
+            count = _count(request, budget)
             if not self._reserve(request, count, batch):
                 self._preempt(self._running[-1])
                 preempted_any = True
                 continue
-            batch.requests.append(ScheduledRequest(request, count))
+            batch.requests.append(_scheduled(request, count))
             budget -= count
             index += 1
         if not preempted_any:
             self._admit(batch, budget)
+        for entry in batch.requests:
+            entry.request.num_computed_tokens = entry.end
+            entry.request.num_pending += entry.catches_up
         return batch
 
     def update(self, batch: ScheduledBatch, sampled: list[SampledToken]) -> list[TokenEvent]:
         """Book a computed batch; `sampled` belongs to its caught-up requests, in order."""
         events = []
         tokens = iter(sampled)
-        for scheduled in batch.requests:
-            request = scheduled.request
-            catches_up = scheduled.catches_up
-            request.num_computed_tokens += scheduled.num_scheduled_tokens
-            token = next(tokens) if catches_up else None
+        for entry in batch.requests:
+            request = entry.request
+            token = next(tokens) if entry.catches_up else None
+            if request.status is RequestStatus.FINISHED:
+                continue  # it ended while this was computed
+            request.num_pending -= entry.catches_up
             if token is not None and token.token_id is None:
                 # Keys and values of such a request are not to be found by others.
                 self._finish(request)
                 events.append(_failed(request))
                 continue
-            self._register_full_blocks(request)
+            if request.status is RequestStatus.RUNNING:
+                self._register_full_blocks(request, entry.end)
             if token is not None:
                 events.append(self._append(request, token))
         assert next(tokens, None) is None
         return events
 
     def roll_back(self, batch: ScheduledBatch) -> None:
-        """Undo a batch that failed on the way: its requests start again from what is cached."""
-        for scheduled in reversed(batch.requests):
-            self._preempt(scheduled.request)
+        """Undo the last scheduled batch that is not undone yet, none of which may be computed.
+
+        What earlier batches computed stays.
+        """
+        targets = {target for _, target in batch.block_copies}
+        for entry in reversed(batch.requests):
+            request = entry.request
+            request.num_pending -= entry.catches_up
+            if request.status is RequestStatus.RUNNING:
+                request.num_computed_tokens = entry.start
+                num_blocks = -(-request.num_tokens // self.config.block_size)
+                self.pool.free(reversed(request.block_table[num_blocks:]))
+                del request.block_table[num_blocks:]
+                if targets.intersection(request.block_table):
+                    self._preempt(request)
+
+    def relieve(self, batch: ScheduledBatch) -> list[TokenEvent]:
+        """After a batch that memory did not suffice for, and that is rolled back: its largest
+        request starts again in smaller steps, and ends if it was that already.
+        """
+        largest = max(
+            (each for each in batch.requests if each.request.status is RequestStatus.RUNNING),
+            key=lambda each: (each.num_scheduled_tokens, each.end),
+            default=None,
+        )
+        if largest is None:
+            return []
+        request = largest.request
+        if request.max_chunk is not None:
+            self._finish(request)
+            error = StepMemoryError(
+                "memory ran out in a step of this request, and again in a smaller one",
+                where=f"{largest.num_scheduled_tokens:,} tokens behind {largest.start:,}",
+                hint="a smaller --gpu-memory-utilization, or a larger --reserve",
+            )
+            return [_error_event(request, error)]
+        request.max_chunk = max(MIN_CHUNK, largest.num_scheduled_tokens // 2)
+        self._preempt(request)
+        return []
 
     def check_invariants(self) -> None:
         """Assert that the books balance; for tests, after every step."""
@@ -157,12 +210,15 @@ class Scheduler:
             assert request.status is RequestStatus.RUNNING
             assert request.num_computed_tokens <= len(request.block_table) * size
             assert request.num_computed_tokens < request.num_tokens <= request.max_total_tokens
+            assert 0 <= request.num_pending <= 1
             # Nothing is held beyond the block of the newest token.
             assert len(request.block_table) <= -(-request.num_tokens // size)
         for request in self._waiting:
             assert request.status is RequestStatus.WAITING
             assert not request.block_table
-            assert request.num_computed_tokens == 0
+            assert request.num_computed_tokens == request.num_pending == 0
+        slots = [request.slot for request in self._running]
+        assert sorted(slots + self._free_slots) == list(range(self.config.max_num_seqs))
 
     def _unfinished(self) -> Iterator[Request]:
         yield from self._running
@@ -217,12 +273,15 @@ class Scheduler:
             request.num_registered_blocks = prefix.num_tokens // self.config.block_size
             if request.num_preemptions == 0:
                 request.num_cached_tokens = prefix.num_tokens
-            count = min(request.num_tokens - prefix.num_tokens, budget)
+            request.slot = self._free_slots.pop()
+            self._num_admissions += 1
+            request.admission = self._num_admissions
+            count = _count(request, budget)
             reserved = self._reserve(request, count, batch)
             assert reserved
             request.status = RequestStatus.RUNNING
             self._running.append(request)
-            batch.requests.append(ScheduledRequest(request, count))
+            batch.requests.append(_scheduled(request, count))
             budget -= count
         self._waiting.extendleft(reversed(deferred))
 
@@ -260,10 +319,11 @@ class Scheduler:
             keys.append(hash_block(parent_key, request.token_ids[start : start + size]))
         return keys[:count]
 
-    def _register_full_blocks(self, request: Request) -> None:
+    def _register_full_blocks(self, request: Request, num_tokens: int) -> None:
+        """Make the blocks of the request's first `num_tokens` tokens findable."""
         if not self.config.enable_prefix_caching:
             return
-        num_full = request.num_computed_tokens // self.config.block_size
+        num_full = num_tokens // self.config.block_size
         keys = self._block_keys(request, num_full)
         for i in range(request.num_registered_blocks, num_full):
             self.pool.register(request.block_table[i], keys[i])
@@ -295,14 +355,32 @@ class Scheduler:
     def _release(self, request: Request) -> None:
         self.pool.free(reversed(request.block_table))
         request.block_table = array("i")
+        if request.slot >= 0:
+            self._free_slots.append(request.slot)
+            request.slot = -1
+
+
+def _count(request: Request, budget: int) -> int:
+    """How many of its tokens are computed next."""
+    missing = request.num_tokens - request.num_computed_tokens
+    return min(missing, budget, request.max_chunk or missing)
+
+
+def _scheduled(request: Request, count: int) -> ScheduledRequest:
+    start = request.num_computed_tokens
+    return ScheduledRequest(request, start, count, start + count == request.num_tokens)
 
 
 def _failed(request: Request) -> TokenEvent:
     error = RequestError(
         "the model's output is not finite (NaN or infinity)",
-        where=f"at token {request.num_tokens} of the request",
+        where=f"at token {len(request.token_ids)} of the request",
         hint="--dtype float32; if it stays, the checkpoint is damaged",
     )
+    return _error_event(request, error)
+
+
+def _error_event(request: Request, error: RequestError) -> TokenEvent:
     return TokenEvent(request.request_id, request.sample, None, FinishReason.ERROR, error=error)
 
 

@@ -5,37 +5,15 @@ import random
 import pytest
 import torch
 from engines import Limits, checked_step, load_tiny_model, make_engine, run, run_alone
+from scheduling import counts, make_request, make_scheduler
 
 from localllm.config import SamplingParams
-from localllm.engine.block_pool import BlockPool
 from localllm.engine.engine import Engine
-from localllm.engine.request import FinishReason, Request, TokenEvent
-from localllm.engine.scheduler import SampledToken, ScheduledBatch, Scheduler, SchedulerConfig
+from localllm.engine.request import FinishReason, TokenEvent
+from localllm.engine.scheduler import SampledToken, ScheduledBatch, Scheduler
 from localllm.errors import ContextLengthError, RequestError
 
 GREEDY = SamplingParams(temperature=0, ignore_eos=True, max_tokens=20)
-
-
-def make_scheduler(num_blocks: int, budget: int = 64, seqs: int = 8, size: int = 4) -> Scheduler:
-    config = SchedulerConfig(size, seqs, budget, enable_prefix_caching=True, cache_root=b"r")
-    return Scheduler(config, BlockPool(num_blocks + 1))
-
-
-def make_request(request_id: int, num_prompt: int, max_tokens: int = 4, base: int = 0) -> Request:
-    return Request(
-        request_id=request_id,
-        sample=0,
-        num_prompt_tokens=num_prompt,
-        token_ids=[base + i for i in range(num_prompt)],
-        params=SamplingParams(),
-        seed=0,
-        stop_token_ids=frozenset(),
-        max_total_tokens=num_prompt + max_tokens,
-    )
-
-
-def counts(batch: ScheduledBatch) -> dict[int, int]:
-    return {entry.request.request_id: entry.num_scheduled_tokens for entry in batch.requests}
 
 
 def finish_step(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 7) -> list[TokenEvent]:

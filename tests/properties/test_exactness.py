@@ -166,9 +166,42 @@ def test_preemption_gives_the_tokens_of_an_undisturbed_run(
 @given(
     models,
     requests,
+    st.booleans(),
+    st.integers(0, 60),
+    st.integers(1, 24),
+    st.integers(3, 100),
+    st.sampled_from([0, 2, 3]),
+)
+def test_steps_that_overlap_give_the_tokens_of_steps_that_do_not(
+    model_name: str,
+    wanted: list[Request],
+    caching: bool,
+    spare_blocks: int,
+    max_num_seqs: int,
+    budget: int,
+    waiting_share: int,
+) -> None:
+    longest = max(len(prompt) + (params.max_tokens or 0) for prompt, params in wanted)
+    limits = Limits(
+        block_size=4,
+        num_blocks=-(-longest // 4) + spare_blocks,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=caching,
+        overlaps=True,
+        needs_ids=lambda params: waiting_share > 0 and (params.seed or 0) % waiting_share == 0,
+    )
+    assert_exact(model_name, wanted, limits)
+
+
+@exact
+@given(
+    models,
+    requests,
     requests,
     st.lists(st.tuples(st.integers(1, 12), st.integers(0, 7)), max_size=4),
     st.integers(30, 60),
+    st.booleans(),
 )
 def test_arrivals_and_aborts_in_the_middle_disturb_nobody(
     model_name: str,
@@ -176,9 +209,14 @@ def test_arrivals_and_aborts_in_the_middle_disturb_nobody(
     later: list[Request],
     aborts: list[tuple[int, int]],
     num_blocks: int,
+    overlaps: bool,
 ) -> None:
     limits = Limits(
-        block_size=4, num_blocks=num_blocks, max_num_batched_tokens=48, enable_prefix_caching=True
+        block_size=4,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=48,
+        enable_prefix_caching=True,
+        overlaps=overlaps,
     )
     engine = engine_of(model_name, limits)
     wanted = first + later

@@ -1,0 +1,85 @@
+"""What a GPU does beside Python, and how it fails.
+
+Everything that a runner starts there runs in the order in which it was started.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# What begins the words of errors that torch has no type for.
+_OUT_OF_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "can't allocate memory")
+_FATAL = ("CUDA error", "Triton Error [CUDA]", "HIP error")
+
+
+class Device(Protocol):
+    """Copies and captures on one stream."""
+
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes] in host memory from which the device can copy by itself."""
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        """Copy from a host buffer, which must stay as it is until the device has come so far."""
+
+    def download(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """Copy to a host buffer; the call that is given back waits until it is there."""
+
+    def capture(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Record what `call` does, without doing it: what does it again, and where its result
+        will be. Its operands stay where they are, and so do their shapes.
+        """
+
+    def release_memory(self) -> None:
+        """Give back what the allocator holds without need."""
+
+
+class CudaDevice:
+    """An NVIDIA or AMD GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # Graphs take turns in one memory: none of them runs beside another, and what they leave
+        # for later steps lies outside.
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def host_buffer(self, num_bytes: int) -> Tensor:
+        """See Device."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def upload(self, target: Tensor, source: Tensor) -> None:
+        """See Device."""
+        target.copy_(source, non_blocking=True)
+
+    def download(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+        """See Device."""
+        target.copy_(source, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event.synchronize
+
+    def capture(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """See Device."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            result = call()
+        return graph.replay, result
+
+    def release_memory(self) -> None:
+        """See Device."""
+        torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, after which everything else goes on."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in _OUT_OF_MEMORY)
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether the device is lost to this process: an illegal access, a failed assertion."""
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error):
+        return False
+    return isinstance(error, torch.AcceleratorError) or str(error).startswith(_FATAL)

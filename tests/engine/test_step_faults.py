@@ -1,0 +1,141 @@
+"""What fails in a step: memory costs one request its place, a lost device ends the engine."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+import torch
+from engines import Limits, load_tiny_model, make_engine, run_alone
+
+from localllm.config import SamplingParams
+from localllm.engine.engine import Engine
+from localllm.engine.request import FinishReason, TokenEvent
+from localllm.engine.runner import Launched
+from localllm.engine.scheduler import ScheduledBatch
+from localllm.errors import DeviceError, ExitCode
+
+GREEDY = SamplingParams(temperature=0, ignore_eos=True, max_tokens=6)
+SMALL, LARGE = list(range(3, 20)), [3 + i % 200 for i in range(150)]
+MODES = pytest.mark.parametrize("overlaps", [False, True], ids=["plain", "overlapping"])
+
+
+class UnexpectedError(Exception):
+    """What nobody expects."""
+
+
+def make(overlaps: bool) -> Engine:
+    limits = Limits(overlaps=overlaps, enable_prefix_caching=True)
+    return make_engine(load_tiny_model("Qwen3ForCausalLM"), limits)
+
+
+def fail(engine: Engine, fails: Callable[[ScheduledBatch], Exception | None]) -> None:
+    """Make the runner raise what `fails` says."""
+    runner = engine._runner
+    launch = runner.launch
+
+    def failing(batch: ScheduledBatch) -> Launched:
+        error = fails(batch)
+        if error is not None:
+            raise error
+        return launch(batch)
+
+    runner.launch = failing  # type: ignore[method-assign]
+
+
+def finish(engine: Engine) -> dict[int, list[TokenEvent]]:
+    events: dict[int, list[TokenEvent]] = {}
+    for _ in range(200):
+        if not engine.has_unfinished():
+            break
+        for event in engine.step():
+            events.setdefault(event.request_id, []).append(event)
+        engine.scheduler.check_invariants()
+    assert not engine.has_unfinished()
+    assert engine.scheduler.pool.num_free_blocks == engine.scheduler.pool.num_usable_blocks
+    return events
+
+
+def tokens(events: list[TokenEvent]) -> list[int | None]:
+    return [event.token_id for event in events]
+
+
+def alone(prompt: list[int]) -> list[int]:
+    return run_alone(load_tiny_model("Qwen3ForCausalLM"), prompt, GREEDY)[0].token_ids
+
+
+@MODES
+def test_a_request_too_large_for_a_step_goes_on_in_smaller_ones(overlaps: bool) -> None:
+    engine = make(overlaps)
+    sizes: list[int] = []
+
+    def fails(batch: ScheduledBatch) -> Exception | None:
+        sizes.append(sum(each.num_scheduled_tokens for each in batch.requests))
+        return torch.OutOfMemoryError("CUDA out of memory") if sizes[-1] > 100 else None
+
+    fail(engine, fails)
+    small, large = engine.add_request(SMALL, GREEDY), engine.add_request(LARGE, GREEDY)
+    events = finish(engine)
+    assert max(sizes) > 100, "the test must press"
+    assert tokens(events[small]) == alone(SMALL)
+    assert tokens(events[large]) == alone(LARGE)
+
+
+@MODES
+def test_a_request_that_never_fits_ends_alone(overlaps: bool) -> None:
+    engine = make(overlaps)
+    small, large = engine.add_request(SMALL, GREEDY), engine.add_request(LARGE, GREEDY)
+
+    def fails(batch: ScheduledBatch) -> Exception | None:
+        has_large = any(each.request.request_id == large for each in batch.requests)
+        return torch.OutOfMemoryError("CUDA out of memory") if has_large else None
+
+    fail(engine, fails)
+    events = finish(engine)
+    assert tokens(events[small]) == alone(SMALL)
+    [event] = events[large]
+    assert event.finish_reason is FinishReason.ERROR
+    assert event.error is not None
+    assert event.error.exit_code is ExitCode.MEMORY
+    again = engine.add_request(SMALL, GREEDY)
+    assert tokens(finish(engine)[again]) == alone(SMALL)
+
+
+@MODES
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore"),
+        RuntimeError("Triton Error [CUDA]: unspecified launch failure"),
+    ],
+)
+def test_a_lost_device_ends_the_engine_with_a_word(overlaps: bool, error: Exception) -> None:
+    engine = make(overlaps)
+    engine.add_request(SMALL, GREEDY)
+    engine.step()
+    fail(engine, lambda batch: error)
+    for call in (engine.step, engine.step, lambda: engine.add_request(SMALL, GREEDY)):
+        with pytest.raises(DeviceError, match="nothing more can be computed") as caught:
+            call()
+        assert caught.value.where == str(error).partition("\n")[0]
+
+
+@MODES
+def test_an_interruption_costs_time_and_no_token(overlaps: bool) -> None:
+    engine = make(overlaps)
+    steps = 0
+
+    def fails(batch: ScheduledBatch) -> Exception | None:
+        nonlocal steps
+        steps += 1
+        return UnexpectedError() if steps % 2 == 0 else None
+
+    fail(engine, fails)
+    wanted = [SMALL, LARGE, SMALL[:5]]
+    ids = [engine.add_request(prompt, GREEDY) for prompt in wanted]
+    found: dict[int, list[int | None]] = {request_id: [] for request_id in ids}
+    while engine.has_unfinished():
+        with suppress(UnexpectedError):
+            for event in engine.step():
+                found[event.request_id].append(event.token_id)
+        engine.scheduler.check_invariants()
+    assert list(found.values()) == [alone(prompt) for prompt in wanted]

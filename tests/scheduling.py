@@ -1,0 +1,28 @@
+"""Schedulers and requests for tests, without a model."""
+
+from localllm.config import SamplingParams
+from localllm.engine.block_pool import BlockPool
+from localllm.engine.request import Request
+from localllm.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+
+
+def make_scheduler(num_blocks: int, budget: int = 64, seqs: int = 8, size: int = 4) -> Scheduler:
+    config = SchedulerConfig(size, seqs, budget, enable_prefix_caching=True, cache_root=b"r")
+    return Scheduler(config, BlockPool(num_blocks + 1))
+
+
+def make_request(request_id: int, num_prompt: int, max_tokens: int = 4, base: int = 0) -> Request:
+    return Request(
+        request_id=request_id,
+        sample=0,
+        num_prompt_tokens=num_prompt,
+        token_ids=[base + i for i in range(num_prompt)],
+        params=SamplingParams(),
+        seed=0,
+        stop_token_ids=frozenset(),
+        max_total_tokens=num_prompt + max_tokens,
+    )
+
+
+def counts(batch: ScheduledBatch) -> dict[int, int]:
+    return {entry.request.request_id: entry.num_scheduled_tokens for entry in batch.requests}
