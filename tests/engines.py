@@ -12,6 +12,8 @@ from checkpoints import tiny_config, write_checkpoint
 
 from localllm.config import SamplingParams
 from localllm.engine.block_pool import BlockPool
+from localllm.engine.device import Device
+from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.request import FinishReason, Request, TokenEvent
 from localllm.engine.runner import Launched, ModelRunner, Runner
@@ -49,6 +51,7 @@ class Limits:
     # wait for theirs.
     overlaps: bool = False
     needs_ids: Callable[[SamplingParams], bool] = lambda params: False
+    device: Device | None = None
 
 
 @cache
@@ -107,16 +110,16 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
     runner: Runner = ModelRunner(model, kv_cache)
     if limits.overlaps:
         runner = LateRunner(model, kv_cache, limits.needs_ids)
-    scheduler = Scheduler(
-        SchedulerConfig(
-            block_size=limits.block_size,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            enable_prefix_caching=limits.enable_prefix_caching,
-            cache_root=b"root",
-        ),
-        BlockPool(limits.num_blocks + 1),
+    scheduling = SchedulerConfig(
+        block_size=limits.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        enable_prefix_caching=limits.enable_prefix_caching,
+        cache_root=b"root",
     )
+    if limits.device is not None:
+        runner = DeviceRunner(model, kv_cache, limits.device, scheduling, MAX_MODEL_LEN)
+    scheduler = Scheduler(scheduling, BlockPool(limits.num_blocks + 1))
     vocabulary = EngineLimits(config.vocab_size, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID}))
     return Engine(runner, scheduler, vocabulary)
 

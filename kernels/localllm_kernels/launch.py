@@ -43,15 +43,19 @@ class Workspace:
             self.capability = 10 * properties.major + properties.minor
         self._parts = torch.empty(0, dtype=torch.float32, device=device)
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
+        # Launches that were captured go on using it.
+        self._outgrown: list[Tensor] = []
 
     def parts(self, count: int) -> Tensor:
         """At least `count` floats, of any value."""
         if self._parts.numel() < count:
-            self._parts = self._parts.new_empty(count)
+            self._outgrown.append(self._parts)
+            self._parts = self._parts.new_empty(max(count, 2 * self._parts.numel()))
         return self._parts
 
     def counters(self, count: int) -> Tensor:
         """At least `count` counters, all zero: whoever counts leaves them so, see `arrival.py`."""
         if self._counters.numel() < count:
-            self._counters = self._counters.new_zeros(count)
+            self._outgrown.append(self._counters)
+            self._counters = self._counters.new_zeros(max(count, 2 * self._counters.numel()))
         return self._counters

@@ -77,6 +77,8 @@ def _rotate_and_store_kernel(
     if not is_query:
         kv_head = tl.where(is_value, head - HEADS - KV_HEADS, head - HEADS)
         slot = tl.load(slots_ptr + token)
+        if slot < 0:
+            return
         block = slot // CACHE_BLOCK * KV_HEADS + kv_head
         kv_row = block * CACHE_BLOCK + slot % CACHE_BLOCK
     # Sums and products are of float32, and rounded where torch's operators round.

@@ -9,13 +9,13 @@ neither a sort nor memory. Then
 
 with the noise of `gumbel_argmax.py`. Only ids come back: -1 for a row that is not finite.
 
-Penalties and biases come as lists of the tokens that they concern, and change the row's logits in
-place before anything is read of them:  repetition (Keskar et al. 2019, section 4.1), presence and
-frequency (OpenAI's API reference), bias, in this order.
+Penalties and biases change the row's logits in place before anything is read of them: repetition
+(Keskar et al. 2019, section 4.1), presence and frequency (OpenAI's API reference), bias, in this
+order. Penalties go by a table of how often each request has had each token, which stays on the
+device and is kept by this kernel: so the next step needs nothing of the host.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 import triton
@@ -94,50 +94,52 @@ def _threshold(
 
 
 @triton.jit
-def _penalize(
-    row_ptr, row, starts_ptr, tokens_ptr, counts_ptr, biases_ptr, factors_ptr, BLOCK: tl.constexpr
-):
-    """The row's logits after penalties and biases, in place."""
-    repetition = tl.load(factors_ptr + 3 * row)
-    presence, frequency = tl.load(factors_ptr + 3 * row + 1), tl.load(factors_ptr + 3 * row + 2)
+def _penalize(row_ptr, vocab, counts_ptr, factors_ptr, BLOCK: tl.constexpr):
+    """The row's logits after penalties, in place."""
+    repetition = tl.load(factors_ptr)
+    presence, frequency = tl.load(factors_ptr + 1), tl.load(factors_ptr + 2)
+    if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
+        for first in range(0, vocab, BLOCK):
+            columns = first + tl.arange(0, BLOCK)
+            inside = columns < vocab
+            counts = tl.load(counts_ptr + columns, mask=inside, other=0)
+            values = tl.load(row_ptr + columns, mask=inside, other=0.0)
+            repeated = tl.where(values > 0.0, values / repetition, values * repetition)
+            values = tl.where(counts > 0, repeated, values)
+            times = (counts >> 1).to(tl.float32)
+            taken = presence + frequency * times
+            values = tl.where(times > 0.0, values - taken, values)
+            tl.store(row_ptr + columns, values, mask=inside)
+        tl.debug_barrier()  # what one thread has stored another one reads
+
+
+@triton.jit
+def _bias(row_ptr, row, starts_ptr, tokens_ptr, biases_ptr, BLOCK: tl.constexpr):
+    """The row's logits after biases, in place."""
     end = tl.load(starts_ptr + row + 1)
     for first in range(tl.load(starts_ptr + row), end, BLOCK):
         at = first + tl.arange(0, BLOCK)
         inside = at < end
         tokens = tl.load(tokens_ptr + at, mask=inside, other=0)
-        counts = tl.load(counts_ptr + at, mask=inside, other=-1)
         values = tl.load(row_ptr + tokens, mask=inside, other=0.0)
-        repeated = tl.where(values > 0.0, values / repetition, values * repetition)
-        values = tl.where(counts >= 0, repeated, values)
-        taken = presence + frequency * counts.to(tl.float32)
-        values = tl.where(counts > 0, values - taken, values)
         values += tl.load(biases_ptr + at, mask=inside, other=0.0)
         tl.store(row_ptr + tokens, values, mask=inside)
-    tl.debug_barrier()  # what one thread has stored another one reads
+    tl.debug_barrier()
 
 
 @triton.jit
-def _sample_kernel(
-    logits_ptr,
-    starts_ptr,
-    tokens_ptr,
-    counts_ptr,
-    biases_ptr,
-    factors_ptr,
+def _draw(
+    row_ptr,
+    row,
+    vocab,
     temperatures_ptr,
     top_k_ptr,
     top_p_ptr,
     min_p_ptr,
     keys_ptr,
-    ids_ptr,
-    vocab,
-    HAS_PENALTIES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    row_ptr = logits_ptr + row.to(tl.int64) * vocab
-    if HAS_PENALTIES:
-        _penalize(row_ptr, row, starts_ptr, tokens_ptr, counts_ptr, biases_ptr, factors_ptr, BLOCK)
+    """The token of a row, -1 where it is not finite."""
     # The greatest value and its first place; a NaN would be lost in a maximum.
     most_each = tl.full([BLOCK], float("-inf"), tl.float32)
     place_each = tl.zeros([BLOCK], tl.int32)
@@ -150,15 +152,32 @@ def _sample_kernel(
         most_each = tl.where(is_better, values, most_each)
         place_each = tl.where(is_better, columns, place_each)
     most = tl.max(most_each, axis=0)
-    if (tl.max(is_nan, axis=0) > 0) | (most == float("-inf")) | (most == float("inf")):
-        tl.store(ids_ptr + row, tl.full([], -1, tl.int64))
-        return
     temperature = tl.load(temperatures_ptr + row)
-    if temperature == 0.0:
-        place = tl.min(tl.where(most_each == most, place_each, vocab), axis=0)
-        tl.store(ids_ptr + row, place.to(tl.int64))
-        return
-    most = most / temperature
+    place = tl.min(tl.where(most_each == most, place_each, vocab), axis=0)
+    if (tl.max(is_nan, axis=0) > 0) | (most == float("-inf")) | (most == float("inf")):
+        place = tl.full([], -1, tl.int32)
+    elif temperature != 0.0:
+        place = _draw_by_chance(
+            row_ptr, row, vocab, temperature, most / temperature, top_k_ptr, top_p_ptr, min_p_ptr,
+            keys_ptr, BLOCK,
+        )  # fmt: skip
+    return place
+
+
+@triton.jit
+def _draw_by_chance(
+    row_ptr,
+    row,
+    vocab,
+    temperature,
+    most,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    keys_ptr,
+    BLOCK: tl.constexpr,
+):
+    """The token of a row that is finite, whose greatest value is `most` after the temperature."""
     low = tl.full([], -2147483648, tl.int64)
     top_k = tl.load(top_k_ptr + row)
     if (top_k > 0) & (top_k < vocab):
@@ -185,57 +204,111 @@ def _sample_kernel(
         most_each = tl.where(is_better, values, most_each)
         place_each = tl.where(is_better, columns, place_each)
     winner = tl.max(most_each, axis=0)
-    place = tl.min(tl.where(most_each == winner, place_each, vocab), axis=0)
+    return tl.min(tl.where(most_each == winner, place_each, vocab), axis=0)
+
+
+@triton.jit
+def _sample_kernel(
+    logits_ptr,
+    slots_ptr,
+    newest_ptr,
+    counts_ptr,
+    factors_ptr,
+    starts_ptr,
+    tokens_ptr,
+    biases_ptr,
+    temperatures_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    keys_ptr,
+    ids_ptr,
+    vocab,
+    HAS_PENALTIES: tl.constexpr,
+    HAS_BIASES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    row_ptr = logits_ptr + row.to(tl.int64) * vocab
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    if slot < 0:
+        tl.store(ids_ptr + row, tl.full([], -1, tl.int64))
+        return
+    counts_ptr += slot * vocab
+    if HAS_PENALTIES:
+        _penalize(row_ptr, vocab, counts_ptr, factors_ptr + 3 * row, BLOCK)
+    if HAS_BIASES:
+        _bias(row_ptr, row, starts_ptr, tokens_ptr, biases_ptr, BLOCK)
+    place = _draw(
+        row_ptr, row, vocab, temperatures_ptr, top_k_ptr, top_p_ptr, min_p_ptr, keys_ptr, BLOCK
+    )
     tl.store(ids_ptr + row, place.to(tl.int64))
+    # A row that is not finite has no token, but its request may be a step ahead already.
+    token = tl.maximum(place, 0)
+    tl.store(newest_ptr + slot, token.to(tl.int64))
+    if HAS_PENALTIES:
+        tl.store(counts_ptr + token, tl.load(counts_ptr + token) + 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """Tokens whose logits change; row i has those from `starts[i]` to `starts[i + 1]`, each once.
-
-    `counts`: how often a token was generated; 0 for one of the prompt, -1 for one that has a bias
-    alone. `factors`: repetition, presence and frequency of each row, 1, 0 and 0 for none.
+    """`counts`: int32 [slots, vocab], for each request twice the times that it generated a token,
+    plus one where its prompt has it; `factors`: float32 [rows, 3], repetition, presence and
+    frequency, which are 1, 0 and 0 for none.
     """
+
+    counts: Tensor
+    factors: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Of tokens from `starts[i]` to `starts[i + 1]` in row i, each token once."""
 
     starts: Tensor  # int32 [rows + 1]
     tokens: Tensor  # int32 [count]
-    counts: Tensor  # int32 [count]
-    biases: Tensor  # float32 [count]
-    factors: Tensor  # float32 [rows, 3]
+    values: Tensor  # float32 [count]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """How each row is sampled; all [rows].
+    """How each row is sampled; all [rows] but `newest`.
 
-    A temperature of 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off;
-    `keys`: of the noise, 64 bits.
+    `slots`: the place of the row's request in `newest`, int64 [slots], where its token is left,
+    and in the table of counts; -1 for a row that is not sampled. A temperature of 0 is greedy;
+    `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off; `keys`: of the noise, 64 bits.
     """
 
+    slots: Tensor  # int32
+    newest: Tensor
     temperatures: Tensor  # float32
     top_k: Tensor  # int32
     top_p: Tensor  # float32
     min_p: Tensor  # float32
     keys: Tensor  # int64
     penalties: Penalties | None = None
+    biases: Biases | None = None
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """`logits`: float32 [rows, vocab], changed where there are penalties -> ids, int64 [rows]; -1
-    for a row that is not finite.
+    """`logits`: float32 [rows, vocab], changed where there are penalties or biases -> ids, int64
+    [rows]; -1 for a row that is not finite, or not sampled. Tokens are booked in `newest` and in
+    the counts.
     """
-    logits = logits.contiguous()
-    lists = rows.penalties
+    assert logits.is_contiguous()
+    penalties, biases = rows.penalties, rows.biases
     num_rows, vocab = logits.shape
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
         _sample_kernel[(num_rows,)](
             logits,
-            logits if lists is None else lists.starts,
-            logits if lists is None else lists.tokens,
-            logits if lists is None else lists.counts,
-            logits if lists is None else lists.biases,
-            logits if lists is None else lists.factors,
+            rows.slots,
+            rows.newest,
+            rows.slots if penalties is None else penalties.counts,
+            logits if penalties is None else penalties.factors,
+            rows.slots if biases is None else biases.starts,
+            rows.slots if biases is None else biases.tokens,
+            logits if biases is None else biases.values,
             rows.temperatures,
             rows.top_k,
             rows.top_p,
@@ -243,9 +316,10 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
             rows.keys,
             ids,
             vocab,
-            HAS_PENALTIES=lists is not None,
+            HAS_PENALTIES=penalties is not None,
+            HAS_BIASES=biases is not None,
             BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
-            num_warps=8,
+            num_warps=16,
         )
     return ids
 
@@ -253,54 +327,65 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
 def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
     """The same with torch's operators, a row at a time; `logits` stay as they are."""
     ids = []
-    logits = logits if rows.penalties is None else _penalized(logits, rows.penalties)
-    for row in range(len(logits)):
-        values, temperature = logits[row], float(rows.temperatures[row])
-        most = values.max()
-        if not most.isfinite():
+    for row, slot in enumerate(rows.slots.tolist()):
+        if slot < 0:
             ids.append(-1)
             continue
-        if temperature == 0:
-            ids.append(int(values.argmax()))
-            continue
-        values = values / temperature
-        is_kept = torch.ones_like(values, dtype=torch.bool)
-        if 0 < rows.top_k[row] < len(values):
-            is_kept = values >= values.topk(int(rows.top_k[row])).values[-1]
-        if rows.top_p[row] < 1:
-            chances = torch.softmax(values.double().masked_fill(~is_kept, -torch.inf), dim=0)
-            likeliest = chances.sort(descending=True).values
-            last = (likeliest.cumsum(dim=0) >= rows.top_p[row]).nonzero()
-            if len(last):
-                is_kept &= chances >= likeliest[last[0, 0]]
-        if rows.min_p[row] > 0:
-            is_kept &= values >= values.max() + rows.min_p[row].log()
-        key = int(rows.keys[row]) % (1 << 64)
-        kept = is_kept.nonzero().flatten()
-        ids.append(int(kept[gumbel_argmax_reference(values[kept], 1.0, kept, key)]))
+        ids.append(_draw_reference(_adjusted(logits[row], rows, row, slot), rows, row))
+        token = max(ids[-1], 0)
+        rows.newest[slot] = token
+        if rows.penalties is not None:
+            rows.penalties.counts[slot, token] += 2
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
 
 
-def _penalized(logits: Tensor, lists: Penalties) -> Tensor:
-    logits = logits.clone()
-    for row, (start, end) in enumerate(pairwise(lists.starts.tolist())):
-        repetition, presence, frequency = lists.factors[row]
-        tokens, counts = lists.tokens[start:end].long(), lists.counts[start:end]
-        values = logits[row, tokens]
+def _draw_reference(values: Tensor, rows: SamplingRows, row: int) -> int:
+    temperature = float(rows.temperatures[row])
+    if not values.max().isfinite():
+        return -1
+    if temperature == 0:
+        return int(values.argmax())
+    values = values / temperature
+    is_kept = torch.ones_like(values, dtype=torch.bool)
+    if 0 < rows.top_k[row] < len(values):
+        is_kept = values >= values.topk(int(rows.top_k[row])).values[-1]
+    if rows.top_p[row] < 1:
+        chances = torch.softmax(values.double().masked_fill(~is_kept, -torch.inf), dim=0)
+        likeliest = chances.sort(descending=True).values
+        last = (likeliest.cumsum(dim=0) >= rows.top_p[row]).nonzero()
+        if len(last):
+            is_kept &= chances >= likeliest[last[0, 0]]
+    if rows.min_p[row] > 0:
+        is_kept &= values >= values.max() + rows.min_p[row].log()
+    key = int(rows.keys[row]) % (1 << 64)
+    kept = is_kept.nonzero().flatten()
+    return int(kept[gumbel_argmax_reference(values[kept], 1.0, kept, key)])
+
+
+def _adjusted(values: Tensor, rows: SamplingRows, row: int, slot: int) -> Tensor:
+    """A row's logits after penalties and biases; a new tensor."""
+    values = values.clone()
+    if rows.penalties is not None:
+        counts = rows.penalties.counts[slot]
+        repetition, presence, frequency = rows.penalties.factors[row]
         repeated = torch.where(values > 0, values / repetition, values * repetition)
-        values = torch.where(counts >= 0, repeated, values)
-        values = torch.where(counts > 0, values - (presence + frequency * counts), values)
-        logits[row, tokens] = values + lists.biases[start:end]
-    return logits
+        values = torch.where(counts > 0, repeated, values)
+        times = counts >> 1
+        values = torch.where(times > 0, values - (presence + frequency * times), values)
+    if rows.biases is not None:
+        start, end = rows.biases.starts[row : row + 2].tolist()
+        values[rows.biases.tokens[start:end].long()] += rows.biases.values[start:end]
+    return values
 
 
 AOT_SPECS = [
     AotSpec(
         _sample_kernel,
-        "any filters",
+        name,
         {
             "logits_ptr": "*fp32",
-            **dict.fromkeys(("starts_ptr", "tokens_ptr", "counts_ptr"), "*i32"),
+            **dict.fromkeys(("slots_ptr", "counts_ptr", "starts_ptr", "tokens_ptr"), "*i32"),
+            "newest_ptr": "*i64",
             **dict.fromkeys(("biases_ptr", "factors_ptr"), "*fp32"),
             "temperatures_ptr": "*fp32",
             "top_k_ptr": "*i32",
@@ -310,7 +395,8 @@ AOT_SPECS = [
             "ids_ptr": "*i64",
             "vocab": "i32",
         },
-        {"HAS_PENALTIES": True, "BLOCK": BLOCK},
-        num_warps=8,
+        {"HAS_PENALTIES": has_all, "HAS_BIASES": has_all, "BLOCK": BLOCK},
+        num_warps=16,
     )
+    for name, has_all in (("any filters", False), ("penalties and biases", True))
 ]

@@ -1,6 +1,6 @@
 """Write new keys and values to their slots of the paged cache.
 
-Slot s is row `s % block_size` of block `s // block_size`.
+Slot s is row `s % block_size` of block `s // block_size`; a row whose slot is -1 is not written.
 """
 
 import torch
@@ -16,6 +16,8 @@ def store_kv_reference(key: Tensor, value: Tensor, cache: KVCache, slot_mapping:
     rounded to its dtype; `slot_mapping`: int64.
     """
     num_tokens, (_, kv_heads, block_size, head_dim) = slot_mapping.shape[0], cache.key.shape
+    is_stored = slot_mapping >= 0
+    slot_mapping = slot_mapping[is_stored]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
     heads = torch.arange(kv_heads, device=slot_mapping.device)
     rows = ((blocks[:, None] * kv_heads + heads) * block_size + offsets[:, None]).flatten()
@@ -23,7 +25,7 @@ def store_kv_reference(key: Tensor, value: Tensor, cache: KVCache, slot_mapping:
         (cache.key, cache.key_scales, key),
         (cache.value, cache.value_scales, value),
     ):
-        new_rows = new[:num_tokens].reshape(-1, head_dim)
+        new_rows = new[:num_tokens][is_stored].reshape(-1, head_dim)
         if scales is None:
             stored.view(-1, head_dim).index_copy_(0, rows, new_rows.to(stored.dtype))
             continue

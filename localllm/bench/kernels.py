@@ -263,7 +263,10 @@ class KernelCases:
         def column(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((rows,), value, dtype=dtype, device=self.device)
 
+        slots = torch.arange(rows, dtype=torch.int32, device=self.device)
         asked = SamplingRows(
+            slots,
+            slots.long(),
             column(0.7, torch.float32),
             column(20, torch.int32),
             column(0.95, torch.float32),

@@ -23,8 +23,11 @@ class Device(Protocol):
     def upload(self, target: Tensor, source: Tensor) -> None:
         """Copy from a host buffer, which must stay as it is until the device has come so far."""
 
-    def download(self, target: Tensor, source: Tensor) -> Callable[[], None]:
-        """Copy to a host buffer; the call that is given back waits until it is there."""
+    def download(self, target: Tensor, source: Tensor) -> None:
+        """Copy to a host buffer, where it is once the device has come so far."""
+
+    def mark(self) -> Callable[[], None]:
+        """What waits until all that was started so far is done."""
 
     def capture(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Record what `call` does, without doing it: what does it again, and where its result
@@ -38,8 +41,7 @@ class Device(Protocol):
 class CudaDevice:
     """An NVIDIA or AMD GPU."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         # Graphs take turns in one memory: none of them runs beside another, and what they leave
         # for later steps lies outside.
         self._pool = torch.cuda.graph_pool_handle()
@@ -52,9 +54,12 @@ class CudaDevice:
         """See Device."""
         target.copy_(source, non_blocking=True)
 
-    def download(self, target: Tensor, source: Tensor) -> Callable[[], None]:
+    def download(self, target: Tensor, source: Tensor) -> None:
         """See Device."""
         target.copy_(source, non_blocking=True)
+
+    def mark(self) -> Callable[[], None]:
+        """See Device."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event.synchronize

@@ -12,9 +12,11 @@ import torch
 from localllm.config import EngineConfig, ModelConfig
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.cpu_products import make_products_reproducible
+from localllm.engine.device import CudaDevice
+from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.memory import MemoryPlan, plan_memory
-from localllm.engine.runner import ModelRunner
+from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.engine.threads import choose_threads
 from localllm.errors import BackendError
@@ -136,22 +138,23 @@ def build_engine(
     kv_cache = PagedKVCache.allocate(kv_shape, loaded.kv_dtype, loaded.device)
     # What keys and values depend on besides the tokens: weights, precision, context, blocks.
     parts = (weights_id, loaded.dtype, loaded.kv_dtype, config.block_size, plan.max_model_len)
-    scheduler = Scheduler(
-        SchedulerConfig(
-            block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=plan.max_num_batched_tokens,
-            enable_prefix_caching=config.enable_prefix_caching,
-            cache_root=hashlib.sha256(" ".join(map(str, parts)).encode()).digest(),
-        ),
-        BlockPool(plan.num_blocks),
+    scheduling = SchedulerConfig(
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        cache_root=hashlib.sha256(" ".join(map(str, parts)).encode()).digest(),
     )
     limits = EngineLimits(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
         eos_token_ids=eos_token_ids,
     )
-    return Engine(ModelRunner(loaded.model, kv_cache), scheduler, limits)
+    runner: Runner = ModelRunner(loaded.model, kv_cache)
+    if loaded.model.ops.sample is not None and loaded.device.type == "cuda":
+        device, longest = CudaDevice(), plan.max_model_len
+        runner = DeviceRunner(loaded.model, kv_cache, device, scheduling, longest)
+    return Engine(runner, Scheduler(scheduling, BlockPool(plan.num_blocks)), limits)
 
 
 def select_device(config: EngineConfig) -> torch.device:

@@ -20,7 +20,6 @@ from localllm.config import SamplingParams
 from localllm.engine.request import Request, TokenLogprobs
 from localllm.engine.scheduler import SampledToken
 from localllm_kernels import Ops
-from localllm_kernels.sample import Penalties, SamplingRows
 
 _MASK64 = (1 << 64) - 1
 # Below this a temperature only overflows; it is greedy.
@@ -102,11 +101,9 @@ def apply_penalties(
 def sample_tokens(logits: Tensor, requests: Sequence[Request], ops: Ops) -> list[SampledToken]:
     """The next token of each request. `logits`: float32 [len(requests), vocab].
 
-    A row that is not finite gives a token of None. Waits for the device once for the whole batch
-    where every request is greedy and plain, and a few times more for each other row.
+    A row that is not finite gives a token of None. Row by row, for a CPU; on a GPU see
+    device_runner.py.
     """
-    if ops.sample is not None:
-        return _sample_together(logits, requests, ops.sample)
     maxima, greedy_ids = ops.row_maxima(logits)
     finite, greedy = maxima.isfinite().tolist(), greedy_ids.tolist()
     sampled = []
@@ -123,88 +120,20 @@ def sample_tokens(logits: Tensor, requests: Sequence[Request], ops: Ops) -> list
     return sampled
 
 
-def _sample_together(
-    logits: Tensor,
-    requests: Sequence[Request],
-    sample: Callable[[Tensor, SamplingRows], Tensor],
-) -> list[SampledToken]:
-    """In one launch; waits for the device once, and once more for each row's log-probabilities."""
-    penalties = _list_penalties(requests, logits.device)
-    # Log-probabilities are those of the model, before penalties.
-    are_kept = penalties is not None and any(each.params.logprobs is not None for each in requests)
-    adjusted = logits.clone() if are_kept else logits
-    device, params = logits.device, [request.params for request in requests]
-    keys = [noise_key(request.seed, len(request.token_ids)) for request in requests]
-    temperatures = [each.temperature for each in params]
-    rows = SamplingRows(
-        torch.tensor(
-            [0.0 if each < MIN_TEMPERATURE else each for each in temperatures], device=device
-        ),
-        torch.tensor([each.top_k for each in params], dtype=torch.int32, device=device),
-        torch.tensor([each.top_p for each in params], device=device),
-        torch.tensor([each.min_p for each in params], device=device),
-        # The same 64 bits with a sign.
-        torch.tensor([key - (key >> 63 << 64) for key in keys], device=device),
-        penalties,
-    )
-    sampled = []
-    for row, token_id in enumerate(sample(adjusted, rows).tolist()):
-        count = params[row].logprobs
-        if token_id < 0:
-            sampled.append(SampledToken(None))
-        elif count is None:
-            sampled.append(SampledToken(token_id))
-        else:
-            logprobs = _token_logprobs(logits[row], token_id, count)
-            sampled.append(SampledToken(token_id, logprobs))
-    return sampled
-
-
-def _list_penalties(requests: Sequence[Request], device: torch.device) -> Penalties | None:
-    if not any(_has_penalties(request.params) for request in requests):
-        return None
-    starts, tokens = [0], list[int]()
-    counts, biases, factors = list[int](), list[float](), list[tuple[float, float, float]]()
-    for request in requests:
-        params = request.params
-        times = dict.fromkeys(params.logit_bias or (), -1)
-        if params.repetition_penalty != 1.0:
-            times |= dict.fromkeys(request.token_ids[: request.num_prompt_tokens], 0)
-        if _has_penalties(params):
-            times |= Counter(request.token_ids[request.num_prompt_tokens :])
-        bias = params.logit_bias or {}
-        tokens += times
-        counts += times.values()
-        biases += [bias.get(token, 0.0) for token in times]
-        starts.append(len(tokens))
-        factors.append(
-            (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        )
-    return Penalties(
-        torch.tensor(starts, dtype=torch.int32, device=device),
-        torch.tensor(tokens, dtype=torch.int32, device=device),
-        torch.tensor(counts, dtype=torch.int32, device=device),
-        torch.tensor(biases, device=device),
-        torch.tensor(factors, device=device),
-    )
-
-
 def _is_plain_greedy(params: SamplingParams) -> bool:
-    return params.temperature < MIN_TEMPERATURE and not _has_penalties(params)
+    return params.temperature < MIN_TEMPERATURE and not (has_penalties(params) or params.logit_bias)
 
 
-def _has_penalties(params: SamplingParams) -> bool:
+def has_penalties(params: SamplingParams) -> bool:
+    """Whether the tokens that a request has change its logits."""
     return bool(
-        params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
-        or params.logit_bias
+        params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
     )
 
 
 def _sample_row(logits: Tensor, request: Request, ops: Ops) -> int:
     params = request.params
-    if _has_penalties(params):
+    if has_penalties(params) or params.logit_bias:
         start = request.num_prompt_tokens
         prompt, generated = request.token_ids[:start], request.token_ids[start:]
         logits = apply_penalties(logits, params, prompt, generated)

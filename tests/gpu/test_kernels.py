@@ -191,6 +191,8 @@ def test_sampling_over_a_large_vocabulary() -> None:
     logits = 4 * torch.randn(64, 151_936, device="cuda", generator=generator)
     index = torch.arange(64, device="cuda")
     rows = SamplingRows(
+        index.int(),
+        index.clone(),
         torch.where(index % 7 == 0, 0.0, 0.3 + index % 5 / 4),
         torch.tensor([0, 1, 20, 1000], dtype=torch.int32, device="cuda")[index % 4],
         torch.tensor([1.0, 0.95, 0.5], device="cuda")[index % 3],

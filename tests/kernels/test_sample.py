@@ -1,7 +1,9 @@
 """The batch's sampling kernel under Triton's interpreter against the sampler's row by row."""
 
 import itertools
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from guards import GuardedMemory, needs_interpreter
@@ -9,14 +11,10 @@ from torch import Tensor
 
 from localllm.config import SamplingParams
 from localllm.engine.request import Request
-from localllm.engine.sampler import (
-    _list_penalties,
-    _sample_together,
-    noise_key,
-    sample_tokens,
-)
+from localllm.engine.sampler import noise_key, sample_tokens
+from localllm.engine.slots import noise_keys
 from localllm_kernels import TORCH_OPS
-from localllm_kernels.sample import SamplingRows, sample, sample_reference
+from localllm_kernels.sample import Biases, Penalties, SamplingRows, sample, sample_reference
 
 pytestmark = needs_interpreter
 
@@ -37,28 +35,65 @@ def request(index: int, params: SamplingParams) -> Request:
     )
 
 
-def rows_of(requests: list[Request]) -> SamplingRows:
+def rows_of(requests: list[Request], vocab: int, has_penalties: bool) -> SamplingRows:
+    """Slots in the order opposite to that of the rows."""
     params = [each.params for each in requests]
     keys = [noise_key(each.seed, each.num_tokens) for each in requests]
-    return SamplingRows(
+    count = len(requests)
+    rows = SamplingRows(
+        torch.arange(count - 1, -1, -1, dtype=torch.int32),
+        torch.full((count,), 77),
         torch.tensor([each.temperature for each in params]),
         torch.tensor([each.top_k for each in params], dtype=torch.int32),
         torch.tensor([each.top_p for each in params]),
         torch.tensor([each.min_p for each in params]),
         torch.tensor([key - (1 << 64) if key >> 63 else key for key in keys]),
-        _list_penalties(requests, torch.device("cpu")),
+    )
+    if not has_penalties:
+        return rows
+    counts = torch.zeros(count, vocab, dtype=torch.int32)
+    for slot, each in zip(rows.slots, requests, strict=True):
+        for i, token in enumerate(each.token_ids):
+            counts[slot, token] += 2
+            if i < each.num_prompt_tokens:
+                counts[slot, token] -= 2
+                counts[slot, token] |= 1
+    factors = [[e.repetition_penalty, e.presence_penalty, e.frequency_penalty] for e in params]
+    biases = [each.logit_bias for each in params]
+    starts = [0, *itertools.accumulate(len(each) for each in biases)]
+    return replace(
+        rows,
+        penalties=Penalties(counts, torch.tensor(factors)),
+        biases=Biases(
+            torch.tensor(starts, dtype=torch.int32),
+            torch.tensor([token for each in biases for token in each], dtype=torch.int32),
+            torch.tensor([value for each in biases for value in each.values()]),
+        ),
     )
 
 
-def check(logits: Tensor, requests: list[Request]) -> None:
+def guarded(rows: SamplingRows, memory: GuardedMemory) -> SamplingRows:
+    """Its tables between guards."""
+    penalties = rows.penalties
+    if penalties is not None:
+        penalties = replace(penalties, counts=memory.guarded(penalties.counts))
+    return replace(rows, newest=memory.guarded(rows.newest), penalties=penalties)
+
+
+def check(logits: Tensor, requests: list[Request], has_penalties: bool = False) -> None:
     expected = [each.token_id for each in sample_tokens(logits, requests, TORCH_OPS)]
+    rows = rows_of(requests, logits.shape[1], has_penalties)
     with GuardedMemory() as memory:
-        found = sample(memory.guarded(logits), rows_of(requests))
-        together = _sample_together(logits.clone(), requests, sample)
+        own = guarded(rows, memory)
+        found = sample(memory.guarded(logits), own)
     memory.check()
-    assert torch.equal(found, sample_reference(logits, rows_of(requests)))
-    assert [each.token_id for each in together] == expected
+    assert torch.equal(found, sample_reference(logits, rows))
     assert [None if id_ < 0 else id_ for id_ in found.tolist()] == expected
+    # What is booked: the token of each slot, and that it was generated once more.
+    assert torch.equal(own.newest, found.flip(0).clamp(min=0))
+    assert torch.equal(own.newest, rows.newest)
+    if own.penalties is not None and rows.penalties is not None:
+        assert torch.equal(own.penalties.counts, rows.penalties.counts)
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 300, 2500])
@@ -111,15 +146,27 @@ def test_penalties_and_biases() -> None:
     requests = [request(i, params) for i, params in enumerate(8 * chosen)]
     logits = 2 * torch.randn(len(requests), 40, generator=generator)
     logits[:, :6] += 2  # the tokens that are there already
-    check(logits, requests)
+    check(logits, requests, has_penalties=True)
     without = [request(i, SamplingParams(temperature=0.9)) for i in range(len(requests))]
-    drawn = [sample_reference(logits, rows_of(each)) for each in (requests, without)]
+    drawn = [sample_reference(logits, rows_of(each, 40, True)) for each in (requests, without)]
     assert not torch.equal(*drawn)
 
 
-def test_log_probabilities_are_those_before_penalties() -> None:
-    params = SamplingParams(temperature=0.0, repetition_penalty=2.0, logprobs=2)
-    requests, logits = [request(0, params)], torch.randn(1, 40)
-    [expected] = sample_tokens(logits, requests, TORCH_OPS)
-    [found] = _sample_together(logits.clone(), requests, sample)
-    assert found == expected
+def test_a_row_without_a_slot_is_left_alone() -> None:
+    logits = torch.randn(3, 40)
+    requests = [request(i, SamplingParams(temperature=0.9)) for i in range(3)]
+    rows = rows_of(requests, 40, True)
+    rows.slots[1] = -1
+    before = logits[1].clone()
+    found = sample(logits, rows)
+    assert found.ge(0).tolist() == [True, False, True]
+    assert rows.newest.tolist() == [found[2], 77, found[0]]
+    assert torch.equal(logits[1], before)
+
+
+def test_keys_of_many_are_those_of_each() -> None:
+    seeds = [0, 1, (1 << 64) - 1, 0x9E3779B97F4A7C15]
+    positions = [0, 7, 1 << 40, (1 << 63) + 5]
+    expected = [noise_key(*each) for each in zip(seeds, positions, strict=True)]
+    found = noise_keys(np.array(seeds, np.uint64), np.array(positions, np.uint64))
+    assert found.tolist() == expected

@@ -91,4 +91,4 @@ def test_a_decode_step_in_4_bits_takes_six_launches_a_layer(
         "_decode_kernel",
         *3 * ["_tile_kernel"],
     ]
-    assert launched == [*model.config.num_layers * layer, "_rms_norm_kernel", "_sample_kernel"]
+    assert launched == [*model.config.num_layers * layer, "_rms_norm_kernel"]

@@ -57,7 +57,7 @@ typedef struct {
   const float *cos, *sin; /* [rows, head_dim / 2] */
   const float *query_norm, *key_norm; /* [head_dim] each, or NULL */
   float eps;
-  const int64_t *slots; /* [num_stored]; the rows behind are padding, turned but not stored */
+  const int64_t *slots; /* [num_stored]; rows of slot -1, and those behind, are turned but not stored */
   KVCache cache;
   int64_t rows, num_stored, heads;
 } Rotation;

@@ -102,7 +102,7 @@ void team_rotate_and_store(const Rotation *r, const float *qkv, float *query) {
     const float *cos_row = r->cos + row * (dim / 2), *sin_row = r->sin + row * (dim / 2);
     for (int64_t head = 0; head < heads; head++, x += dim)
       turn_head(x, r->query_norm, r->eps, cos_row, sin_row, query + (row * heads + head) * dim, dim);
-    if (row >= r->num_stored) continue;
+    if (row >= r->num_stored || r->slots[row] < 0) continue;
     const int64_t block = r->slots[row] / cache->block_size, offset = r->slots[row] % cache->block_size;
     for (int64_t head = 0; head < kv_heads; head++, x += dim) {
       const int64_t to = (block * kv_heads + head) * cache->block_size + offset;

@@ -1,0 +1,257 @@
+"""Runs batches on a GPU beside Python: inputs in one copy, steps of few tokens as graphs.
+
+Nothing here waits for the device but `wait`, for the ids of a step that has been given out. The
+newest tokens stay on the device, so a step can start before anybody here knows them.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from localllm.config import SamplingParams
+from localllm.engine.device import Device, is_fatal
+from localllm.engine.request import TokenLogprobs
+from localllm.engine.runner import Launched
+from localllm.engine.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
+from localllm.engine.slots import Slots
+from localllm.engine.step_inputs import (
+    MAX_WINDOW,
+    DeviceInputs,
+    Filled,
+    StepShape,
+    buckets,
+    exact_shape,
+    fill,
+    fill_nothing,
+    padded_shape,
+)
+from localllm.model.decoder import DecoderModel
+from localllm.model.inputs import PagedKVCache
+
+logger = logging.getLogger(__name__)
+
+# Of graphs that are kept, the most; those of windows come and go with drafts.
+MAX_GRAPHS = 64
+# A prompt that is computed ahead to have its kernels compiled.
+_FIRST_PROMPT = StepShape(64, 1, 64, 1)
+
+
+@dataclass(slots=True)
+class _Graph:
+    replay: Callable[[], None]
+    logits: Tensor
+
+
+class DeviceRunner:
+    """A model and its cache on a device whose work overlaps with Python's."""
+
+    overlaps = True
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        kv_cache: PagedKVCache,
+        device: Device,
+        limits: SchedulerConfig,
+        max_model_len: int,
+    ) -> None:
+        self._model, self._kv_cache, self._device = model, kv_cache, device
+        assert model.ops.sample is not None
+        self._sample = model.ops.sample
+        self._sizes = buckets(max(limits.max_num_seqs, MAX_WINDOW))
+        most_rows = self._sizes[-1]
+        block_size = kv_cache.block_size
+        where = model.embedding.device
+        self._slots = Slots(limits.max_num_seqs, model.config.vocab_size, where)
+        self._inputs = DeviceInputs(
+            limits.max_num_seqs,
+            max(limits.max_num_batched_tokens, most_rows),
+            most_rows,
+            -(-max_model_len // block_size),
+            where,
+        )
+        # Two of each: while one is on its way the other is filled.
+        self._hosts = [device.host_buffer(self._inputs.num_bytes) for _ in range(2)]
+        ids_bytes = 8 * max(most_rows, limits.max_num_seqs)
+        self._id_hosts = [device.host_buffer(ids_bytes).view(torch.int64) for _ in range(2)]
+        self._turn = 0
+        self._graphs: dict[StepShape, _Graph] = {}
+        # Shapes whose kernels are compiled, since they have run.
+        self._seen: set[StepShape] = set()
+        self._captures = True
+
+    def needs_ids(self, params: SamplingParams) -> bool:
+        """See Runner: penalties are counted on the device."""
+        return False
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> Launched:
+        """See Runner."""
+        try:
+            return self._launch(batch)
+        except BaseException:
+            self._slots.forget()
+            raise
+
+    @torch.inference_mode()
+    def work_ahead(self) -> bool:
+        """See Runner: lets kernels be compiled, and captures the steps that are still missing."""
+        shapes = [StepShape(size, size, 1, size) for size in self._sizes]
+        for shape in (_FIRST_PROMPT, *shapes):
+            if shape not in self._seen:
+                self._compute_nothing(shape)
+                return True
+            if self._captures and shape.samples_all and shape not in self._graphs:
+                self._capture(shape)
+                return True
+        return False
+
+    def release_memory(self) -> None:
+        """See Runner."""
+        self._graphs.clear()
+        self._device.release_memory()
+
+    def _launch(self, batch: ScheduledBatch) -> Launched:
+        self._turn = 1 - self._turn
+        self._slots.admit(batch)
+        self._kv_cache.copy_blocks(batch.block_copies)
+        padded = padded_shape(batch, self._sizes[-1])
+        shape = padded or exact_shape(batch)
+        host = self._hosts[self._turn]
+        filled = fill(host.numpy(), batch, shape, self._slots, self._kv_cache.block_size)
+        self._upload(shape, filled.num_bytes, filled.table_shape)
+        logits = self._compute(shape) if padded is None else self._compute_padded(shape)
+        if len(filled.rows) == 0:
+            return _Launched(self._device.mark(), lambda: [], self._slots.forget)
+        rows, factors = self._inputs.sampling_rows(shape)
+        rows = replace(
+            rows,
+            penalties=self._slots.penalties(batch, factors),
+            biases=self._slots.biases(filled.slots),
+        )
+        wanted = _Wanted.of(batch, filled, logits)
+        ids = self._sample(logits, rows)
+        target = self._id_hosts[self._turn][: len(ids)]
+        self._device.download(target, ids)
+        logprobs = wanted.compute(ids, self._device) if wanted else None
+
+        def collect() -> list[SampledToken]:
+            found = target.numpy()[filled.rows].tolist()
+            tokens = [SampledToken(None if token < 0 else token) for token in found]
+            for i, values in (logprobs() if logprobs else {}).items():
+                if tokens[i].token_id is not None:
+                    tokens[i] = replace(tokens[i], logprobs=values)
+            return tokens
+
+        return _Launched(self._device.mark(), collect, self._slots.forget)
+
+    def _upload(self, shape: StepShape, num_bytes: int, table_shape: tuple[int, int]) -> None:
+        self._device.upload(self._inputs.place(num_bytes), self._hosts[self._turn][:num_bytes])
+        self._inputs.spread_tables(shape, table_shape)
+
+    def _compute(self, shape: StepShape) -> Tensor:
+        """Logits, float32 [rows, vocab], of the inputs that are in their places."""
+        batch = self._inputs.forward_batch(shape)
+        hidden = self._model.forward(batch, self._kv_cache)
+        if not shape.samples_all:
+            hidden = hidden.index_select(0, batch.logit_rows)
+        return self._model.compute_logits(hidden)
+
+    def _compute_padded(self, shape: StepShape) -> Tensor:
+        """The same, replayed where it has been captured; the second step of a shape captures it.
+
+        Not the first: somebody waits for its token, and kernels are compiled by running.
+        """
+        if self._captures and shape in self._seen and shape not in self._graphs:
+            self._capture(shape)
+        graph = self._graphs.pop(shape, None)
+        if graph is None:
+            self._seen.add(shape)
+            return self._compute(shape)
+        self._graphs[shape] = graph  # the last one used stands last
+        graph.replay()
+        return graph.logits
+
+    def _capture(self, shape: StepShape) -> None:
+        if len(self._graphs) == MAX_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        try:
+            self._graphs[shape] = _Graph(*self._device.capture(lambda: self._compute(shape)))
+        except RuntimeError as error:
+            if is_fatal(error):
+                raise
+            self._captures = False
+            logger.warning("steps are launched kernel by kernel, which is slower: %s", error)
+
+    def _compute_nothing(self, shape: StepShape) -> None:
+        """A step of the shape that stores and samples nothing."""
+        self._turn = 1 - self._turn
+        num_bytes = fill_nothing(self._hosts[self._turn].numpy(), shape)
+        self._upload(shape, num_bytes, (0, 0))
+        self._sample(self._compute(shape), self._inputs.sampling_rows(shape)[0])
+        self._seen.add(shape)
+        self._device.mark()()
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    arrived: Callable[[], None]
+    collect: Callable[[], list[SampledToken]]
+    on_failure: Callable[[], None]
+
+    def wait(self) -> list[SampledToken]:
+        try:
+            self.arrived()
+            return self.collect()
+        except BaseException:
+            self.on_failure()
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Rows whose log-probabilities are asked for, with the logits before penalties.
+
+    `which`: their places among the caught-up requests; `counts`: how many of the likeliest.
+    """
+
+    which: list[int]
+    counts: list[int]
+    rows: Tensor
+    logits: Tensor
+
+    @classmethod
+    def of(cls, batch: ScheduledBatch, filled: Filled, logits: Tensor) -> "_Wanted | None":
+        params = [entry.request.params for entry in batch.requests if entry.catches_up]
+        asked = [(i, each.logprobs) for i, each in enumerate(params) if each.logprobs is not None]
+        if not asked:
+            return None
+        which, counts = [i for i, _ in asked], [count for _, count in asked]
+        rows = torch.from_numpy(filled.rows[which]).to(logits.device, non_blocking=True)
+        return cls(which, counts, rows, logits.index_select(0, rows))
+
+    def compute(self, ids: Tensor, device: Device) -> Callable[[], dict[int, TokenLogprobs]]:
+        """Start to compute them for the tokens `ids`; what gives them out when they are there."""
+        logprobs = torch.log_softmax(self.logits, dim=-1)
+        top = logprobs.topk(min(max(self.counts), logprobs.shape[1]), dim=-1)
+        chosen = ids.index_select(0, self.rows).clamp(min=0)
+        values = torch.cat((logprobs.gather(1, chosen[:, None]), top.values), dim=1)
+        parts = []
+        for part in (values.contiguous(), top.indices.contiguous()):
+            parts.append(device.host_buffer(part.nbytes).view(part.dtype).view(part.shape))
+            device.download(parts[-1], part)
+
+        def collect() -> dict[int, TokenLogprobs]:
+            host_values, host_ids = parts
+            found = {}
+            for i, count, own, tokens in zip(
+                self.which, self.counts, host_values.tolist(), host_ids.tolist(), strict=True
+            ):
+                pairs = zip(tokens[:count], own[1 : count + 1], strict=False)
+                found[i] = TokenLogprobs(own[0], tuple(pairs))
+            return found
+
+        return collect

@@ -1,0 +1,248 @@
+"""What a step on a GPU reads besides weights and cache: packed on the host, copied at once.
+
+Every array of a step has its place in one buffer, by the step's shape alone. So a captured step of
+that shape finds its inputs where they were, and a copy is all that it takes to give it others. In
+front of them stands what the device itself keeps from step to step: the newest token of every
+running request. A request whose newest id is not on the host yet takes it from there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from localllm.engine.scheduler import ScheduledBatch
+from localllm.engine.slots import Slots
+from localllm.model.inputs import ForwardBatch
+from localllm_kernels.sample import SamplingRows
+
+# Draft windows, and the last tokens of a prompt, up to so many a request are captured too.
+MAX_WINDOW = 8
+NOT_STORED = NOT_SAMPLED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The sizes of a step: tokens, requests, the most tokens of one, rows that are sampled."""
+
+    num_tokens: int
+    num_seqs: int
+    max_query_len: int
+    num_logit_rows: int
+
+    @property
+    def samples_all(self) -> bool:
+        """Whether a row is sampled, or may be, for every token."""
+        return self.num_logit_rows == self.num_tokens
+
+
+def buckets(most: int) -> list[int]:
+    """Numbers of rows that steps are padded to, up to one that holds `most`."""
+    found = [1, 2, 4]
+    while found[-1] < most:
+        found.append(found[-1] + (4 if found[-1] < 8 else 8 if found[-1] < 64 else 32))
+    return found
+
+
+def padded_shape(batch: ScheduledBatch, most_rows: int) -> StepShape | None:
+    """The shape of few tokens a request that `batch` is padded to; None where it has more."""
+    counts = [entry.num_scheduled_tokens for entry in batch.requests]
+    longest, total = max(counts), sum(counts)
+    if longest > MAX_WINDOW or total > most_rows:
+        return None
+    rows = buckets(most_rows)
+    num_seqs = next(size for size in rows if size >= len(counts))
+    if longest == 1:
+        return StepShape(num_seqs, num_seqs, 1, num_seqs)
+    window = 1 << (longest - 1).bit_length()
+    num_tokens = next(size for size in rows if size >= total)
+    return StepShape(num_tokens, num_seqs, window, num_tokens)
+
+
+def exact_shape(batch: ScheduledBatch) -> StepShape:
+    """The shape that `batch` has."""
+    counts = [entry.num_scheduled_tokens for entry in batch.requests]
+    caught_up = sum(entry.catches_up for entry in batch.requests)
+    return StepShape(sum(counts), len(counts), max(counts), caught_up)
+
+
+# Name, type, and length by the shape; the wider types first, so that all of them are aligned.
+_ARRAYS: tuple[tuple[str, str, Callable[[StepShape], int]], ...] = (
+    ("ids", "int64", lambda shape: shape.num_tokens),
+    ("sources", "int64", lambda shape: shape.num_tokens),
+    ("positions", "int64", lambda shape: shape.num_tokens),
+    ("slot_mapping", "int64", lambda shape: shape.num_tokens),
+    ("seq_lens", "int64", lambda shape: shape.num_seqs),
+    ("logit_rows", "int64", lambda shape: shape.num_logit_rows),
+    ("keys", "int64", lambda shape: shape.num_logit_rows),
+    ("cu_seqlens_q", "int32", lambda shape: shape.num_seqs + 1),
+    ("slots", "int32", lambda shape: shape.num_logit_rows),
+    ("top_k", "int32", lambda shape: shape.num_logit_rows),
+    ("temperatures", "float32", lambda shape: shape.num_logit_rows),
+    ("top_p", "float32", lambda shape: shape.num_logit_rows),
+    ("min_p", "float32", lambda shape: shape.num_logit_rows),
+    ("factors", "float32", lambda shape: 3 * shape.num_logit_rows),
+)
+_TORCH_TYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the arrays of a shape stand in the buffer, in bytes; tables behind `num_bytes`."""
+
+    places: dict[str, tuple[int, int, str]]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, shape: StepShape) -> "Layout":
+        """The same for the same shape, always."""
+        places, offset = {}, 0
+        for name, kind, length in _ARRAYS:
+            end = offset + length(shape) * np.dtype(kind).itemsize
+            places[name] = (offset, end, kind)
+            offset = end
+        return cls(places, offset)
+
+    def on_host(self, buffer: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.generic]]:
+        """The arrays within a buffer."""
+        return {name: buffer[a:b].view(kind) for name, (a, b, kind) in self.places.items()}
+
+    def on_device(self, buffer: Tensor) -> dict[str, Tensor]:
+        """The arrays within a buffer, uint8."""
+        return {
+            name: buffer[a:b].view(_TORCH_TYPES[kind]) for name, (a, b, kind) in self.places.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A step's inputs in a host buffer: how many bytes, the size of the block tables, the rows of
+    the logits that caught-up requests get their tokens from, in order, and the slot of each row.
+    """
+
+    num_bytes: int
+    table_shape: tuple[int, int]
+    rows: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int32]
+
+
+def fill(
+    host: npt.NDArray[np.uint8],
+    batch: ScheduledBatch,
+    shape: StepShape,
+    slots: Slots,
+    block_size: int,
+) -> Filled:
+    """Write the inputs of `batch`, padded to `shape`, into a host buffer."""
+    layout = Layout.of(shape)
+    arrays = layout.on_host(host)
+    fill_nothing(host, shape)
+    entries = batch.requests
+    counts = np.array([entry.num_scheduled_tokens for entry in entries])
+    ends = np.cumsum(counts)
+    width = max(len(entry.request.block_table) for entry in entries)
+    tables_end = layout.num_bytes + len(entries) * width * 4
+    tables = host[layout.num_bytes : tables_end].view(np.int32).reshape(len(entries), width)
+    row = 0
+    for i, entry in enumerate(entries):
+        request, start, end = entry.request, entry.start, entry.end
+        table = np.frombuffer(request.block_table, dtype=np.int32)
+        tables[i, : len(table)] = table
+        here = slice(row, row + end - start)
+        known = request.token_ids[start:end]
+        arrays["ids"][row : row + len(known)] = known
+        arrays["sources"][here] = np.arange(row, row + end - start) + slots.count
+        if len(known) < end - start:  # the newest is on the device
+            arrays["sources"][here.stop - 1] = request.slot
+        arrays["positions"][here] = own = np.arange(start, end)
+        arrays["slot_mapping"][here] = (
+            table[own // block_size].astype(np.int64) * block_size + own % block_size
+        )
+        row = here.stop
+    arrays["cu_seqlens_q"][1 : len(entries) + 1] = ends
+    arrays["cu_seqlens_q"][len(entries) + 1 :] = ends[-1]
+    arrays["seq_lens"][: len(entries)] = [entry.end for entry in entries]
+    caught_up = np.array([entry.catches_up for entry in entries])
+    last_rows = (ends - 1)[caught_up]
+    rows = last_rows if shape.samples_all else np.arange(len(last_rows))
+    arrays["logit_rows"][rows] = last_rows
+    own_slots = np.array([e.request.slot for e in entries if e.catches_up], dtype=np.int64)
+    positions = np.array([e.end for e in entries if e.catches_up], dtype=np.uint64)
+    slots.fill(arrays, rows, own_slots, positions)
+    return Filled(tables_end, tables.shape, rows, arrays["slots"].view(np.int32))
+
+
+def fill_nothing(host: npt.NDArray[np.uint8], shape: StepShape) -> int:
+    """Write inputs of padding alone, which is neither stored nor sampled; how many bytes."""
+    layout = Layout.of(shape)
+    arrays = layout.on_host(host)
+    host[: layout.num_bytes] = 0
+    arrays["slot_mapping"].fill(NOT_STORED)
+    arrays["slots"].fill(NOT_SAMPLED)
+    return layout.num_bytes
+
+
+class DeviceInputs:
+    """The buffer on the device, with the newest tokens in front, and the block tables."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        most_tokens: int,
+        most_rows: int,
+        max_blocks: int,
+        device: torch.device,
+    ) -> None:
+        """`most_rows`: requests of a padded step; `max_blocks`: of the longest request."""
+        largest = StepShape(most_tokens, most_rows, 1, max(most_rows, num_slots))
+        tables_bytes = 4 * num_slots * max_blocks
+        self.num_bytes = Layout.of(largest).num_bytes + tables_bytes
+        kept = 8 * num_slots
+        whole = torch.zeros((kept + self.num_bytes + 7) // 8 * 8, dtype=torch.uint8, device=device)
+        self._all_ids = whole.view(torch.int64)
+        self.newest = self._all_ids[:num_slots]
+        self._buffer = whole[kept:]
+        self._tables = torch.zeros((most_rows, max_blocks), dtype=torch.int32, device=device)
+
+    def place(self, num_bytes: int) -> Tensor:
+        """Where a filled host buffer goes."""
+        return self._buffer[:num_bytes]
+
+    def spread_tables(self, shape: StepShape, table_shape: tuple[int, int]) -> None:
+        """Put the block tables, which came packed, into their rows."""
+        rows, width = table_shape
+        start = Layout.of(shape).num_bytes
+        packed = self._buffer[start : start + 4 * rows * width].view(torch.int32)
+        self._tables[:rows, :width].copy_(packed.view(rows, width))
+
+    def forward_batch(self, shape: StepShape) -> ForwardBatch:
+        """The inputs of the model; to be called within a captured step, where there is one."""
+        arrays = Layout.of(shape).on_device(self._buffer)
+        return ForwardBatch(
+            input_ids=self._all_ids.index_select(0, arrays["sources"]),
+            positions=arrays["positions"],
+            slot_mapping=arrays["slot_mapping"],
+            block_tables=self._tables[: shape.num_seqs],
+            cu_seqlens_q=arrays["cu_seqlens_q"],
+            seq_lens=arrays["seq_lens"],
+            max_query_len=shape.max_query_len,
+            logit_rows=arrays["logit_rows"],
+            num_logit_rows=shape.num_logit_rows,
+        )
+
+    def sampling_rows(self, shape: StepShape) -> tuple[SamplingRows, Tensor]:
+        """How the rows are sampled, and their penalty factors, float32 [rows, 3]."""
+        arrays = Layout.of(shape).on_device(self._buffer)
+        rows = SamplingRows(
+            arrays["slots"],
+            self.newest,
+            arrays["temperatures"],
+            arrays["top_k"],
+            arrays["top_p"],
+            arrays["min_p"],
+            arrays["keys"],
+        )
+        return rows, arrays["factors"].view(-1, 3)

@@ -1,0 +1,172 @@
+"""The GPU's runner on a device that records: what is captured and replayed, and what it gives."""
+
+import pytest
+import torch
+from engines import Limits, checked_step, load_tiny_model, make_engine, run_alone
+from guards import needs_interpreter
+from recording_device import RecordingDevice
+
+from localllm.config import SamplingParams
+from localllm.engine.engine import Engine
+from localllm.engine.request import TokenEvent
+from localllm.model.decoder import DecoderModel
+from localllm.quantize.recipe import Recipe
+
+pytestmark = [
+    needs_interpreter,
+    # Rows of padding are computed from whatever lies there.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+INT4 = Recipe("rtn", group_size=32)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+PENALIZED = SamplingParams(
+    temperature=0.9,
+    top_k=20,
+    repetition_penalty=1.3,
+    frequency_penalty=0.6,
+    presence_penalty=-0.4,
+    logit_bias={7: 2.0, 30: -5.0},
+    seed=3,
+    max_tokens=6,
+    ignore_eos=True,
+)
+LISTED = SamplingParams(temperature=0.8, seed=9, max_tokens=4, logprobs=3, repetition_penalty=1.2)
+
+
+def prompt(length: int) -> list[int]:
+    return [(7 * i) % 250 + 1 for i in range(length)]
+
+
+def generate(engine: Engine) -> dict[int, list[TokenEvent]]:
+    """Requests of each kind in waves: chunks beside decoding ones, cached prefixes, preemption."""
+    events: dict[int, list[TokenEvent]] = {}
+    for lengths in ((1, 29, 13), (29, 30, 6)):
+        for length, params in zip(lengths, (GREEDY, PENALIZED, LISTED), strict=True):
+            engine.add_request(prompt(length), params)
+        while engine.has_unfinished():
+            for event in checked_step(engine):
+                events.setdefault(event.request_id, []).append(event)
+    return events
+
+
+def device_engine(model: DecoderModel, **limits: object) -> tuple[Engine, RecordingDevice]:
+    device = RecordingDevice()
+    return make_engine(model, Limits(device=device, **limits)), device  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("recipe", [None, INT4], ids=["plain", "int4"])
+def test_it_gives_the_tokens_of_the_torch_operators(recipe: Recipe | None) -> None:
+    sizes = {"block_size": 8, "num_blocks": 7, "max_num_batched_tokens": 24}
+    expected = generate(
+        make_engine(
+            load_tiny_model("Qwen3ForCausalLM", None, torch.float32, recipe),
+            Limits(enable_prefix_caching=True, **sizes),
+        )
+    )
+    model = load_tiny_model("Qwen3ForCausalLM", None, torch.float32, recipe, backend="triton")
+    engine, device = device_engine(model, enable_prefix_caching=True, **sizes)
+    found = generate(engine)
+    assert engine.scheduler.num_preemptions > 0, "the test must press"
+    assert len(device.replayed) > len(device.captured) > 0
+    for request_id, events in expected.items():
+        own = found[request_id]
+        assert [each.token_id for each in own] == [each.token_id for each in events]
+        for mine, theirs in zip(own, events, strict=True):
+            assert (mine.logprobs is None) == (theirs.logprobs is None)
+            if mine.logprobs is not None and theirs.logprobs is not None:
+                assert mine.logprobs.logprob == pytest.approx(theirs.logprobs.logprob, abs=1e-4)
+                assert [i for i, _ in mine.logprobs.top] == [i for i, _ in theirs.logprobs.top]
+
+
+def test_a_shape_is_captured_when_it_comes_again_and_then_replayed() -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    engine, device = device_engine(model)
+    engine.add_request(prompt(20), GREEDY)
+    counts = []
+    while engine.has_unfinished():
+        checked_step(engine)
+        counts.append((len(device.captured), len(device.replayed)))
+    # The prompt, the first token behind it, and then all the others from the graph; the last step
+    # books what is under way.
+    assert counts == [(0, 0), (0, 0), (1, 1), (1, 2), (1, 3), (1, 3)]
+
+
+def test_nobody_waits_for_the_device_but_for_ids() -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    engine, device = device_engine(model)
+    for params in (GREEDY, PENALIZED):
+        engine.add_request(prompt(9), params)
+    waits, num_events = [], 0
+    while engine.has_unfinished():
+        num_events += len(checked_step(engine))
+        waits.append(device.num_waits)
+    assert waits == list(range(len(waits)))  # none in the first step, one in each other
+    assert num_events == 5 + 6
+
+
+def test_what_is_captured_ahead_serves_the_first_token() -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    engine, device = device_engine(model, max_num_seqs=2)
+    pieces = 0
+    while engine.work_ahead():
+        pieces += 1
+    sizes = [1, 2, 4, 8]
+    assert (len(device.captured), pieces) == (len(sizes), 1 + 2 * len(sizes))
+    before = [tuple(each) for each in _cache_bytes(engine)]
+    assert not any(map(any, before)), "padding was stored"
+    engine.add_request(prompt(5), GREEDY)
+    checked_step(engine)
+    assert not engine.work_ahead()  # there is a request
+    while engine.has_unfinished():
+        checked_step(engine)
+    assert len(device.captured) == len(sizes)
+    assert len(device.replayed) == 4  # the prompt is a window, whose kernels had not run
+
+
+def _cache_bytes(engine: Engine) -> list[list[int]]:
+    stacked = engine._runner._kv_cache.stacked  # type: ignore[attr-defined]
+    return [part.view(torch.uint8).flatten().tolist() for part in (stacked.key, stacked.value)]
+
+
+def test_a_capture_that_fails_leaves_steps_that_are_launched(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    engine, device = device_engine(model)
+
+    def failing(call: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    device.capture = failing  # type: ignore[method-assign, assignment]
+    request_id = engine.add_request(prompt(4), GREEDY)
+    found = [event.token_id for event in generate_one(engine, request_id)]
+    assert "not permitted" in caplog.text
+    assert found == run_alone(load_tiny_model("Qwen3ForCausalLM"), prompt(4), GREEDY)[0].token_ids
+
+
+def test_a_token_that_is_not_finite_ends_its_request_a_step_later() -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    engine, _ = device_engine(model)
+    good = engine.add_request(prompt(4), GREEDY)
+    expected = [event.token_id for event in generate_one(engine, good)]
+    bad = engine.add_request(prompt(12), GREEDY)
+    good = engine.add_request(prompt(4), GREEDY)
+    checked_step(engine)
+    [request] = [r for r in engine.scheduler._running if r.request_id == bad]
+    kv_cache = engine._runner._kv_cache.stacked  # type: ignore[attr-defined]
+    kv_cache.value[:, request.block_table[0]] = torch.nan
+    events: dict[int, list[TokenEvent]] = {good: [], bad: []}
+    while engine.has_unfinished():
+        for event in checked_step(engine):
+            events[event.request_id].append(event)
+    assert [event.token_id for event in events[good]] == expected
+    assert events[bad][-1].error is not None
+    assert len(events[bad]) == 2
+
+
+def generate_one(engine: Engine, request_id: int) -> list[TokenEvent]:
+    events: list[TokenEvent] = []
+    while engine.has_unfinished():
+        events += [each for each in checked_step(engine) if each.request_id == request_id]
+    return events
