@@ -274,12 +274,15 @@ class EngineConfig:
     `kv_cache_tokens` is the size of the KV cache in tokens, rounded down to whole blocks;
     `kv_cache_dtype` is what keys and values are kept in, "auto" the model's own dtype;
     `max_num_batched_tokens` is the token budget of one step; a device has its own where it is None.
+    Of the free memory `gpu_memory_utilization` is used, and `reserve_bytes` are left at least.
+    `deterministic` computes every row the same way, whatever it shares a step with.
     """
 
     max_model_len: int | None = None
     block_size: int = 16
     kv_cache_tokens: int | None = None
     gpu_memory_utilization: float = 0.9
+    reserve_bytes: int = 0
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
@@ -287,6 +290,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: KVCacheDType = "auto"
     backend: Literal["auto", "torch", "triton"] = "auto"
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -295,6 +299,7 @@ class EngineConfig:
             ("kv_cache_tokens", 1),
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
+            ("reserve_bytes", 0),
         ):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < low):

@@ -4,6 +4,7 @@
 the faces above only text.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from localllm.catalog import BUILT_IN_MODEL, BUILT_IN_MODELS, resolve_model
 from localllm.completion import Completion, Sample
 from localllm.config import EngineConfig, ModelConfig, SamplingParams
 from localllm.download import fetch_model
-from localllm.engine.loading import load_engine
+from localllm.engine.loading import Report, load_engine
 from localllm.engine.request import FinishReason
 from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.generation_config import GenerationDefaults, read_generation_config
@@ -24,6 +25,8 @@ from localllm.model.architectures import ArchSpec, read_model_config
 from localllm.prompt import Prompt, ThinkLevel
 from localllm.text_engine import EventStream, TextEngine
 from localllm.tokenizer import Message, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 # Enough for whatever a token's text may depend on before it.
 NUM_CONTEXT_TOKENS = 8
@@ -176,15 +179,24 @@ def open_checkpoint(name: str | None = None, config: EngineConfig | None = None)
     )
 
 
-def open_model(name: str | None = None, config: EngineConfig | None = None) -> LoadedModel:
-    """Open a checkpoint and load it into an engine.
+def open_model(
+    name: str | None = None,
+    config: EngineConfig | None = None,
+    report: Report = logger.info,
+) -> LoadedModel:
+    """Open a checkpoint and load it into an engine; `report` is told how memory is divided.
 
     Raises: as `open_checkpoint`; GpuMemoryError, BackendError.
     """
     started = time.monotonic()
     found = open_checkpoint(name, config)
     engine = load_engine(
-        found.folder, found.model_config, found.spec, found.engine_config, found.eos_token_ids
+        found.folder,
+        found.model_config,
+        found.spec,
+        found.engine_config,
+        found.eos_token_ids,
+        report,
     )
     return LoadedModel(
         name=found.name,

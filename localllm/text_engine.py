@@ -79,6 +79,10 @@ class TextEngine:
         for event in self.engine.step():
             self._deliver(event)
 
+    def work_ahead(self) -> bool:
+        """See Engine."""
+        return self.engine.work_ahead()
+
     def _deliver(self, event: TokenEvent) -> None:
         key = (event.request_id, event.sample)
         assembler = self._assemblers[key]

@@ -61,6 +61,7 @@ def load_tiny_model(
     dtype: torch.dtype = torch.float32,
     recipe: Recipe | None = None,
     backend: str = "torch",
+    deterministic: bool = False,
 ) -> DecoderModel:
     """A two-layer model with random weights, quantized if there is a recipe."""
     # The groups of a quantized weight divide its width.
@@ -78,10 +79,13 @@ def load_tiny_model(
                 verify=False,
             )
             folder = quantize_model(request, lambda *args: None).out
-        return load_folder(folder, dtype, select_ops("cpu", backend, dtype))
+        ops = select_ops("cpu", backend, dtype, deterministic=deterministic)
+        return load_folder(folder, dtype, ops, deterministic=deterministic)
 
 
-def load_folder(folder: Path, dtype: torch.dtype, ops: Ops = TORCH_OPS) -> DecoderModel:
+def load_folder(
+    folder: Path, dtype: torch.dtype, ops: Ops = TORCH_OPS, *, deterministic: bool = False
+) -> DecoderModel:
     """The model of a checkpoint folder."""
     model_config, spec = read_model_config(folder)
     with open_source(check_weights(find_weight_files(folder), model_config, spec)) as source:
@@ -93,6 +97,7 @@ def load_folder(folder: Path, dtype: torch.dtype, ops: Ops = TORCH_OPS) -> Decod
             dtype=dtype,
             device=torch.device("cpu"),
             ops=ops,
+            deterministic=deterministic,
         )
 
 

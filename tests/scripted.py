@@ -58,6 +58,9 @@ class ScriptedEngine:
                 return answer[len(said) :]
         return list(self.answers[min(request_id, len(self.answers) - 1)])
 
+    def work_ahead(self) -> bool:
+        return False
+
     def has_unfinished(self) -> bool:
         return bool(self._running)
 

@@ -44,7 +44,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """Every callable a decoder uses beyond matrix products and embedding look-ups."""
+    """Every callable a decoder uses beyond matrix products and embedding look-ups.
+
+    `rows_alike`: whether a row has the same bits whatever its batch, products included.
+    """
 
     name: str
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -60,6 +63,7 @@ class Ops:
     sample: Callable[[Tensor, SamplingRows], Tensor] | None = None
     # All layers in one call, where the library has that for such products; else None.
     fuse_decoder: Callable[[DecoderParts], FusedDecoder | None] = lambda parts: None
+    rows_alike: bool = False
 
 
 TORCH_OPS = Ops(
@@ -74,9 +78,11 @@ TORCH_OPS = Ops(
 )
 
 
-def select_ops(device: str, requested: str, dtype: torch.dtype) -> Ops:
+def select_ops(
+    device: str, requested: str, dtype: torch.dtype, *, deterministic: bool = False
+) -> Ops:
     """The table for a device type (`cpu`, `cuda`), a `--backend` (`auto`, `torch`, `triton`) and
-    weights of `dtype`.
+    weights of `dtype`; `deterministic`: one path for every row, where there would be several.
 
     Raises: ValueError for a backend that is not to be had.
     """
@@ -87,7 +93,7 @@ def select_ops(device: str, requested: str, dtype: torch.dtype) -> Ops:
         raise ValueError("the triton kernels need a GPU (or TRITON_INTERPRET=1, for tests)")
     ops = TORCH_OPS
     if requested == "triton" or (device == "cuda" and requested == "auto"):
-        ops = triton_ops(device)
+        ops = triton_ops(device, deterministic=deterministic)
     elif device == "cpu" and requested == "auto" and dtype != torch.float16:
         try:
             ops = cpu_ops()
@@ -97,12 +103,18 @@ def select_ops(device: str, requested: str, dtype: torch.dtype) -> Ops:
     return ops
 
 
-def triton_ops(device: str) -> Ops:
-    """The table of the Triton kernels, for the current device of that type."""
-    workspace = Workspace(torch.device(device))
+def triton_ops(device: str, *, deterministic: bool = False) -> Ops:
+    """The table of the Triton kernels, for the current device of that type.
+
+    `deterministic`: a row's sums are split among no programs, and attention takes one kernel for
+    few queries and many; products have to be given the same number of rows always.
+    """
+    workspace = Workspace(torch.device(device), splits=not deterministic)
 
     def paged_attention(query: Tensor, cache: KVCache, **arguments: Any) -> Tensor:
         group = query.shape[1] // cache.key.shape[1]
+        if deterministic:
+            return paged_attention_prefill(query, cache, workspace, **arguments)
         if arguments["max_query_len"] * group <= MAX_DECODE_ROWS:
             return paged_attention_decode(query, cache, workspace, **arguments)
         return paged_attention_prefill(query, cache, workspace, **arguments)
@@ -137,4 +149,5 @@ def cpu_ops() -> Ops:
         gumbel_argmax=own.gumbel_argmax,
         linears=CpuLinears(library),
         fuse_decoder=lambda parts: fuse_decoder(library, parts),
+        rows_alike=True,
     )

@@ -32,14 +32,15 @@ def present(tensor: Tensor | None, instead: Tensor) -> Tensor:
 class Workspace:
     """Memory that launches on one stream use one after the other.
 
-    `num_processors` and `capability` (as 90) of the device are what tiles are chosen by.
+    `num_processors` and `capability` (as 90) of the device are what tiles are chosen by; as if
+    there were one processor where sums are not to be split among programs.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, splits: bool = True) -> None:
         self.num_processors, self.capability = 1, 80
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
-            self.num_processors = properties.multi_processor_count
+            self.num_processors = properties.multi_processor_count if splits else 1
             self.capability = 10 * properties.major + properties.minor
         self._parts = torch.empty(0, dtype=torch.float32, device=device)
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)

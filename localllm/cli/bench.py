@@ -90,12 +90,14 @@ def bench(
     seed: Annotated[int, options.option("--seed", help="Of prompts, arrivals and weights.")] = 0,
     ctx: options.Context = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
+    reserve: options.Reserve = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
+    deterministic: options.Deterministic = False,
 ) -> int:
     """Measure speed, as a share of what the memory and the arithmetic of this machine allow.
 
@@ -127,6 +129,7 @@ def bench(
         config = options.EngineFlags(
             ctx,
             gpu_memory_utilization,
+            reserve,
             max_num_seqs,
             max_num_batched_tokens,
             False,
@@ -134,6 +137,7 @@ def bench(
             device,
             dtype,
             kv_cache_dtype,
+            deterministic,
         ).config(default_max_num_seqs=asked.num_seqs)
         report, was_interrupted = _bench_model(model, random_weights, weights, config, asked)
     _write(report, json_file, plot)

@@ -3,6 +3,7 @@
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,6 +80,7 @@ def chat(
     greedy: options.Greedy = False,
     ctx: options.Context = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
+    reserve: options.Reserve = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     no_prefix_cache: options.NoPrefixCache = False,
@@ -86,6 +88,7 @@ def chat(
     device: options.Device = "auto",
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
+    deterministic: options.Deterministic = False,
 ) -> int:
     """Chat with a model, or get one answer.
 
@@ -113,6 +116,7 @@ def chat(
     engine = options.EngineFlags(
         ctx,
         gpu_memory_utilization,
+        reserve,
         max_num_seqs,
         max_num_batched_tokens,
         no_prefix_cache,
@@ -120,6 +124,7 @@ def chat(
         device,
         dtype,
         kv_cache_dtype,
+        deterministic,
     ).config(default_max_num_seqs=1)
     form = choose_form(json_output, stream_json, extract_code)
     if logprobs is not None and form not in ("json", "stream-json"):
@@ -141,7 +146,7 @@ def chat(
     if raw and system is not None:
         raise RequestError("--raw has no place for a system prompt", hint="leave out one of them")
     SamplingParams(**sampling)  # bad values are refused before the model is opened
-    loaded = open_noted(chosen.model, engine)
+    loaded = open_noted(chosen.model, engine, is_conversation=text is None)
     session = start_session(loaded, system=system, raw=raw, think=think_level)
     session.parse_special = parse_special
     if text is None:
@@ -210,8 +215,8 @@ def choose_form(json_output: bool, stream_json: bool, extract_code: bool) -> Ans
     return asked[0] if asked else "text"
 
 
-def open_noted(name: str | None, engine: EngineConfig) -> "LoadedModel":
-    """Open the model, with the notice that none was asked for."""
+def open_noted(name: str | None, engine: EngineConfig, *, is_conversation: bool) -> "LoadedModel":
+    """Open the model, with the notice that none was asked for, or how memory is divided."""
     from localllm.session import open_model
 
     if name is None:
@@ -220,7 +225,10 @@ def open_noted(name: str | None, engine: EngineConfig) -> "LoadedModel":
             "A real one: localllm chat qwen3-0.6b",
             dim=True,
         )
-    return open_model(name, engine)
+        return open_model(name, engine)
+    if not is_conversation:
+        return open_model(name, engine)
+    return open_model(name, engine, report=partial(note, dim=True))
 
 
 def start_session(

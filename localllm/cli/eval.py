@@ -39,6 +39,7 @@ def evaluate_model(
     json_output: Annotated[bool, options.option("--json", help="One JSON object.")] = False,
     ctx: options.Context = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
+    reserve: options.Reserve = None,
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     dtype: options.DTypeName = "auto",
@@ -55,7 +56,17 @@ def evaluate_model(
     if not content:
         raise RequestError("no text to measure on", hint="--text FILE, or pipe a text into it")
     config = options.EngineFlags(
-        ctx, gpu_memory_utilization, None, 512, True, backend, device, dtype, kv_cache_dtype
+        ctx,
+        gpu_memory_utilization,
+        reserve,
+        None,
+        512,
+        True,
+        backend,
+        device,
+        dtype,
+        kv_cache_dtype,
+        False,
     ).config(default_max_num_seqs=1)
     from localllm.evaluation import evaluate
 

@@ -1,5 +1,6 @@
 """Flags that several commands share, and what they are turned into."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
@@ -63,6 +64,13 @@ Context = Annotated[
 GpuMemoryUtilization = Annotated[
     float, option("--gpu-memory-utilization", help="Share of the free memory to use.")
 ]
+Reserve = Annotated[
+    str | None,
+    option("--reserve", help="Memory to leave free, as 512MiB or 2GiB.", metavar="SIZE"),
+]
+Deterministic = Annotated[
+    bool, option("--deterministic", help="Same bits in any batch, on a GPU too; slower there.")
+]
 MaxNumSeqs = Annotated[int | None, option("--max-num-seqs", help="Requests in one batch.")]
 MaxNumBatchedTokens = Annotated[
     int | None, option("--max-num-batched-tokens", help="Tokens in one step (CPU 256, GPU 2048).")
@@ -123,19 +131,23 @@ class EngineFlags:
 
     ctx: str | None
     gpu_memory_utilization: float
+    reserve: str | None
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
     no_prefix_cache: bool
     backend: str
     device: str
     dtype: str
-    kv_cache_dtype: str = "auto"
+    kv_cache_dtype: str
+    deterministic: bool
 
     def config(self, default_max_num_seqs: int) -> EngineConfig:
         """The EngineConfig they ask for. Raises: RequestError."""
         return EngineConfig(
             max_model_len=parse_context(self.ctx),
             gpu_memory_utilization=self.gpu_memory_utilization,
+            reserve_bytes=0 if self.reserve is None else parse_size(self.reserve, "reserve"),
+            deterministic=self.deterministic,
             max_num_seqs=default_max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=not self.no_prefix_cache,
@@ -164,6 +176,18 @@ def parse_context(text: str | None) -> int | None:
     if not is_number or int(digits) == 0:
         raise RequestError(f"--ctx must be like 4096, 32k or auto, found {text!r:.40}", param="ctx")
     return int(digits) * (1024 if digits != text else 1)
+
+
+def parse_size(text: str, param: str) -> int:
+    """Bytes from `512MiB`, `2GiB`, `1.5g` or a number of bytes. Raises: RequestError."""
+    found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,3})?) ?([kmgt]?)(i?b)?", text.strip().lower())
+    if found is None or (found[2] == "" and "." in found[1]):
+        raise RequestError(
+            f"--{param} must be a size like 512MiB or 2GiB, found {text!r:.40}", param=param
+        )
+    # A letter alone, or with iB, counts in 1,024; with B, as disks are sold, in 1,000.
+    unit = 1000 if found[3] == "b" else 1024
+    return int(float(found[1]) * unit ** " kmgt".index(found[2] or " "))
 
 
 def parse_logit_bias(entries: list[str]) -> dict[int, float]:

@@ -5,8 +5,10 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from localllm.cli.idle import meanwhile
 from localllm.cli.interrupt import until_interrupt
 from localllm.cli.line_editor import CommandCompleter, LineEditor
 from localllm.cli.output import StdoutClosedError, note, print_error
@@ -64,7 +66,8 @@ class Repl:
         last_interrupt_s = -LEAVE_WINDOW_S
         while not self.is_over:
             try:
-                text = self.editor.read()
+                with meanwhile(self.session.model.text_engine.work_ahead):
+                    text = self.editor.read()
             except EOFError:
                 break
             except KeyboardInterrupt:
@@ -143,7 +146,7 @@ class Repl:
 
     def load_model(self, name: str) -> None:
         """Answer with another model from here on; the old one stays if that fails."""
-        model = open_model(name, self._engine_config)
+        model = open_model(name, self._engine_config, report=partial(note, dim=True))
         model.sampling_params(**self.given)
         self.session.change_model(model)
 

@@ -15,9 +15,10 @@ from localllm.engine.cpu_products import make_products_reproducible
 from localllm.engine.device import CudaDevice
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine, EngineLimits
-from localllm.engine.memory import MemoryPlan, plan_memory
+from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
+from localllm.engine.step_inputs import buckets
 from localllm.engine.threads import choose_threads
 from localllm.errors import BackendError
 from localllm.model.architectures import ArchSpec
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 # Tokens in one step. On a CPU products are as fast with 64 rows as with 2,048, see
 # docs/performance.md, and whoever waits for the next token waits for the whole step.
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
+# Is told, in a line, how memory is divided.
+Report = Callable[[str], None]
 _KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -49,17 +52,22 @@ class LoadedDecoder:
 
 
 def load_decoder(
-    folder: Path, model_config: ModelConfig, spec: ArchSpec, config: EngineConfig
+    folder: Path,
+    model_config: ModelConfig,
+    spec: ArchSpec,
+    config: EngineConfig,
+    report: Report = logger.info,
 ) -> LoadedDecoder:
     """Load the weights in `folder`, whose config was read by `read_model_config`.
 
-    Everything that can be wrong with the files is found before memory is taken.
+    Everything that can be wrong with the files is found before memory is taken; `report` is told
+    how it will be divided, and how it was.
 
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
     weights = check_weights(find_weight_files(folder), model_config, spec)
     with open_source(weights) as source:
-        return build_decoder(source, weights.resident_bytes, model_config, spec, config)
+        return build_decoder(source, weights.resident_bytes, model_config, spec, config, report)
 
 
 def build_decoder(
@@ -68,6 +76,7 @@ def build_decoder(
     model_config: ModelConfig,
     spec: ArchSpec,
     config: EngineConfig,
+    report: Report = logger.info,
 ) -> LoadedDecoder:
     """A decoder with the weights of `source`, of which `resident_bytes` tells what they take for
     a width of plain values.
@@ -84,7 +93,7 @@ def build_decoder(
     )
     kv_dtype = _KV_DTYPES.get(config.kv_cache_dtype, dtype)
     try:
-        ops = select_ops(device.type, config.backend, dtype)
+        ops = select_ops(device.type, config.backend, dtype, deterministic=config.deterministic)
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
     plan = plan_memory(
@@ -95,8 +104,9 @@ def build_decoder(
         item_bytes=dtype.itemsize,
         kv_row_bytes=row_bytes(model_config.head_dim, kv_dtype),
         free_bytes=_free_bytes(device),
+        graph_rows=sum(buckets(config.max_num_seqs)) if device.type == "cuda" else 0,
     )
-    logger.info("memory plan: %s", plan)
+    report(plan.describe(config.block_size))
     model = load_model(
         source,
         model_config,
@@ -105,7 +115,13 @@ def build_decoder(
         dtype=dtype,
         device=device,
         ops=ops,
+        deterministic=config.deterministic,
     )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what the loading of weights has left
+        planned, free_bytes = plan, _free_bytes(device)
+        plan = reconcile(planned, config, free_bytes)
+        report(describe_taken(plan, planned, free_bytes - plan.kv_bytes))
     return LoadedDecoder(model, plan, dtype, kv_dtype, device)
 
 
@@ -115,9 +131,10 @@ def load_engine(
     spec: ArchSpec,
     config: EngineConfig,
     eos_token_ids: frozenset[int],
+    report: Report = logger.info,
 ) -> Engine:
     """An engine around the decoder in `folder`. Raises: as `load_decoder`."""
-    loaded = load_decoder(folder, model_config, spec, config)
+    loaded = load_decoder(folder, model_config, spec, config, report)
     return build_engine(
         loaded, config, eos_token_ids, fingerprint(folder, find_weight_files(folder))
     )

@@ -1,6 +1,8 @@
-"""How the memory is divided: a pure function from sizes to a plan, before a weight is read."""
+"""How the memory is divided: a pure function from sizes to a plan, before a weight is read; and
+what becomes of the plan once the weights are there.
+"""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localllm.config import EngineConfig, ModelConfig
 from localllm.errors import GpuMemoryError, RequestError
@@ -13,14 +15,35 @@ _MAX_GATHERED_VALUES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes for each part, tokens in a step, and the context and number of blocks they allow."""
+    """Bytes for each part, tokens in a step, and the context and number of blocks they allow.
 
+    `budget_bytes` may be used in all, of `free_bytes`; `graphs_bytes`: of captured steps.
+    """
+
+    free_bytes: int
+    budget_bytes: int
     weights_bytes: int
     activations_bytes: int
+    graphs_bytes: int
     kv_block_bytes: int
     num_blocks: int  # the null block included
     max_model_len: int
     max_num_batched_tokens: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of all blocks."""
+        return self.num_blocks * self.kv_block_bytes
+
+    def describe(self, block_size: int) -> str:
+        """One line for a terminal."""
+        graphs = f", graphs {gib(self.graphs_bytes)}" if self.graphs_bytes else ""
+        return (
+            f"memory: weights {gib(self.weights_bytes)}, KV cache {gib(self.kv_bytes)} for "
+            f"{(self.num_blocks - 1) * block_size:,} tokens (context {self.max_model_len:,}), "
+            f"activations {gib(self.activations_bytes)}{graphs}; "
+            f"{gib(self.budget_bytes)} of {gib(self.free_bytes)} free may be used"
+        )
 
 
 def plan_memory(
@@ -32,9 +55,11 @@ def plan_memory(
     item_bytes: int,
     kv_row_bytes: int,
     free_bytes: int,
+    graph_rows: int = 0,
 ) -> MemoryPlan:
-    """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens`, and KV
-    cache, whose keys (or values) of a head and token take `kv_row_bytes`.
+    """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens`, KV
+    cache, whose keys (or values) of a head and token take `kv_row_bytes`, and captured steps of
+    `graph_rows` rows in all.
 
     Without an explicit context, the context is the model's, or what fits. The cache holds
     `max_num_seqs` whole contexts if there is room, and at least one.
@@ -48,6 +73,8 @@ def plan_memory(
     )
     width = 4 * model.hidden_size + 3 * model.intermediate_size
     width += 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    # Of captured steps each keeps its logits, in the model's precision and in float32.
+    graphs_bytes = graph_rows * (model.vocab_size * (4 + item_bytes) + width * item_bytes)
     activations_bytes = (
         max_num_batched_tokens * width * max(item_bytes, 4)
         + 2 * engine.max_num_seqs * model.vocab_size * 4
@@ -56,7 +83,9 @@ def plan_memory(
     )
     token_bytes = 2 * model.num_layers * model.num_kv_heads * kv_row_bytes
     block_bytes = token_bytes * engine.block_size
-    usable = int(free_bytes * engine.gpu_memory_utilization) - weights_bytes - activations_bytes
+    budget_bytes = int(free_bytes * engine.gpu_memory_utilization)
+    budget_bytes = max(0, min(budget_bytes, free_bytes - engine.reserve_bytes))
+    usable = budget_bytes - weights_bytes - activations_bytes - graphs_bytes
     max_blocks = max(0, usable // block_bytes - 1)
 
     max_model_len = longest
@@ -75,8 +104,11 @@ def plan_memory(
     else:
         num_blocks = min(max_blocks, engine.max_num_seqs * blocks_per_context)
     plan = MemoryPlan(
+        free_bytes,
+        budget_bytes,
         weights_bytes,
         activations_bytes,
+        graphs_bytes,
         block_bytes,
         num_blocks + 1,
         max_model_len,
@@ -85,16 +117,58 @@ def plan_memory(
     # An explicit cache size may hold less than a context; requests are then held to the cache.
     fits = num_blocks >= (1 if engine.kv_cache_tokens else blocks_per_context)
     if num_blocks < 1 or not fits or num_blocks > max_blocks:
-        raise GpuMemoryError(
-            "the model does not fit into the free memory",
-            where=f"weights {_gib(weights_bytes)}, activations {_gib(activations_bytes)}, "
-            f"KV cache {_gib(block_bytes * max(num_blocks, blocks_per_context))} for "
-            f"{max_model_len or longest:,} tokens of context; "
-            f"free {_gib(free_bytes)}, of which {engine.gpu_memory_utilization:.0%} may be used",
-            hint="a smaller --ctx, a smaller model, or --gpu-memory-utilization nearer to 1",
+        raise _does_not_fit(
+            replace(plan, num_blocks=max(num_blocks, blocks_per_context)),
+            f"{max_model_len or longest:,} tokens of context",
         )
     return plan
 
 
-def _gib(num_bytes: int) -> str:
+def reconcile(plan: MemoryPlan, engine: EngineConfig, free_bytes: int) -> MemoryPlan:
+    """The plan once the weights are on the device, of which `free_bytes` are free now.
+
+    The cache gets what is left, where that is less than was planned: weights that took more, or
+    somebody else who came in the meantime.
+
+    Raises: GpuMemoryError where not one context fits any more.
+    """
+    taken = max(0, plan.free_bytes - free_bytes)
+    left = plan.budget_bytes - taken - plan.activations_bytes - plan.graphs_bytes
+    num_blocks = min(plan.num_blocks, left // plan.kv_block_bytes)
+    reconciled = replace(plan, weights_bytes=taken, num_blocks=num_blocks)
+    held = (num_blocks - 1) * engine.block_size
+    if held >= plan.max_model_len or (engine.kv_cache_tokens and held > 0):
+        return reconciled
+    if engine.max_model_len is None and held > 0:
+        return replace(reconciled, max_model_len=held)
+    blocks_per_context = -(-plan.max_model_len // engine.block_size)
+    raise _does_not_fit(
+        replace(reconciled, num_blocks=blocks_per_context),
+        f"{plan.max_model_len:,} tokens of context, now that the weights are loaded",
+    )
+
+
+def describe_taken(plan: MemoryPlan, planned: MemoryPlan, free_bytes: int) -> str:
+    """What became of a plan, one line for a terminal; `free_bytes` are free now."""
+    cache = gib(plan.kv_bytes)
+    if plan.num_blocks != planned.num_blocks:
+        cache += f" (planned {gib(planned.kv_bytes)})"
+    return (
+        f"memory taken: weights {gib(plan.weights_bytes)} (planned {gib(planned.weights_bytes)}), "
+        f"KV cache {cache}; {gib(free_bytes)} still free"
+    )
+
+
+def _does_not_fit(plan: MemoryPlan, context: str) -> GpuMemoryError:
+    return GpuMemoryError(
+        "the model does not fit into the free memory",
+        where=f"weights {gib(plan.weights_bytes)}, activations {gib(plan.activations_bytes)}, "
+        f"KV cache {gib(plan.kv_bytes)} for {context}; "
+        f"free {gib(plan.free_bytes)}, of which {gib(plan.budget_bytes)} may be used",
+        hint="a smaller --ctx, a smaller model, less --reserve, or --gpu-memory-utilization 1",
+    )
+
+
+def gib(num_bytes: int) -> str:
+    """For people."""
     return f"{num_bytes / (1 << 30):.2f} GiB"

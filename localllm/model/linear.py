@@ -17,6 +17,8 @@ Projection = Callable[[Tensor], Tensor]
 # The integer operators' time grows with the rows; from here on it is faster to dequantize the
 # weight once and use the plain product.
 MAX_OPERATOR_ROWS = 4
+# Few enough to be fed by memory still, on a GPU.
+FIXED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,22 @@ class CpuInt8Linear:
             return F.linear(x, self.codes.bfloat16() * self.scales[:, None], self.bias)
         out: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self.codes, self.scales)
         return out if self.bias is None else out + self.bias
+
+
+@dataclass(frozen=True, slots=True)
+class FixedRows:
+    """A product that is always given as many rows, padded or a part after the other, so that what
+    becomes of a row cannot depend on how many there are.
+    """
+
+    product: Projection
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Projection."""
+        num_rows = x.shape[0]
+        padded = F.pad(x, (0, 0, 0, -num_rows % FIXED_ROWS))
+        parts = torch.split(padded, FIXED_ROWS)
+        return torch.cat([self.product(part) for part in parts])[:num_rows]
 
 
 @dataclass(frozen=True, slots=True)

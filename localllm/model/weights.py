@@ -15,7 +15,14 @@ from localllm.errors import CheckpointError
 from localllm.model.architectures import ArchSpec, layer_windows
 from localllm.model.decoder import DecoderModel
 from localllm.model.layers import DecoderLayer, RMSNorm, build_layer, decoder_parts
-from localllm.model.linear import Linear, Projection, SplitLinear, fuse, quantized_linear
+from localllm.model.linear import (
+    FixedRows,
+    Linear,
+    Projection,
+    SplitLinear,
+    fuse,
+    quantized_linear,
+)
 from localllm.model.quantized import QuantizedWeight
 from localllm.model.rope import RopeTable
 from localllm.model.weight_check import WeightMap
@@ -100,12 +107,16 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     ops: Ops,
+    deterministic: bool = False,
 ) -> DecoderModel:
     """Load a decoder's tensors, one at a time, into fused weights.
 
+    `deterministic`: products give a row the same bits whatever its batch.
+
     Raises: CheckpointError for a quantized weight whose parts make no sense.
     """
-    reader = WeightReader(source, dtype, device, ops)
+    has_fixed_rows = deterministic and not ops.rows_alike
+    reader = WeightReader(source, dtype, device, ops, has_fixed_rows=has_fixed_rows)
     embedding = reader.read("model.embed_tokens.weight")
     layers = tuple(reader.layer(config, spec, i) for i in range(config.num_layers))
     norm = RMSNorm(reader.vector("model.norm.weight"), config.rms_norm_eps)
@@ -143,12 +154,19 @@ def open_weights(
 class WeightReader:
     """Reads tensors, linears and layers by name, and the rows of several linears into one.
 
-    What is not quantized is read in `dtype`.
+    What is not quantized is read in `dtype`; `has_fixed_rows`: see `FixedRows`.
     """
 
     def __init__(
-        self, source: WeightSource, dtype: torch.dtype, device: torch.device, ops: Ops
+        self,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        ops: Ops,
+        *,
+        has_fixed_rows: bool = False,
     ) -> None:
+        self._has_fixed_rows = has_fixed_rows
         self._source = source
         self._dtype, self._device = dtype, device
         self._linears = ops.linears
@@ -180,7 +198,8 @@ class WeightReader:
         fused = fuse(parts) if len(parts) == len(names) else None
         if fused is None:
             return SplitLinear(tuple(self.linear(name) for name in names))
-        return quantized_linear(fused, self._biases(names, parts), self._dtype, self._linears)
+        bias = self._biases(names, parts)
+        return self._fixed(quantized_linear(fused, bias, self._dtype, self._linears))
 
     def head(self, embedding: Tensor) -> Projection:
         """The output head, which is the embedding table where there is no other."""
@@ -199,7 +218,11 @@ class WeightReader:
         )
 
     def _plain(self, weight: Tensor, bias: Tensor | None) -> Projection:
-        return Linear(weight, bias) if self._linears is None else self._linears.plain(weight, bias)
+        linears = self._linears
+        return self._fixed(Linear(weight, bias) if linears is None else linears.plain(weight, bias))
+
+    def _fixed(self, product: Projection) -> Projection:
+        return FixedRows(product) if self._has_fixed_rows else product
 
     def _biases(self, names: Sequence[str], parts: Sequence[QuantizedWeight]) -> Tensor | None:
         biases = [f"{name}.bias" for name in names if self._has_plain(f"{name}.bias")]

@@ -4,7 +4,7 @@ import pytest
 from checkpoints import tiny_config
 
 from localllm.config import EngineConfig, ModelConfig
-from localllm.engine.memory import MemoryPlan, plan_memory
+from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.errors import ExitCode, GpuMemoryError
 
 MODEL = ModelConfig.from_hf(tiny_config("LlamaForCausalLM"))
@@ -55,3 +55,56 @@ def test_an_explicit_cache_may_be_smaller_than_a_context() -> None:
     config = EngineConfig(kv_cache_tokens=100, block_size=16)
     found = plan(config, 4000, GIB)
     assert found.num_blocks == 6 + 1
+
+
+def test_a_reserve_is_left_where_it_is_more_than_the_share() -> None:
+    config = EngineConfig(gpu_memory_utilization=0.9, reserve_bytes=GIB // 2)
+    assert plan(config, 0, GIB).budget_bytes == GIB // 2
+    assert plan(config, 0, 10 * GIB).budget_bytes == 9 * GIB
+    with pytest.raises(GpuMemoryError, match=r"of which 0\.00 GiB may be used"):
+        plan(EngineConfig(max_model_len=512, reserve_bytes=2 * GIB), 0, GIB)
+
+
+def test_captured_steps_have_their_place() -> None:
+    found = plan_memory(
+        MODEL,
+        EngineConfig(max_num_seqs=1),
+        max_num_batched_tokens=16,
+        weights_bytes=0,
+        item_bytes=2,
+        kv_row_bytes=32,
+        free_bytes=GIB,
+        graph_rows=7,
+    )
+    assert found.graphs_bytes >= 7 * MODEL.vocab_size * 6
+    assert "graphs" in found.describe(16)
+    assert "graphs" not in plan(EngineConfig(max_num_seqs=1), 0, GIB).describe(16)
+
+
+def test_weights_that_take_more_than_planned_are_taken_from_the_cache() -> None:
+    config = EngineConfig(max_num_seqs=3, gpu_memory_utilization=1.0)
+    # Just enough for what is wanted, the weights not counted.
+    wanted = plan(config, 0, GIB)
+    planned = plan(config, 4000, wanted.activations_bytes + wanted.kv_bytes + 4000)
+    assert reconcile(planned, config, planned.free_bytes - 4000) == planned
+    found = reconcile(planned, config, planned.free_bytes - 4000 - 5 * planned.kv_block_bytes)
+    assert found.num_blocks == planned.num_blocks - 5
+    assert found.weights_bytes == 4000 + 5 * planned.kv_block_bytes
+    assert found.max_model_len == planned.max_model_len
+    line = describe_taken(found, planned, GIB)
+    assert "1.00 GiB still free" in line
+    assert "planned" in line
+
+
+def test_a_context_that_no_longer_fits_is_shortened_or_an_error() -> None:
+    config = EngineConfig(max_num_seqs=1, gpu_memory_utilization=1.0)
+    wanted = plan(config, 0, GIB)
+    free_bytes = wanted.activations_bytes + wanted.kv_bytes
+    asked = EngineConfig(max_num_seqs=1, gpu_memory_utilization=1.0, max_model_len=512)
+    taken = 4 * wanted.kv_block_bytes
+    found = reconcile(plan(config, 0, free_bytes), config, free_bytes - taken)
+    assert found.max_model_len == 512 - 4 * 16
+    with pytest.raises(GpuMemoryError, match="now that the weights are loaded"):
+        reconcile(plan(asked, 0, free_bytes), asked, free_bytes - taken)
+    with pytest.raises(GpuMemoryError, match="now that the weights are loaded"):
+        reconcile(plan(config, 0, free_bytes), config, 0)

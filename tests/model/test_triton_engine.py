@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from engines import Limits, load_tiny_model, make_engine
+from engines import Limits, load_tiny_model, make_engine, run, run_alone
 from guards import needs_interpreter
 from triton.runtime.interpreter import GridExecutor
 
@@ -65,6 +65,29 @@ def test_it_gives_the_tokens_of_the_torch_operators(
     is_int4 = recipe in (INT4, INT4_ASYMMETRIC)
     assert isinstance(model.fused, GpuDecoder) == is_int4
     assert generate(model, kv_dtype) == generate(reference, kv_dtype)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "window", "recipe", "kv_dtype"),
+    [
+        ("Qwen3ForCausalLM", None, None, None),
+        ("MistralForCausalLM", 12, INT4, torch.int8),
+    ],
+    ids=["plain", "int4, window, int8 cache"],
+)
+def test_what_is_deterministic_has_the_same_bits_in_any_batch_and_chunks(
+    architecture: str, window: int | None, recipe: Recipe | None, kv_dtype: torch.dtype | None
+) -> None:
+    model = load_tiny_model(architecture, window, torch.float32, recipe, "triton", True)
+    assert model.fused is None
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    wanted = [([(7 * i) % 250 + 1 for i in range(length)], params) for length in (1, 29, 14)]
+    limits = Limits(block_size=8, max_num_batched_tokens=17, enable_prefix_caching=True)
+    answers = run(make_engine(model, limits, kv_dtype), wanted)
+    for i, request in enumerate(wanted):
+        [alone] = run_alone(model, *request, kv_dtype)
+        assert answers[i, 0].token_ids == alone.token_ids
+        assert answers[i, 0].logits == alone.logits
 
 
 def test_a_decode_step_in_4_bits_takes_six_launches_a_layer(

@@ -14,6 +14,7 @@ from localllm.errors import CheckpointError, ExitCode
 from localllm.model.architectures import read_model_config
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
+from localllm.model.weights import open_source
 
 Make = Callable[..., Path]
 
@@ -199,3 +200,20 @@ def test_a_quantized_checkpoint_is_refused_by_method(
     folder = make_checkpoint()
     edit_json(folder / "config.json", quantization_config={"quant_method": "mystery"})
     assert "mystery" in refusal(folder)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped")
+def test_a_tensor_on_its_way_to_a_device_is_read_where_the_file_is_mapped(
+    make_checkpoint: Make,
+) -> None:
+    folder = make_checkpoint()
+    config, spec = read_model_config(folder)
+    weights = check_weights(find_weight_files(folder), config, spec)
+    with open_source(weights) as source:
+        tensor = source.plain("model.layers.1.mlp.up_proj.weight")
+        address, mapped = tensor.data_ptr(), None
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            start, end = (int(bound, 16) for bound in line.split()[0].split("-"))
+            if start <= address < end:
+                mapped = line.split()[-1]
+    assert mapped == str(folder / "model.safetensors")

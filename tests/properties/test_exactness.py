@@ -83,13 +83,20 @@ models = st.sampled_from(sorted(MODELS))
 exact = settings(max_examples=80, deadline=None, derandomize=True, print_blob=True)
 
 
+# One path, where torch's operators have one for few rows and one for many.
+DETERMINISTIC = "qwen2 in bfloat16 and 4 bits, deterministic"
+ALL_MODELS = MODELS | {
+    DETERMINISTIC: ("Qwen2ForCausalLM", None, torch.bfloat16, INT4, "torch", True)
+}
+
+
 def answers_alone(model_name: str, request: Request) -> list[Answer]:
-    model = load_tiny_model(*MODELS[model_name])
+    model = load_tiny_model(*ALL_MODELS[model_name])
     return run_alone(model, *request, KV_DTYPES.get(model_name))
 
 
 def engine_of(model_name: str, limits: Limits) -> Engine:
-    model = load_tiny_model(*MODELS[model_name])
+    model = load_tiny_model(*ALL_MODELS[model_name])
     return make_engine(model, limits, KV_DTYPES.get(model_name))
 
 
@@ -125,6 +132,13 @@ def test_any_chunks_and_any_block_size_give_the_tokens_of_the_whole_prompt(
 ) -> None:
     limits = Limits(block_size, 3200 // block_size, max_num_batched_tokens=budget)
     assert_exact(model_name, wanted, limits)
+
+
+@settings(exact, max_examples=15)
+@given(requests, st.integers(1, 40))
+def test_one_path_makes_bfloat16_as_exact(wanted: list[Request], budget: int) -> None:
+    limits = Limits(max_num_batched_tokens=budget, enable_prefix_caching=True)
+    assert_exact(DETERMINISTIC, wanted, limits)
 
 
 @exact
