@@ -50,6 +50,7 @@ class Recording(TorchDispatchMode):
         self._own: set[int] = set()
         self._kept: list[Any] = []
         self.launches: list[str] = []
+        self.settings: list[dict[str, Any]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -62,6 +63,7 @@ class Recording(TorchDispatchMode):
 
     def launch(self, executor: GridExecutor, args: Any, kwargs: Any) -> None:
         self.launches.append(executor.fn.__name__)
+        self.settings.append(kwargs)
         self._note(executor, args, kwargs, None)
 
     def replay(self) -> None:
@@ -96,9 +98,12 @@ def _inside(value: Any) -> Any:
 
 
 class RecordingDevice:
-    """See Device. `captured` and `replayed`: the recordings, in order."""
+    """See Device. `captured` and `replayed`: the recordings, in order; `seconds`: what a replay is
+    said to take.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: Callable[[Recording], float] = lambda recording: 1.0) -> None:
+        self.seconds = seconds
         self.captured: list[Recording] = []
         self.replayed: list[Recording] = []
         self.num_waits = 0
@@ -151,6 +156,9 @@ class RecordingDevice:
 
         result.fill_(torch.nan)
         return replay, result
+
+    def time(self, call: Callable[[], None]) -> float:
+        return self.seconds(self.captured[-1])
 
     def release_memory(self) -> None:
         self._results.clear()

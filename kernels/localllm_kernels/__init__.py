@@ -38,6 +38,7 @@ from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store
 from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.sample import SamplingRows, sample
 from localllm_kernels.silu_mul import silu_mul, silu_mul_reference
+from localllm_kernels.tunings import Tunings
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +80,16 @@ TORCH_OPS = Ops(
 
 
 def select_ops(
-    device: str, requested: str, dtype: torch.dtype, *, deterministic: bool = False
+    device: str,
+    requested: str,
+    dtype: torch.dtype,
+    *,
+    deterministic: bool = False,
+    tunings: Tunings | None = None,
 ) -> Ops:
     """The table for a device type (`cpu`, `cuda`), a `--backend` (`auto`, `torch`, `triton`) and
-    weights of `dtype`; `deterministic`: one path for every row, where there would be several.
+    weights of `dtype`; `deterministic`: one path for every row, where there would be several;
+    `tunings`: what Triton's kernels take for a shape.
 
     Raises: ValueError for a backend that is not to be had.
     """
@@ -93,7 +100,7 @@ def select_ops(
         raise ValueError("the triton kernels need a GPU (or TRITON_INTERPRET=1, for tests)")
     ops = TORCH_OPS
     if requested == "triton" or (device == "cuda" and requested == "auto"):
-        ops = triton_ops(device, deterministic=deterministic)
+        ops = triton_ops(device, deterministic=deterministic, tunings=tunings)
     elif device == "cpu" and requested == "auto" and dtype != torch.float16:
         try:
             ops = cpu_ops()
@@ -103,13 +110,13 @@ def select_ops(
     return ops
 
 
-def triton_ops(device: str, *, deterministic: bool = False) -> Ops:
+def triton_ops(device: str, *, deterministic: bool = False, tunings: Tunings | None = None) -> Ops:
     """The table of the Triton kernels, for the current device of that type.
 
     `deterministic`: a row's sums are split among no programs, and attention takes one kernel for
     few queries and many; products have to be given the same number of rows always.
     """
-    workspace = Workspace(torch.device(device), splits=not deterministic)
+    workspace = Workspace(torch.device(device), splits=not deterministic, tunings=tunings)
 
     def paged_attention(query: Tensor, cache: KVCache, **arguments: Any) -> Tensor:
         group = query.shape[1] // cache.key.shape[1]

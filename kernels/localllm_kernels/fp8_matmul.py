@@ -16,7 +16,7 @@ from torch import Tensor
 
 from localllm_kernels.aot import AotSpec
 from localllm_kernels.e4m3 import from_e4m3
-from localllm_kernels.launch import Workspace, present
+from localllm_kernels.launch import Workspace, present, tile_config
 from localllm_kernels.split_sum import add_parts
 from localllm_kernels.tiles import TileConfig, choose_tiles
 
@@ -139,7 +139,7 @@ def fp8_matmul(
     if is_native:
         inputs, x_scales = quantize_inputs(inputs)
         weight = codes
-    config = choose_tiles(num_rows, width_out, width_in, workspace.num_processors)
+    config = tile_config("fp8", num_rows, width_out, width_in, workspace)
     tasks = config.num_tasks(num_rows, width_out)
     _fp8_kernel[config.grid(num_rows, width_out)](
         inputs,

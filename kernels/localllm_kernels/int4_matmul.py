@@ -15,7 +15,6 @@ and the residual. Sources: Frantar et al. 2024, "MARLIN", section 3 (codes in ma
 al. 2024 (arXiv 2402.00025; split inputs).
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,8 +26,9 @@ from torch import Tensor
 from localllm_kernels.aot import AotSpec
 from localllm_kernels.arrival import is_last
 from localllm_kernels.int4_sums import add_row, add_tile
-from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
-from localllm_kernels.launch import Workspace, present
+from localllm_kernels.int4_weight import NOTHING, SPAN, Around, PackedInt4
+from localllm_kernels.launch import Workspace, present, row_bucket
+from localllm_kernels.tiles import Ranges, TileConfig, neighbours
 
 MAX_TILE_ROWS = 64
 # Of a slice of a dequantized weight: it stays in the second cache of the GPU.
@@ -283,7 +283,12 @@ def int4_matmul(
     if num_rows == 0:
         return out
     num_spans = weight.num_spans
-    config = _choose(num_rows, outputs, num_spans, workspace.num_processors)
+    config = workspace.tunings.config(
+        "int4",
+        (row_bucket(num_rows), outputs, num_spans, weight.group_size, int(around.is_gated)),
+        lambda: _choose(num_rows, outputs, num_spans, workspace.num_processors),
+        _vary,
+    )
     num_blocks = triton.cdiv(outputs, config.block_n)
     part = config.block_m * (2 * config.block_n + 1)
     num_parts = num_blocks * config.num_splits if config.num_splits > 1 else 0
@@ -314,22 +319,13 @@ def int4_matmul(
     sizes = (width_in, weight.width_out, num_spans, config.num_splits, around.eps)
     grid = (num_blocks, config.num_splits)
     if num_rows == 1:
-        _row_kernel[grid](*tensors, *sizes, SPANS=config.spans, **flags)
+        _row_kernel[grid](*tensors, *sizes, SPANS=config.block_k // SPAN, **flags)
     else:
         _tile_kernel[grid](*tensors, num_rows, *sizes, BLOCK_M=config.block_m, **flags)
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Config:
-    block_m: int
-    block_n: int
-    spans: int  # that one row takes at a time
-    num_splits: int
-    num_warps: int
-
-
-def _choose(num_rows: int, outputs: int, num_spans: int, num_processors: int) -> _Config:
+def _choose(num_rows: int, outputs: int, num_spans: int, num_processors: int) -> TileConfig:
     """Tiles such that each processor of the GPU has two programs, if the weight is large enough."""
     if num_rows == 1:
         block_m, block_n, spans, num_warps = 1, 16, 8, 4
@@ -341,7 +337,14 @@ def _choose(num_rows: int, outputs: int, num_spans: int, num_processors: int) ->
     wanted = triton.cdiv(2 * num_processors, num_blocks)
     # Parts below a few spans cost more to add up than they spare.
     most = max(1, num_spans // (2 * spans))
-    return _Config(block_m, block_n, spans, min(wanted, most), num_warps)
+    return TileConfig(block_m, block_n, spans * SPAN, min(wanted, most), num_warps)
+
+
+def _vary(config: TileConfig) -> list[TileConfig]:
+    """What else may be taken: one row takes several spans at a time, more rows one."""
+    if config.block_m == 1:
+        return neighbours(config, Ranges((4, 64), (2 * SPAN, 32 * SPAN)))
+    return neighbours(config, Ranges((16, 128), (SPAN, SPAN)))
 
 
 def _by_library(x: Tensor, weight: PackedInt4) -> Tensor:
@@ -432,7 +435,7 @@ def _flags(group: int, has_zeros: bool, around: str) -> dict[str, object]:
 
 def _spec(kernel: Any, num_rows: int, group: int, around: str) -> AotSpec:
     config = _choose(num_rows, 4096, 32, 132)
-    sizes = {"SPANS": config.spans} if num_rows == 1 else {"BLOCK_M": config.block_m}
+    sizes = {"SPANS": config.block_k // SPAN} if num_rows == 1 else {"BLOCK_M": config.block_m}
     return AotSpec(
         kernel,
         f"{num_rows} rows groups of {group} {around}",

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.aot import AotSpec
-from localllm_kernels.launch import Workspace, present
+from localllm_kernels.launch import Workspace, present, tile_config
 from localllm_kernels.split_sum import add_parts
 from localllm_kernels.tiles import TileConfig, choose_tiles
 
@@ -79,7 +79,7 @@ def int8_matmul(
     out = x.new_empty(num_rows, width_out)
     if num_rows == 0:
         return out
-    config = choose_tiles(num_rows, width_out, width_in, workspace.num_processors)
+    config = tile_config("int8", num_rows, width_out, width_in, workspace)
     tasks = config.num_tasks(num_rows, width_out)
     _int8_kernel[config.grid(num_rows, width_out)](
         x.contiguous(),

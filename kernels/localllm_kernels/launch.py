@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.tiles import TileConfig, choose_tiles, vary_8_bits
+from localllm_kernels.tunings import Tunings
 
 # How keys and values are kept: KIND of the kernels, and the type they are compiled for.
 KINDS = {"plain": 0, "int8": 1, "fp8": 2}
@@ -36,7 +38,10 @@ class Workspace:
     there were one processor where sums are not to be split among programs.
     """
 
-    def __init__(self, device: torch.device, *, splits: bool = True) -> None:
+    def __init__(
+        self, device: torch.device, *, splits: bool = True, tunings: Tunings | None = None
+    ) -> None:
+        self.tunings = tunings or Tunings()
         self.num_processors, self.capability = 1, 80
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
@@ -60,3 +65,21 @@ class Workspace:
             self._outgrown.append(self._counters)
             self._counters = self._counters.new_zeros(max(count, 2 * self._counters.numel()))
         return self._counters
+
+
+def tile_config(
+    kernel: str, num_rows: int, width_out: int, width_in: int, workspace: Workspace
+) -> TileConfig:
+    """The tiles of a kernel with 8-bit weights."""
+    rows = row_bucket(num_rows)
+    return workspace.tunings.config(
+        kernel,
+        (rows, width_out, width_in),
+        lambda: choose_tiles(rows, width_out, width_in, workspace.num_processors),
+        vary_8_bits,
+    )
+
+
+def row_bucket(num_rows: int) -> int:
+    """What stands for a number of rows where tiles are chosen, so that those are chosen once."""
+    return next((most for most in (1, 16, 32, 64, 128, 256, 512, 1024) if num_rows <= most), 2048)

@@ -1,6 +1,6 @@
-"""How a product is cut into tiles, for the kernels with 8-bit weights."""
+"""How a product is cut into tiles, and how else it might be."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import triton
 
@@ -35,6 +35,39 @@ class TileConfig:
         if self.num_splits == 1:
             return 0
         return num_tasks * self.num_splits * self.block_m * self.block_n
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Least and greatest outputs and inputs of a tile that are worth a try."""
+
+    block_n: tuple[int, int]
+    block_k: tuple[int, int]
+
+
+MAX_SPLITS, MAX_WARPS = 64, 8
+
+
+def neighbours(config: TileConfig, ranges: Ranges) -> list[TileConfig]:
+    """`config` with one of its numbers halved or doubled, within the ranges; rows stay."""
+    bounds = {
+        "block_n": ranges.block_n,
+        "block_k": ranges.block_k,
+        "num_splits": (1, MAX_SPLITS),
+        "num_warps": (1, MAX_WARPS),
+    }
+    found = []
+    for name, (low, high) in bounds.items():
+        value = getattr(config, name)
+        for other in (value // 2, value * 2):
+            if low <= other <= high:
+                found.append(replace(config, **{name: other}))
+    return found
+
+
+def vary_8_bits(config: TileConfig) -> list[TileConfig]:
+    """What else the kernels with 8-bit weights may take."""
+    return neighbours(config, Ranges((32, 256), (32, 256)))
 
 
 def choose_tiles(num_rows: int, width_out: int, width_in: int, num_processors: int) -> TileConfig:

@@ -5,7 +5,7 @@ newest tokens stay on the device, so a step can start before anybody here knows 
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 # Of graphs that are kept, the most; those of windows come and go with drafts.
 MAX_GRAPHS = 64
+_NOTHING_LEFT = object()
 # A prompt that is computed ahead to have its kernels compiled.
 _FIRST_PROMPT = StepShape(64, 1, 64, 1)
 
@@ -57,7 +58,9 @@ class DeviceRunner:
         device: Device,
         limits: SchedulerConfig,
         max_model_len: int,
+        tuning: Iterator[None] | None = None,
     ) -> None:
+        """`tuning`: work for idle moments, a piece at a time, once all steps are captured."""
         self._model, self._kv_cache, self._device = model, kv_cache, device
         assert model.ops.sample is not None
         self._sample = model.ops.sample
@@ -82,6 +85,7 @@ class DeviceRunner:
         # Shapes whose kernels are compiled, since they have run.
         self._seen: set[StepShape] = set()
         self._captures = True
+        self._tuning = tuning or iter(())
 
     def needs_ids(self, params: SamplingParams) -> bool:
         """See Runner: penalties are counted on the device."""
@@ -107,7 +111,7 @@ class DeviceRunner:
             if self._captures and shape.samples_all and shape not in self._graphs:
                 self._capture(shape)
                 return True
-        return False
+        return next(self._tuning, _NOTHING_LEFT) is not _NOTHING_LEFT
 
     def release_memory(self) -> None:
         """See Runner."""

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.engine.step_inputs import buckets
 from localllm.engine.threads import choose_threads
+from localllm.engine.tuning import TuningFile, tune
 from localllm.errors import BackendError
 from localllm.model.architectures import ArchSpec
 from localllm.model.decoder import DecoderModel
@@ -29,6 +30,7 @@ from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.model.weights import WeightSource, load_model, open_source
 from localllm_kernels import select_ops
 from localllm_kernels.kv_cache import row_bytes
+from localllm_kernels.tunings import Tunings
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ class LoadedDecoder:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
+    # What its kernels take, and where that is kept; None where nothing is tuned.
+    tunings: Tunings | None = None
 
 
 def load_decoder(
@@ -92,8 +96,16 @@ def build_decoder(
         torch, model_config.dtype if config.dtype == "auto" else config.dtype
     )
     kv_dtype = _KV_DTYPES.get(config.kv_cache_dtype, dtype)
+    is_tuned = device.type == "cuda" and not config.deterministic
+    tunings = _tuning_file(device).read() if is_tuned else None
     try:
-        ops = select_ops(device.type, config.backend, dtype, deterministic=config.deterministic)
+        ops = select_ops(
+            device.type,
+            config.backend,
+            dtype,
+            deterministic=config.deterministic,
+            tunings=tunings,
+        )
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
     plan = plan_memory(
@@ -122,7 +134,7 @@ def build_decoder(
         planned, free_bytes = plan, _free_bytes(device)
         plan = reconcile(planned, config, free_bytes)
         report(describe_taken(plan, planned, free_bytes - plan.kv_bytes))
-    return LoadedDecoder(model, plan, dtype, kv_dtype, device)
+    return LoadedDecoder(model, plan, dtype, kv_dtype, device, tunings)
 
 
 def load_engine(
@@ -170,7 +182,11 @@ def build_engine(
     runner: Runner = ModelRunner(loaded.model, kv_cache)
     if loaded.model.ops.sample is not None and loaded.device.type == "cuda":
         device, longest = CudaDevice(), plan.max_model_len
-        runner = DeviceRunner(loaded.model, kv_cache, device, scheduling, longest)
+        tuning: Iterator[None] | None = None
+        if loaded.tunings is not None:
+            file = _tuning_file(loaded.device)
+            tuning = tune(loaded.model, loaded.tunings, device, file.add)
+        runner = DeviceRunner(loaded.model, kv_cache, device, scheduling, longest, tuning)
     return Engine(runner, Scheduler(scheduling, BlockPool(plan.num_blocks)), limits)
 
 
@@ -185,6 +201,10 @@ def select_device(config: EngineConfig) -> torch.device:
         )
     wants_cuda = config.device == "cuda" or (config.device == "auto" and has_cuda)
     return torch.device("cuda" if wants_cuda else "cpu")
+
+
+def _tuning_file(device: torch.device) -> TuningFile:
+    return TuningFile.of(torch.cuda.get_device_name(device))
 
 
 def _free_bytes(device: torch.device) -> int:

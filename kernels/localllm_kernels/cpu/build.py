@@ -26,7 +26,7 @@ class BuildError(Exception):
 def load_library() -> ctypes.CDLL:
     """The library for this processor, compiled if it is not in the cache. Raises: BuildError."""
     compiler = _find_compiler()
-    library = _cache_folder() / f"cpu-{_fingerprint(compiler)}.so"
+    library = cache_folder() / f"cpu-{_fingerprint(compiler)}.so"
     if not library.exists():
         _compile(compiler, library)
     try:
@@ -44,7 +44,8 @@ def _find_compiler() -> list[str]:
     raise BuildError("there is no C compiler")
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """Where what is made for this machine is kept."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "localllm" / "kernels"
 

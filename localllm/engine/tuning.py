@@ -1,0 +1,180 @@
+"""Finds the fastest configurations of the kernels for a model, once for each GPU and shape.
+
+The products of all layers with weights of one shape are captured and timed together, so that
+weights come from memory as they do in a step. From the default on, every configuration that
+differs in one number is tried, and again from the best, until none is better. What was found is
+used from the next start on: within one, a row is computed the same way from first to last.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor
+
+import localllm_kernels
+from localllm.engine.device import Device, is_fatal
+from localllm.model.decoder import DecoderModel
+from localllm_kernels.cpu.build import cache_folder
+from localllm_kernels.gpu_linears import Int4Product
+from localllm_kernels.int4_weight import NOTHING, Around
+from localllm_kernels.tiles import MAX_SPLITS, MAX_WARPS, TileConfig
+from localllm_kernels.tunings import Tunings
+
+logger = logging.getLogger(__name__)
+
+ROWS = (1, 16, 64)
+_REPEATS = 5
+# A configuration has to be so much faster than the best one before it.
+_WORTH = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class TuningFile:
+    """What was found for one GPU, on disk; nothing where there is no file or it is not sound."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, device_name: str) -> "TuningFile":
+        """The file of a GPU, with this version of Triton and of the kernels."""
+        digest = hashlib.sha256(triton.__version__.encode())
+        for source in sorted(Path(localllm_kernels.__file__).parent.glob("*.py")):
+            digest.update(source.read_bytes())
+        name = "".join(c if c.isalnum() else "-" for c in device_name)
+        return cls(cache_folder().parent / "tunings" / f"{name}-{digest.hexdigest()[:12]}.json")
+
+    def read(self) -> Tunings:
+        """What was found so far."""
+        try:
+            entries = json.loads(self.path.read_text(encoding="utf-8"))
+            found = {str(key): TileConfig(**values) for key, values in entries.items()}
+        except FileNotFoundError:
+            return Tunings()
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            logger.warning("%s is not used, and will be written anew: %s", self.path, error)
+            return Tunings()
+        return Tunings({key: config for key, config in found.items() if _is_sane(config)})
+
+    def add(self, key: str, config: TileConfig) -> None:
+        """Keep one more; what is there may have grown in the meantime."""
+        entries = {**self.read().found, key: config}
+        text = json.dumps({key: asdict(config) for key, config in entries.items()}, indent=1)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            draft = self.path.with_suffix(f".{os.getpid()}")
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(self.path)
+        except OSError as error:
+            logger.warning("tunings are not kept: %s", error)
+
+
+def tune(
+    model: DecoderModel, tunings: Tunings, device: Device, save: Callable[[str, TileConfig], None]
+) -> Iterator[None]:
+    """Tune the products of `model` that are not tuned yet, a trial at a step of the iterator."""
+    for call in _calls(model):
+        with tunings.listening() as asked:
+            call()
+        for key, (default, vary) in asked.items():
+            if key not in tunings.found:
+                yield from _descend(call, key, default, vary, tunings, device, save)
+
+
+def _descend(
+    call: Callable[[], Tensor],
+    key: str,
+    default: TileConfig,
+    vary: Callable[[TileConfig], list[TileConfig]],
+    tunings: Tunings,
+    device: Device,
+    save: Callable[[str, TileConfig], None],
+) -> Iterator[None]:
+    best, best_s = default, _time(call, key, default, tunings, device)
+    tried = {default}
+    yield
+    is_better = True
+    while is_better:
+        is_better = False
+        for config in vary(best):
+            if config in tried:
+                continue
+            tried.add(config)
+            seconds = _time(call, key, config, tunings, device)
+            if seconds < _WORTH * best_s:
+                best, best_s, is_better = config, seconds, True
+            yield
+    logger.info("tuned %s: %s, %.1f us", key, best, 1e6 * best_s)
+    save(key, best)
+
+
+def _time(
+    call: Callable[[], Tensor], key: str, config: TileConfig, tunings: Tunings, device: Device
+) -> float:
+    """Seconds with a configuration; infinite where it does not fit into this GPU."""
+    try:
+        with tunings.forcing(key, config):
+            call()  # compiles
+            replay, _ = device.capture(call)
+        return min(device.time(replay) for _ in range(_REPEATS))
+    except Exception as error:
+        if is_fatal(error):
+            raise
+        logger.debug("%s does not take %s: %s", key, config, error)
+        return float("inf")
+
+
+def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
+    """The products of a step, for each number of rows: those of all layers in one place alike."""
+    hidden = model.config.hidden_size
+    inner = model.config.num_heads * model.config.head_dim
+    places = [
+        ([each.attention.qkv_proj for each in model.layers], hidden, NOTHING),
+        ([each.attention.o_proj for each in model.layers], inner, NOTHING),
+        (
+            [each.mlp.gate_up_proj for each in model.layers],
+            hidden,
+            Around(is_gated=True),
+        ),
+        (
+            [each.mlp.down_proj for each in model.layers],
+            model.config.intermediate_size,
+            NOTHING,
+        ),
+        ([model.lm_head], hidden, NOTHING),
+    ]
+    for rows in ROWS:
+        for products, width, around in places:
+            x = torch.randn(rows, width, device=model.embedding.device).to(model.norm.weight.dtype)
+
+            def call(
+                products: Sequence[Callable[..., Tensor]] = products,
+                x: Tensor = x,
+                around: Around = around,
+            ) -> Tensor:
+                out = x
+                for product in products:
+                    takes_around = isinstance(product, Int4Product) and around.is_gated
+                    out = product(x, around) if takes_around else product(x)
+                return out
+
+            yield call
+
+
+def _is_sane(config: TileConfig) -> bool:
+    """Whether a configuration is one that may have been found."""
+    tile = (config.block_m, config.block_n, config.block_k, config.num_warps)
+    return (
+        all(type(number) is int and number > 0 for number in (*tile, config.num_splits))
+        and all(number & (number - 1) == 0 for number in tile)
+        and max(config.block_m, config.block_n) <= 512
+        and config.block_k <= 4096
+        and config.num_splits <= MAX_SPLITS
+        and config.num_warps <= MAX_WARPS
+    )
