@@ -40,7 +40,7 @@ class CompareSuite(Suite):
     def run(self, progress: Callable[[str], None]) -> None:
         """Load theirs beside ours, and alternate. Raises: RequestError without transformers."""
         progress("loading transformers")
-        theirs = _TheirModel(self._subject)
+        theirs = TheirModel(self._subject)
         for repeat in range(self._tests.repeats + 1):  # the first warms up
             if self._tests.num_prompt:
                 progress(f"prefill of {self._tests.num_prompt}")
@@ -93,7 +93,7 @@ def ratio_row(test: str, batch: int, pairs: Sequence[tuple[float, float]], other
     )
 
 
-class _TheirModel:
+class TheirModel:
     """A model of transformers with a subject's weights, dequantized where they are quantized."""
 
     def __init__(self, subject: Subject) -> None:
@@ -143,6 +143,21 @@ class _TheirModel:
             )
         synchronize(self._device)
         return (time.perf_counter() - started) / num_tokens
+
+    def generate_batch(self, prompts: list[list[int]], num_tokens: int) -> float:
+        """Seconds to continue all prompts by `num_tokens` tokens with their continuous batching."""
+        import transformers
+
+        make: Any = transformers.GenerationConfig  # which has no types
+        config = make(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1)
+        started = time.perf_counter()
+        found = self._model.generate_batch(inputs=prompts, generation_config=config)
+        synchronize(self._device)
+        seconds = time.perf_counter() - started
+        lengths = {len(each.generated_tokens) for each in found.values()}
+        if len(found) != len(prompts) or lengths != {num_tokens}:
+            raise RequestError(f"transformers gave answers of {sorted(lengths)} tokens")
+        return seconds
 
 
 @contextmanager

@@ -1,0 +1,50 @@
+"""The script that runs everything on a GPU, tried on a CPU with what that machine lacks hidden."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+HIDING = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("prompt_toolkit", "platformdirs", "pydantic", "fastapi"):
+            raise ModuleNotFoundError(f"{name} is hidden")
+
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, Any]:
+    (folder / "sitecustomize.py").write_text(HIDING)
+    out = folder / "found.json"
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'kernels'}"}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "tools/gpu_suite.py", "--on-cpu", "--out", str(out), *arguments]
+    process = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    return process.returncode, json.loads(out.read_text())
+
+
+def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
+    code, found = run(tmp_path, "--only", "speed 0.6B int4", "start 0.6B")
+    assert code == 0, found
+    assert found["environment"]["versions"]["torch"]
+    parts = {name: part["found"] for name, part in found["parts"].items()}
+    tests = [row["test"] for row in parts["speed 0.6B int4"]["rows"]]
+    assert tests == ["start-up", "pp16", "tg4", "tg4"]
+    assert parts["speed 0.6B int4"]["limits"]["memory_bytes_per_s"] > 0
+    assert set(parts["start 0.6B"]) == {"kernels compiled", "warm", "warm again"}
+
+
+def test_a_part_that_fails_costs_itself_alone(tmp_path: Path) -> None:
+    code, found = run(tmp_path, "--only", "serving 0.6B", "--budget", "6")
+    assert code == 1
+    assert "not done" in found["parts"]["serving 0.6B"]["found"]["error"]
+    code, found = run(tmp_path, "--only", "prefix", "traces", "--budget", "0")
+    assert code == 1
+    assert [part["found"] for part in found["parts"].values()] == 2 * [{"error": "no time left"}]

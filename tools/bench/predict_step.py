@@ -1,0 +1,72 @@
+"""Predicts decode steps on GPUs that are not here, as a table of Markdown.
+
+    PYTHONPATH=.:kernels python tools/bench/predict_step.py
+
+Copy bandwidth and arithmetic are shares of what the makers state: 90 % and 80 % of an H200's
+4.8 TB/s and 989 TFLOP/s, 92 % and 85 % of an RTX 4090's 1,008 GB/s and 165 TFLOP/s.
+"""
+
+import sys
+
+import torch
+
+from localllm.bench.limits import ModelWork
+from localllm.bench.step_model import AT_THE_LIMIT, WITH_CARE, Gpu, predict_decode
+from localllm.bench.subject import catalog_shape
+from localllm.model.random_weights import RandomWeights, WeightKind
+from localllm_kernels.kv_cache import row_bytes
+
+GPUS = (
+    Gpu("H200", 0.90 * 4.8e12, 0.80 * 989e12),
+    Gpu("RTX 4090", 0.92 * 1.008e12, 0.85 * 165e12),
+)
+CASES: tuple[tuple[str, WeightKind, int], ...] = (
+    ("llama-3.1-8b", "bf16", 1),
+    ("llama-3.1-8b", "int4", 1),
+    ("llama-3.1-8b", "int4", 16),
+    ("llama-3.2-1b", "bf16", 1),
+    ("llama-3.2-1b", "int4", 1),
+    ("qwen3-0.6b", "bf16", 1),
+    ("qwen3-0.6b", "int4", 1),
+)
+CONTEXT = 1024
+HEADER = "| shape | weights | batch | launches | " + " | ".join(
+    f"{gpu.name}: tokens/s at the limit | with care | share of copy" for gpu in GPUS
+)
+
+
+def main() -> None:
+    """Print the table."""
+    lines = [f"{HEADER} |", "|---" * (4 + 3 * len(GPUS)) + "|"]
+    for alias, kind, batch in CASES:
+        config, spec, _ = catalog_shape(alias)
+        drawn = RandomWeights(config, spec, kind, torch.device("cpu"), 0)
+        kv_bytes = row_bytes(config.head_dim, torch.bfloat16)
+        work = ModelWork.of(config, spec, drawn.linear_bytes, kv_bytes)
+        cells, launches = [], 0
+        for gpu in GPUS:
+            best, careful = (
+                predict_decode(
+                    work,
+                    drawn.linear_bytes,
+                    gpu,
+                    care,
+                    is_fused=kind == "int4",
+                    batch=batch,
+                    context=CONTEXT,
+                )
+                for care in (AT_THE_LIMIT, WITH_CARE)
+            )
+            launches = best.launches
+            copied_s = work.decode_bytes([CONTEXT] * batch) / gpu.copy_bytes_per_s
+            cells += [
+                f"{batch / best.seconds:.0f}",
+                f"{batch / careful.seconds:.0f}",
+                f"{copied_s / careful.seconds:.0%} to {copied_s / best.seconds:.0%}",
+            ]
+        lines.append(f"| {alias} | {kind} | {batch} | {launches} | {' | '.join(cells)} |")
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
