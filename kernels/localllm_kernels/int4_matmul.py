@@ -5,9 +5,9 @@
 Scales and zeros are applied once a group, to sums of products: Σ code · x − zero · Σ x.
 
 The layout of the weight is that of `int4_weight.py`; one row, and up to 64, add up as
-`int4_sums.py` says. More rows dequantize a slice of the weight at a time and leave it to the
-library. Inputs are split among programs where outputs are few, and the last program adds up in
-order.
+`int4_sums.py` says, and a few times as many one part after the other. More rows dequantize a slice
+of the weight at a time and leave it to the library. Inputs are split among programs where outputs
+are few, and the last program adds up in order.
 
 Around the product, to spare launches: the norm before it (the weight of the norm goes to x, the
 factor of the row to the sum), the gate behind it (`silu(gate) · up`, two halves of the outputs),
@@ -31,6 +31,9 @@ from localllm_kernels.launch import Workspace, present, row_bucket
 from localllm_kernels.tiles import Ranges, TileConfig, neighbours
 
 MAX_TILE_ROWS = 64
+# Up to here a slice of rows after the other is better than to dequantize the weight, whose values
+# are written and read again: 4.5 bytes each, in place of a half for each slice.
+MAX_SLICED_ROWS = 192
 # Of a slice of a dequantized weight: it stays in the second cache of the GPU.
 SLICE_BYTES = 32 << 20
 SYMMETRIC_ZERO = 8
@@ -273,16 +276,25 @@ def int4_matmul(
 
     Raises: ValueError where more than 64 rows are asked for with something around.
     """
-    num_rows, width_in = x.shape
-    if num_rows > MAX_TILE_ROWS:
-        if around is not NOTHING:
-            raise ValueError(f"{num_rows} rows have their norm and gate computed apart")
+    num_rows = x.shape[0]
+    if num_rows > MAX_TILE_ROWS and around is not NOTHING:
+        raise ValueError(f"{num_rows} rows have their norm and gate computed apart")
+    if num_rows > MAX_SLICED_ROWS:
         return _by_library(x, weight)
     outputs = weight.width_out // 2 if around.is_gated else weight.width_out
     out = x.new_empty(num_rows, outputs)
-    if num_rows == 0:
-        return out
-    num_spans = weight.num_spans
+    for first in range(0, num_rows, MAX_TILE_ROWS):
+        rows = slice(first, first + MAX_TILE_ROWS)
+        _launch(x[rows], weight, workspace, around, out[rows])
+    return out
+
+
+def _launch(
+    x: Tensor, weight: PackedInt4, workspace: Workspace, around: Around, out: Tensor
+) -> None:
+    """The product of at most 64 rows, into `out`."""
+    num_rows, width_in = x.shape
+    outputs, num_spans = out.shape[1], weight.num_spans
     config = workspace.tunings.config(
         "int4",
         (row_bucket(num_rows), outputs, num_spans, weight.group_size, int(around.is_gated)),
@@ -322,7 +334,6 @@ def int4_matmul(
         _row_kernel[grid](*tensors, *sizes, SPANS=config.block_k // SPAN, **flags)
     else:
         _tile_kernel[grid](*tensors, num_rows, *sizes, BLOCK_M=config.block_m, **flags)
-    return out
 
 
 def _choose(num_rows: int, outputs: int, num_spans: int, num_processors: int) -> TileConfig:

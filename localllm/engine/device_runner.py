@@ -18,7 +18,6 @@ from localllm.engine.runner import Launched
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
 from localllm.engine.slots import Slots
 from localllm.engine.step_inputs import (
-    MAX_WINDOW,
     DeviceInputs,
     Filled,
     StepShape,
@@ -26,6 +25,7 @@ from localllm.engine.step_inputs import (
     exact_shape,
     fill,
     fill_nothing,
+    graph_rows,
     padded_shape,
 )
 from localllm.model.decoder import DecoderModel
@@ -33,8 +33,6 @@ from localllm.model.inputs import PagedKVCache
 
 logger = logging.getLogger(__name__)
 
-# Of graphs that are kept, the most; those of windows come and go with drafts.
-MAX_GRAPHS = 64
 _NOTHING_LEFT = object()
 # A prompt that is computed ahead to have its kernels compiled.
 _FIRST_PROMPT = StepShape(64, 1, 64, 1)
@@ -64,7 +62,8 @@ class DeviceRunner:
         self._model, self._kv_cache, self._device = model, kv_cache, device
         assert model.ops.sample is not None
         self._sample = model.ops.sample
-        self._sizes = buckets(max(limits.max_num_seqs, MAX_WINDOW))
+        self._sizes = buckets(limits.max_num_seqs)
+        self._graph_rows = graph_rows(limits.max_num_seqs)
         most_rows = self._sizes[-1]
         block_size = kv_cache.block_size
         where = model.embedding.device
@@ -122,7 +121,7 @@ class DeviceRunner:
         self._turn = 1 - self._turn
         self._slots.admit(batch)
         self._kv_cache.copy_blocks(batch.block_copies)
-        padded = padded_shape(batch, self._sizes[-1])
+        padded = padded_shape(batch, self._sizes)
         shape = padded or exact_shape(batch)
         host = self._hosts[self._turn]
         filled = fill(host.numpy(), batch, shape, self._slots, self._kv_cache.block_size)
@@ -180,8 +179,8 @@ class DeviceRunner:
         return graph.logits
 
     def _capture(self, shape: StepShape) -> None:
-        if len(self._graphs) == MAX_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
+        while shape.num_tokens + sum(each.num_tokens for each in self._graphs) > self._graph_rows:
+            del self._graphs[next(iter(self._graphs))]  # the one unused for longest
         try:
             self._graphs[shape] = _Graph(*self._device.capture(lambda: self._compute(shape)))
         except RuntimeError as error:

@@ -126,7 +126,10 @@ class Engine:
         """Do a little of what will make later steps faster, in a moment without requests; False
         where nothing is left to do.
         """
-        return not self.has_unfinished() and self._runner.work_ahead()
+        if self.has_unfinished():
+            return False
+        self._collect(self._take_in_flight())  # of requests that have ended
+        return self._runner.work_ahead()
 
     def abort(self, request_id: int, sample: int | None = None) -> list[TokenEvent]:
         """End a request, or one sample of it, now; its blocks are free at once.

@@ -18,7 +18,7 @@ from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
-from localllm.engine.step_inputs import buckets
+from localllm.engine.step_inputs import graph_rows
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
 from localllm.errors import BackendError
@@ -116,7 +116,7 @@ def build_decoder(
         item_bytes=dtype.itemsize,
         kv_row_bytes=row_bytes(model_config.head_dim, kv_dtype),
         free_bytes=_free_bytes(device),
-        graph_rows=sum(buckets(config.max_num_seqs)) if device.type == "cuda" else 0,
+        graph_rows=graph_rows(config.max_num_seqs) if device.type == "cuda" else 0,
     )
     report(plan.describe(config.block_size))
     model = load_model(

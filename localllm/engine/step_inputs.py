@@ -39,21 +39,28 @@ class StepShape:
         return self.num_logit_rows == self.num_tokens
 
 
-def buckets(most: int) -> list[int]:
-    """Numbers of rows that steps are padded to, up to one that holds `most`."""
+def buckets(max_num_seqs: int) -> list[int]:
+    """Numbers of rows that steps are padded to; the last holds `max_num_seqs`, and a window."""
     found = [1, 2, 4]
-    while found[-1] < most:
+    while found[-1] < max(max_num_seqs, MAX_WINDOW):
         found.append(found[-1] + (4 if found[-1] < 8 else 8 if found[-1] < 64 else 32))
     return found
 
 
-def padded_shape(batch: ScheduledBatch, most_rows: int) -> StepShape | None:
-    """The shape of few tokens a request that `batch` is padded to; None where it has more."""
+def graph_rows(max_num_seqs: int) -> int:
+    """The rows of all captured steps together: those of every bucket, and as many of windows."""
+    return 2 * sum(buckets(max_num_seqs))
+
+
+def padded_shape(batch: ScheduledBatch, rows: list[int]) -> StepShape | None:
+    """The shape of few tokens a request that `batch` is padded to; None where it has more.
+
+    `rows`: the `buckets`.
+    """
     counts = [entry.num_scheduled_tokens for entry in batch.requests]
     longest, total = max(counts), sum(counts)
-    if longest > MAX_WINDOW or total > most_rows:
+    if longest > MAX_WINDOW or total > rows[-1]:
         return None
-    rows = buckets(most_rows)
     num_seqs = next(size for size in rows if size >= len(counts))
     if longest == 1:
         return StepShape(num_seqs, num_seqs, 1, num_seqs)

@@ -28,7 +28,7 @@ def say(
         folder = make_checkpoint()
         (folder / "chat_template.jinja").write_text(template)
         model = scripted_model(folder, [answer])
-        monkeypatch.setattr("localllm.cli.chat.open_noted", lambda *_: model)
+        monkeypatch.setattr("localllm.cli.chat.open_noted", lambda *_, **options: model)
         return localllm("chat", "-p", "hi", *arguments), model
 
     return run

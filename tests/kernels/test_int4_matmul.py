@@ -16,13 +16,13 @@ pytestmark = needs_interpreter
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 17, 64, 65])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 17, 64, 65, 200])
 @pytest.mark.parametrize("is_symmetric", [True, False])
 def test_any_number_of_rows(dtype: torch.dtype, num_rows: int, is_symmetric: bool) -> None:
     Case(256, 72, 32, is_symmetric=is_symmetric, dtype=dtype).check(num_rows)
 
 
-@pytest.mark.parametrize("num_rows", [1, 5, 70])
+@pytest.mark.parametrize("num_rows", [1, 5, 200])
 @pytest.mark.parametrize(
     ("width_in", "width_out", "group"),
     [(16, 1, 16), (96, 5, 32), (192, 64, 64), (160, 33, 16), (640, 130, 128), (512, 8, 256)],
@@ -33,7 +33,7 @@ def test_odd_shapes_and_all_groups(
     Case(width_in, width_out, group, is_symmetric=False, has_bias=True).check(num_rows)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 66])
+@pytest.mark.parametrize("num_rows", [1, 3, 66, 200])
 def test_columns_in_the_order_of_a_permutation(num_rows: int) -> None:
     Case(256, 40, 64, is_permuted=True).check(num_rows)
 
