@@ -85,7 +85,9 @@ class TextEngine:
 
     def _deliver(self, event: TokenEvent) -> None:
         key = (event.request_id, event.sample)
-        assembler = self._assemblers[key]
+        assembler = self._assemblers.get(key)
+        if assembler is None:
+            return  # it ended with an event before this one
         split = Split()
         finish_reason = event.finish_reason
         if event.token_id is not None and finish_reason is not FinishReason.STOP:

@@ -125,9 +125,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="localllm_kernels._aot")
     parser.add_argument("--amd", action="store_true", help="AMD's GPUs instead; fails nothing")
     parser.add_argument("--only", default="", help="files whose name contains this")
+    parser.add_argument(
+        "--targets", type=int, nargs="*", choices=[*SHARED_KIB], default=[*SHARED_KIB]
+    )
     args = parser.parse_args()
     chosen = [(i, spec) for i, (name, spec) in enumerate(all_specs()) if args.only in name]
-    targets: list[int | str] = [*AMD_TARGETS] if args.amd else [*SHARED_KIB]
+    targets: list[int | str] = [*AMD_TARGETS] if args.amd else args.targets
     are_good = True
     # Compilers keep to one core each; a kernel does not travel to another process, its number does.
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:

@@ -29,6 +29,8 @@ class Int4Product:
 class GpuLinears:
     """Makes products; all share one workspace."""
 
+    has_wide_rows = False
+
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
 

@@ -12,7 +12,11 @@ Product = Callable[[Tensor], Tensor]
 class Linears(Protocol):
     """Makes products from weights, and packs each weight once. All [rows, in] -> [rows, out] in
     `dtype`; None where the library has no kernel for such a weight.
+
+    `has_wide_rows`: whether rows are float32 whatever `dtype` is.
     """
+
+    has_wide_rows: bool
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         """`weight`: [out, in]."""

@@ -32,7 +32,7 @@ def build_forward_batch(
     row = 0
     for i, entry in enumerate(scheduled):
         rows = slice(row, row + counts[i])
-        table = np.frombuffer(entry.request.block_table, dtype=np.int32)
+        table = np.array(entry.request.block_table, dtype=np.int32)
         block_tables[i, : len(table)] = table
         input_ids[rows] = entry.request.token_ids[starts[i] : ends[i]]
         positions[rows] = own = np.arange(starts[i], ends[i])

@@ -3,15 +3,28 @@
 Everything that a runner starts there runs in the order in which it was started.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 # What begins the words of errors that torch has no type for.
-_OUT_OF_MEMORY = ("CUDA out of memory", "CUDA error: out of memory", "can't allocate memory")
+_OUT_OF_MEMORY = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "[CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+)
 _FATAL = ("CUDA error", "Triton Error [CUDA]", "HIP error")
+
+
+class CaptureError(Exception):
+    """Something could not be captured; the device goes on."""
 
 
 class Device(Protocol):
@@ -32,6 +45,8 @@ class Device(Protocol):
     def capture(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """Record what `call` does, without doing it: what does it again, and where its result
         will be. Its operands stay where they are, and so do their shapes.
+
+        Raises: CaptureError.
         """
 
     def time(self, call: Callable[[], None]) -> float:
@@ -69,9 +84,17 @@ class CudaDevice:
 
     def capture(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See Device."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            result = call()
+        # Made once a thread, and not while something is captured.
+        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+        before, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                result = call()
+        except RuntimeError as error:
+            # What fails in a capture reads like what ends a device; that shows here.
+            torch.cuda.set_stream(before)
+            torch.cuda.synchronize()
+            raise CaptureError(str(error)) from error
         return graph.replay, result
 
     def time(self, call: Callable[[], None]) -> float:
@@ -88,7 +111,11 @@ class CudaDevice:
 
     def release_memory(self) -> None:
         """See Device."""
-        torch.cuda.empty_cache()
+        self._pool = torch.cuda.graph_pool_handle()  # the graphs of the old one are gone
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError as error:  # after a capture that failed, the allocator may refuse
+            logger.warning("memory is not given back: %s", error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from localllm.config import SamplingParams
-from localllm.engine.device import Device, is_fatal
+from localllm.engine.device import CaptureError, Device, is_out_of_memory
 from localllm.engine.request import TokenLogprobs
 from localllm.engine.runner import Launched
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
@@ -34,8 +34,8 @@ from localllm.model.inputs import PagedKVCache
 logger = logging.getLogger(__name__)
 
 _NOTHING_LEFT = object()
-# A prompt that is computed ahead to have its kernels compiled.
-_FIRST_PROMPT = StepShape(64, 1, 64, 1)
+# Tokens of a prompt that is computed ahead to have its kernels compiled, at most.
+_FIRST_PROMPT = 64
 
 
 @dataclass(slots=True)
@@ -80,6 +80,9 @@ class DeviceRunner:
         ids_bytes = 8 * max(most_rows, limits.max_num_seqs)
         self._id_hosts = [device.host_buffer(ids_bytes).view(torch.int64) for _ in range(2)]
         self._turn = 0
+        prompt = min(_FIRST_PROMPT, limits.max_num_batched_tokens)
+        decodes = [StepShape(size, size, 1, size) for size in self._sizes]
+        self._first_shapes = [StepShape(prompt, 1, prompt, 1), *decodes]
         self._graphs: dict[StepShape, _Graph] = {}
         # Shapes whose kernels are compiled, since they have run.
         self._seen: set[StepShape] = set()
@@ -102,8 +105,7 @@ class DeviceRunner:
     @torch.inference_mode()
     def work_ahead(self) -> bool:
         """See Runner: lets kernels be compiled, and captures the steps that are still missing."""
-        shapes = [StepShape(size, size, 1, size) for size in self._sizes]
-        for shape in (_FIRST_PROMPT, *shapes):
+        for shape in self._first_shapes:
             if shape not in self._seen:
                 self._compute_nothing(shape)
                 return True
@@ -114,6 +116,7 @@ class DeviceRunner:
 
     def release_memory(self) -> None:
         """See Runner."""
+        self._device.mark()()  # a graph may be running
         self._graphs.clear()
         self._device.release_memory()
 
@@ -172,20 +175,23 @@ class DeviceRunner:
             self._capture(shape)
         graph = self._graphs.pop(shape, None)
         if graph is None:
+            logits = self._compute(shape)
             self._seen.add(shape)
-            return self._compute(shape)
+            return logits
         self._graphs[shape] = graph  # the last one used stands last
         graph.replay()
         return graph.logits
 
     def _capture(self, shape: StepShape) -> None:
         while shape.num_tokens + sum(each.num_tokens for each in self._graphs) > self._graph_rows:
+            self._device.mark()()  # it may be running
             del self._graphs[next(iter(self._graphs))]  # the one unused for longest
         try:
             self._graphs[shape] = _Graph(*self._device.capture(lambda: self._compute(shape)))
-        except RuntimeError as error:
-            if is_fatal(error):
-                raise
+        except CaptureError as error:
+            if error.__cause__ is not None and is_out_of_memory(error.__cause__):
+                self._seen.discard(shape)  # it is tried again later
+                return
             self._captures = False
             logger.warning("steps are launched kernel by kernel, which is slower: %s", error)
 

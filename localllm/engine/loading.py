@@ -130,7 +130,6 @@ def build_decoder(
         deterministic=config.deterministic,
     )
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what the loading of weights has left
         planned, free_bytes = plan, _free_bytes(device)
         plan = reconcile(planned, config, free_bytes)
         report(describe_taken(plan, planned, free_bytes - plan.kv_bytes))
@@ -209,6 +208,7 @@ def _tuning_file(device: torch.device) -> TuningFile:
 
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps of what was freed
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         # What the system could give without swapping; free pages alone leave out its file cache.

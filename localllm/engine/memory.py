@@ -77,7 +77,7 @@ def plan_memory(
     graphs_bytes = graph_rows * (model.vocab_size * (4 + item_bytes) + width * item_bytes)
     activations_bytes = (
         max_num_batched_tokens * width * max(item_bytes, 4)
-        + 2 * engine.max_num_seqs * model.vocab_size * 4
+        + 3 * engine.max_num_seqs * model.vocab_size * 4  # logits twice, and counts of tokens
         + scores_bytes
         + gathered_bytes
     )

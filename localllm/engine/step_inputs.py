@@ -76,7 +76,15 @@ def exact_shape(batch: ScheduledBatch) -> StepShape:
     return StepShape(sum(counts), len(counts), max(counts), caught_up)
 
 
-# Name, type, and length by the shape; the wider types first, so that all of them are aligned.
+# Triton compiles a kernel anew for pointers that are aligned otherwise.
+ALIGNMENT = 16
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+# Name, type, and length by the shape.
 _ARRAYS: tuple[tuple[str, str, Callable[[StepShape], int]], ...] = (
     ("ids", "int64", lambda shape: shape.num_tokens),
     ("sources", "int64", lambda shape: shape.num_tokens),
@@ -110,7 +118,7 @@ class Layout:
         for name, kind, length in _ARRAYS:
             end = offset + length(shape) * np.dtype(kind).itemsize
             places[name] = (offset, end, kind)
-            offset = end
+            offset = _aligned(end)
         return cls(places, offset)
 
     def on_host(self, buffer: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.generic]]:
@@ -153,15 +161,15 @@ def fill(
     width = max(len(entry.request.block_table) for entry in entries)
     tables_end = layout.num_bytes + len(entries) * width * 4
     tables = host[layout.num_bytes : tables_end].view(np.int32).reshape(len(entries), width)
-    row = 0
+    row, first_id = 0, _aligned(8 * slots.count) // 8
     for i, entry in enumerate(entries):
         request, start, end = entry.request, entry.start, entry.end
-        table = np.frombuffer(request.block_table, dtype=np.int32)
+        table = np.array(request.block_table, dtype=np.int32)
         tables[i, : len(table)] = table
         here = slice(row, row + end - start)
         known = request.token_ids[start:end]
         arrays["ids"][row : row + len(known)] = known
-        arrays["sources"][here] = np.arange(row, row + end - start) + slots.count
+        arrays["sources"][here] = np.arange(row, row + end - start) + first_id
         if len(known) < end - start:  # the newest is on the device
             arrays["sources"][here.stop - 1] = request.slot
         arrays["positions"][here] = own = np.arange(start, end)
@@ -207,7 +215,7 @@ class DeviceInputs:
         largest = StepShape(most_tokens, most_rows, 1, max(most_rows, num_slots))
         tables_bytes = 4 * num_slots * max_blocks
         self.num_bytes = Layout.of(largest).num_bytes + tables_bytes
-        kept = 8 * num_slots
+        kept = _aligned(8 * num_slots)
         whole = torch.zeros((kept + self.num_bytes + 7) // 8 * 8, dtype=torch.uint8, device=device)
         self._all_ids = whole.view(torch.int64)
         self.newest = self._all_ids[:num_slots]

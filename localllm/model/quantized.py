@@ -91,7 +91,8 @@ class Int4Weight:
         """uint8 [out, num_groups], also where the weight is symmetric."""
         if self.zeros is not None:
             return self.zeros
-        return torch.full(self.scales.shape, SYMMETRIC_ZERO, dtype=torch.uint8)
+        scales = self.scales
+        return torch.full_like(scales, SYMMETRIC_ZERO, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

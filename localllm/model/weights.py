@@ -185,7 +185,8 @@ class WeightReader:
     def vector(self, *names: str) -> Tensor:
         """As `read`, for what is added or multiplied element by element: in the inputs' dtype."""
         values = self.read(*names)
-        return values if self._linears is None else values.float()
+        linears = self._linears
+        return values.float() if linears is not None and linears.has_wide_rows else values
 
     def linear(self, *names: str) -> Projection:
         """One linear, or several over the same input; those that are alike become one product."""

@@ -42,9 +42,11 @@ def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
 
 
 def test_a_part_that_fails_costs_itself_alone(tmp_path: Path) -> None:
-    code, found = run(tmp_path, "--only", "serving 0.6B", "--budget", "6")
+    code, found = run(tmp_path, "--only", "kernels", "prefix")
     assert code == 1
-    assert "not done" in found["parts"]["serving 0.6B"]["found"]["error"]
-    code, found = run(tmp_path, "--only", "prefix", "traces", "--budget", "0")
+    parts = {name: part["found"] for name, part in found["parts"].items()}
+    assert "kernels need a GPU" in parts["kernels"]["error"]
+    assert parts["prefix"]["rows"]
+    code, found = run(tmp_path, "--only", "prefix", "compare", "--budget", "0")
     assert code == 1
     assert [part["found"] for part in found["parts"].values()] == 2 * [{"error": "no time left"}]

@@ -1,6 +1,5 @@
 """What a step must move and compute, against counts done by hand."""
 
-import pytest
 import torch
 from checkpoints import tiny_config
 
@@ -75,7 +74,6 @@ def test_the_median_of_limits_is_taken_rate_by_rate() -> None:
     assert Limits.median(several) == Limits(2.0, {"bf16": 20.0})
 
 
-@pytest.mark.slow
 def test_measured_rates_are_those_of_a_machine() -> None:
     limits = measure_limits(torch.device("cpu"))
     assert 1e9 < limits.memory_bytes_per_s < 1e12

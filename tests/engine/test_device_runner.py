@@ -7,6 +7,7 @@ from guards import needs_interpreter
 from recording_device import RecordingDevice
 
 from localllm.config import SamplingParams
+from localllm.engine.device import CaptureError
 from localllm.engine.engine import Engine
 from localllm.engine.request import TokenEvent
 from localllm.model.decoder import DecoderModel
@@ -146,7 +147,7 @@ def test_a_capture_that_fails_leaves_steps_that_are_launched(
     engine, device = device_engine(model)
 
     def failing(call: object) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
+        raise CaptureError("operation not permitted when stream is capturing")
 
     device.capture = failing  # type: ignore[method-assign, assignment]
     request_id = engine.add_request(prompt(4), GREEDY)

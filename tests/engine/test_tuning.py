@@ -11,10 +11,11 @@ import pytest
 import torch
 from engines import load_tiny_model
 from guards import needs_interpreter
-from recording_device import CaptureError, Recording, RecordingDevice
+from recording_device import Recording, RecordingDevice
 from torch import Tensor
 from triton.runtime.interpreter import GridExecutor
 
+from localllm.engine.device import CaptureError
 from localllm.engine.tuning import ROWS, TuningFile, tune
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe

@@ -12,6 +12,7 @@ from localllm.config import EngineConfig, ModelConfig, SamplingParams
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
 from localllm.engine.loading import build_decoder, build_engine
+from localllm.errors import ExitCode
 from localllm.model.random_weights import RandomWeights, WeightKind
 
 pytestmark = [
@@ -95,13 +96,19 @@ def test_what_is_captured_ahead_changes_nothing() -> None:
     assert generate(engine, REQUESTS) == generate(make(), REQUESTS)
 
 
-def test_out_of_memory_costs_nobody_a_token() -> None:
+def test_out_of_memory_ends_requests_and_not_the_engine() -> None:
     expected = generate(make("bf16"), REQUESTS)
     engine = make("bf16")
+    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
-    hog = torch.empty(max(0, free - (64 << 20)), dtype=torch.uint8, device="cuda")
-    try:
-        assert generate(engine, REQUESTS) == expected
-    finally:
-        del hog
-        torch.cuda.empty_cache()
+    hog = torch.empty(free - (1 << 20), dtype=torch.uint8, device="cuda")
+    for request in REQUESTS:
+        engine.add_request(*request)
+    errors = []
+    while engine.has_unfinished():
+        errors += [event.error for event in engine.step() if event.error is not None]
+    assert errors, "the test must press"
+    assert {error.exit_code for error in errors} == {ExitCode.MEMORY}
+    del hog
+    torch.cuda.empty_cache()
+    assert generate(engine, REQUESTS) == expected

@@ -90,6 +90,21 @@ def test_what_is_deterministic_has_the_same_bits_in_any_batch_and_chunks(
         assert answers[i, 0].logits == alone.logits
 
 
+@pytest.mark.parametrize("recipe", [None, INT4, Recipe("int8", int8_head=True)])
+def test_rows_are_in_the_precision_of_the_model(recipe: Recipe | None) -> None:
+    model = load_tiny_model("Qwen2ForCausalLM", None, torch.float16, recipe, backend="triton")
+    assert model.norm.weight.dtype == torch.float16
+    request = ([3, 4, 5], GREEDY)
+    [answer] = run_alone(model, *request)
+    reference = load_tiny_model("Qwen2ForCausalLM", None, torch.float32, recipe)
+    [expected] = run_alone(reference, *request)
+    for own, theirs in zip(answer.logits, expected.logits, strict=True):
+        found, wanted = (
+            torch.frombuffer(bytearray(each), dtype=torch.float32) for each in (own, theirs)
+        )
+        torch.testing.assert_close(found, wanted, atol=0.05, rtol=0.02)
+
+
 def test_a_decode_step_in_4_bits_takes_six_launches_a_layer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

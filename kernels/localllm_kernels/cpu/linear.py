@@ -73,6 +73,8 @@ CpuProduct = CProduct | PermutedProduct
 class CpuLinears:
     """Makes products from weights; each packs its weight once."""
 
+    has_wide_rows = True
+
     def __init__(self, library: ctypes.CDLL) -> None:
         self._run = {
             ProductKind.FLOAT32: library.float32_linear,
