@@ -8,8 +8,8 @@ import pytest
 
 from localllm import LLM, SamplingParams
 from localllm.conversation import ChatSession
-from localllm.engine.request import FinishReason
-from localllm.errors import ContextLengthError, RequestError
+from localllm.engine.request import FinishReason, TokenEvent
+from localllm.errors import ContextLengthError, RequestError, StepMemoryError
 from localllm.session import open_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -50,6 +50,20 @@ def test_closing_a_stream_frees_its_blocks(llm: LLM) -> None:
     assert not engine.has_unfinished()
     pool = engine.scheduler.pool
     assert pool.num_free_blocks == pool.num_usable_blocks
+
+
+def test_an_event_behind_the_end_of_a_sample_is_dropped(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = llm.model
+    _, stream = model.stream(model.text_prompt("some words"), GREEDY)
+    error = StepMemoryError("no memory")
+    events = [
+        TokenEvent(0, 0, 5, FinishReason.LENGTH),
+        TokenEvent(0, 0, None, FinishReason.ERROR, error=error),
+    ]
+    monkeypatch.setattr(model.text_engine.engine, "step", lambda: events)
+    assert [event.error for event in stream] == [None]
 
 
 def test_closing_a_stream_that_was_never_read_frees_it_too(llm: LLM) -> None:

@@ -119,7 +119,7 @@ def test_rotary_and_the_kv_write(
     qkv[1, -1] = 0  # a value without a scale
     angles = torch.rand(5, head_dim // 2) * 7
     norms = torch.randn(2, head_dim).unbind() if has_norms else (None, None)
-    slots = torch.tensor([5, 11, 4, 7])  # the fifth row is padding
+    slots = torch.tensor([5, 11, -1, 7])  # the third row and the fifth are padding
     shape = (1, 3, 2, 4, head_dim)
     found, expected = [], []
     for run, results in ((ops.rotate_and_store, found), (rotate_and_store_reference, expected)):

@@ -46,12 +46,12 @@ def test_silu_mul_of_large_inputs_stays_finite() -> None:
 
 
 def test_store_kv_writes_its_slots_and_nothing_else() -> None:
-    key, value = torch.randn(2, 3, 2, 5)  # the third token is padding
+    key, value = torch.randn(2, 4, 2, 5)  # the second token and the fourth are padding
     key_cache, value_cache = torch.zeros(2, 3, 2, 4, 5)  # 3 blocks, 2 heads, 4 slots
     expected = torch.zeros(2, 3, 2, 4, 5)
     expected[:, 1, :, 1] = torch.stack((key[0], value[0]))
-    expected[:, 2, :, 3] = torch.stack((key[1], value[1]))
-    store_kv_reference(key, value, KVCache(key_cache, value_cache), torch.tensor([5, 11]))
+    expected[:, 2, :, 3] = torch.stack((key[2], value[2]))
+    store_kv_reference(key, value, KVCache(key_cache, value_cache), torch.tensor([5, -1, 11]))
     assert torch.equal(torch.stack((key_cache, value_cache)), expected)
 
 

@@ -74,7 +74,7 @@ def test_silu_mul(shape: tuple[int, int], dtype: torch.dtype) -> None:
 def run_rotation(
     operator: Any, qkv: torch.Tensor, kv_dtype: torch.dtype, has_norms: bool, memory: GuardedMemory
 ) -> tuple[torch.Tensor, KVCache]:
-    """Five tokens, the last of them padding, into slots of three blocks."""
+    """Five tokens, the third and the last of them padding, into slots of three blocks."""
     generator = torch.Generator().manual_seed(1)
     head_dim, dtype = qkv.shape[2], qkv.dtype
     angles = 7 * torch.rand(5, head_dim // 2, generator=generator)
@@ -88,7 +88,7 @@ def run_rotation(
         memory.guarded(angles.cos()),
         memory.guarded(angles.sin()),
         cache,
-        memory.guarded(torch.tensor([5, 11, 4, 7])),
+        memory.guarded(torch.tensor([5, 11, -1, 7])),
         query_norm=norms[0] if has_norms else None,
         key_norm=norms[1] if has_norms else None,
         eps=1e-6,
