@@ -39,7 +39,9 @@ class Place:
         """An EngineConfig for the device."""
         from localllm.config import EngineConfig
 
-        return EngineConfig(device="cpu" if self.on_cpu else "cuda", **options)
+        if self.on_cpu:
+            return EngineConfig(device="cpu", backend="torch", **options)
+        return EngineConfig(device="cuda", **options)
 
     def open(self, alias: str, kind: Any, longest: int, **options: Any) -> Any:
         """A subject with random weights; on a CPU the built-in model in its place."""

@@ -31,22 +31,21 @@ def run(folder: Path, *arguments: str) -> tuple[int, Any]:
 
 
 def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
-    code, found = run(tmp_path, "--only", "speed 0.6B int4", "start 0.6B")
+    code, found = run(tmp_path, "--only", "prefix", "start 0.6B")
     assert code == 0, found
     assert found["environment"]["versions"]["torch"]
     parts = {name: part["found"] for name, part in found["parts"].items()}
-    tests = [row["test"] for row in parts["speed 0.6B int4"]["rows"]]
-    assert tests == ["start-up", "pp16", "tg4", "tg4"]
-    assert parts["speed 0.6B int4"]["limits"]["memory_bytes_per_s"] > 0
+    assert parts["prefix"]["rows"][0]["test"] == "90% of 200 shared"
+    assert parts["prefix"]["memory"]["num_blocks"] > 0
     assert set(parts["start 0.6B"]) == {"kernels compiled", "warm", "warm again"}
 
 
 def test_a_part_that_fails_costs_itself_alone(tmp_path: Path) -> None:
-    code, found = run(tmp_path, "--only", "kernels", "prefix")
+    code, found = run(tmp_path, "--only", "kernels", "tuned")
     assert code == 1
     parts = {name: part["found"] for name, part in found["parts"].items()}
     assert "kernels need a GPU" in parts["kernels"]["error"]
-    assert parts["prefix"]["rows"]
+    assert parts["tuned"]["trials"] == 0
     code, found = run(tmp_path, "--only", "prefix", "compare", "--budget", "0")
     assert code == 1
     assert [part["found"] for part in found["parts"].values()] == 2 * [{"error": "no time left"}]
