@@ -55,6 +55,8 @@ class Window:
             "PROMPT_TOOLKIT_NO_CPR": "1",
             "OMP_NUM_THREADS": "1",
         }
+        for name in ("COLUMNS", "LINES"):  # pytest-xdist sets them; the terminal's size counts here
+            environment.pop(name, None)
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.process = pexpect.spawn(
