@@ -9,14 +9,9 @@ from dataclasses import dataclass
 
 from localllm.bench.limits import ModelWork
 from localllm.model.architectures import linear_shapes
+from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
 
-# In one product, in the order of a layer; the names of model/layers.py.
-_PRODUCTS = {
-    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "output": ("self_attn.o_proj",),
-    "gate and up": ("mlp.gate_proj", "mlp.up_proj"),
-    "down": ("mlp.down_proj",),
-}
+_PRODUCTS = {"qkv": QKV, "output": OUTPUT, "gate and up": GATE_UP, "down": DOWN}
 # Kernels of a layer beside products and attention: rotation; and where products take nothing else
 # in, two norms and the gate.
 _FUSED, _APART = 1, 4

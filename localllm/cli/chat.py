@@ -225,10 +225,9 @@ def open_noted(name: str | None, engine: EngineConfig, *, is_conversation: bool)
             "A real one: localllm chat qwen3-0.6b",
             dim=True,
         )
-        return open_model(name, engine)
-    if not is_conversation:
-        return open_model(name, engine)
-    return open_model(name, engine, report=partial(note, dim=True))
+    if is_conversation:
+        return open_model(name, engine, report=partial(note, dim=True))
+    return open_model(name, engine)
 
 
 def start_session(

@@ -36,9 +36,7 @@ def build_forward_batch(
         block_tables[i, : len(table)] = table
         input_ids[rows] = entry.request.token_ids[starts[i] : ends[i]]
         positions[rows] = own = np.arange(starts[i], ends[i])
-        slot_mapping[rows] = (
-            table[own // block_size].astype(np.int64) * block_size + own % block_size
-        )
+        slot_mapping[rows] = slots_of(own, table, block_size)
         row += counts[i]
     cu_seqlens_q = np.array([0, *accumulate(counts)], dtype=np.int32)
     caught_up = [i for i, entry in enumerate(scheduled) if entry.catches_up]
@@ -59,3 +57,10 @@ def build_forward_batch(
         logit_rows=to_device(logit_rows),
         num_logit_rows=len(caught_up),
     )
+
+
+def slots_of(
+    positions: npt.NDArray[np.int64], table: npt.NDArray[np.int32], block_size: int
+) -> npt.NDArray[np.int64]:
+    """The cache's slots of a request's `positions`, by its block table."""
+    return table[positions // block_size].astype(np.int64) * block_size + positions % block_size

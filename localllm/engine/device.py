@@ -12,7 +12,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-# What begins the words of errors that torch has no type for.
+# Words of errors that torch has no type for.
 _OUT_OF_MEMORY = (
     "CUDA out of memory",
     "CUDA error: out of memory",

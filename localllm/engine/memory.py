@@ -37,12 +37,12 @@ class MemoryPlan:
 
     def describe(self, block_size: int) -> str:
         """One line for a terminal."""
-        graphs = f", graphs {gib(self.graphs_bytes)}" if self.graphs_bytes else ""
+        graphs = f", graphs {_gib(self.graphs_bytes)}" if self.graphs_bytes else ""
         return (
-            f"memory: weights {gib(self.weights_bytes)}, KV cache {gib(self.kv_bytes)} for "
+            f"memory: weights {_gib(self.weights_bytes)}, KV cache {_gib(self.kv_bytes)} for "
             f"{(self.num_blocks - 1) * block_size:,} tokens (context {self.max_model_len:,}), "
-            f"activations {gib(self.activations_bytes)}{graphs}; "
-            f"{gib(self.budget_bytes)} of {gib(self.free_bytes)} free may be used"
+            f"activations {_gib(self.activations_bytes)}{graphs}; "
+            f"{_gib(self.budget_bytes)} of {_gib(self.free_bytes)} free may be used"
         )
 
 
@@ -150,25 +150,25 @@ def reconcile(plan: MemoryPlan, engine: EngineConfig, free_bytes: int) -> Memory
 
 def describe_taken(plan: MemoryPlan, planned: MemoryPlan, free_bytes: int) -> str:
     """What became of a plan, one line for a terminal; `free_bytes` are free now."""
-    cache = gib(plan.kv_bytes)
+    cache = _gib(plan.kv_bytes)
     if plan.num_blocks != planned.num_blocks:
-        cache += f" (planned {gib(planned.kv_bytes)})"
+        cache += f" (planned {_gib(planned.kv_bytes)})"
     return (
-        f"memory taken: weights {gib(plan.weights_bytes)} (planned {gib(planned.weights_bytes)}), "
-        f"KV cache {cache}; {gib(free_bytes)} still free"
+        f"memory taken: weights {_gib(plan.weights_bytes)} "
+        f"(planned {_gib(planned.weights_bytes)}), "
+        f"KV cache {cache}; {_gib(free_bytes)} still free"
     )
 
 
 def _does_not_fit(plan: MemoryPlan, context: str) -> GpuMemoryError:
     return GpuMemoryError(
         "the model does not fit into the free memory",
-        where=f"weights {gib(plan.weights_bytes)}, activations {gib(plan.activations_bytes)}, "
-        f"KV cache {gib(plan.kv_bytes)} for {context}; "
-        f"free {gib(plan.free_bytes)}, of which {gib(plan.budget_bytes)} may be used",
+        where=f"weights {_gib(plan.weights_bytes)}, activations {_gib(plan.activations_bytes)}, "
+        f"KV cache {_gib(plan.kv_bytes)} for {context}; "
+        f"free {_gib(plan.free_bytes)}, of which {_gib(plan.budget_bytes)} may be used",
         hint="a smaller --ctx, a smaller model, less --reserve, or --gpu-memory-utilization 1",
     )
 
 
-def gib(num_bytes: int) -> str:
-    """For people."""
+def _gib(num_bytes: int) -> str:
     return f"{num_bytes / (1 << 30):.2f} GiB"

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from localllm.engine.batching import slots_of
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.slots import Slots
 from localllm.model.inputs import ForwardBatch
@@ -173,9 +174,7 @@ def fill(
         if len(known) < end - start:  # the newest is on the device
             arrays["sources"][here.stop - 1] = request.slot
         arrays["positions"][here] = own = np.arange(start, end)
-        arrays["slot_mapping"][here] = (
-            table[own // block_size].astype(np.int64) * block_size + own % block_size
-        )
+        arrays["slot_mapping"][here] = slots_of(own, table, block_size)
         row = here.stop
     arrays["cu_seqlens_q"][1 : len(entries) + 1] = ends
     arrays["cu_seqlens_q"][len(entries) + 1 :] = ends[-1]
