@@ -41,6 +41,8 @@ def user_directories(
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME"):
         monkeypatch.setenv(name, str(home))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    # The tests' own processes hold all cores; more threads than those wait by spinning.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return home
 
 
