@@ -8,10 +8,13 @@ from localllm.errors import LocalLLMError, RequestError
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """One generated token; `logprobs` where they were asked for."""
+    """One generated token; `logprobs` where they were asked for. `is_draft`: it had been proposed
+    before the model was asked.
+    """
 
     token_id: int
     logprobs: TokenLogprobs | None
+    is_draft: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class TextEvent:
     finish_reason: FinishReason | None
     error: RequestError | None
     num_cached_tokens: int
+    num_drafted_tokens: int
     time_s: float
 
 
@@ -41,6 +45,7 @@ class Sample:
     text: str = ""
     thinking: str = ""
     tokens: list[TokenInfo] = field(default_factory=list)
+    num_drafted_tokens: int = 0
     finish_reason: FinishReason | None = None
     error: LocalLLMError | None = None
 
@@ -82,6 +87,16 @@ class Completion:
         return sum(len(sample.tokens) for sample in self.samples)
 
     @property
+    def num_drafted_tokens(self) -> int:
+        """Tokens that were proposed, for all samples."""
+        return sum(sample.num_drafted_tokens for sample in self.samples)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Generated tokens that had been proposed, of all samples."""
+        return sum(token.is_draft for sample in self.samples for token in sample.tokens)
+
+    @property
     def ttft_s(self) -> float:
         """Time to first token, 0 where none came."""
         return 0.0 if self.first_token_s is None else self.first_token_s - self.started_s
@@ -107,6 +122,7 @@ class Completion:
         sample.thinking += event.thinking
         if event.token is not None:
             sample.tokens.append(event.token)
+            sample.num_drafted_tokens = event.num_drafted_tokens
             self.first_token_s = self.first_token_s or event.time_s
             self.last_token_s = event.time_s
             if event.sample == 0:  # the others share the blocks that it computed

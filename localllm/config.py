@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from localllm.errors import CheckpointError, RequestError
+from localllm.speculation_config import SpeculationConfig
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
@@ -291,6 +292,7 @@ class EngineConfig:
     kv_cache_dtype: KVCacheDType = "auto"
     backend: Literal["auto", "torch", "triton"] = "auto"
     deterministic: bool = False
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
         for name, low in (

@@ -105,7 +105,7 @@ class TextEngine:
             del self._assemblers[key]
         token = None
         if event.token_id is not None:
-            token = TokenInfo(event.token_id, event.logprobs)
+            token = TokenInfo(event.token_id, event.logprobs, event.is_draft)
         self._inboxes[event.request_id].append(
             TextEvent(
                 request_id=event.request_id,
@@ -116,6 +116,7 @@ class TextEngine:
                 finish_reason=finish_reason,
                 error=event.error,
                 num_cached_tokens=event.num_cached_tokens,
+                num_drafted_tokens=event.num_drafted_tokens,
                 time_s=time.monotonic(),
             )
         )

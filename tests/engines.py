@@ -1,10 +1,12 @@
 """Engines around one loaded model, with any limits; and runs that check the books at every step."""
 
 import tempfile
+from collections import deque
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ from localllm.engine.scheduler import (
     Scheduler,
     SchedulerConfig,
 )
+from localllm.engine.speculation import Speculator
 from localllm.model.architectures import read_model_config
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -52,6 +55,7 @@ class Limits:
     overlaps: bool = False
     needs_ids: Callable[[SamplingParams], bool] = lambda params: False
     device: Device | None = None
+    speculator: Callable[[], Speculator] | None = None
 
 
 @cache
@@ -126,7 +130,8 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         runner = DeviceRunner(model, kv_cache, limits.device, scheduling, MAX_MODEL_LEN)
     scheduler = Scheduler(scheduling, BlockPool(limits.num_blocks + 1))
     vocabulary = EngineLimits(config.vocab_size, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID}))
-    return Engine(runner, scheduler, vocabulary)
+    speculator = None if limits.speculator is None else limits.speculator()
+    return Engine(runner, scheduler, vocabulary, speculator)
 
 
 class LateRunner(ModelRunner):
@@ -151,16 +156,17 @@ class LateRunner(ModelRunner):
         known = replace(batch, requests=[self._with_ids(entry) for entry in batch.requests])
         launched = super().launch(known)
         caught_up = [entry.request for entry in batch.requests if entry.catches_up]
-        for request, token in zip(caught_up, launched.wait(), strict=True):
-            self._newest[request] = token.token_id or 0
+        for request, tokens in zip(caught_up, launched.wait(), strict=True):
+            self._newest[request] = tokens[-1].token_id or 0
         return launched
 
     def _with_ids(self, entry: ScheduledRequest) -> ScheduledRequest:
         request = copy(entry.request)
-        if entry.end > len(request.token_ids):
+        if entry.known_end > len(request.token_ids):
             assert not request.needs_ids
+            assert not entry.draft
             request.token_ids = [*request.token_ids, self._newest[entry.request]]
-        assert entry.end <= len(request.token_ids)
+        assert entry.known_end <= len(request.token_ids)
         return replace(entry, request=request)
 
 
@@ -197,23 +203,30 @@ def drain(engine: Engine, indices: dict[int, int], answers: dict[tuple[int, int]
     """Step to the end, booking events and logits."""
     runner = engine._runner
     forward = type(runner).forward
+    # Of each step that sampled a request, the logits of its positions.
+    computed: dict[tuple[int, int], deque[list[bytes]]] = {key: deque() for key in answers}
 
     def forward_recorded(batch: ScheduledBatch) -> torch.Tensor:
         logits = forward(runner, batch)
-        caught_up = [entry.request for entry in batch.requests if entry.catches_up]
-        for request, row in zip(caught_up, logits, strict=True):
-            key = (indices[request.request_id], request.sample)
-            answers[key].logits.append(row.numpy().tobytes())
+        rows = iter(logits)
+        for entry in batch.requests:
+            if entry.catches_up:
+                key = (indices[entry.request.request_id], entry.request.sample)
+                own = islice(rows, entry.num_samples)
+                computed[key].append([row.numpy().tobytes() for row in own])
+        assert next(rows, None) is None
         return logits
 
     runner.forward = forward_recorded  # type: ignore[method-assign]
     while engine.has_unfinished():
+        events: dict[tuple[int, int], list[TokenEvent]] = {}
         for event in checked_step(engine):
-            answer = answers[indices[event.request_id], event.sample]
-            answer.add(event)
-            if event.finish_reason is not None:
-                # A step that was under way already had one more.
-                del answer.logits[len(answer.token_ids) :]
+            events.setdefault((indices[event.request_id], event.sample), []).append(event)
+        for key, own in events.items():
+            # Those behind the last token were rejected, or came behind the end.
+            answers[key].logits += computed[key].popleft()[: len(own)]
+            for event in own:
+                answers[key].add(event)
 
 
 def checked_step(engine: Engine) -> list[TokenEvent]:

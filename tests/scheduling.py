@@ -1,9 +1,16 @@
 """Schedulers and requests for tests, without a model."""
 
+from collections.abc import Sequence
+
 from localllm.config import SamplingParams
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.request import Request
-from localllm.engine.scheduler import ScheduledBatch, Scheduler, SchedulerConfig
+from localllm.engine.scheduler import (
+    ScheduledBatch,
+    ScheduledRequest,
+    Scheduler,
+    SchedulerConfig,
+)
 
 
 def make_scheduler(num_blocks: int, budget: int = 64, seqs: int = 8, size: int = 4) -> Scheduler:
@@ -22,6 +29,12 @@ def make_request(request_id: int, num_prompt: int, max_tokens: int = 4, base: in
         stop_token_ids=frozenset(),
         max_total_tokens=num_prompt + max_tokens,
     )
+
+
+def caught_up(request: Request, draft: Sequence[int] = ()) -> ScheduledRequest:
+    """All of a request's tokens in one step, and a draft."""
+    count = len(request.token_ids) + len(draft)
+    return ScheduledRequest(request, 0, count, catches_up=True, draft=draft)
 
 
 def counts(batch: ScheduledBatch) -> dict[int, int]:

@@ -13,6 +13,10 @@ Penalties and biases change the row's logits in place before anything is read of
 (Keskar et al. 2019, section 4.1), presence and frequency (OpenAI's API reference), bias, in this
 order. Penalties go by a table of how often each request has had each token, which stays on the
 device and is kept by this kernel: so the next step needs nothing of the host.
+
+A draft has a row for each of its positions, and one more; each counts what is drafted before it.
+Its tokens are booked as far as they agree with what is drawn, by a second kernel, since rows do not
+wait for each other.
 """
 
 from dataclasses import dataclass
@@ -94,8 +98,19 @@ def _threshold(
 
 
 @triton.jit
-def _penalize(row_ptr, vocab, counts_ptr, factors_ptr, BLOCK: tl.constexpr):
-    """The row's logits after penalties, in place."""
+def _penalize(
+    row_ptr,
+    vocab,
+    counts_ptr,
+    factors_ptr,
+    drafts_ptr,
+    depth,
+    HAS_DRAFTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The row's logits after penalties, in place; `depth` drafted tokens stand in front of
+    `drafts_ptr`, which count like the request's own.
+    """
     repetition = tl.load(factors_ptr)
     presence, frequency = tl.load(factors_ptr + 1), tl.load(factors_ptr + 2)
     if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
@@ -103,6 +118,9 @@ def _penalize(row_ptr, vocab, counts_ptr, factors_ptr, BLOCK: tl.constexpr):
             columns = first + tl.arange(0, BLOCK)
             inside = columns < vocab
             counts = tl.load(counts_ptr + columns, mask=inside, other=0)
+            if HAS_DRAFTS:
+                for i in range(1, depth + 1):
+                    counts += tl.where(columns == tl.load(drafts_ptr - i), 2, 0)
             values = tl.load(row_ptr + columns, mask=inside, other=0.0)
             repeated = tl.where(values > 0.0, values / repetition, values * repetition)
             values = tl.where(counts > 0, repeated, values)
@@ -222,10 +240,13 @@ def _sample_kernel(
     top_p_ptr,
     min_p_ptr,
     keys_ptr,
+    depths_ptr,
+    drafts_ptr,
     ids_ptr,
     vocab,
     HAS_PENALTIES: tl.constexpr,
     HAS_BIASES: tl.constexpr,
+    HAS_DRAFTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -236,18 +257,54 @@ def _sample_kernel(
         return
     counts_ptr += slot * vocab
     if HAS_PENALTIES:
-        _penalize(row_ptr, vocab, counts_ptr, factors_ptr + 3 * row, BLOCK)
+        depth = 0
+        if HAS_DRAFTS:
+            depth = tl.load(depths_ptr + row)
+        _penalize(
+            row_ptr, vocab, counts_ptr, factors_ptr + 3 * row, drafts_ptr + row, depth, HAS_DRAFTS,
+            BLOCK,
+        )  # fmt: skip
     if HAS_BIASES:
         _bias(row_ptr, row, starts_ptr, tokens_ptr, biases_ptr, BLOCK)
     place = _draw(
         row_ptr, row, vocab, temperatures_ptr, top_k_ptr, top_p_ptr, min_p_ptr, keys_ptr, BLOCK
     )
     tl.store(ids_ptr + row, place.to(tl.int64))
-    # A row that is not finite has no token, but its request may be a step ahead already.
-    token = tl.maximum(place, 0)
-    tl.store(newest_ptr + slot, token.to(tl.int64))
-    if HAS_PENALTIES:
-        tl.store(counts_ptr + token, tl.load(counts_ptr + token) + 2)
+    if not HAS_DRAFTS:
+        # A row that is not finite has no token, but its request may be a step ahead already.
+        token = tl.maximum(place, 0)
+        tl.store(newest_ptr + slot, token.to(tl.int64))
+        if HAS_PENALTIES:
+            tl.store(counts_ptr + token, tl.load(counts_ptr + token) + 2)
+
+
+@triton.jit
+def _book_kernel(
+    ids_ptr,
+    slots_ptr,
+    newest_ptr,
+    counts_ptr,
+    depths_ptr,
+    drafts_ptr,
+    vocab,
+    HAS_PENALTIES: tl.constexpr,
+):
+    """The tokens of a request, from its first row to the first that its draft has not."""
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    if (slot < 0) | (tl.load(depths_ptr + row) > 0):
+        return
+    counts_ptr += slot * vocab
+    has_more = row >= 0  # always
+    while has_more:
+        drawn = tl.load(ids_ptr + row)
+        token = tl.maximum(drawn, 0)
+        tl.store(newest_ptr + slot, token)
+        if HAS_PENALTIES:
+            tl.store(counts_ptr + token, tl.load(counts_ptr + token) + 2)
+            tl.debug_barrier()  # the next may be the same
+        has_more = (drawn >= 0) & (drawn == tl.load(drafts_ptr + row))
+        row += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +328,18 @@ class Biases:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """What is drafted for the positions of the rows; a request's rows stand together, in order.
+
+    `tokens`: of each row, -1 behind the last one of a draft; `depths`: how many tokens are drafted
+    before a row's, 0 in the first row of each request.
+    """
+
+    depths: Tensor  # int32 [rows]
+    tokens: Tensor  # int32 [rows]
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingRows:
     """How each row is sampled; all [rows] but `newest`.
 
@@ -288,23 +357,26 @@ class SamplingRows:
     keys: Tensor  # int64
     penalties: Penalties | None = None
     biases: Biases | None = None
+    drafts: Drafts | None = None
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """`logits`: float32 [rows, vocab], changed where there are penalties or biases -> ids, int64
     [rows]; -1 for a row that is not finite, or not sampled. Tokens are booked in `newest` and in
-    the counts.
+    the counts; of a draft those that are drawn, and the first that is drawn instead.
     """
     assert logits.is_contiguous()
-    penalties, biases = rows.penalties, rows.biases
+    penalties, biases, drafts = rows.penalties, rows.biases, rows.drafts
     num_rows, vocab = logits.shape
+    counts = rows.slots if penalties is None else penalties.counts
+    depths, tokens = (rows.slots,) * 2 if drafts is None else (drafts.depths, drafts.tokens)
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
         _sample_kernel[(num_rows,)](
             logits,
             rows.slots,
             rows.newest,
-            rows.slots if penalties is None else penalties.counts,
+            counts,
             logits if penalties is None else penalties.factors,
             rows.slots if biases is None else biases.starts,
             rows.slots if biases is None else biases.tokens,
@@ -314,13 +386,28 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
             rows.top_p,
             rows.min_p,
             rows.keys,
+            depths,
+            tokens,
             ids,
             vocab,
             HAS_PENALTIES=penalties is not None,
             HAS_BIASES=biases is not None,
+            HAS_DRAFTS=drafts is not None,
             BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
             num_warps=16,
         )
+        if drafts is not None:
+            _book_kernel[(num_rows,)](
+                ids,
+                rows.slots,
+                rows.newest,
+                counts,
+                depths,
+                tokens,
+                vocab,
+                HAS_PENALTIES=penalties is not None,
+                num_warps=1,
+            )
     return ids
 
 
@@ -332,10 +419,17 @@ def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
             ids.append(-1)
             continue
         ids.append(_draw_reference(_adjusted(logits[row], rows, row, slot), rows, row))
-        token = max(ids[-1], 0)
-        rows.newest[slot] = token
-        if rows.penalties is not None:
-            rows.penalties.counts[slot, token] += 2
+    drafted = [-1] * len(ids) if rows.drafts is None else rows.drafts.tokens.tolist()
+    is_booked = True
+    for row, (slot, token) in enumerate(zip(rows.slots.tolist(), ids, strict=True)):
+        if rows.drafts is None or rows.drafts.depths[row] == 0:
+            is_booked = slot >= 0
+        if is_booked:
+            rows.newest[slot] = max(token, 0)
+            if rows.penalties is not None:
+                rows.penalties.counts[slot, max(token, 0)] += 2
+        # Nothing holds behind a token that is not the draft's.
+        is_booked = is_booked and token >= 0 and token == drafted[row]
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
 
 
@@ -367,6 +461,9 @@ def _adjusted(values: Tensor, rows: SamplingRows, row: int, slot: int) -> Tensor
     values = values.clone()
     if rows.penalties is not None:
         counts = rows.penalties.counts[slot]
+        if rows.drafts is not None:
+            before = rows.drafts.tokens[row - int(rows.drafts.depths[row]) : row].long()
+            counts = counts + 2 * torch.bincount(before, minlength=len(counts))
         repetition, presence, frequency = rows.penalties.factors[row]
         repeated = torch.where(values > 0, values / repetition, values * repetition)
         values = torch.where(counts > 0, repeated, values)
@@ -392,11 +489,31 @@ AOT_SPECS = [
             "top_p_ptr": "*fp32",
             "min_p_ptr": "*fp32",
             "keys_ptr": "*i64",
+            "depths_ptr": "*i32",
+            "drafts_ptr": "*i32",
             "ids_ptr": "*i64",
             "vocab": "i32",
         },
-        {"HAS_PENALTIES": has_all, "HAS_BIASES": has_all, "BLOCK": BLOCK},
+        {
+            "HAS_PENALTIES": has_all,
+            "HAS_BIASES": has_all,
+            "HAS_DRAFTS": has_all,
+            "BLOCK": BLOCK,
+        },
         num_warps=16,
     )
-    for name, has_all in (("any filters", False), ("penalties and biases", True))
+    for name, has_all in (("any filters", False), ("penalties, biases and drafts", True))
 ]
+AOT_SPECS.append(
+    AotSpec(
+        _book_kernel,
+        "what is drawn of drafts",
+        {
+            **dict.fromkeys(("ids_ptr", "newest_ptr"), "*i64"),
+            **dict.fromkeys(("slots_ptr", "counts_ptr", "depths_ptr", "drafts_ptr"), "*i32"),
+            "vocab": "i32",
+        },
+        {"HAS_PENALTIES": True},
+        num_warps=1,
+    )
+)

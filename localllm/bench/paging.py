@@ -84,5 +84,5 @@ def count_usage(mix: Mix, block_size: int, cache_tokens: int) -> Usage:
         tokens += sum(each.end for each in batch.requests)
         running += len(batch.requests)
         steps += 1
-        scheduler.update(batch, [SampledToken(0) for _ in batch.requests])
+        scheduler.update(batch, [[SampledToken(0)] for _ in batch.requests])
     return Usage(1 - tokens / slots, running / steps, tokens / running)

@@ -99,7 +99,7 @@ def scheduling_time(enable_prefix_caching: bool, batch: int, num_steps: int = 25
         if step == 1:  # the prompts are computed
             started = time.perf_counter()
         scheduled = scheduler.schedule()
-        scheduler.update(scheduled, [SampledToken(step) for _ in scheduled.requests])
+        scheduler.update(scheduled, [[SampledToken(step)] for _ in scheduled.requests])
     return (time.perf_counter() - started) / (num_steps - 1)
 
 

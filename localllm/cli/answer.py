@@ -117,8 +117,8 @@ def describe_completion(
             "prompt_tokens": completion.num_prompt_tokens,
             "cached_tokens": completion.num_cached_tokens,
             "completion_tokens": completion.num_generated_tokens,
-            "drafted_tokens": 0,
-            "accepted_tokens": 0,
+            "drafted_tokens": completion.num_drafted_tokens,
+            "accepted_tokens": completion.num_accepted_tokens,
         },
         "timing": {
             "load_s": round(loaded.load_s, 4),

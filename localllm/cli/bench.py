@@ -98,6 +98,9 @@ def bench(
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
     deterministic: options.Deterministic = False,
+    spec: options.Spec = options.SPEC,
+    spec_max: options.SpecMax = options.SPEC_MAX,
+    spec_ngram: options.SpecNgram = options.SPEC_NGRAM,
 ) -> int:
     """Measure speed, as a share of what the memory and the arithmetic of this machine allow.
 
@@ -138,6 +141,7 @@ def bench(
             dtype,
             kv_cache_dtype,
             deterministic,
+            options.parse_speculation(spec, spec_max, spec_ngram),
         ).config(default_max_num_seqs=asked.num_seqs)
         report, was_interrupted = _bench_model(model, random_weights, weights, config, asked)
     _write(report, json_file, plot)

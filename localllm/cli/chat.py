@@ -89,6 +89,9 @@ def chat(
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
     deterministic: options.Deterministic = False,
+    spec: options.Spec = options.SPEC,
+    spec_max: options.SpecMax = options.SPEC_MAX,
+    spec_ngram: options.SpecNgram = options.SPEC_NGRAM,
 ) -> int:
     """Chat with a model, or get one answer.
 
@@ -125,6 +128,7 @@ def chat(
         dtype,
         kv_cache_dtype,
         deterministic,
+        options.parse_speculation(spec, spec_max, spec_ngram),
     ).config(default_max_num_seqs=1)
     form = choose_form(json_output, stream_json, extract_code)
     if logprobs is not None and form not in ("json", "stream-json"):

@@ -14,6 +14,7 @@ from localllm.cli import options
 from localllm.cli.output import is_terminal, json_line, note, write_stdout
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.errors import ExitCode, RequestError
+from localllm.speculation_config import SpeculationConfig
 
 if TYPE_CHECKING:
     from localllm.evaluation import Evaluation
@@ -67,6 +68,7 @@ def evaluate_model(
         dtype,
         kv_cache_dtype,
         False,
+        SpeculationConfig("off"),
     ).config(default_max_num_seqs=1)
     from localllm.evaluation import evaluate
 

@@ -9,6 +9,11 @@ import typer
 from localllm.config import EngineConfig
 from localllm.errors import RequestError
 from localllm.prompt import THINK_LEVELS, ThinkLevel
+from localllm.speculation_config import SpeculationConfig
+
+_SPECULATION = SpeculationConfig()
+SPEC, SPEC_MAX = _SPECULATION.drafter, _SPECULATION.max_draft
+SPEC_NGRAM = f"{_SPECULATION.min_match}:{_SPECULATION.max_match}"
 
 
 def option(*names: str, help: str, metavar: str | None = None) -> Any:
@@ -70,6 +75,11 @@ Reserve = Annotated[
 ]
 Deterministic = Annotated[
     bool, option("--deterministic", help="Same bits in any batch, on a GPU too; slower there.")
+]
+Spec = Annotated[str, option("--spec", help="Who drafts tokens: auto, ngram, draft:MODEL or off.")]
+SpecMax = Annotated[int, option("--spec-max", help="Tokens of a draft, at most.")]
+SpecNgram = Annotated[
+    str, option("--spec-ngram", help="Tokens to match for an n-gram draft.", metavar="MIN:MAX")
 ]
 MaxNumSeqs = Annotated[int | None, option("--max-num-seqs", help="Requests in one batch.")]
 MaxNumBatchedTokens = Annotated[
@@ -140,6 +150,7 @@ class EngineFlags:
     dtype: str
     kv_cache_dtype: str
     deterministic: bool
+    speculation: SpeculationConfig
 
     def config(self, default_max_num_seqs: int) -> EngineConfig:
         """The EngineConfig they ask for. Raises: RequestError."""
@@ -148,6 +159,7 @@ class EngineFlags:
             gpu_memory_utilization=self.gpu_memory_utilization,
             reserve_bytes=0 if self.reserve is None else parse_size(self.reserve, "reserve"),
             deterministic=self.deterministic,
+            speculation=self.speculation,
             max_num_seqs=default_max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=not self.no_prefix_cache,
@@ -176,6 +188,16 @@ def parse_context(text: str | None) -> int | None:
     if not is_number or int(digits) == 0:
         raise RequestError(f"--ctx must be like 4096, 32k or auto, found {text!r:.40}", param="ctx")
     return int(digits) * (1024 if digits != text else 1)
+
+
+def parse_speculation(drafter: str, max_draft: int, ngram: str) -> SpeculationConfig:
+    """`--spec`, `--spec-max`, `--spec-ngram`. Raises: RequestError."""
+    found = re.fullmatch("([0-9]{1,3}):([0-9]{1,3})", ngram)
+    if found is None:
+        raise RequestError(
+            f"--spec-ngram must be like 2:8, found {ngram!r:.40}", param="spec_ngram"
+        )
+    return SpeculationConfig(drafter, max_draft, int(found[1]), int(found[2]))
 
 
 def parse_size(text: str, param: str) -> int:

@@ -1,5 +1,6 @@
 """From a scheduled batch, which is Python, to the tensors of one forward pass."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from localllm.engine.scheduler import ScheduledBatch
+from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
 from localllm.model.inputs import ForwardBatch
 
 
@@ -34,14 +35,14 @@ def build_forward_batch(
         rows = slice(row, row + counts[i])
         table = np.array(entry.request.block_table, dtype=np.int32)
         block_tables[i, : len(table)] = table
-        input_ids[rows] = entry.request.token_ids[starts[i] : ends[i]]
+        input_ids[rows] = entry.token_ids
         positions[rows] = own = np.arange(starts[i], ends[i])
         slot_mapping[rows] = slots_of(own, table, block_size)
         row += counts[i]
     cu_seqlens_q = np.array([0, *accumulate(counts)], dtype=np.int32)
-    caught_up = [i for i, entry in enumerate(scheduled) if entry.catches_up]
-    logit_rows = np.zeros(len(caught_up) + -len(caught_up) % row_multiple, dtype=np.int64)
-    logit_rows[: len(caught_up)] = [cu_seqlens_q[i + 1] - 1 for i in caught_up]
+    sampled = sampled_rows(scheduled, cu_seqlens_q[1:])
+    logit_rows = np.zeros(len(sampled) + -len(sampled) % row_multiple, dtype=np.int64)
+    logit_rows[: len(sampled)] = sampled
 
     def to_device(values: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(values).to(device)
@@ -55,8 +56,20 @@ def build_forward_batch(
         seq_lens=to_device(np.array(ends, dtype=np.int64)),
         max_query_len=max(counts),
         logit_rows=to_device(logit_rows),
-        num_logit_rows=len(caught_up),
+        num_logit_rows=len(sampled),
     )
+
+
+def sampled_rows(
+    scheduled: Sequence[ScheduledRequest], ends: npt.NDArray[np.integer]
+) -> npt.NDArray[np.int64]:
+    """The rows of a batch whose next tokens are sampled, in order; `ends`: behind each request's
+    last row.
+    """
+    found = [
+        np.arange(end - entry.num_samples, end) for entry, end in zip(scheduled, ends, strict=True)
+    ]
+    return np.concatenate(found)
 
 
 def slots_of(

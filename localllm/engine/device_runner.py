@@ -7,6 +7,7 @@ newest tokens stay on the device, so a step can start before anybody here knows 
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain, islice, repeat
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from localllm.config import SamplingParams
 from localllm.engine.device import CaptureError, Device, is_out_of_memory
 from localllm.engine.request import TokenLogprobs
 from localllm.engine.runner import Launched
+from localllm.engine.sampler import accept_draft
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
 from localllm.engine.slots import Slots
 from localllm.engine.step_inputs import (
@@ -77,11 +79,12 @@ class DeviceRunner:
         )
         # Two of each: while one is on its way the other is filled.
         self._hosts = [device.host_buffer(self._inputs.num_bytes) for _ in range(2)]
-        ids_bytes = 8 * max(most_rows, limits.max_num_seqs)
+        ids_bytes = 8 * max(most_rows, limits.max_num_batched_tokens)
         self._id_hosts = [device.host_buffer(ids_bytes).view(torch.int64) for _ in range(2)]
         self._turn = 0
         prompt = min(_FIRST_PROMPT, limits.max_num_batched_tokens)
-        decodes = [StepShape(size, size, 1, size) for size in self._sizes]
+        largest = next(size for size in self._sizes if size >= limits.max_num_seqs)
+        decodes = [StepShape(n, n, 1, n) for n in self._sizes if n <= largest]
         self._first_shapes = [StepShape(prompt, 1, prompt, 1), *decodes]
         self._graphs: dict[StepShape, _Graph] = {}
         # Shapes whose kernels are compiled, since they have run.
@@ -132,7 +135,7 @@ class DeviceRunner:
         logits = self._compute(shape) if padded is None else self._compute_padded(shape)
         if len(filled.rows) == 0:
             return _Launched(self._device.mark(), lambda: [], self._slots.forget)
-        rows, factors = self._inputs.sampling_rows(shape)
+        rows, factors = self._inputs.sampling_rows(shape, has_drafts=filled.has_drafts)
         rows = replace(
             rows,
             penalties=self._slots.penalties(batch, factors),
@@ -144,13 +147,16 @@ class DeviceRunner:
         self._device.download(target, ids)
         logprobs = wanted.compute(ids, self._device) if wanted else None
 
-        def collect() -> list[SampledToken]:
+        caught_up = [entry for entry in batch.requests if entry.catches_up]
+
+        def collect() -> list[list[SampledToken]]:
             found = target.numpy()[filled.rows].tolist()
             tokens = [SampledToken(None if token < 0 else token) for token in found]
             for i, values in (logprobs() if logprobs else {}).items():
                 if tokens[i].token_id is not None:
                     tokens[i] = replace(tokens[i], logprobs=values)
-            return tokens
+            rows = iter(tokens)
+            return [accept_draft(e.draft, list(islice(rows, e.num_samples))) for e in caught_up]
 
         return _Launched(self._device.mark(), collect, self._slots.forget)
 
@@ -208,10 +214,10 @@ class DeviceRunner:
 @dataclass(frozen=True, slots=True)
 class _Launched:
     arrived: Callable[[], None]
-    collect: Callable[[], list[SampledToken]]
+    collect: Callable[[], list[list[SampledToken]]]
     on_failure: Callable[[], None]
 
-    def wait(self) -> list[SampledToken]:
+    def wait(self) -> list[list[SampledToken]]:
         try:
             self.arrived()
             return self.collect()
@@ -224,7 +230,7 @@ class _Launched:
 class _Wanted:
     """Rows whose log-probabilities are asked for, with the logits before penalties.
 
-    `which`: their places among the caught-up requests; `counts`: how many of the likeliest.
+    `which`: their places among the rows that are sampled; `counts`: how many of the likeliest.
     """
 
     which: list[int]
@@ -234,8 +240,10 @@ class _Wanted:
 
     @classmethod
     def of(cls, batch: ScheduledBatch, filled: Filled, logits: Tensor) -> "_Wanted | None":
-        params = [entry.request.params for entry in batch.requests if entry.catches_up]
-        asked = [(i, each.logprobs) for i, each in enumerate(params) if each.logprobs is not None]
+        each_row = chain.from_iterable(
+            repeat(entry.request.params.logprobs, entry.num_samples) for entry in batch.requests
+        )
+        asked = [(i, count) for i, count in enumerate(each_row) if count is not None]
         if not asked:
             return None
         which, counts = [i for i, _ in asked], [count for _, count in asked]

@@ -1,15 +1,17 @@
 """Token ids in, token events out: the step loop over scheduler, runner and sampler."""
 
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localllm.config import SamplingParams, brief
 from localllm.engine.device import is_fatal, is_out_of_memory
-from localllm.engine.request import FinishReason, Request, TokenEvent
+from localllm.engine.request import FinishReason, Request, RequestStatus, TokenEvent
 from localllm.engine.runner import Launched, Runner
 from localllm.engine.sampler import sample_seed
 from localllm.engine.scheduler import ScheduledBatch, Scheduler
+from localllm.engine.speculation import Speculator
 from localllm.errors import ContextLengthError, DeviceError, RequestError
 
 
@@ -26,6 +28,8 @@ class EngineLimits:
 class _InFlight:
     batch: ScheduledBatch
     launched: Launched
+    began_s: float
+    has_waited: bool
 
 
 class Engine:
@@ -35,13 +39,22 @@ class Engine:
     computed, and brings the tokens of that. Not thread-safe: one thread calls it.
     """
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        limits: EngineLimits,
+        speculator: Speculator | None = None,
+    ) -> None:
         self.limits = limits
         self.scheduler = scheduler
         self._runner = runner
+        self._speculator = speculator
+        self._collected_s = 0.0
         self._next_request_id = 0
         self._in_flight: _InFlight | None = None
         self._is_unsettled = False
+        self._undelivered: list[TokenEvent] = []
         self._failure: DeviceError | None = None
 
     @property
@@ -103,24 +116,32 @@ class Engine:
         if self._is_unsettled:
             # What an attempt may have left half done is made anew, and from known ids.
             self._is_unsettled = False
-            return self._collect(self._take_in_flight())
-        batch = self.scheduler.schedule()
+            kept, self._undelivered = self._undelivered, []
+            return kept + self._collect(self._take_in_flight())
+        began_s = time.perf_counter()
+        events: list[TokenEvent] = []
+        has_waited = False
+        if self._speculator and self._in_flight and self._speculator.wants_ids():
+            has_waited = True
+            events = self._collect(self._take_in_flight())
+        batch = self._schedule()
         try:
-            launched = self._runner.launch(batch) if batch.requests else None
+            started = self._launch(batch, began_s, has_waited)
         except BaseException as error:
             self.scheduler.roll_back(batch)
             if is_out_of_memory(error):
                 self._runner.release_memory()
-                return self._collect(self._take_in_flight()) + self.scheduler.relieve(batch)
+                events += self._collect(self._take_in_flight())
+                return events + self.scheduler.relieve(batch)
             self._note_if_fatal(error)
             self._is_unsettled = True
+            self._undelivered = events
             raise
-        started = _InFlight(batch, launched) if launched else None
         if not self._runner.overlaps:
             return self._collect(started)
         due = self._take_in_flight()
         self._in_flight = started
-        return self._collect(due)
+        return events + self._collect(due)
 
     def work_ahead(self) -> bool:
         """Do a little of what will make later steps faster, in a moment without requests; False
@@ -136,10 +157,31 @@ class Engine:
 
         Returns the last events of the samples that were not finished.
         """
+        ended = self.scheduler.abort(request_id, sample)
+        if self._speculator:
+            for request in ended:
+                self._speculator.forget(request)
         return [
-            TokenEvent(request_id, request.sample, None, FinishReason.ABORT)
-            for request in self.scheduler.abort(request_id, sample)
+            TokenEvent(request_id, request.sample, None, FinishReason.ABORT) for request in ended
         ]
+
+    def _schedule(self) -> ScheduledBatch:
+        """The next batch, with drafts where somebody makes them."""
+        if self._speculator is None:
+            return self.scheduler.schedule()
+        budget = self.scheduler.config.max_num_batched_tokens
+        return self.scheduler.schedule(self._speculator.propose(self.scheduler.running, budget))
+
+    def _launch(self, batch: ScheduledBatch, began_s: float, has_waited: bool) -> _InFlight | None:
+        """Start to compute a batch; None where there is nothing in it."""
+        if not batch.requests:
+            return None
+        if self._speculator:
+            self._speculator.complete(batch)
+        launched = self._runner.launch(batch)
+        if self._speculator:
+            self._speculator.work(batch)
+        return _InFlight(batch, launched, began_s, has_waited)
 
     def _take_in_flight(self) -> _InFlight | None:
         taken, self._in_flight = self._in_flight, None
@@ -157,7 +199,16 @@ class Engine:
             self._roll_back(due)
             self._note_if_fatal(error)
             raise
-        return self.scheduler.update(due.batch, sampled)
+        events = self.scheduler.update(due.batch, sampled)
+        if self._speculator:
+            now = time.perf_counter()
+            seconds = now - max(due.began_s, self._collected_s)
+            self._collected_s = now
+            self._speculator.learn(due.batch, sampled, seconds, due.has_waited)
+            for entry in due.batch.requests:
+                if entry.request.status is RequestStatus.FINISHED:
+                    self._speculator.forget(entry.request)
+        return events
 
     def _roll_back(self, started: _InFlight | None) -> None:
         if started is not None:

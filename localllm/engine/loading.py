@@ -14,10 +14,13 @@ from localllm.engine.block_pool import BlockPool
 from localllm.engine.cpu_products import make_products_reproducible
 from localllm.engine.device import CudaDevice
 from localllm.engine.device_runner import DeviceRunner
+from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
+from localllm.engine.ngram import NgramDrafter
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
+from localllm.engine.speculation import Speculator
 from localllm.engine.step_inputs import graph_rows
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
@@ -28,6 +31,7 @@ from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.model.weights import WeightSource, load_model, open_source
+from localllm.speculation_config import SpeculationConfig
 from localllm_kernels import select_ops
 from localllm_kernels.kv_cache import row_bytes
 from localllm_kernels.tunings import Tunings
@@ -186,7 +190,16 @@ def build_engine(
             file = _tuning_file(loaded.device)
             tuning = tune(loaded.model, loaded.tunings, device, file.add)
         runner = DeviceRunner(loaded.model, kv_cache, device, scheduling, longest, tuning)
-    return Engine(runner, Scheduler(scheduling, BlockPool(plan.num_blocks)), limits)
+    speculator = build_speculator(config.speculation)
+    return Engine(runner, Scheduler(scheduling, BlockPool(plan.num_blocks)), limits, speculator)
+
+
+def build_speculator(config: SpeculationConfig) -> Speculator | None:
+    """Who drafts, if anybody."""
+    if config.drafter == "off":
+        return None
+    drafter = NgramDrafter(config.min_match, config.max_match)
+    return Speculator(drafter, DraftLengths(drafter.num_classes), config.max_draft)
 
 
 def select_device(config: EngineConfig) -> torch.device:

@@ -37,7 +37,9 @@ class TokenLogprobs:
 class TokenEvent:
     """What one step brought for one sample of a request: a token, an end, or both.
 
-    `num_cached_tokens` counts the prompt tokens whose keys and values were found in the cache.
+    `is_draft`: whether the token had been proposed before the model was asked. `num_cached_tokens`
+    counts the prompt tokens whose keys and values were found in the cache, `num_drafted_tokens` all
+    that were proposed for this sample so far.
     """
 
     request_id: int
@@ -47,6 +49,8 @@ class TokenEvent:
     logprobs: TokenLogprobs | None = None
     error: RequestError | None = None
     num_cached_tokens: int = 0
+    is_draft: bool = False
+    num_drafted_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -54,8 +58,9 @@ class Request:
     """One sample of a request; `token_ids` holds the prompt and then what was generated.
 
     Tokens before `num_computed_tokens` have their keys and values in the blocks of `block_table`.
-    `num_pending` more are sampled, but their ids are still on the device. `parent` is sample 0 of
-    the same request, whose prompt blocks a sample shares once they are computed.
+    `num_pending` more, at most, are sampled, but their ids are still on the device: one, and those
+    of a draft that is being verified. `parent` is sample 0 of the same request, whose prompt blocks
+    a sample shares once they are computed.
     """
 
     request_id: int
@@ -73,6 +78,7 @@ class Request:
     num_pending: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_drafted_tokens: int = 0
     num_preemptions: int = 0
     # A place among the running requests, and the how-manieth admission of all gave it.
     slot: int = -1
@@ -100,7 +106,7 @@ class Request:
         """Whether the next step cannot be prepared before the ids on their way have come."""
         if self.num_pending == 0:
             return False
-        return self.needs_ids or self.num_tokens >= self.max_total_tokens
+        return self.needs_ids or self.num_pending > 1 or self.num_tokens >= self.max_total_tokens
 
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
         """Whether the request ends with `token_id`, its newest token."""

@@ -21,8 +21,10 @@ CPU_FLOAT32_ROW_MULTIPLE = 8
 class Launched(Protocol):
     """A batch that is being computed."""
 
-    def wait(self) -> list[SampledToken]:
-        """The tokens of its caught-up requests, in order, once they are there."""
+    def wait(self) -> list[list[SampledToken]]:
+        """The tokens of its caught-up requests, in order, once they are there: of each as much of
+        its draft as is accepted, and one more.
+        """
 
 
 class Runner(Protocol):
@@ -53,9 +55,9 @@ class Runner(Protocol):
 class Computed:
     """A batch that is computed already."""
 
-    sampled: list[SampledToken]
+    sampled: list[list[SampledToken]]
 
-    def wait(self) -> list[SampledToken]:
+    def wait(self) -> list[list[SampledToken]]:
         """See Launched."""
         return self.sampled
 
@@ -80,7 +82,7 @@ class ModelRunner:
     def launch(self, batch: ScheduledBatch) -> Launched:
         """See Runner."""
         logits = self.forward(batch)
-        caught_up = [entry.request for entry in batch.requests if entry.catches_up]
+        caught_up = [entry for entry in batch.requests if entry.catches_up]
         return Computed(sample_tokens(logits, caught_up, self._model.ops) if caught_up else [])
 
     def work_ahead(self) -> bool:
@@ -92,7 +94,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, batch: ScheduledBatch) -> Tensor:
-        """Compute the batch's tokens; logits of its caught-up requests, float32 [rows, vocab]."""
+        """Compute the batch's tokens; logits of the positions that are sampled, float32 [rows,
+        vocab].
+        """
         self._kv_cache.copy_blocks(batch.block_copies)
         inputs = build_forward_batch(
             batch, self._kv_cache.block_size, self._row_multiple, self._device

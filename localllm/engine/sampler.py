@@ -7,18 +7,21 @@ After the filters, the token at position p of a request is
 with Gumbel noise g (see `gumbel_argmax` among the operators). Because g is a pure function of seed,
 position and token id, the same request gives the same text whatever shares its batch. Greedy is
 T = 0. Each row is filtered on its own, for the same reason.
+
+A draft is accepted as far as it is what is sampled at its positions, which are those of a request
+without a draft: so a draft changes when a token comes, and never which.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from localllm.config import SamplingParams
 from localllm.engine.request import Request, TokenLogprobs
-from localllm.engine.scheduler import SampledToken
+from localllm.engine.scheduler import SampledToken, ScheduledRequest
 from localllm_kernels import Ops
 
 _MASK64 = (1 << 64) - 1
@@ -98,26 +101,48 @@ def apply_penalties(
     return logits
 
 
-def sample_tokens(logits: Tensor, requests: Sequence[Request], ops: Ops) -> list[SampledToken]:
-    """The next token of each request. `logits`: float32 [len(requests), vocab].
+def sample_tokens(
+    logits: Tensor, scheduled: Sequence[ScheduledRequest], ops: Ops
+) -> list[list[SampledToken]]:
+    """The next tokens of each request, which has caught up: as much of its draft as is accepted,
+    and one more. `logits`: float32 [rows, vocab], a row for each position that is sampled.
 
     A row that is not finite gives a token of None. Row by row, for a CPU; on a GPU see
     device_runner.py.
     """
     maxima, greedy_ids = ops.row_maxima(logits)
     finite, greedy = maxima.isfinite().tolist(), greedy_ids.tolist()
-    sampled = []
-    for row, request in enumerate(requests):
+
+    def sample(row: int, request: Request, drafted: Sequence[int]) -> SampledToken:
         if not finite[row]:
-            sampled.append(SampledToken(None))
-            continue
+            return SampledToken(None)
         token_id = greedy[row]
         if not _is_plain_greedy(request.params):
-            token_id = _sample_row(logits[row], request, ops)
+            token_id = _sample_row(logits[row], request, drafted, ops)
         count = request.params.logprobs
         logprobs = None if count is None else _token_logprobs(logits[row], token_id, count)
-        sampled.append(SampledToken(token_id, logprobs))
+        return SampledToken(token_id, logprobs)
+
+    sampled, first = [], 0
+    for entry in scheduled:
+        tokens = (
+            sample(first + i, entry.request, entry.draft[:i]) for i in range(entry.num_samples)
+        )
+        sampled.append(accept_draft(entry.draft, tokens))
+        first += entry.num_samples
     return sampled
+
+
+def accept_draft(draft: Sequence[int], tokens: Iterable[SampledToken]) -> list[SampledToken]:
+    """What a request gets of `tokens`, sampled behind its newest and behind each of its draft's:
+    all to the first that is not what the draft has there. Tokens behind that are not asked for.
+    """
+    kept = []
+    for token, proposed in zip(tokens, (*draft, None), strict=False):
+        kept.append(token)
+        if token.token_id != proposed:
+            break
+    return kept
 
 
 def _is_plain_greedy(params: SamplingParams) -> bool:
@@ -131,16 +156,17 @@ def has_penalties(params: SamplingParams) -> bool:
     )
 
 
-def _sample_row(logits: Tensor, request: Request, ops: Ops) -> int:
+def _sample_row(logits: Tensor, request: Request, drafted: Sequence[int], ops: Ops) -> int:
+    """The token behind those of `request` and `drafted`."""
     params = request.params
     if has_penalties(params) or params.logit_bias:
         start = request.num_prompt_tokens
-        prompt, generated = request.token_ids[:start], request.token_ids[start:]
+        prompt, generated = request.token_ids[:start], [*request.token_ids[start:], *drafted]
         logits = apply_penalties(logits, params, prompt, generated)
     if params.temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
     # The token's place in the text: the noise is the same whenever it is drawn.
-    key = noise_key(request.seed, len(request.token_ids))
+    key = noise_key(request.seed, len(request.token_ids) + len(drafted))
     filters: list[Callable[[Tensor], Tensor]] = []
     if 0 < params.top_k < logits.shape[0]:
         filters.append(lambda values: filter_top_k(values, params.top_k))

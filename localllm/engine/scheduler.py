@@ -4,7 +4,9 @@ There is no prefill phase and no decode phase. A request has `num_tokens` tokens
 `num_computed_tokens` have their keys and values in the cache; every step gives requests some
 tokens, within one token budget, until they have caught up, and a request that has caught up gets
 its next token sampled. A long prompt is computed in chunks, a prefix found in the cache is a head
-start, a preempted request starts again from 0: all the same thing with other numbers.
+start, a preempted request starts again from 0: all the same thing with other numbers. A draft,
+tokens that somebody proposes to come next, is computed behind the newest token, and each of its
+positions is sampled: what agrees with it is accepted, and the rest was computed for nothing.
 
 Who owns what: a request owns one use of each block in its `blocks`, from admission until it ends
 or is preempted. Blocks before `num_computed_tokens // block_size` are full and may be shared; the
@@ -13,8 +15,8 @@ block that is written next belongs to its request alone, else it is copied first
 
 from array import array
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from localllm.engine.block_pool import BlockPool, hash_block
 from localllm.engine.request import (
@@ -43,20 +45,37 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """`num_scheduled_tokens` tokens of a request, from `start` on.
+    """`num_scheduled_tokens` tokens of a request, from `start` on, the last of them its `draft`.
 
-    `catches_up`: whether its newest token is among them, so that the next can be sampled.
+    `catches_up`: whether its newest token is among them, so that the next can be sampled; without
+    that there is no draft.
     """
 
     request: Request
     start: int
     num_scheduled_tokens: int
     catches_up: bool
+    draft: Sequence[int] = ()
 
     @property
     def end(self) -> int:
-        """Behind its last token: the position of the one that is sampled."""
+        """Behind its last token, those of the draft among them."""
         return self.start + self.num_scheduled_tokens
+
+    @property
+    def known_end(self) -> int:
+        """Behind its newest token: the first position that is sampled."""
+        return self.end - len(self.draft)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Its tokens' ids; without the newest where that is still on its way."""
+        return [*self.request.token_ids[self.start : self.known_end], *self.draft]
+
+    @property
+    def num_samples(self) -> int:
+        """Positions that are sampled: behind the newest token, and behind each of the draft's."""
+        return 1 + len(self.draft) if self.catches_up else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +88,7 @@ class ScheduledBatch:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """The token that a caught-up request got, or None where its logits were not finite."""
+    """A token that a caught-up request got, or None where its logits were not finite."""
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
@@ -92,6 +111,11 @@ class Scheduler:
         """The longest request that the whole cache can hold."""
         return self.pool.num_usable_blocks * self.config.block_size
 
+    @property
+    def running(self) -> Sequence[Request]:
+        """The requests that have blocks, in order of arrival."""
+        return self._running
+
     def has_unfinished(self) -> bool:
         """Whether another step has work."""
         return bool(self._waiting or self._running)
@@ -112,8 +136,13 @@ class Scheduler:
             self._finish(request)
         return ended
 
-    def schedule(self) -> ScheduledBatch:
-        """Choose the next step's tokens and reserve their blocks; they count as computed."""
+    def schedule(self, drafts: Mapping[Request, Sequence[int]] | None = None) -> ScheduledBatch:
+        """Choose the next step's tokens and reserve their blocks; they count as computed.
+
+        `drafts`: proposals for running requests. As much of them is verified as tokens and blocks
+        are left for; nobody waits or is preempted for one.
+        """
+        drafts = drafts or {}
         batch = ScheduledBatch()
         budget = self.config.max_num_batched_tokens
         preempted_any = False
@@ -133,32 +162,27 @@ class Scheduler:
             budget -= count
             index += 1
         if not preempted_any:
-            self._admit(batch, budget)
+            budget = self._admit(batch, budget)
+        if drafts:
+            self._add_drafts(batch, drafts, budget)
         for entry in batch.requests:
             entry.request.num_computed_tokens = entry.end
-            entry.request.num_pending += entry.catches_up
+            entry.request.num_pending += entry.num_samples
         return batch
 
-    def update(self, batch: ScheduledBatch, sampled: list[SampledToken]) -> list[TokenEvent]:
-        """Book a computed batch; `sampled` belongs to its caught-up requests, in order."""
+    def update(self, batch: ScheduledBatch, sampled: list[list[SampledToken]]) -> list[TokenEvent]:
+        """Book a computed batch; `sampled` belongs to its caught-up requests, in order: of each as
+        much of its draft as is accepted, and one token more.
+        """
         events = []
-        tokens = iter(sampled)
+        rows = iter(sampled)
         for entry in batch.requests:
             request = entry.request
-            token = next(tokens) if entry.catches_up else None
+            tokens = next(rows) if entry.catches_up else []
             if request.status is RequestStatus.FINISHED:
                 continue  # it ended while this was computed
-            request.num_pending -= entry.catches_up
-            if token is not None and token.token_id is None:
-                # Keys and values of such a request are not to be found by others.
-                self._finish(request)
-                events.append(_failed(request))
-                continue
-            if request.status is RequestStatus.RUNNING:
-                self._register_full_blocks(request, entry.end)
-            if token is not None:
-                events.append(self._append(request, token))
-        assert next(tokens, None) is None
+            events += self._book(entry, tokens)
+        assert next(rows, None) is None
         return events
 
     def roll_back(self, batch: ScheduledBatch) -> None:
@@ -169,12 +193,10 @@ class Scheduler:
         targets = {target for _, target in batch.block_copies}
         for entry in reversed(batch.requests):
             request = entry.request
-            request.num_pending -= entry.catches_up
+            request.num_pending -= entry.num_samples
             if request.status is RequestStatus.RUNNING:
                 request.num_computed_tokens = entry.start
-                num_blocks = -(-request.num_tokens // self.config.block_size)
-                self.pool.free(reversed(request.block_table[num_blocks:]))
-                del request.block_table[num_blocks:]
+                self._trim(request)
                 if targets.intersection(request.block_table):
                     self._preempt(request)
 
@@ -210,7 +232,7 @@ class Scheduler:
             assert request.status is RequestStatus.RUNNING
             assert request.num_computed_tokens <= len(request.block_table) * size
             assert request.num_computed_tokens < request.num_tokens <= request.max_total_tokens
-            assert 0 <= request.num_pending <= 1
+            assert request.num_pending >= 0
             # Nothing is held beyond the block of the newest token.
             assert len(request.block_table) <= -(-request.num_tokens // size)
         for request in self._waiting:
@@ -251,8 +273,40 @@ class Scheduler:
         self.num_preemptions += 1
         self._waiting.appendleft(request)
 
-    def _admit(self, batch: ScheduledBatch, budget: int) -> None:
-        """Start waiting requests in order, as far as budget, places and blocks go."""
+    def _trim(self, request: Request) -> None:
+        """Give back the blocks behind its newest token."""
+        num_blocks = -(-request.num_tokens // self.config.block_size)
+        self.pool.free(reversed(request.block_table[num_blocks:]))
+        del request.block_table[num_blocks:]
+
+    def _add_drafts(
+        self, batch: ScheduledBatch, drafts: Mapping[Request, Sequence[int]], budget: int
+    ) -> None:
+        """Verify drafts of the batch's requests too, with what is left of budget and blocks."""
+        for i, entry in enumerate(batch.requests):
+            request, size = entry.request, self.config.block_size
+            # The last token is the one that is sampled behind the draft.
+            room = request.max_total_tokens - request.num_tokens - 1
+            held = len(request.block_table) * size - entry.end
+            free = self.pool.num_free_blocks * size
+            count = min(len(drafts.get(request, ())), budget, room, held + free)
+            if request.max_chunk is not None:
+                count = min(count, request.max_chunk - entry.num_scheduled_tokens)
+            if count <= 0 or not entry.catches_up:
+                continue
+            num_new = -(-(entry.end + count) // size) - len(request.block_table)
+            request.block_table.extend(self.pool.allocate(max(0, num_new)))
+            batch.requests[i] = replace(
+                entry,
+                num_scheduled_tokens=entry.num_scheduled_tokens + count,
+                draft=drafts[request][:count],
+            )
+            budget -= count
+
+    def _admit(self, batch: ScheduledBatch, budget: int) -> int:
+        """Start waiting requests in order, as far as budget, places and blocks go; the budget that
+        is left.
+        """
         deferred: list[Request] = []
         while self._waiting and budget > 0 and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.popleft()
@@ -284,6 +338,7 @@ class Scheduler:
             batch.requests.append(_scheduled(request, count))
             budget -= count
         self._waiting.extendleft(reversed(deferred))
+        return budget
 
     def _waits_for_parent(self, request: Request) -> bool:
         """Whether the blocks of the same prompt are about to be there for sharing."""
@@ -329,20 +384,40 @@ class Scheduler:
             self.pool.register(request.block_table[i], keys[i])
         request.num_registered_blocks = num_full
 
-    def _append(self, request: Request, token: SampledToken) -> TokenEvent:
-        assert token.token_id is not None
-        request.token_ids.append(token.token_id)
-        reason = request.finish_reason_after(token.token_id)
-        if reason is not None:
+    def _book(self, entry: ScheduledRequest, tokens: Sequence[SampledToken]) -> list[TokenEvent]:
+        """The events of one request's tokens, to its end at most; all but the last were drafted."""
+        request = entry.request
+        request.num_pending -= entry.num_samples
+        request.num_drafted_tokens += len(entry.draft)
+        events: list[TokenEvent] = []
+        for i, token in enumerate(tokens):
+            if token.token_id is None:
+                # Keys and values of such a request are not to be found by others.
+                self._finish(request)
+                return [*events, _failed(request)]
+            request.token_ids.append(token.token_id)
+            event = TokenEvent(
+                request_id=request.request_id,
+                sample=request.sample,
+                token_id=token.token_id,
+                finish_reason=request.finish_reason_after(token.token_id),
+                logprobs=token.logprobs,
+                num_cached_tokens=request.num_cached_tokens,
+                is_draft=i < len(tokens) - 1,
+                num_drafted_tokens=request.num_drafted_tokens,
+            )
+            events.append(event)
+            if event.finish_reason is not None:
+                break
+        if request.status is RequestStatus.RUNNING:
+            num_computed = entry.known_end + max(0, len(tokens) - 1)
+            self._register_full_blocks(request, min(num_computed, len(request.token_ids)))
+            if entry.draft:
+                request.num_computed_tokens = num_computed
+                self._trim(request)
+        if events and events[-1].finish_reason is not None:
             self._finish(request)
-        return TokenEvent(
-            request_id=request.request_id,
-            sample=request.sample,
-            token_id=token.token_id,
-            finish_reason=reason,
-            logprobs=token.logprobs,
-            num_cached_tokens=request.num_cached_tokens,
-        )
+        return events
 
     def _finish(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:

@@ -8,21 +8,22 @@ running request. A request whose newest id is not on the host yet takes it from 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from localllm.engine.batching import slots_of
+from localllm.engine.batching import sampled_rows, slots_of
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.slots import Slots
 from localllm.model.inputs import ForwardBatch
-from localllm_kernels.sample import SamplingRows
+from localllm_kernels.sample import Drafts, SamplingRows
 
 # Draft windows, and the last tokens of a prompt, up to so many a request are captured too.
-MAX_WINDOW = 8
-NOT_STORED = NOT_SAMPLED = -1
+MAX_WINDOW = 16
+NOT_STORED = NOT_SAMPLED = NOT_DRAFTED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ def padded_shape(batch: ScheduledBatch, rows: list[int]) -> StepShape | None:
 def exact_shape(batch: ScheduledBatch) -> StepShape:
     """The shape that `batch` has."""
     counts = [entry.num_scheduled_tokens for entry in batch.requests]
-    caught_up = sum(entry.catches_up for entry in batch.requests)
-    return StepShape(sum(counts), len(counts), max(counts), caught_up)
+    num_samples = sum(entry.num_samples for entry in batch.requests)
+    return StepShape(sum(counts), len(counts), max(counts), num_samples)
 
 
 # Triton compiles a kernel anew for pointers that are aligned otherwise.
@@ -97,6 +98,8 @@ _ARRAYS: tuple[tuple[str, str, Callable[[StepShape], int]], ...] = (
     ("cu_seqlens_q", "int32", lambda shape: shape.num_seqs + 1),
     ("slots", "int32", lambda shape: shape.num_logit_rows),
     ("top_k", "int32", lambda shape: shape.num_logit_rows),
+    ("depths", "int32", lambda shape: shape.num_logit_rows),
+    ("drafts", "int32", lambda shape: shape.num_logit_rows),
     ("temperatures", "float32", lambda shape: shape.num_logit_rows),
     ("top_p", "float32", lambda shape: shape.num_logit_rows),
     ("min_p", "float32", lambda shape: shape.num_logit_rows),
@@ -136,13 +139,15 @@ class Layout:
 @dataclass(frozen=True, slots=True)
 class Filled:
     """A step's inputs in a host buffer: how many bytes, the size of the block tables, the rows of
-    the logits that caught-up requests get their tokens from, in order, and the slot of each row.
+    the logits that caught-up requests get their tokens from, in order, and the slot of each row;
+    and whether any of it was drafted.
     """
 
     num_bytes: int
     table_shape: tuple[int, int]
     rows: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int32]
+    has_drafts: bool
 
 
 def fill(
@@ -168,7 +173,7 @@ def fill(
         table = np.array(request.block_table, dtype=np.int32)
         tables[i, : len(table)] = table
         here = slice(row, row + end - start)
-        known = request.token_ids[start:end]
+        known = entry.token_ids
         arrays["ids"][row : row + len(known)] = known
         arrays["sources"][here] = np.arange(row, row + end - start) + first_id
         if len(known) < end - start:  # the newest is on the device
@@ -179,14 +184,19 @@ def fill(
     arrays["cu_seqlens_q"][1 : len(entries) + 1] = ends
     arrays["cu_seqlens_q"][len(entries) + 1 :] = ends[-1]
     arrays["seq_lens"][: len(entries)] = [entry.end for entry in entries]
-    caught_up = np.array([entry.catches_up for entry in entries])
-    last_rows = (ends - 1)[caught_up]
-    rows = last_rows if shape.samples_all else np.arange(len(last_rows))
-    arrays["logit_rows"][rows] = last_rows
-    own_slots = np.array([e.request.slot for e in entries if e.catches_up], dtype=np.int64)
-    positions = np.array([e.end for e in entries if e.catches_up], dtype=np.uint64)
-    slots.fill(arrays, rows, own_slots, positions)
-    return Filled(tables_end, tables.shape, rows, arrays["slots"].view(np.int32))
+    sampled = sampled_rows(entries, ends)
+    rows = sampled if shape.samples_all else np.arange(len(sampled))
+    arrays["logit_rows"][rows] = sampled
+    num_samples = [entry.num_samples for entry in entries]
+    own_slots = np.repeat([entry.request.slot for entry in entries], num_samples)
+    depths = np.concatenate([np.arange(count) for count in num_samples])
+    known_ends = np.repeat([entry.known_end for entry in entries], num_samples)
+    slots.fill(arrays, rows, own_slots, (known_ends + depths).astype(np.uint64))
+    arrays["depths"][rows] = depths
+    drafts = [(*entry.draft, NOT_DRAFTED) for entry in entries if entry.catches_up]
+    arrays["drafts"][rows] = np.fromiter(chain.from_iterable(drafts), np.int32, len(rows))
+    has_drafts = any(entry.draft for entry in entries)
+    return Filled(tables_end, tables.shape, rows, arrays["slots"].view(np.int32), has_drafts)
 
 
 def fill_nothing(host: npt.NDArray[np.uint8], shape: StepShape) -> int:
@@ -196,6 +206,7 @@ def fill_nothing(host: npt.NDArray[np.uint8], shape: StepShape) -> int:
     host[: layout.num_bytes] = 0
     arrays["slot_mapping"].fill(NOT_STORED)
     arrays["slots"].fill(NOT_SAMPLED)
+    arrays["drafts"].fill(NOT_DRAFTED)
     return layout.num_bytes
 
 
@@ -211,7 +222,7 @@ class DeviceInputs:
         device: torch.device,
     ) -> None:
         """`most_rows`: requests of a padded step; `max_blocks`: of the longest request."""
-        largest = StepShape(most_tokens, most_rows, 1, max(most_rows, num_slots))
+        largest = StepShape(most_tokens, most_rows, 1, most_tokens)
         tables_bytes = 4 * num_slots * max_blocks
         self.num_bytes = Layout.of(largest).num_bytes + tables_bytes
         kept = _aligned(8 * num_slots)
@@ -247,7 +258,9 @@ class DeviceInputs:
             num_logit_rows=shape.num_logit_rows,
         )
 
-    def sampling_rows(self, shape: StepShape) -> tuple[SamplingRows, Tensor]:
+    def sampling_rows(
+        self, shape: StepShape, *, has_drafts: bool = False
+    ) -> tuple[SamplingRows, Tensor]:
         """How the rows are sampled, and their penalty factors, float32 [rows, 3]."""
         arrays = Layout.of(shape).on_device(self._buffer)
         rows = SamplingRows(
@@ -258,5 +271,6 @@ class DeviceInputs:
             arrays["top_p"],
             arrays["min_p"],
             arrays["keys"],
+            drafts=Drafts(arrays["depths"], arrays["drafts"]) if has_drafts else None,
         )
         return rows, arrays["factors"].view(-1, 3)

@@ -15,11 +15,11 @@ def test_a_step_is_scheduled_while_the_ids_of_the_last_are_on_their_way() -> Non
     first = scheduler.schedule()
     second = scheduler.schedule()
     assert [counts(first), counts(second)] == [{0: 4, 1: 6}, {0: 1, 1: 3}]
-    [event] = scheduler.update(first, [SampledToken(7)])
+    [event] = scheduler.update(first, [[SampledToken(7)]])
     assert (event.request_id, event.token_id) == (0, 7)
     third = scheduler.schedule()
     assert counts(third) == {1: 1}  # the other has all of its tokens, if not yet their ids
-    events = scheduler.update(second, [SampledToken(8), SampledToken(9)])
+    events = scheduler.update(second, [[SampledToken(8)], [SampledToken(9)]])
     assert [event.finish_reason for event in events] == [FinishReason.LENGTH, None]
     scheduler.check_invariants()
 
@@ -30,13 +30,13 @@ def test_what_was_scheduled_for_a_request_that_has_ended_is_dropped() -> None:
     request.stop_token_ids = frozenset({5})
     scheduler.add(request)
     first, second = scheduler.schedule(), scheduler.schedule()
-    [event] = scheduler.update(first, [SampledToken(5)])
+    [event] = scheduler.update(first, [[SampledToken(5)]])
     assert event.finish_reason is FinishReason.STOP
     assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
     scheduler.add(make_request(1, 4, base=50))
     third = scheduler.schedule()  # it may have the blocks and the place of the first
-    assert scheduler.update(second, [SampledToken(6)]) == []
-    [event] = scheduler.update(third, [SampledToken(6)])
+    assert scheduler.update(second, [[SampledToken(6)]]) == []
+    [event] = scheduler.update(third, [[SampledToken(6)]])
     assert (event.request_id, request.token_ids[-1]) == (1, 5)
     scheduler.check_invariants()
 
@@ -48,7 +48,7 @@ def test_a_request_that_is_prepared_from_its_ids_waits_for_them() -> None:
     scheduler._waiting[0].needs_ids = True
     first, second = scheduler.schedule(), scheduler.schedule()
     assert counts(second) == {1: 1}
-    scheduler.update(first, [SampledToken(7), SampledToken(7)])
+    scheduler.update(first, [[SampledToken(7)], [SampledToken(7)]])
     assert counts(scheduler.schedule()) == {0: 1, 1: 1}
 
 
@@ -58,7 +58,7 @@ def test_a_request_that_is_preempted_meanwhile_keeps_the_token_that_comes() -> N
         scheduler.add(make_request(request_id, 4, max_tokens=8, base=50 * request_id))
     first, second = scheduler.schedule(), scheduler.schedule()
     assert counts(second) == {0: 1, 1: 1}
-    events = scheduler.update(first, [SampledToken(7)] * 3)
+    events = scheduler.update(first, [[SampledToken(7)]] * 3)
     assert [event.request_id for event in events] == [0, 1, 2]
     [preempted] = scheduler._waiting
     assert preempted.token_ids[-1] == 7

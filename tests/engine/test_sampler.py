@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from scheduling import caught_up
 
 from localllm.config import SamplingParams
 from localllm.engine.request import Request
@@ -75,7 +76,7 @@ def test_penalties_by_hand() -> None:
 
 def test_greedy_takes_the_first_of_equal_maxima() -> None:
     request = make_request(SamplingParams(temperature=0), [0])
-    [sampled] = sample_tokens(LOGITS.unsqueeze(0), [request], TORCH_OPS)
+    [[sampled]] = sample_tokens(LOGITS.unsqueeze(0), [caught_up(request)], TORCH_OPS)
     assert sampled.token_id == 1
 
 
@@ -116,7 +117,7 @@ def test_sampled_frequencies_are_the_softmax() -> None:
     num_draws = 4000
     for seed in range(num_draws):
         request = make_request(SamplingParams(temperature=0.8, seed=seed), [0, 1, 2])
-        [sampled] = sample_tokens(logits, [request], TORCH_OPS)
+        [[sampled]] = sample_tokens(logits, [caught_up(request)], TORCH_OPS)
         assert sampled.token_id is not None
         counts[sampled.token_id] += 1
     expected = torch.softmax(logits[0] / 0.8, 0) * num_draws
@@ -126,7 +127,8 @@ def test_sampled_frequencies_are_the_softmax() -> None:
 
 def test_logprobs_are_of_the_distribution_before_any_filter() -> None:
     params = SamplingParams(temperature=0.1, top_k=1, logprobs=2)
-    [sampled] = sample_tokens(HALVES.unsqueeze(0), [make_request(params, [0])], TORCH_OPS)
+    entry = caught_up(make_request(params, [0]))
+    [[sampled]] = sample_tokens(HALVES.unsqueeze(0), [entry], TORCH_OPS)
     assert sampled.logprobs is not None
     assert sampled.token_id == 0
     assert sampled.logprobs.logprob == pytest.approx(math.log(0.5), abs=1e-6)
@@ -137,8 +139,8 @@ def test_logprobs_are_of_the_distribution_before_any_filter() -> None:
 def test_a_row_that_is_not_finite_gives_no_token() -> None:
     logits = torch.stack((LOGITS, torch.tensor([1.0, math.nan, 0.0, 0.0])))
     request = make_request(SamplingParams(temperature=0), [0])
-    sampled = sample_tokens(logits, [request, request], TORCH_OPS)
-    assert [token.token_id for token in sampled] == [1, None]
+    sampled = sample_tokens(logits, 2 * [caught_up(request)], TORCH_OPS)
+    assert [token.token_id for [token] in sampled] == [1, None]
 
 
 def test_samples_have_different_seeds_and_seed_0_is_not_special() -> None:

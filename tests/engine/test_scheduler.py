@@ -17,7 +17,7 @@ GREEDY = SamplingParams(temperature=0, ignore_eos=True, max_tokens=20)
 
 
 def finish_step(scheduler: Scheduler, batch: ScheduledBatch, token_id: int = 7) -> list[TokenEvent]:
-    sampled = [SampledToken(token_id) for entry in batch.requests if entry.catches_up]
+    sampled = [[SampledToken(token_id)] for entry in batch.requests if entry.catches_up]
     events = scheduler.update(batch, sampled)
     scheduler.check_invariants()
     return events
@@ -33,6 +33,100 @@ def test_a_long_prompt_is_computed_in_chunks_of_the_budget_beside_decoding_reque
         seen.append(counts(batch))
         finish_step(scheduler, batch)
     assert seen == [{0: 3, 1: 7}, {0: 1, 1: 9}, {0: 1, 1: 9}, {0: 1, 1: 1}]
+
+
+def accept(scheduler: Scheduler, batch: ScheduledBatch, count: int) -> list[TokenEvent]:
+    """Book the batch of one request, of whose draft `count` tokens are accepted."""
+    [entry] = batch.requests
+    tokens = [SampledToken(token) for token in (*entry.draft[:count], 99)]
+    events = scheduler.update(batch, [tokens])
+    scheduler.check_invariants()
+    return events
+
+
+def test_a_draft_is_computed_behind_the_newest_token_and_kept_as_far_as_accepted() -> None:
+    scheduler = make_scheduler(num_blocks=100, size=4)
+    request = make_request(0, 6, max_tokens=20)
+    scheduler.add(request)
+    finish_step(scheduler, scheduler.schedule())
+    free = scheduler.pool.num_free_blocks
+    batch = scheduler.schedule({request: [1, 2, 3, 4, 5, 6, 7, 8, 9]})
+    [entry] = batch.requests
+    assert (entry.start, entry.known_end, entry.end) == (6, 7, 16)
+    assert entry.token_ids == [7, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert entry.num_samples == 10
+    scheduler.check_invariants()
+    events = accept(scheduler, batch, 2)
+    assert [(event.token_id, event.is_draft) for event in events] == [
+        (1, True), (2, True), (99, False)
+    ]  # fmt: skip
+    assert events[-1].num_drafted_tokens == 9
+    assert (request.num_tokens, request.num_computed_tokens) == (10, 9)
+    assert scheduler.pool.num_free_blocks == free - 1  # what was rejected holds none
+
+
+def test_a_draft_takes_what_nobody_else_needs() -> None:
+    scheduler = make_scheduler(num_blocks=6, budget=10, size=4)
+    first, second = make_request(0, 3, max_tokens=9), make_request(1, 2, max_tokens=20)
+    for request in (first, second):
+        scheduler.add(request)
+    finish_step(scheduler, scheduler.schedule())
+    batch = scheduler.schedule({first: [1] * 20, second: [2] * 20})
+    # One row each; of the budget's other eight the first takes what its answer has room for.
+    assert [len(entry.draft) for entry in batch.requests] == [7, 1]
+    scheduler.roll_back(batch)
+    scheduler.check_invariants()
+    third = make_request(2, 5, base=50)
+    scheduler.add(third)
+    batch = scheduler.schedule({first: [1] * 20})
+    assert counts(batch) == {0: 4, 1: 1, 2: 5}  # a waiting prompt goes before drafts
+    assert [len(entry.draft) for entry in batch.requests] == [3, 0, 0]
+    scheduler.check_invariants()
+
+
+def test_a_draft_preempts_nobody_and_stays_within_free_blocks() -> None:
+    scheduler = make_scheduler(num_blocks=4, size=4)
+    request = make_request(0, 8, max_tokens=8)
+    other = make_request(1, 2, max_tokens=2, base=30)
+    for each in (request, other):
+        scheduler.add(each)
+    finish_step(scheduler, scheduler.schedule())
+    batch = scheduler.schedule({request: [5] * 6, other: [5] * 6})
+    # The newest token of the first takes the last free block, whose rest is the draft's; of the
+    # other's answer one token is left, which is sampled.
+    assert counts(batch) == {0: 4, 1: 1}
+    assert scheduler.num_preemptions == 0
+    scheduler.check_invariants()
+
+
+def test_an_answer_ends_within_a_draft_and_its_blocks_are_findable() -> None:
+    scheduler = make_scheduler(num_blocks=100, size=4)
+    request = make_request(0, 6, max_tokens=20)
+    request.stop_token_ids = frozenset({2})
+    scheduler.add(request)
+    finish_step(scheduler, scheduler.schedule())
+    events = accept(scheduler, scheduler.schedule({request: [1, 2, 3]}), 3)
+    assert [event.finish_reason for event in events] == [None, FinishReason.STOP]
+    assert request.token_ids[6:] == [7, 1, 2]
+    again = make_request(1, 0)
+    again.token_ids = [*request.token_ids, 40, 41]
+    again.num_prompt_tokens = len(again.token_ids)
+    again.max_total_tokens = 20
+    scheduler.add(again)
+    scheduler.schedule()
+    assert again.num_cached_tokens == 8  # two blocks, the second from the draft
+
+
+def test_a_row_that_is_not_finite_ends_a_request_behind_what_was_accepted() -> None:
+    scheduler = make_scheduler(num_blocks=100)
+    request = make_request(0, 6)
+    scheduler.add(request)
+    finish_step(scheduler, scheduler.schedule())
+    batch = scheduler.schedule({request: [1, 2]})
+    events = scheduler.update(batch, [[SampledToken(1), SampledToken(None)]])
+    scheduler.check_invariants()
+    assert [event.token_id for event in events] == [1, None]
+    assert events[-1].error is not None
 
 
 def test_a_cached_prefix_is_a_head_start_and_the_newest_token_is_always_computed() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from guards import GuardedMemory, needs_interpreter
+from scheduling import caught_up
 from torch import Tensor
 
 from localllm.config import SamplingParams
@@ -14,7 +15,14 @@ from localllm.engine.request import Request
 from localllm.engine.sampler import noise_key, sample_tokens
 from localllm.engine.slots import noise_keys
 from localllm_kernels import TORCH_OPS
-from localllm_kernels.sample import Biases, Penalties, SamplingRows, sample, sample_reference
+from localllm_kernels.sample import (
+    Biases,
+    Drafts,
+    Penalties,
+    SamplingRows,
+    sample,
+    sample_reference,
+)
 
 pytestmark = needs_interpreter
 
@@ -81,7 +89,8 @@ def guarded(rows: SamplingRows, memory: GuardedMemory) -> SamplingRows:
 
 
 def check(logits: Tensor, requests: list[Request], has_penalties: bool = False) -> None:
-    expected = [each.token_id for each in sample_tokens(logits, requests, TORCH_OPS)]
+    entries = [caught_up(each) for each in requests]
+    expected = [token.token_id for [token] in sample_tokens(logits, entries, TORCH_OPS)]
     rows = rows_of(requests, logits.shape[1], has_penalties)
     with GuardedMemory() as memory:
         own = guarded(rows, memory)
@@ -170,3 +179,73 @@ def test_keys_of_many_are_those_of_each() -> None:
     expected = [noise_key(*each) for each in zip(seeds, positions, strict=True)]
     found = noise_keys(np.array(seeds, np.uint64), np.array(positions, np.uint64))
     assert found.tolist() == expected
+
+
+def test_a_draft_is_drawn_and_counted_as_if_it_came_token_by_token() -> None:
+    generator = torch.Generator().manual_seed(8)
+    depth, vocab = 4, 12
+    chosen = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.7, top_k=5),
+        SamplingParams(temperature=0.0, frequency_penalty=1.9),
+        SamplingParams(temperature=0.9, repetition_penalty=1.8, presence_penalty=1.0),
+    ]
+    requests = [request(i, params) for i, params in enumerate(4 * chosen)]
+    logits = torch.randn(len(requests) * (depth + 1), vocab, generator=generator)
+    logits[:, 5] += 1.5  # one that comes again and again, until penalties are against it
+    own = logits.view(len(requests), depth + 1, vocab)
+    entries, expected = [], []
+    for i, each in enumerate(requests):
+        tokens: list[int] = []
+        for _ in range(depth + 1):
+            # Each alone, behind what was drawn before it.
+            behind = replace(each, token_ids=[*each.token_ids, *tokens])
+            [[drawn]] = sample_tokens(own[i, len(tokens)][None], [caught_up(behind)], TORCH_OPS)
+            assert drawn.token_id is not None
+            tokens.append(drawn.token_id)
+        wrong = i % (depth + 1)  # where the draft errs; in some requests nowhere
+        draft = [(t + (j == wrong)) % vocab for j, t in enumerate(tokens[:depth])]
+        entries.append(caught_up(each, draft))
+        expected.append(tokens[: min(wrong, depth) + 1])
+    found = sample_tokens(logits, entries, TORCH_OPS)
+    assert [[token.token_id for token in each] for each in found] == expected
+
+    repeated = [
+        replace(each, token_ids=[*each.token_ids, *range(i)])  # only the key goes by it
+        for each in requests
+        for i in range(depth + 1)
+    ]
+    rows = rows_of(repeated, vocab, has_penalties=False)
+    slots = torch.arange(len(requests), dtype=torch.int32).flip(0)
+    plain = rows_of(requests, vocab, has_penalties=True)
+    assert plain.penalties is not None
+    drafts = torch.tensor([[*entry.draft, -1] for entry in entries], dtype=torch.int32)
+    rows = replace(
+        rows,
+        slots=slots.repeat_interleave(depth + 1),
+        newest=torch.full((len(requests),), 77),
+        penalties=Penalties(
+            plain.penalties.counts, plain.penalties.factors.repeat_interleave(depth + 1, dim=0)
+        ),
+        drafts=Drafts(
+            torch.arange(depth + 1, dtype=torch.int32).repeat(len(requests)), drafts.flatten()
+        ),
+    )
+    copied = replace(
+        rows,
+        newest=rows.newest.clone(),
+        penalties=replace(rows.penalties, counts=plain.penalties.counts.clone()),
+    )
+    with GuardedMemory() as memory:
+        guarded_rows = guarded(rows, memory)
+        ids = sample(memory.guarded(logits), guarded_rows)
+    memory.check()
+    assert torch.equal(ids, sample_reference(logits, copied))
+    for i, tokens in enumerate(expected):
+        assert ids.view(-1, depth + 1)[i, : len(tokens)].tolist() == tokens
+        slot = int(slots[i])
+        assert guarded_rows.newest[slot] == tokens[-1]
+        assert guarded_rows.penalties is not None
+        booked = guarded_rows.penalties.counts[slot] - plain.penalties.counts[slot]
+        assert torch.equal(booked, 2 * torch.bincount(torch.tensor(tokens), minlength=vocab))
+    assert torch.equal(guarded_rows.newest, copied.newest)

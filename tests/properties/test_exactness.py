@@ -232,6 +232,17 @@ def test_arrivals_and_aborts_in_the_middle_disturb_nobody(
         enable_prefix_caching=True,
         overlaps=overlaps,
     )
+    assert_nobody_is_disturbed(model_name, first, later, aborts, limits)
+
+
+def assert_nobody_is_disturbed(
+    model_name: str,
+    first: list[Request],
+    later: list[Request],
+    aborts: list[tuple[int, int]],
+    limits: Limits,
+) -> None:
+    """Run `first`, and from the fourth step on `later`; `aborts`: at which step, and which."""
     engine = engine_of(model_name, limits)
     wanted = first + later
     ids = [engine.add_request(*request) for request in first]

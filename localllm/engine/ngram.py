@@ -1,0 +1,109 @@
+"""Drafts from text that has been seen: what followed the newest tokens the last time they stood.
+
+Prompt lookup (Saxena 2023) over a request's own tokens, and over those of requests that ended not
+long ago: earlier turns, and phrases that come again. It costs no arithmetic, so it is worth trying
+wherever text repeats itself: edits, quotations, code.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from localllm.engine.request import Request
+from localllm.engine.scheduler import ScheduledBatch
+from localllm.engine.suffix_index import END_OF_TEXT, SuffixIndex
+
+# Tokens of ended requests that are remembered, at least; at most twice as many.
+PHRASE_TOKENS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Tokens that may come next; the more of the text before them has matched, the likelier.
+
+    `match_length`: so many tokens in front of the first one.
+    """
+
+    token_ids: list[int]
+    match_length: int
+
+
+class NgramDrafter:
+    """The suffix index of each running request, and one of what ended requests have said."""
+
+    def __init__(self, min_match: int, max_match: int) -> None:
+        self.num_classes = max_match + 1
+        self._min, self._max = min_match, max_match
+        self._indices: dict[Request, SuffixIndex] = {}
+        self._phrases = _Phrases(min_match, max_match)
+
+    def work(self, requests: Sequence[Request], num_tokens: int) -> None:
+        """Take up to `num_tokens` tokens of the requests, and of what was said, into the indices:
+        for the time while a step is computed.
+        """
+        for request in requests:
+            index = self._index(request)
+            num_new = min(len(request.token_ids) - len(index), num_tokens)
+            index.extend(islice(request.token_ids, len(index), len(index) + num_new))
+            num_tokens -= num_new
+        self._phrases.work(num_tokens)
+
+    def propose(self, request: Request, count: int) -> Proposal | None:
+        """Up to `count` tokens behind those of `request`, whose ids must all be here; None where
+        nothing matches, or is not indexed yet.
+        """
+        index = self._index(request)
+        if len(request.token_ids) - len(index) > count + 1:
+            return None  # a long prompt; see `work`
+        index.extend(islice(request.token_ids, len(index), None))
+        own = index.match
+        if own.length < self._max:
+            said = self._phrases.propose(request.token_ids[-self._max :], count)
+            if said is not None and said.match_length > own.length:
+                return said
+        if own.length == 0:
+            return None
+        return Proposal(index.repetition(count), own.length)
+
+    def complete(self, batch: ScheduledBatch) -> None:
+        """See Drafter: proposals come with their tokens."""
+
+    def forget(self, request: Request) -> None:
+        """See Drafter."""
+        if self._indices.pop(request, None) is not None:
+            # What the cache held was said by a request before this one.
+            self._phrases.add(request.token_ids[request.num_cached_tokens :])
+
+    def _index(self, request: Request) -> SuffixIndex:
+        index = self._indices.get(request)
+        if index is None:
+            index = self._indices[request] = SuffixIndex(self._min, self._max)
+        return index
+
+
+class _Phrases:
+    """Texts in two indices; when the younger is full, the older is dropped."""
+
+    def __init__(self, min_match: int, max_match: int) -> None:
+        self._limits = (min_match, max_match)
+        self._older, self._younger = SuffixIndex(*self._limits), SuffixIndex(*self._limits)
+        self._missing: deque[int] = deque()
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        self._missing.extend(token_ids[-PHRASE_TOKENS:])
+        self._missing.append(END_OF_TEXT)
+
+    def work(self, num_tokens: int) -> None:
+        num_new = min(len(self._missing), num_tokens)
+        self._younger.extend(self._missing.popleft() for _ in range(num_new))
+        if len(self._younger) >= PHRASE_TOKENS:
+            self._older, self._younger = self._younger, SuffixIndex(*self._limits)
+
+    def propose(self, newest: Sequence[int], count: int) -> Proposal | None:
+        found = None
+        for index in (self._younger, self._older):
+            match = index.find(newest)
+            if match.length > (found.match_length if found else 0):
+                found = Proposal(index.continuation(match.end, count), match.length)
+        return found if found and found.token_ids else None

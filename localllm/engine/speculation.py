@@ -1,0 +1,160 @@
+"""Drafts for the requests of a step: who proposes them, how long they are, whether they pay.
+
+Nothing here can change a text (see sampler.py), only its speed; so what is in doubt is measured.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
+from localllm.engine.ngram import Proposal
+from localllm.engine.request import Request
+from localllm.engine.scheduler import SampledToken, ScheduledBatch
+
+# Below this share of the speed without drafts, over so many steps, drafting rests; each time for
+# twice as many steps, within these bounds.
+_LEAST_GAIN, _GAIN_STEPS = 0.98, 16
+_SHORTEST_REST, _LONGEST_REST = 64, 1024
+# Where steps overlap: for so many steps after an accepted draft each waits for the ids of the one
+# before, and else one of so many does.
+_HOT_STEPS, _COLD_STEPS = 4, 24
+# Tokens that are prepared for beside each step, besides as many as it computes.
+_WORK_TOKENS = 256
+
+
+# Of all requests in a step; their logits have their place in the memory's plan.
+MAX_DRAFTED_TOKENS = 64
+
+
+class Drafter(Protocol):
+    """Who proposes tokens."""
+
+    def work(self, requests: Sequence[Request], num_tokens: int) -> None:
+        """Prepare for up to `num_tokens` tokens, while a step is computed."""
+
+    def propose(self, request: Request, count: int) -> Proposal | None:
+        """Up to `count` tokens behind the request's."""
+
+    def complete(self, batch: ScheduledBatch) -> None:
+        """Put tokens into drafts that were proposed without any, now that they have blocks."""
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """What is known of one request."""
+
+    history: DraftHistory = field(default_factory=DraftHistory)
+    match_length: int = 0
+
+
+class Speculator:
+    """Drafts for the running requests, within `max_draft` tokens each."""
+
+    def __init__(self, drafter: Drafter, lengths: DraftLengths, max_draft: int) -> None:
+        self._drafter, self._lengths, self._max_draft = drafter, lengths, max_draft
+        self._requests: dict[Request, _Drafted] = {}
+        self._gain, self._rest, self._next_rest = 1.0, 0, _SHORTEST_REST
+        self._hot, self._cold = 0, 0
+
+    def wants_ids(self) -> bool:
+        """Whether the next step should wait for the ids of the one before, to draft from them."""
+        if self._rest > 0:
+            return False
+        self._cold += 1
+        if self._hot > 0 or self._cold >= _COLD_STEPS:
+            self._hot, self._cold = max(0, self._hot - 1), 0
+            return True
+        return False
+
+    def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
+        """Drafts for the next step, of at most `budget` tokens in all."""
+        if self._rest > 0:
+            self._rest -= 1
+            return {}
+        proposals: dict[Request, Proposal] = {}
+        for request in running:
+            room = request.max_total_tokens - request.num_tokens - 1
+            is_decoding = request.num_tokens - request.num_computed_tokens == 1
+            if request.num_pending or not is_decoding or room <= 0:
+                continue
+            proposal = self._drafter.propose(request, min(self._max_draft, room))
+            if proposal is not None:
+                proposals[request] = proposal
+        if not proposals:
+            return {}
+        missing = [request.num_tokens - request.num_computed_tokens for request in running]
+        counts = self._lengths.choose(
+            min(sum(missing), budget),
+            missing.count(1),
+            [
+                Candidate(self._of(request).history, found.match_length, len(found.token_ids))
+                for request, found in proposals.items()
+            ],
+        )
+        drafts, room_left = {}, MAX_DRAFTED_TOKENS
+        for (request, found), count in zip(proposals.items(), counts, strict=True):
+            count = min(count, room_left)
+            if count:
+                self._of(request).match_length = found.match_length
+                drafts[request] = found.token_ids[:count]
+                room_left -= count
+        return drafts
+
+    def complete(self, batch: ScheduledBatch) -> None:
+        """See Drafter."""
+        self._drafter.complete(batch)
+
+    def work(self, batch: ScheduledBatch) -> None:
+        """Prepare what comes after a batch that is being computed."""
+        num_tokens = sum(entry.num_scheduled_tokens for entry in batch.requests)
+        self._drafter.work([entry.request for entry in batch.requests], num_tokens + _WORK_TOKENS)
+
+    def learn(
+        self,
+        batch: ScheduledBatch,
+        sampled: Sequence[Sequence[SampledToken]],
+        seconds: float,
+        has_waited: bool,
+    ) -> None:
+        """Book what a batch brought, and the seconds it took from beginning to end; `has_waited`:
+        for the ids of the one before, since `wants_ids` said so.
+        """
+        num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
+        num_drafted = sum(len(entry.draft) for entry in batch.requests)
+        self._lengths.add_step(num_rows, num_drafted, seconds)
+        decoding = [entry for entry in batch.requests if entry.catches_up]
+        for entry, tokens in zip(decoding, sampled, strict=True):
+            if entry.draft:
+                known = self._of(entry.request)
+                self._lengths.add_outcome(
+                    known.history, known.match_length, len(entry.draft), len(tokens) - 1
+                )
+        num_tokens = sum(map(len, sampled))
+        if num_tokens > len(sampled):
+            self._hot = _HOT_STEPS
+        if sampled and (num_drafted or has_waited):
+            self._book_gain(num_rows - num_drafted, num_tokens / len(sampled), seconds)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self._requests.pop(request, None)
+        self._drafter.forget(request)
+
+    def _of(self, request: Request) -> _Drafted:
+        return self._requests.setdefault(request, _Drafted())
+
+    def _book_gain(self, num_rows: int, tokens_each: float, seconds: float) -> None:
+        """Compare what was measured with a step without drafts, and rest where it loses."""
+        plain = self._lengths.plain_seconds(num_rows)
+        if plain is None:
+            return
+        self._gain += (tokens_each * plain / seconds - self._gain) / _GAIN_STEPS
+        if self._gain < _LEAST_GAIN:
+            self._gain, self._rest = 1.0, self._next_rest
+            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
+        elif self._gain > 1 / _LEAST_GAIN:
+            self._next_rest = _SHORTEST_REST

@@ -1,0 +1,120 @@
+"""Where the newest tokens of a growing text have stood before, in time independent of its length.
+
+A trie of the text's n-grams read backwards, by levels: an n-gram is looked up by its tokens, the
+newest first, and holds where it ended last. As in a suffix tree a branch is no longer than it has
+to be: below an n-gram that has occurred once nothing is stored, since the text itself says what
+stands before it. So text that does not repeat costs one entry a token, and text that does shares
+the entries of what it repeats. (Weiner 1973, "Linear pattern matching algorithms"; the longest
+match of the newest tokens is what Lempel and Ziv's 1977 compression copies from.)
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# Stands between texts, which have nothing in common with what is beyond.
+END_OF_TEXT = -1
+# A token id plus one fits into so many bits of a key.
+_TOKEN_BITS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The newest `length` tokens have stood before, last in front of position `end`."""
+
+    length: int
+    end: int
+
+
+NO_MATCH = Match(0, 0)
+
+
+class SuffixIndex:
+    """Token ids, with the last place of every n-gram of `min_match` to `max_match` of them.
+
+    One text, or several with END_OF_TEXT between them.
+    """
+
+    def __init__(self, min_match: int, max_match: int) -> None:
+        assert 1 <= min_match <= max_match
+        self._min, self._max = min_match, max_match
+        self._tokens = array("i")
+        # By n-gram: the position behind it, negative once it has occurred again.
+        self._ends: dict[int, int] = {}
+        self._match = NO_MATCH
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def num_entries(self) -> int:
+        """n-grams that are held, which is what memory goes by."""
+        return len(self._ends)
+
+    @property
+    def match(self) -> Match:
+        """The longest match of the newest tokens of this text, and of those the last."""
+        return self._match
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Append tokens."""
+        tokens, ends = self._tokens, self._ends
+        first, last = self._min, self._max
+        match_length = match_end = 0
+        for token in token_ids:
+            tokens.append(token)
+            end = len(tokens)
+            match_length = match_end = 0
+            key = 0
+            for length in range(1, min(last, end) + 1):
+                if tokens[-length] == END_OF_TEXT:
+                    break
+                key = key << _TOKEN_BITS | tokens[-length] + 1
+                if length < first:
+                    continue
+                before = ends.get(key)
+                if before is None:
+                    ends[key] = end
+                    break
+                if before > 0:  # it stood there alone so far
+                    if length < last and before > length:
+                        older = tokens[before - length - 1]
+                        if older != END_OF_TEXT:
+                            ends[key << _TOKEN_BITS | older + 1] = before
+                else:
+                    before = -before
+                ends[key] = -end
+                match_length, match_end = length, before
+        self._match = Match(match_length, match_end)
+
+    def find(self, newest: Sequence[int]) -> Match:
+        """The longest match, within this text, of the last of `newest`, the tokens of another."""
+        tokens, key, match = self._tokens, 0, NO_MATCH
+        for length in range(1, min(self._max, len(newest)) + 1):
+            key = key << _TOKEN_BITS | newest[-length] + 1
+            if length < self._min:
+                continue
+            end = self._ends.get(key)
+            if end is None:
+                break
+            match = Match(length, abs(end))
+            if end > 0:  # it stands there alone, so the text says how far it goes
+                longest = min(self._max, len(newest), end)
+                while length < longest and tokens[end - length - 1] == newest[-length - 1]:
+                    length += 1
+                return Match(length, end)
+        return match
+
+    def continuation(self, end: int, count: int) -> list[int]:
+        """`count` tokens from `end` on, fewer where the text ends."""
+        found = self._tokens[end : end + count].tolist()
+        return found[: found.index(END_OF_TEXT)] if END_OF_TEXT in found else found
+
+    def repetition(self, count: int) -> list[int]:
+        """The next `count` tokens of this text if it goes on as it did behind its match, around
+        and around; none without a match.
+        """
+        if self._match.length == 0:
+            return []
+        period = self.continuation(self._match.end, count)
+        return [period[i % len(period)] for i in range(count)]

@@ -1,0 +1,72 @@
+"""Drafters for tests: one that knows the answers and errs at times, lengths that never learn."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from localllm.engine.draft_lengths import Candidate, DraftLengths
+from localllm.engine.ngram import NgramDrafter, Proposal
+from localllm.engine.request import Request
+from localllm.engine.scheduler import ScheduledBatch
+from localllm.engine.speculation import Speculator
+
+VOCAB_SIZE = 259
+
+
+class FullLengths(DraftLengths):
+    """Whole proposals, whatever becomes of them."""
+
+    def choose(self, num_rows: int, num_decoding: int, proposals: Sequence[Candidate]) -> list[int]:
+        return [candidate.num_tokens for candidate in proposals]
+
+    def plain_seconds(self, num_rows: int) -> float | None:
+        return None
+
+
+@dataclass
+class Oracle:
+    """Proposes what a request will say, with errors; `answers`: by prompt and seed, or any text."""
+
+    answer: Callable[[Request], Sequence[int]]
+    error_rate: float
+    random: Random = field(default_factory=lambda: Random(0))
+
+    def work(self, requests: Sequence[Request], num_tokens: int) -> None:
+        pass
+
+    def propose(self, request: Request, count: int) -> Proposal | None:
+        said = request.num_generated_tokens
+        tokens = list(self.answer(request)[said : said + self.random.randint(0, count)])
+        # Beyond the end, and now and then within, something else.
+        tokens += [self.random.randrange(VOCAB_SIZE) for _ in range(self.random.randint(0, 2))]
+        for i in range(len(tokens)):
+            if self.random.random() < self.error_rate:
+                tokens[i] = self.random.randrange(VOCAB_SIZE)
+        return Proposal(tokens[:count], 0) if tokens else None
+
+    def complete(self, batch: ScheduledBatch) -> None:
+        pass
+
+    def forget(self, request: Request) -> None:
+        pass
+
+
+class EagerSpeculator(Speculator):
+    """Where steps overlap, it waits for the ids of most of them."""
+
+    random = Random(0)
+
+    def wants_ids(self) -> bool:
+        return self.random.random() < 0.8
+
+
+def ngram_speculator(max_draft: int, min_match: int = 1) -> Speculator:
+    """Whatever has stood before is drafted, as long as allowed."""
+    drafter = NgramDrafter(min_match, 6)
+    return EagerSpeculator(drafter, FullLengths(drafter.num_classes), max_draft)
+
+
+def oracle_speculator(
+    answer: Callable[[Request], Sequence[int]], error_rate: float, max_draft: int
+) -> Speculator:
+    return EagerSpeculator(Oracle(answer, error_rate), FullLengths(1), max_draft)
