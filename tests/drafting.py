@@ -63,7 +63,7 @@ class EagerSpeculator(Speculator):
 def ngram_speculator(max_draft: int, min_match: int = 1) -> Speculator:
     """Whatever has stood before is drafted, as long as allowed."""
     drafter = NgramDrafter(min_match, 6)
-    return EagerSpeculator(drafter, FullLengths(drafter.num_classes), max_draft)
+    return EagerSpeculator(drafter, FullLengths(7), max_draft)
 
 
 def oracle_speculator(

@@ -16,6 +16,7 @@ from localllm.cli import options
 from localllm.cli.output import is_terminal, note, write_stdout
 from localllm.config import EngineConfig
 from localllm.errors import ExitCode, RequestError
+from localllm.speculation_config import SpeculationConfig
 
 if TYPE_CHECKING:
     from localllm.bench.report import Report
@@ -28,6 +29,8 @@ PROMPT_TOKENS, DECODE_TOKENS = 512, 128
 PREFIX_TOKENS = 2000
 PREFIX_SEQS = 16  # the cache has to hold the shared beginning beside the others
 LOAD_SEQS, LOAD_TOKENS = 64, 1024
+DRAFT_TOKENS = 2000
+VERIFY_SEQS = 8
 ROOM = 64  # tokens of context beside what the tests need
 
 
@@ -77,6 +80,12 @@ def bench(
     url: Annotated[
         str | None, typer.Option("--url", help="Load an OpenAI-compatible server instead.")
     ] = None,
+    spec: Annotated[
+        bool, typer.Option("--spec", help="What drafts give, on text that repeats and on other.")
+    ] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Same text with drafts, cache, chunks and in a batch?")
+    ] = False,
     ops: Annotated[bool, typer.Option("--ops", help="Each operator against torch's.")] = False,
     kernels: Annotated[
         bool, typer.Option("--kernels", help="Each Triton kernel at a model's sizes, on a GPU.")
@@ -98,7 +107,9 @@ def bench(
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
     deterministic: options.Deterministic = False,
-    spec: options.Spec = options.SPEC,
+    drafter: Annotated[
+        str, typer.Option("--drafter", help="Of --spec and --verify: ngram or draft:MODEL.")
+    ] = "ngram",
     spec_max: options.SpecMax = options.SPEC_MAX,
     spec_ngram: options.SpecNgram = options.SPEC_NGRAM,
 ) -> int:
@@ -106,12 +117,15 @@ def bench(
 
     Without a flag that names a suite: prefill and decode.
     """
+    speculation = options.parse_speculation(drafter, spec_max, spec_ngram)
     asked = Asked(
-        speed=not (serve_load or prefix or paging or compare or ops),
+        speed=not (serve_load or prefix or paging or compare or spec or verify or ops),
         serve_load=serve_load,
         prefix=prefix,
         paging=paging,
         compare=_check_compare(compare),
+        speculation=speculation if spec else None,
+        verify=speculation if verify else None,
         ops=ops,
         prompt_tokens=prompt_tokens,
         decode_tokens=decode_tokens,
@@ -141,7 +155,7 @@ def bench(
             dtype,
             kv_cache_dtype,
             deterministic,
-            options.parse_speculation(spec, spec_max, spec_ngram),
+            SpeculationConfig("off"),
         ).config(default_max_num_seqs=asked.num_seqs)
         report, was_interrupted = _bench_model(model, random_weights, weights, config, asked)
     _write(report, json_file, plot)
@@ -157,6 +171,8 @@ class Asked:
     prefix: bool
     paging: bool
     compare: bool
+    speculation: SpeculationConfig | None
+    verify: SpeculationConfig | None
     ops: bool
     prompt_tokens: int | None
     decode_tokens: int | None
@@ -169,6 +185,7 @@ class Asked:
     def num_seqs(self) -> int:
         """The most requests at once."""
         own = max(LOAD_SEQS if self.serve_load else 1, PREFIX_SEQS if self.prefix else 1)
+        own = max(own, VERIFY_SEQS if self.verify else 1)
         return max(own, *self.batches)
 
     @property
@@ -179,6 +196,7 @@ class Asked:
         lengths = [max(self.depths) + max(lengths)]
         lengths += [LOAD_TOKENS] if self.serve_load else []
         lengths += [PREFIX_TOKENS] if self.prefix else []
+        lengths += [DRAFT_TOKENS] if self.speculation or self.verify else []
         return max(lengths) + ROOM
 
     def tokens(self, given: int | None, default: int) -> int:
@@ -294,9 +312,12 @@ def _make_suites(
     from localllm.bench.paging import PagingSuite
     from localllm.bench.prefix import PrefixSuite
     from localllm.bench.python_share import PythonShareSuite
+    from localllm.bench.speculation import SpeculationSuite
     from localllm.bench.speed import SpeedSuite, SpeedTests
     from localllm.bench.startup import StartupSuite
+    from localllm.bench.verify import VerifySuite
     from localllm.bench.workload import Mix
+    from localllm.engine.loading import speculators
 
     context = subject.engine.context_length
     room = context - max(asked.depths) - 2
@@ -321,6 +342,11 @@ def _make_suites(
         suites.append(PagingSuite(asked.seed))
     if asked.compare:
         suites.append(CompareSuite(subject, tests))
+    if asked.speculation is not None:
+        new, counts = speculators(asked.speculation), (num_decode, asked.repeats)
+        suites.append(SpeculationSuite(subject, new, asked.batches, *counts, asked.seed))
+    if asked.verify is not None:
+        suites.append(VerifySuite(subject, speculators(asked.verify), num_decode, asked.seed))
     if asked.ops:
         suites.append(OperatorSuite(subject, asked.repeats))
     return suites

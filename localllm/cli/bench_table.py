@@ -84,6 +84,10 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} µs"
 
 
+def _share(value: float) -> str:
+    return f"{value:.0%}"
+
+
 def _bytes(count: float) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
@@ -156,6 +160,16 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         _found("theirs", "their_tokens_per_s", _speed),
         _VERDICT,
     ),
+    "speculation": (
+        _TEST,
+        _condition("batch"),
+        _found("without", "plain_tokens_per_s", _speed),
+        _found("with drafts", "tokens_per_s", _speed),
+        ("tokens a step", lambda row: f"{row.found['tokens_per_step']:.2f}"),
+        ("accepted", lambda row: _share(row.found["accepted"])),
+        _VERDICT,
+    ),
+    "verify": (_TEST, _condition("prompts"), _VERDICT),
     "operators": (
         _TEST,
         _condition("rows"),

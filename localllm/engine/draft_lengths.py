@@ -18,15 +18,13 @@ from operator import mul
 from localllm.engine.step_times import StepTimes
 
 # A draft must promise so much more speed to be worth its uncertainty.
-MARGIN = 1.02
+MARGIN = 1.08
 # Steps in which something could be drafted, between two that draft a little just to learn; and
 # between two that draft nothing, where all others do.
 PROBE_INTERVAL, PLAIN_INTERVAL = 48, 256
 _PROBE_TOKENS = 2
 # Nothing less likely is looked at.
 _LEAST_CHANCE = 0.02
-# The first steps of a process have memory and kernels to prepare.
-_WARM_UP_STEPS = 3
 # How fast earlier drafts are forgotten, of one request and of all, and how much the latter count
 # for one of which little is known.
 _FORGET_OWN, _FORGET_ALL, _PRIOR_WEIGHT = 0.95, 0.995, 2.0
@@ -65,10 +63,11 @@ class DraftLengths:
     """
 
     def __init__(self, num_classes: int) -> None:
-        # One of two is accepted, until it is known better.
-        self._outcomes = [Outcomes(2.0, 1.0) for _ in range(num_classes)]
+        # The longer the match, the surer the next token, until it is known better.
+        self._outcomes = [
+            Outcomes(2.0, 2.0 * (kind + 1) / (kind + 2)) for kind in range(num_classes)
+        ]
         self._plain, self._drafting = StepTimes(), StepTimes()
-        self._num_steps = 0
         self._since_draft = self._since_plain = 0
 
     def choose(
@@ -103,10 +102,8 @@ class DraftLengths:
 
     def add_step(self, num_rows: int, num_drafted: int, seconds: float) -> None:
         """Book what a step of `num_rows` rows, `num_drafted` of them drafts, has taken."""
-        self._num_steps += 1
-        if self._num_steps > _WARM_UP_STEPS:
-            times = self._drafting if num_drafted else self._plain
-            times.add(num_rows, seconds)
+        times = self._drafting if num_drafted else self._plain
+        times.add(num_rows, seconds)
 
     def add_outcome(
         self, history: DraftHistory, match_length: int, num_drafted: int, num_accepted: int

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from localllm.config import SamplingParams, brief
@@ -56,6 +56,18 @@ class Engine:
         self._is_unsettled = False
         self._undelivered: list[TokenEvent] = []
         self._failure: DeviceError | None = None
+
+    def beside(
+        self,
+        *,
+        scheduler: Scheduler | None = None,
+        speculator: Speculator | None = None,
+        wrap: Callable[[Runner], Runner] = lambda runner: runner,
+    ) -> "Engine":
+        """Another engine on the same model and cache, to be measured against this one; of the two
+        one may have requests at a time. `scheduler` has this one's pool, or is this one's.
+        """
+        return Engine(wrap(self._runner), scheduler or self.scheduler, self.limits, speculator)
 
     @property
     def context_length(self) -> int:

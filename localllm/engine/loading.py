@@ -190,16 +190,21 @@ def build_engine(
             file = _tuning_file(loaded.device)
             tuning = tune(loaded.model, loaded.tunings, device, file.add)
         runner = DeviceRunner(loaded.model, kv_cache, device, scheduling, longest, tuning)
-    speculator = build_speculator(config.speculation)
+    speculator = None
+    if config.speculation.drafter != "off":
+        speculator = speculators(config.speculation)()
     return Engine(runner, Scheduler(scheduling, BlockPool(plan.num_blocks)), limits, speculator)
 
 
-def build_speculator(config: SpeculationConfig) -> Speculator | None:
-    """Who drafts, if anybody."""
-    if config.drafter == "off":
-        return None
-    drafter = NgramDrafter(config.min_match, config.max_match)
-    return Speculator(drafter, DraftLengths(drafter.num_classes), config.max_draft)
+def speculators(config: SpeculationConfig) -> Callable[[], Speculator]:
+    """What makes one that has seen no text yet; all of them share what they learn of speed."""
+    lengths = DraftLengths(config.max_match + 1)
+
+    def make() -> Speculator:
+        drafter = NgramDrafter(config.min_match, config.max_match)
+        return Speculator(drafter, lengths, config.max_draft)
+
+    return make
 
 
 def select_device(config: EngineConfig) -> torch.device:

@@ -16,6 +16,8 @@ from localllm.engine.suffix_index import END_OF_TEXT, SuffixIndex
 
 # Tokens of ended requests that are remembered, at least; at most twice as many.
 PHRASE_TOKENS = 1 << 16
+# New tokens that a look at a request may take into its index.
+_LONGEST_LAG = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,6 @@ class NgramDrafter:
     """The suffix index of each running request, and one of what ended requests have said."""
 
     def __init__(self, min_match: int, max_match: int) -> None:
-        self.num_classes = max_match + 1
         self._min, self._max = min_match, max_match
         self._indices: dict[Request, SuffixIndex] = {}
         self._phrases = _Phrases(min_match, max_match)
@@ -43,22 +44,25 @@ class NgramDrafter:
         for the time while a step is computed.
         """
         for request in requests:
-            index = self._index(request)
+            index = self._indices.get(request)
+            if index is None:
+                index = self._indices[request] = SuffixIndex(self._min, self._max)
             num_new = min(len(request.token_ids) - len(index), num_tokens)
-            index.extend(islice(request.token_ids, len(index), len(index) + num_new))
-            num_tokens -= num_new
+            if num_new > 0:
+                index.extend(islice(request.token_ids, len(index), len(index) + num_new))
+                num_tokens -= num_new
         self._phrases.work(num_tokens)
 
     def propose(self, request: Request, count: int) -> Proposal | None:
         """Up to `count` tokens behind those of `request`, whose ids must all be here; None where
         nothing matches, or is not indexed yet.
         """
-        index = self._index(request)
-        if len(request.token_ids) - len(index) > count + 1:
+        index = self._indices.get(request)
+        if index is None or len(request.token_ids) - len(index) > _LONGEST_LAG:
             return None  # a long prompt; see `work`
         index.extend(islice(request.token_ids, len(index), None))
         own = index.match
-        if own.length < self._max:
+        if own.length < self._max and len(self._phrases):
             said = self._phrases.propose(request.token_ids[-self._max :], count)
             if said is not None and said.match_length > own.length:
                 return said
@@ -75,12 +79,6 @@ class NgramDrafter:
             # What the cache held was said by a request before this one.
             self._phrases.add(request.token_ids[request.num_cached_tokens :])
 
-    def _index(self, request: Request) -> SuffixIndex:
-        index = self._indices.get(request)
-        if index is None:
-            index = self._indices[request] = SuffixIndex(self._min, self._max)
-        return index
-
 
 class _Phrases:
     """Texts in two indices; when the younger is full, the older is dropped."""
@@ -89,6 +87,9 @@ class _Phrases:
         self._limits = (min_match, max_match)
         self._older, self._younger = SuffixIndex(*self._limits), SuffixIndex(*self._limits)
         self._missing: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self._older) + len(self._younger)
 
     def add(self, token_ids: Sequence[int]) -> None:
         self._missing.extend(token_ids[-PHRASE_TOKENS:])

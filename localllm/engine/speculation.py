@@ -12,10 +12,12 @@ from localllm.engine.ngram import Proposal
 from localllm.engine.request import Request
 from localllm.engine.scheduler import SampledToken, ScheduledBatch
 
-# Below this share of the speed without drafts, over so many steps, drafting rests; each time for
-# twice as many steps, within these bounds.
-_LEAST_GAIN, _GAIN_STEPS = 0.98, 16
+# When drafts have cost the time of so many steps more than they have saved, drafting rests; each
+# time for twice as many steps, within these bounds. Earlier savings count for at most so many.
+_MOST_LOST, _MOST_SAVED = 8.0, 16.0
 _SHORTEST_REST, _LONGEST_REST = 64, 1024
+# After so many looks that brought nothing only one step of so many is looked at.
+_QUIET_LOOKS, _QUIET_INTERVAL = 16, 4
 # Where steps overlap: for so many steps after an accepted draft each waits for the ids of the one
 # before, and else one of so many does.
 _HOT_STEPS, _COLD_STEPS = 4, 24
@@ -57,8 +59,9 @@ class Speculator:
     def __init__(self, drafter: Drafter, lengths: DraftLengths, max_draft: int) -> None:
         self._drafter, self._lengths, self._max_draft = drafter, lengths, max_draft
         self._requests: dict[Request, _Drafted] = {}
-        self._gain, self._rest, self._next_rest = 1.0, 0, _SHORTEST_REST
+        self._saved, self._rest, self._next_rest = 0.0, 0, _SHORTEST_REST
         self._hot, self._cold = 0, 0
+        self._num_quiet, self._since_look = 0, 0
 
     def wants_ids(self) -> bool:
         """Whether the next step should wait for the ids of the one before, to draft from them."""
@@ -75,6 +78,10 @@ class Speculator:
         if self._rest > 0:
             self._rest -= 1
             return {}
+        self._since_look += 1
+        if self._num_quiet >= _QUIET_LOOKS and self._since_look < _QUIET_INTERVAL:
+            return {}
+        self._num_quiet, self._since_look = self._num_quiet + 1, 0
         proposals: dict[Request, Proposal] = {}
         for request in running:
             room = request.max_total_tokens - request.num_tokens - 1
@@ -135,9 +142,9 @@ class Speculator:
                 )
         num_tokens = sum(map(len, sampled))
         if num_tokens > len(sampled):
-            self._hot = _HOT_STEPS
+            self._hot, self._num_quiet = _HOT_STEPS, 0
         if sampled and (num_drafted or has_waited):
-            self._book_gain(num_rows - num_drafted, num_tokens / len(sampled), seconds)
+            self._book_saving(num_rows - num_drafted, num_tokens / len(sampled), seconds)
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
@@ -147,14 +154,14 @@ class Speculator:
     def _of(self, request: Request) -> _Drafted:
         return self._requests.setdefault(request, _Drafted())
 
-    def _book_gain(self, num_rows: int, tokens_each: float, seconds: float) -> None:
-        """Compare what was measured with a step without drafts, and rest where it loses."""
+    def _book_saving(self, num_rows: int, tokens_each: float, seconds: float) -> None:
+        """Compare what was measured with steps without drafts, and rest where it loses."""
         plain = self._lengths.plain_seconds(num_rows)
         if plain is None:
             return
-        self._gain += (tokens_each * plain / seconds - self._gain) / _GAIN_STEPS
-        if self._gain < _LEAST_GAIN:
-            self._gain, self._rest = 1.0, self._next_rest
+        self._saved = min(_MOST_SAVED, self._saved + tokens_each - seconds / plain)
+        if self._saved < -_MOST_LOST:
+            self._saved, self._rest = 0.0, self._next_rest
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
-        elif self._gain > 1 / _LEAST_GAIN:
+        elif self._saved == _MOST_SAVED:
             self._next_rest = _SHORTEST_REST

@@ -1,0 +1,60 @@
+"""A model that says what it is told, at its own speed: the arithmetic is real, the text is given.
+
+How many drafts are accepted depends on the text alone, and what a step costs on the model alone. So
+the text may be one that a good model would write, where the weights are drawn at random.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localllm.config import SamplingParams
+from localllm.engine.runner import Launched, Runner
+from localllm.engine.sampler import accept_draft
+from localllm.engine.scheduler import SampledToken, ScheduledBatch
+
+
+class ScriptedRunner:
+    """Computes and samples as `runner` does; each request then gets its `scripts` by its id."""
+
+    def __init__(self, runner: Runner, scripts: dict[int, Sequence[int]]) -> None:
+        self._runner, self._scripts = runner, scripts
+
+    @property
+    def overlaps(self) -> bool:
+        """See Runner."""
+        return self._runner.overlaps
+
+    def needs_ids(self, params: SamplingParams) -> bool:
+        """See Runner."""
+        return self._runner.needs_ids(params)
+
+    def launch(self, batch: ScheduledBatch) -> Launched:
+        """See Runner."""
+        return _Scripted(self._runner.launch(batch), batch, self._scripts)
+
+    def work_ahead(self) -> bool:
+        """See Runner."""
+        return self._runner.work_ahead()
+
+    def release_memory(self) -> None:
+        """See Runner."""
+        self._runner.release_memory()
+
+
+@dataclass(frozen=True, slots=True)
+class _Scripted:
+    launched: Launched
+    batch: ScheduledBatch
+    scripts: dict[int, Sequence[int]]
+
+    def wait(self) -> list[list[SampledToken]]:
+        """See Launched."""
+        self.launched.wait()
+        tokens = []
+        for entry in self.batch.requests:
+            if entry.catches_up:
+                script = self.scripts[entry.request.request_id]
+                said = entry.known_end - entry.request.num_prompt_tokens
+                rest = (SampledToken(token) for token in script[said : said + entry.num_samples])
+                tokens.append(accept_draft(entry.draft, rest))
+        return tokens

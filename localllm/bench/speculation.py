@@ -1,0 +1,166 @@
+"""What drafts give: the same text with them and without, alternating, on text of several kinds."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from localllm.bench.results import Result, Spread, Suite
+from localllm.bench.scripted import ScriptedRunner
+from localllm.bench.subject import Subject
+from localllm.bench.texts import copying_texts, prose
+from localllm.catalog import BUILT_IN_MODEL
+from localllm.config import SamplingParams
+from localllm.engine.engine import Engine
+from localllm.engine.speculation import Speculator
+from localllm.session import Checkpoint, open_checkpoint
+from localllm.tokenizer import Tokenizer
+
+# Tokens of a prompt, at most: enough for what the answer repeats.
+PROMPT_TOKENS = 700
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A prompt and the answer that it gets, in tokens."""
+
+    name: str
+    prompt: list[int]
+    answer: list[int]
+
+
+@dataclass(slots=True)
+class _Found:
+    plain_s: list[float] = field(default_factory=list)
+    drafting_s: list[float] = field(default_factory=list)
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One batch from its first token on."""
+
+    seconds: float
+    num_steps: int
+    num_tokens: int
+    num_drafted: int
+    num_accepted: int
+
+
+class SpeculationSuite(Suite):
+    """Every text in every batch, `repeats` pairs of runs."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        new_speculator: Callable[[], Speculator],
+        batches: Sequence[int],
+        num_tokens: int,
+        repeats: int,
+        seed: int,
+    ) -> None:
+        self._subject, self._new_speculator = subject, new_speculator
+        self._batches, self._num_tokens, self._repeats = batches, num_tokens, repeats
+        self._scripts = make_scripts(subject, num_tokens, seed)
+        self._found: dict[tuple[str, int], _Found] = {}
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        """All pairs of a batch and a text one after the other, the first to be left out."""
+        for batch in self._batches:
+            for script in self._scripts:
+                self._run_pairs(script, batch, progress)
+
+    def results(self) -> list[Result]:
+        """A row for each text and batch so far."""
+        rows = []
+        for (name, batch), found in self._found.items():
+            if not found.drafting_s:
+                continue
+            ratios = [a / b for a, b in zip(found.plain_s, found.drafting_s, strict=True)]
+            speedup = Spread.of(ratios)
+            num_tokens = found.num_tokens / len(ratios)
+            rows.append(
+                Result(
+                    "speculation",
+                    name,
+                    {"batch": batch, "pairs": len(ratios)},
+                    {
+                        "plain_tokens_per_s": _speed(num_tokens, found.plain_s),
+                        "tokens_per_s": _speed(num_tokens, found.drafting_s),
+                        "speedup": speedup,
+                        "tokens_per_step": found.num_tokens / found.num_steps / batch,
+                        "drafted": found.num_drafted,
+                        "accepted": found.num_accepted / max(1, found.num_drafted),
+                    },
+                    f"{speedup.median:.2f} times ({speedup.min:.2f} to {speedup.max:.2f})",
+                )
+            )
+        return rows
+
+    def _run_pairs(self, script: Script, batch: int, progress: Callable[[str], None]) -> None:
+        found = self._found[script.name, batch] = _Found()
+        plain = self._subject.engine
+        # What steps take and how often drafts hold is learned once, as in a process that runs on;
+        # what was said is not known to the next, since all runs say the same.
+        for pair in range(self._repeats + 1):
+            progress(f"{script.name}, batch {batch}, pair {pair}")
+            # In turns the one and the other goes first.
+            order = (None, self._new_speculator())[:: 1 if pair % 2 else -1]
+            runs = {each is None: run_script(plain, each, script, batch) for each in order}
+            if pair == 0:
+                continue  # the prompt is computed, and steps measured
+            found.plain_s.append(runs[True].seconds)
+            found.drafting_s.append(runs[False].seconds)
+            found.num_steps += runs[False].num_steps
+            found.num_tokens += runs[False].num_tokens
+            found.num_drafted += runs[False].num_drafted
+            found.num_accepted += runs[False].num_accepted
+
+
+def make_scripts(subject: Subject, num_tokens: int, seed: int) -> list[Script]:
+    """The texts in tokens of the model, or of the built-in one where the weights are random."""
+    tokenizer = _tokenizer_of(subject)
+    scripts = []
+    for text in (*copying_texts(), prose()):
+        prompt, answer = (
+            tokenizer.encode(part, add_special_tokens=False) for part in (text.prompt, text.answer)
+        )
+        scripts.append(Script(text.name, prompt[:PROMPT_TOKENS], answer[:num_tokens]))
+    tokens = subject.random_tokens(random.Random(seed), PROMPT_TOKENS + num_tokens)
+    return [*scripts, Script("random tokens", tokens[num_tokens:], tokens[:num_tokens])]
+
+
+def run_script(engine: Engine, speculator: Speculator | None, script: Script, batch: int) -> Run:
+    """Let `batch` requests say the answer; timed from when all have their first token."""
+    scripts: dict[int, Sequence[int]] = {}
+    told = engine.beside(speculator=speculator, wrap=lambda runner: ScriptedRunner(runner, scripts))
+    params = SamplingParams(temperature=0.0, max_tokens=len(script.answer), ignore_eos=True)
+    for _ in range(batch):
+        scripts[told.add_request(script.prompt, params)] = script.answer
+    started: set[int] = set()
+    while len(started) < batch:
+        started.update(event.request_id for event in told.step())
+    began = time.perf_counter()
+    num_steps = num_tokens = num_accepted = 0
+    drafted: dict[int, int] = {}
+    while told.has_unfinished():
+        events = told.step()
+        num_steps += bool(events)
+        num_tokens += len(events)
+        num_accepted += sum(event.is_draft for event in events)
+        drafted |= {event.request_id: event.num_drafted_tokens for event in events}
+    seconds = time.perf_counter() - began
+    return Run(seconds, num_steps, num_tokens, sum(drafted.values()), num_accepted)
+
+
+def _speed(num_tokens: float, seconds: Sequence[float]) -> Spread:
+    return Spread.of([num_tokens / each for each in seconds])
+
+
+def _tokenizer_of(subject: Subject) -> Tokenizer:
+    if isinstance(subject.source, Checkpoint):
+        return subject.source.tokenizer
+    return open_checkpoint(BUILT_IN_MODEL).tokenizer

@@ -1,0 +1,81 @@
+"""Texts of several kinds, as prompt and answer, made from this package's own source."""
+
+import ast
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from localllm import bench as own_package
+
+ROOT = Path(own_package.__file__).parents[1]
+EDITED, CODE = "engine/scheduler.py", "model/formats.py"
+# In the edited file one name is another, and one line of so many is new.
+_RENAMED = ("block", "page")
+_LINES_TO_A_NEW_ONE = 12
+# Of a summary one sentence of so many is a quotation.
+_SENTENCES_TO_A_QUOTATION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt, and what a good answer to it says."""
+
+    name: str
+    prompt: str
+    answer: str
+
+
+def copying_texts() -> list[Text]:
+    """Texts that repeat what was there: an edited file, a summary with quotations, code."""
+    source = (ROOT / EDITED).read_text(encoding="utf-8")
+    code = (ROOT / CODE).read_text(encoding="utf-8")
+    sentences = _sentences()
+    quoted, own = sentences[: len(sentences) // 2], sentences[len(sentences) // 2 :]
+    return [
+        Text("edit this file", source[:3000], _edited(source[:3000])),
+        Text("summarise with quotes", " ".join(quoted)[:3000], _summary(quoted, own)),
+        Text("code with repeats", code[:3000], code[3000:]),
+    ]
+
+
+def prose() -> Text:
+    """English that repeats itself as little as English does."""
+    sentences = _sentences()
+    half = len(sentences) // 2
+    return Text("prose", " ".join(sentences[:half])[:3000], " ".join(sentences[half:]))
+
+
+def random_tokens(draw: Callable[[random.Random, int], list[int]], seed: int) -> list[int]:
+    """Tokens that repeat nothing."""
+    return draw(random.Random(seed), 4096)
+
+
+def _edited(source: str) -> str:
+    lines = []
+    for number, line in enumerate(source.replace(*_RENAMED).splitlines(keepends=True), 1):
+        lines.append(line)
+        if number % _LINES_TO_A_NEW_ONE == 0:
+            lines.append(f"# line {number} of the old file, which {number + 1} follows\n")
+    return "".join(lines)
+
+
+def _summary(quoted: list[str], own: list[str]) -> str:
+    parts = []
+    for i, (sentence, quotation) in enumerate(zip(own, quoted, strict=False)):
+        parts.append(sentence)
+        if i % _SENTENCES_TO_A_QUOTATION == 0:
+            parts.append(f"“{quotation}”")
+    return " ".join(parts)
+
+
+def _sentences() -> list[str]:
+    """The prose of this package: the docstrings of its modules."""
+    found = []
+    for path in sorted(ROOT.glob("**/*.py")):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        text = " ".join(docstring.split())
+        ends = [0, *(i + 1 for i, c in enumerate(text) if c == "." and text[i + 1 : i + 2] == " ")]
+        found += [text[a:b].strip() for a, b in pairwise([*ends, len(text)])]
+    return [sentence for sentence in found if len(sentence) > 20]

@@ -1,0 +1,173 @@
+"""Whether the same request gives the same text: with drafts and without, from a cold cache and a
+warm one, its prompt in one piece and in chunks, alone and in a batch.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+
+from localllm.bench.results import Result, Suite
+from localllm.bench.speculation import make_scripts
+from localllm.bench.subject import Subject
+from localllm.config import MAX_LOGPROBS, SamplingParams
+from localllm.engine.engine import Engine
+from localllm.engine.request import TokenEvent
+from localllm.engine.scheduler import Scheduler
+from localllm.engine.speculation import Speculator
+
+# The chunks that prompts are computed in, where they are.
+CHUNK_TOKENS = 48
+_SAMPLINGS = (
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, top_p=0.95, seed=1),
+    SamplingParams(temperature=0.7, repetition_penalty=1.2, seed=2),
+)
+
+Prompt = tuple[list[int], SamplingParams]
+Answers = list[list[TokenEvent]]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two runs of a request part: the position in the answer, the tokens, and by how much
+    each run had its own token's logit over the other's (NaN where that is not known).
+    """
+
+    prompt: int
+    position: int
+    tokens: tuple[int, int]
+    gaps: tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How requests are run: what is drafted, cached and cut; all at once or one after the other."""
+
+    name: str
+    drafts: bool = False
+    caches: bool = False
+    chunks: bool = False
+    together: bool = False
+
+
+_WAYS = (
+    _Way("with drafts", drafts=True),
+    _Way("from a warm cache", caches=True),
+    _Way("prompts in chunks", chunks=True),
+    _Way("in one batch", together=True),
+    _Way("all of it", drafts=True, caches=True, chunks=True, together=True),
+)
+
+
+class VerifySuite(Suite):
+    """The texts of the speculation suite as prompts, each greedy and sampled."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        new_speculator: Callable[[], Speculator],
+        num_tokens: int,
+        seed: int,
+    ) -> None:
+        self._subject, self._new_speculator = subject, new_speculator
+        self._prompts = [
+            (
+                script.prompt,
+                replace(params, max_tokens=num_tokens, ignore_eos=True, logprobs=MAX_LOGPROBS),
+            )
+            for script in make_scripts(subject, num_tokens, seed)
+            for params in _SAMPLINGS
+        ]
+        self._found: list[tuple[_Way, list[Difference], int]] = []
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        """Each prompt plainly, and then in every other way."""
+        progress("plainly")
+        plain = self._answers(_Way("plainly"))
+        for way in _WAYS:
+            progress(way.name)
+            # Where the cache counts, the second time.
+            answers = [self._answers(way) for _ in range(1 + way.caches)][-1]
+            num_accepted = sum(event.is_draft for answer in answers for event in answer)
+            self._found.append((way, differences(plain, answers), num_accepted))
+
+    def results(self) -> list[Result]:
+        """A row for each way."""
+        return [
+            Result(
+                "verify",
+                way.name,
+                {"prompts": len(self._prompts)},
+                {
+                    "identical": not found,
+                    "accepted_tokens": num_accepted,
+                    "differences": [
+                        {
+                            "prompt": each.prompt,
+                            "position": each.position,
+                            "tokens": list(each.tokens),
+                            "logit_gaps": list(each.gaps),
+                        }
+                        for each in found
+                    ],
+                },
+                describe(found, len(self._prompts), num_accepted if way.drafts else None),
+            )
+            for way, found, num_accepted in self._found
+        ]
+
+    def _answers(self, way: _Way) -> Answers:
+        own = self._subject.engine.scheduler
+        config = replace(own.config, enable_prefix_caching=way.caches)
+        if way.chunks:
+            config = replace(config, max_num_batched_tokens=CHUNK_TOKENS)
+        engine = self._subject.engine.beside(
+            scheduler=Scheduler(config, own.pool),
+            speculator=self._new_speculator() if way.drafts else None,
+        )
+        if way.together:
+            return run_together(engine, self._prompts)
+        return [run_together(engine, [prompt])[0] for prompt in self._prompts]
+
+
+def run_together(engine: Engine, prompts: Sequence[Prompt]) -> Answers:
+    """The events of each prompt, all in the engine at once."""
+    answers: dict[int, list[TokenEvent]] = {engine.add_request(*each): [] for each in prompts}
+    while engine.has_unfinished():
+        for event in engine.step():
+            answers[event.request_id].append(event)
+    return list(answers.values())
+
+
+def differences(plain: Answers, others: Answers) -> list[Difference]:
+    """The first difference of each pair of answers that are not the same."""
+    found = []
+    for prompt, (one, other) in enumerate(zip(plain, others, strict=True)):
+        for position, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            if mine.token_id == theirs.token_id:
+                continue
+            tokens = (mine.token_id or 0, theirs.token_id or 0)
+            gaps = (_gap(mine, *tokens), _gap(theirs, *reversed(tokens)))
+            found.append(Difference(prompt, position, tokens, gaps))
+            break
+    return found
+
+
+def describe(found: Sequence[Difference], num_prompts: int, num_accepted: int | None) -> str:
+    """One line."""
+    drafts = "" if num_accepted is None else f", {num_accepted:,} tokens from drafts"
+    if not found:
+        return f"identical{drafts}"
+    first = found[0]
+    return (
+        f"{len(found)} of {num_prompts} differ{drafts}; prompt {first.prompt} at token "
+        f"{first.position}: {first.tokens[0]} by {first.gaps[0]:.2g}, then {first.tokens[1]} "
+        f"by {first.gaps[1]:.2g}"
+    )
+
+
+def _gap(event: TokenEvent, own: int, other: int) -> float:
+    """By how much the logit of `own`, the event's token, is over that of `other`."""
+    assert event.logprobs is not None
+    logprobs = dict(event.logprobs.top) | {own: event.logprobs.logprob}
+    return logprobs[own] - logprobs.get(other, nan)

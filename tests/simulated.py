@@ -1,0 +1,74 @@
+"""Speculation on a machine whose steps take what a function says: no model, no clock."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from scheduling import make_scheduler
+
+from localllm.config import SamplingParams
+from localllm.engine.request import Request
+from localllm.engine.sampler import accept_draft
+from localllm.engine.scheduler import SampledToken
+from localllm.engine.speculation import Speculator
+
+
+@dataclass
+class Simulated:
+    """What decoding took behind the prompts, by the machine's own clock, and without drafts."""
+
+    seconds: float = 0.0
+    plain_seconds: float = 0.0
+    num_steps: int = 0
+    num_tokens: int = 0
+
+    @property
+    def speedup(self) -> float:
+        return self.plain_seconds / self.seconds
+
+
+def simulate(
+    speculator: Speculator,
+    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+    step_seconds: Callable[[int], float],
+) -> Simulated:
+    """Let requests say their texts, (prompt, answer) each, all at once."""
+    scheduler = make_scheduler(num_blocks=1 << 16, budget=1024, seqs=64, size=16)
+    answers: dict[Request, Sequence[int]] = {}
+    for i, (prompt, answer) in enumerate(texts):
+        request = Request(
+            request_id=i,
+            sample=0,
+            num_prompt_tokens=len(prompt),
+            token_ids=list(prompt),
+            params=SamplingParams(),
+            seed=0,
+            stop_token_ids=frozenset(),
+            max_total_tokens=len(prompt) + len(answer),
+        )
+        answers[request] = answer
+        scheduler.add(request)
+    found = Simulated()
+    while scheduler.has_unfinished():
+        batch = scheduler.schedule(speculator.propose(scheduler.running, 1024))
+        speculator.work(batch)
+        num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
+        seconds = step_seconds(num_rows)
+        sampled = []
+        for entry in batch.requests:
+            if entry.catches_up:
+                said = entry.known_end - entry.request.num_prompt_tokens
+                rest = answers[entry.request][said : said + entry.num_samples]
+                sampled.append(accept_draft(entry.draft, map(SampledToken, rest)))
+        scheduler.update(batch, sampled)
+        speculator.learn(batch, sampled, seconds, has_waited=False)
+        if len(batch.requests) == sum(entry.known_end - entry.start for entry in batch.requests):
+            found.seconds += seconds
+            found.num_steps += 1
+            found.num_tokens += sum(map(len, sampled))
+        for entry in batch.requests:
+            if not scheduler.has_unfinished() or entry.request not in scheduler.running:
+                speculator.forget(entry.request)
+    # Without drafts all requests say a token a step.
+    for i in range(1, max(len(answer) for _, answer in texts)):
+        found.plain_seconds += step_seconds(sum(len(answer) > i for _, answer in texts))
+    return found
