@@ -17,7 +17,7 @@ from localllm.catalog import BUILT_IN_MODEL, BUILT_IN_MODELS, resolve_model
 from localllm.completion import Completion, Sample
 from localllm.config import EngineConfig, ModelConfig, SamplingParams
 from localllm.download import fetch_model
-from localllm.engine.loading import Report, load_engine
+from localllm.engine.loading import LoadedDecoder, Report, load_draft, load_engine
 from localllm.engine.request import FinishReason
 from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.generation_config import GenerationDefaults, read_generation_config
@@ -198,6 +198,7 @@ def open_model(
         found.engine_config,
         found.eos_token_ids,
         logger.info if found.name in BUILT_IN_MODELS else report,
+        open_draft(found),
     )
     return LoadedModel(
         name=found.name,
@@ -205,6 +206,27 @@ def open_model(
         defaults=found.defaults,
         load_s=time.monotonic() - started,
     )
+
+
+def open_draft(found: Checkpoint) -> LoadedDecoder | None:
+    """Load the model that drafts for another, where its configuration names one.
+
+    Raises: as `open_model`; RequestError where their vocabularies differ.
+    """
+    name = found.engine_config.speculation.draft_model
+    if name is None:
+        return None
+    draft = open_checkpoint(name, found.engine_config)
+    if (
+        draft.model_config.vocab_size != found.model_config.vocab_size
+        or draft.tokenizer.vocabulary() != found.tokenizer.vocabulary()
+    ):
+        raise RequestError(
+            f"{draft.name} cannot draft for {found.name}: they have other vocabularies",
+            param="spec",
+            hint="a smaller model of the same family, or --spec ngram, which needs none",
+        )
+    return load_draft(draft.folder, draft.model_config, draft.spec, draft.engine_config)
 
 
 def _check_vocabulary(folder: Path, tokenizer: Tokenizer, vocab_size: int, eos: set[int]) -> None:

@@ -77,10 +77,14 @@ class Tokenizer:
             templates = {"default": fallback_template}
         return cls(backend, _read_special_tokens(folder, config, backend), templates)
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token, those that were added among them, and its id."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
     @property
     def num_token_ids(self) -> int:
         """One more than the largest token id."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return max(self.vocabulary().values(), default=-1) + 1
 
     @property
     def has_chat_template(self) -> bool:

@@ -78,4 +78,4 @@ def build_hollow(subject: Subject, config: EngineConfig) -> Engine:
     kind: WeightKind = "int4" if subject.arithmetic == "int8" else "bf16"
     source = RandomWeights(shape, subject.work.spec, kind, subject.device)
     decoder = build_decoder(source, source.resident_bytes, shape, subject.work.spec, config)
-    return build_engine(decoder, config, frozenset(), "hollow")
+    return build_engine(decoder, config, frozenset(), "hollow").beside()

@@ -56,13 +56,12 @@ class SpeculationSuite(Suite):
     def __init__(
         self,
         subject: Subject,
-        new_speculator: Callable[[], Speculator],
         batches: Sequence[int],
         num_tokens: int,
         repeats: int,
         seed: int,
     ) -> None:
-        self._subject, self._new_speculator = subject, new_speculator
+        self._subject = subject
         self._batches, self._num_tokens, self._repeats = batches, num_tokens, repeats
         self._scripts = make_scripts(subject, num_tokens, seed)
         self._found: dict[tuple[str, int], _Found] = {}
@@ -102,13 +101,14 @@ class SpeculationSuite(Suite):
 
     def _run_pairs(self, script: Script, batch: int, progress: Callable[[str], None]) -> None:
         found = self._found[script.name, batch] = _Found()
-        plain = self._subject.engine
+        plain, speculator = self._subject.engine, self._subject.speculator
+        assert speculator is not None
         # What steps take and how often drafts hold is learned once, as in a process that runs on;
         # what was said is not known to the next, since all runs say the same.
         for pair in range(self._repeats + 1):
             progress(f"{script.name}, batch {batch}, pair {pair}")
             # In turns the one and the other goes first.
-            order = (None, self._new_speculator())[:: 1 if pair % 2 else -1]
+            order = (None, speculator.renewed())[:: 1 if pair % 2 else -1]
             runs = {each is None: run_script(plain, each, script, batch) for each in order}
             if pair == 0:
                 continue  # the prompt is computed, and steps measured

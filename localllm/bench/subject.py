@@ -20,13 +20,14 @@ from localllm.engine.loading import (
     load_decoder,
     select_device,
 )
-from localllm.errors import CatalogError, ExitCode
+from localllm.engine.speculation import Speculator
+from localllm.errors import CatalogError, ExitCode, RequestError
 from localllm.json_file import read_json_object
 from localllm.model.architectures import ArchSpec, find_architecture
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
-from localllm.session import Checkpoint, open_checkpoint
+from localllm.session import Checkpoint, open_checkpoint, open_draft
 from localllm_kernels.kv_cache import row_bytes
 
 
@@ -35,7 +36,8 @@ class Subject:
     """A loaded model with what is known of its weights.
 
     `weights`: their kind, as the report names it; `arithmetic`: what large products compute in;
-    `config_json`: the fields of that file.
+    `config_json`: the fields of that file. The engine drafts nothing; `speculator` is for one
+    beside it that does.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Subject:
     load_s: float
     source: Checkpoint | RandomWeights
     config_json: Mapping[str, Any]
+    speculator: Speculator | None
 
     @property
     def config(self) -> ModelConfig:
@@ -73,8 +76,10 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
     config = _fitted(found.engine_config, found.model_config, longest)
     files = find_weight_files(found.folder)
     weights = check_weights(files, found.model_config, found.spec)
-    decoder = load_decoder(found.folder, found.model_config, found.spec, config)
-    engine = build_engine(decoder, config, found.eos_token_ids, fingerprint(found.folder, files))
+    draft = open_draft(found)
+    decoder = load_decoder(found.folder, found.model_config, found.spec, config, draft=draft)
+    weights_id = fingerprint(found.folder, files)
+    engine = build_engine(decoder, config, found.eos_token_ids, weights_id, draft)
     load_s = time.monotonic() - started
     kinds = sorted({type(linear.scheme).__name__.lower() for linear in weights.quantized.values()})
 
@@ -84,13 +89,14 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
     return Subject(
         found.name,
         ", ".join(kinds) or str(decoder.dtype).removeprefix("torch."),
-        engine,
+        engine.beside(),
         decoder,
         ModelWork.of(found.model_config, found.spec, linear_bytes, _kv_row_bytes(decoder)),
         _arithmetic(decoder, any("int" in kind or kind in ("awq", "gptq") for kind in kinds)),
         load_s,
         found,
         read_json_object(found.folder / "config.json"),
+        engine.speculator,
     )
 
 
@@ -105,19 +111,22 @@ def open_random(
     started = time.monotonic()
     model_config, spec, raw = catalog_shape(alias)
     config = _fitted(config, model_config, longest)
+    if config.speculation.draft_model is not None:
+        raise RequestError("weights drawn at random have no model that drafts", param="drafter")
     source = RandomWeights(model_config, spec, kind, select_device(config), seed)
     decoder = build_decoder(source, source.resident_bytes, model_config, spec, config)
     engine = build_engine(decoder, config, frozenset(), f"random {alias} {kind} {seed}")
     return Subject(
         alias,
         f"random {kind}",
-        engine,
+        engine.beside(),
         decoder,
         ModelWork.of(model_config, spec, source.linear_bytes, _kv_row_bytes(decoder)),
         _arithmetic(decoder, kind in ("int4", "int8")),
         time.monotonic() - started,
         source,
         raw,
+        engine.speculator,
     )
 
 

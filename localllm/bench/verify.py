@@ -13,7 +13,6 @@ from localllm.config import MAX_LOGPROBS, SamplingParams
 from localllm.engine.engine import Engine
 from localllm.engine.request import TokenEvent
 from localllm.engine.scheduler import Scheduler
-from localllm.engine.speculation import Speculator
 
 # The chunks that prompts are computed in, where they are.
 CHUNK_TOKENS = 48
@@ -65,11 +64,10 @@ class VerifySuite(Suite):
     def __init__(
         self,
         subject: Subject,
-        new_speculator: Callable[[], Speculator],
         num_tokens: int,
         seed: int,
     ) -> None:
-        self._subject, self._new_speculator = subject, new_speculator
+        self._subject = subject
         self._prompts = [
             (
                 script.prompt,
@@ -121,10 +119,12 @@ class VerifySuite(Suite):
         config = replace(own.config, enable_prefix_caching=way.caches)
         if way.chunks:
             config = replace(config, max_num_batched_tokens=CHUNK_TOKENS)
-        engine = self._subject.engine.beside(
-            scheduler=Scheduler(config, own.pool),
-            speculator=self._new_speculator() if way.drafts else None,
-        )
+        speculator = None
+        if way.drafts:
+            assert self._subject.speculator is not None
+            speculator = self._subject.speculator.renewed()
+        scheduler = Scheduler(config, own.pool)
+        engine = self._subject.engine.beside(scheduler=scheduler, speculator=speculator)
         if way.together:
             return run_together(engine, self._prompts)
         return [run_together(engine, [prompt])[0] for prompt in self._prompts]

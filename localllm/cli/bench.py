@@ -124,8 +124,8 @@ def bench(
         prefix=prefix,
         paging=paging,
         compare=_check_compare(compare),
-        speculation=speculation if spec else None,
-        verify=speculation if verify else None,
+        spec=spec,
+        verify=verify,
         ops=ops,
         prompt_tokens=prompt_tokens,
         decode_tokens=decode_tokens,
@@ -155,7 +155,7 @@ def bench(
             dtype,
             kv_cache_dtype,
             deterministic,
-            SpeculationConfig("off"),
+            speculation if spec or verify else SpeculationConfig("off"),
         ).config(default_max_num_seqs=asked.num_seqs)
         report, was_interrupted = _bench_model(model, random_weights, weights, config, asked)
     _write(report, json_file, plot)
@@ -171,8 +171,8 @@ class Asked:
     prefix: bool
     paging: bool
     compare: bool
-    speculation: SpeculationConfig | None
-    verify: SpeculationConfig | None
+    spec: bool
+    verify: bool
     ops: bool
     prompt_tokens: int | None
     decode_tokens: int | None
@@ -196,7 +196,7 @@ class Asked:
         lengths = [max(self.depths) + max(lengths)]
         lengths += [LOAD_TOKENS] if self.serve_load else []
         lengths += [PREFIX_TOKENS] if self.prefix else []
-        lengths += [DRAFT_TOKENS] if self.speculation or self.verify else []
+        lengths += [DRAFT_TOKENS] if self.spec or self.verify else []
         return max(lengths) + ROOM
 
     def tokens(self, given: int | None, default: int) -> int:
@@ -317,7 +317,6 @@ def _make_suites(
     from localllm.bench.startup import StartupSuite
     from localllm.bench.verify import VerifySuite
     from localllm.bench.workload import Mix
-    from localllm.engine.loading import speculators
 
     context = subject.engine.context_length
     room = context - max(asked.depths) - 2
@@ -342,11 +341,11 @@ def _make_suites(
         suites.append(PagingSuite(asked.seed))
     if asked.compare:
         suites.append(CompareSuite(subject, tests))
-    if asked.speculation is not None:
-        new, counts = speculators(asked.speculation), (num_decode, asked.repeats)
-        suites.append(SpeculationSuite(subject, new, asked.batches, *counts, asked.seed))
-    if asked.verify is not None:
-        suites.append(VerifySuite(subject, speculators(asked.verify), num_decode, asked.seed))
+    if asked.spec:
+        counts = (num_decode, asked.repeats, asked.seed)
+        suites.append(SpeculationSuite(subject, asked.batches, *counts))
+    if asked.verify:
+        suites.append(VerifySuite(subject, num_decode, asked.seed))
     if asked.ops:
         suites.append(OperatorSuite(subject, asked.repeats))
     return suites

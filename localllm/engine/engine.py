@@ -49,7 +49,7 @@ class Engine:
         self.limits = limits
         self.scheduler = scheduler
         self._runner = runner
-        self._speculator = speculator
+        self.speculator = speculator
         self._collected_s = 0.0
         self._next_request_id = 0
         self._in_flight: _InFlight | None = None
@@ -133,7 +133,7 @@ class Engine:
         began_s = time.perf_counter()
         events: list[TokenEvent] = []
         has_waited = False
-        if self._speculator and self._in_flight and self._speculator.wants_ids():
+        if self.speculator and self._in_flight and self.speculator.wants_ids():
             has_waited = True
             events = self._collect(self._take_in_flight())
         batch = self._schedule()
@@ -170,29 +170,29 @@ class Engine:
         Returns the last events of the samples that were not finished.
         """
         ended = self.scheduler.abort(request_id, sample)
-        if self._speculator:
+        if self.speculator:
             for request in ended:
-                self._speculator.forget(request)
+                self.speculator.forget(request)
         return [
             TokenEvent(request_id, request.sample, None, FinishReason.ABORT) for request in ended
         ]
 
     def _schedule(self) -> ScheduledBatch:
         """The next batch, with drafts where somebody makes them."""
-        if self._speculator is None:
+        if self.speculator is None:
             return self.scheduler.schedule()
         budget = self.scheduler.config.max_num_batched_tokens
-        return self.scheduler.schedule(self._speculator.propose(self.scheduler.running, budget))
+        return self.scheduler.schedule(self.speculator.propose(self.scheduler.running, budget))
 
     def _launch(self, batch: ScheduledBatch, began_s: float, has_waited: bool) -> _InFlight | None:
         """Start to compute a batch; None where there is nothing in it."""
         if not batch.requests:
             return None
-        if self._speculator:
-            self._speculator.complete(batch)
+        if self.speculator:
+            self.speculator.complete(batch)
         launched = self._runner.launch(batch)
-        if self._speculator:
-            self._speculator.work(batch)
+        if self.speculator:
+            self.speculator.work(batch)
         return _InFlight(batch, launched, began_s, has_waited)
 
     def _take_in_flight(self) -> _InFlight | None:
@@ -212,14 +212,14 @@ class Engine:
             self._note_if_fatal(error)
             raise
         events = self.scheduler.update(due.batch, sampled)
-        if self._speculator:
+        if self.speculator:
             now = time.perf_counter()
             seconds = now - max(due.began_s, self._collected_s)
             self._collected_s = now
-            self._speculator.learn(due.batch, sampled, seconds, due.has_waited)
+            self.speculator.learn(due.batch, sampled, seconds, due.has_waited)
             for entry in due.batch.requests:
                 if entry.request.status is RequestStatus.FINISHED:
-                    self._speculator.forget(entry.request)
+                    self.speculator.forget(entry.request)
         return events
 
     def _roll_back(self, started: _InFlight | None) -> None:

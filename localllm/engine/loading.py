@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,12 +15,13 @@ from localllm.engine.cpu_products import make_products_reproducible
 from localllm.engine.device import CudaDevice
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.draft_lengths import DraftLengths
+from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.engine.ngram import NgramDrafter
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
-from localllm.engine.speculation import Speculator
+from localllm.engine.speculation import Drafter, Speculator
 from localllm.engine.step_inputs import graph_rows
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
@@ -31,7 +32,6 @@ from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.model.weights import WeightSource, load_model, open_source
-from localllm.speculation_config import SpeculationConfig
 from localllm_kernels import select_ops
 from localllm_kernels.kv_cache import row_bytes
 from localllm_kernels.tunings import Tunings
@@ -65,17 +65,19 @@ def load_decoder(
     spec: ArchSpec,
     config: EngineConfig,
     report: Report = logger.info,
+    draft: LoadedDecoder | None = None,
 ) -> LoadedDecoder:
     """Load the weights in `folder`, whose config was read by `read_model_config`.
 
     Everything that can be wrong with the files is found before memory is taken; `report` is told
-    how it will be divided, and how it was.
+    how it will be divided, and how it was. `draft`: the model that drafts, if one does.
 
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
     weights = check_weights(find_weight_files(folder), model_config, spec)
     with open_source(weights) as source:
-        return build_decoder(source, weights.resident_bytes, model_config, spec, config, report)
+        resident = weights.resident_bytes
+        return build_decoder(source, resident, model_config, spec, config, report, draft)
 
 
 def build_decoder(
@@ -85,6 +87,7 @@ def build_decoder(
     spec: ArchSpec,
     config: EngineConfig,
     report: Report = logger.info,
+    draft: LoadedDecoder | None = None,
 ) -> LoadedDecoder:
     """A decoder with the weights of `source`, of which `resident_bytes` tells what they take for
     a width of plain values.
@@ -121,6 +124,8 @@ def build_decoder(
         kv_row_bytes=row_bytes(model_config.head_dim, kv_dtype),
         free_bytes=_free_bytes(device),
         graph_rows=graph_rows(config.max_num_seqs) if device.type == "cuda" else 0,
+        draft_token_bytes=draft.plan.kv_block_bytes // config.block_size if draft else 0,
+        draft_bytes=draft.plan.activations_bytes + draft.plan.graphs_bytes if draft else 0,
     )
     report(plan.describe(config.block_size))
     model = load_model(
@@ -147,27 +152,35 @@ def load_engine(
     config: EngineConfig,
     eos_token_ids: frozenset[int],
     report: Report = logger.info,
+    draft: LoadedDecoder | None = None,
 ) -> Engine:
     """An engine around the decoder in `folder`. Raises: as `load_decoder`."""
-    loaded = load_decoder(folder, model_config, spec, config, report)
-    return build_engine(
-        loaded, config, eos_token_ids, fingerprint(folder, find_weight_files(folder))
-    )
+    loaded = load_decoder(folder, model_config, spec, config, report, draft)
+    weights_id = fingerprint(folder, find_weight_files(folder))
+    return build_engine(loaded, config, eos_token_ids, weights_id, draft)
+
+
+def load_draft(
+    folder: Path, model_config: ModelConfig, spec: ArchSpec, config: EngineConfig
+) -> LoadedDecoder:
+    """The decoder that drafts for another one, with a cache of next to nothing in its plan.
+
+    Raises: as `load_decoder`.
+    """
+    alone = replace(config, kv_cache_tokens=config.block_size, max_model_len=None)
+    return load_decoder(folder, model_config, spec, alone)
 
 
 def build_engine(
-    loaded: LoadedDecoder, config: EngineConfig, eos_token_ids: frozenset[int], weights_id: str
+    loaded: LoadedDecoder,
+    config: EngineConfig,
+    eos_token_ids: frozenset[int],
+    weights_id: str,
+    draft: LoadedDecoder | None = None,
 ) -> Engine:
     """An engine around a decoder; `weights_id` stands for its weights in the keys of blocks."""
     plan, model_config = loaded.plan, loaded.model.config
-    kv_shape = (
-        model_config.num_layers,
-        plan.num_blocks,
-        model_config.num_kv_heads,
-        config.block_size,
-        model_config.head_dim,
-    )
-    kv_cache = PagedKVCache.allocate(kv_shape, loaded.kv_dtype, loaded.device)
+    kv_cache = _allocate(loaded, config, plan.num_blocks)
     # What keys and values depend on besides the tokens: weights, precision, context, blocks.
     parts = (weights_id, loaded.dtype, loaded.kv_dtype, config.block_size, plan.max_model_len)
     scheduling = SchedulerConfig(
@@ -182,29 +195,42 @@ def build_engine(
         max_model_len=plan.max_model_len,
         eos_token_ids=eos_token_ids,
     )
-    runner: Runner = ModelRunner(loaded.model, kv_cache)
-    if loaded.model.ops.sample is not None and loaded.device.type == "cuda":
-        device, longest = CudaDevice(), plan.max_model_len
-        tuning: Iterator[None] | None = None
-        if loaded.tunings is not None:
-            file = _tuning_file(loaded.device)
-            tuning = tune(loaded.model, loaded.tunings, device, file.add)
-        runner = DeviceRunner(loaded.model, kv_cache, device, scheduling, longest, tuning)
+    longest = plan.max_model_len
+    runner = _make_runner(loaded, kv_cache, scheduling, longest)
+    drafter: Drafter | None = None
+    if draft is not None:
+        draft_cache = _allocate(draft, config, plan.num_blocks)
+        draft_runner = _make_runner(draft, draft_cache, scheduling, longest)
+        drafter = DraftModel(
+            draft_runner, draft_cache, draft.plan.max_model_len, plan.max_num_batched_tokens
+        )
+    elif config.speculation.drafter != "off":
+        drafter = NgramDrafter(config.speculation.min_match, config.speculation.max_match)
     speculator = None
-    if config.speculation.drafter != "off":
-        speculator = speculators(config.speculation)()
+    if drafter is not None:
+        lengths = DraftLengths(1 if draft else config.speculation.max_match + 1)
+        speculator = Speculator(drafter, lengths, config.speculation.max_draft)
     return Engine(runner, Scheduler(scheduling, BlockPool(plan.num_blocks)), limits, speculator)
 
 
-def speculators(config: SpeculationConfig) -> Callable[[], Speculator]:
-    """What makes one that has seen no text yet; all of them share what they learn of speed."""
-    lengths = DraftLengths(config.max_match + 1)
+def _allocate(loaded: LoadedDecoder, config: EngineConfig, num_blocks: int) -> PagedKVCache:
+    """The cache of a decoder."""
+    own = loaded.model.config
+    shape = (own.num_layers, num_blocks, own.num_kv_heads, config.block_size, own.head_dim)
+    return PagedKVCache.allocate(shape, loaded.kv_dtype, loaded.device)
 
-    def make() -> Speculator:
-        drafter = NgramDrafter(config.min_match, config.max_match)
-        return Speculator(drafter, lengths, config.max_draft)
 
-    return make
+def _make_runner(
+    loaded: LoadedDecoder, kv_cache: PagedKVCache, scheduling: SchedulerConfig, longest: int
+) -> Runner:
+    """What runs a decoder on its device; `longest`: tokens of a request."""
+    if loaded.model.ops.sample is None or loaded.device.type != "cuda":
+        return ModelRunner(loaded.model, kv_cache)
+    device = CudaDevice()
+    tuning: Iterator[None] | None = None
+    if loaded.tunings is not None:
+        tuning = tune(loaded.model, loaded.tunings, device, _tuning_file(loaded.device).add)
+    return DeviceRunner(loaded.model, kv_cache, device, scheduling, longest, tuning)
 
 
 def select_device(config: EngineConfig) -> torch.device:

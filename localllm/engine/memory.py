@@ -5,6 +5,7 @@ what becomes of the plan once the weights are there.
 from dataclasses import dataclass, replace
 
 from localllm.config import EngineConfig, ModelConfig
+from localllm.engine.speculation import MAX_DRAFTED_TOKENS
 from localllm.errors import GpuMemoryError, RequestError
 
 # What the reference attention holds at once, see localllm_kernels/paged_attention.py: a tile of
@@ -56,10 +57,13 @@ def plan_memory(
     kv_row_bytes: int,
     free_bytes: int,
     graph_rows: int = 0,
+    draft_token_bytes: int = 0,
+    draft_bytes: int = 0,
 ) -> MemoryPlan:
     """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens`, KV
     cache, whose keys (or values) of a head and token take `kv_row_bytes`, and captured steps of
-    `graph_rows` rows in all.
+    `graph_rows` rows in all. A draft model, whose weights are there, takes `draft_token_bytes` more
+    for each token of the cache, and `draft_bytes` for its steps.
 
     Without an explicit context, the context is the model's, or what fits. The cache holds
     `max_num_seqs` whole contexts if there is room, and at least one.
@@ -73,15 +77,18 @@ def plan_memory(
     )
     width = 4 * model.hidden_size + 3 * model.intermediate_size
     width += 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    drafts = engine.speculation.drafter != "off"
+    num_logit_rows = engine.max_num_seqs + MAX_DRAFTED_TOKENS * drafts
     # Of captured steps each keeps its logits, in the model's precision and in float32.
     graphs_bytes = graph_rows * (model.vocab_size * (4 + item_bytes) + width * item_bytes)
     activations_bytes = (
         max_num_batched_tokens * width * max(item_bytes, 4)
-        + 3 * engine.max_num_seqs * model.vocab_size * 4  # logits twice, and counts of tokens
+        + 3 * num_logit_rows * model.vocab_size * 4  # logits twice, and counts of tokens
+        + draft_bytes
         + scores_bytes
         + gathered_bytes
     )
-    token_bytes = 2 * model.num_layers * model.num_kv_heads * kv_row_bytes
+    token_bytes = 2 * model.num_layers * model.num_kv_heads * kv_row_bytes + draft_token_bytes
     block_bytes = token_bytes * engine.block_size
     budget_bytes = int(free_bytes * engine.gpu_memory_utilization)
     budget_bytes = max(0, min(budget_bytes, free_bytes - engine.reserve_bytes))

@@ -39,6 +39,10 @@ class NgramDrafter:
         self._indices: dict[Request, SuffixIndex] = {}
         self._phrases = _Phrases(min_match, max_match)
 
+    def renewed(self) -> "NgramDrafter":
+        """See Drafter."""
+        return NgramDrafter(self._min, self._max)
+
     def work(self, requests: Sequence[Request], num_tokens: int) -> None:
         """Take up to `num_tokens` tokens of the requests, and of what was said, into the indices:
         for the time while a step is computed.

@@ -32,6 +32,9 @@ MAX_DRAFTED_TOKENS = 64
 class Drafter(Protocol):
     """Who proposes tokens."""
 
+    def renewed(self) -> "Drafter":
+        """One that has seen no text yet."""
+
     def work(self, requests: Sequence[Request], num_tokens: int) -> None:
         """Prepare for up to `num_tokens` tokens, while a step is computed."""
 
@@ -62,6 +65,10 @@ class Speculator:
         self._saved, self._rest, self._next_rest = 0.0, 0, _SHORTEST_REST
         self._hot, self._cold = 0, 0
         self._num_quiet, self._since_look = 0, 0
+
+    def renewed(self) -> "Speculator":
+        """One that has seen no text yet, and shares what is learned of speed."""
+        return Speculator(self._drafter.renewed(), self._lengths, self._max_draft)
 
     def wants_ids(self) -> bool:
         """Whether the next step should wait for the ids of the one before, to draft from them."""
@@ -117,6 +124,8 @@ class Speculator:
 
     def work(self, batch: ScheduledBatch) -> None:
         """Prepare what comes after a batch that is being computed."""
+        if self._rest > 0:
+            return
         num_tokens = sum(entry.num_scheduled_tokens for entry in batch.requests)
         self._drafter.work([entry.request for entry in batch.requests], num_tokens + _WORK_TOKENS)
 

@@ -1,0 +1,178 @@
+"""Drafts from a smaller model of the same vocabulary.
+
+Its keys and values live in the blocks of the model that it drafts for: the same block of its own,
+smaller, cache. So prefixes, shared blocks, copies and preemption are what they are without it, and
+nobody keeps books twice. What it has computed is known by slot, as the token that it computed it
+for; where a block has come to hold something else, it differs, and is computed again.
+
+It samples with the same noise as the model that it drafts for (see sampler.py), so that both choose
+the same token wherever their distributions allow it (Leviathan et al. 2022, "Fast Inference from
+Transformers via Speculative Decoding", accept by chance instead).
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from localllm.engine.batching import slots_of
+from localllm.engine.ngram import Proposal
+from localllm.engine.request import Request
+from localllm.engine.runner import Launched, Runner
+from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
+from localllm.model.inputs import PagedKVCache
+
+# What a request lacks is computed when it is so much, or when it is drafted for.
+_CHUNK = 256
+_NOTHING = -1
+
+
+@dataclass(slots=True)
+class _Follower:
+    """A request as the draft model has it: with the tokens that are drafted.
+
+    `num_known`: of its tokens so many have their keys and values; `admission`: in which blocks.
+    """
+
+    request: Request
+    admission: int
+    num_known: int = 0
+
+
+class DraftModel:
+    """A runner of the smaller model over `kv_cache`, which has the blocks of the larger one's."""
+
+    def __init__(
+        self, runner: Runner, kv_cache: PagedKVCache, max_model_len: int, max_tokens: int
+    ) -> None:
+        """`max_model_len`: positions that it knows; `max_tokens`: of one of its steps."""
+        self._runner, self._kv_cache = runner, kv_cache
+        self._max_model_len, self._max_tokens = max_model_len, max_tokens
+        self._block_size = kv_cache.block_size
+        # By slot: the token whose keys and values are there.
+        self._computed = np.full(kv_cache.num_blocks * self._block_size, _NOTHING, np.int32)
+        self._followers: dict[Request, _Follower] = {}
+
+    def renewed(self) -> "DraftModel":
+        """See Drafter: it remembers no text."""
+        return self
+
+    def work(self, requests: Sequence[Request], num_tokens: int) -> None:
+        """See Drafter: computes what it lacks of long prompts."""
+        num_tokens = min(num_tokens, self._max_tokens)
+        step = []
+        for request in requests:
+            known = min(len(request.token_ids), request.num_computed_tokens)
+            seen = self._followers.get(request)
+            if known > self._max_model_len or known - (seen.num_known if seen else 0) < _CHUNK:
+                continue
+            follower = self._follow(request)
+            count = min(known - follower.num_known, num_tokens)
+            if count <= 0:
+                continue
+            entry = ScheduledRequest(follower.request, follower.num_known, count, False)
+            step.append((follower, entry))
+            num_tokens -= count
+        if step:
+            self._runner.launch(ScheduledBatch([entry for _, entry in step])).wait()
+        for follower, entry in step:
+            self._book(follower, entry.end)
+
+    def propose(self, request: Request, count: int) -> Proposal | None:
+        """See Drafter: as many tokens as are asked for, which are not known yet."""
+        follower = self._follow(request)
+        num_tokens = len(request.token_ids)
+        room = self._max_model_len - num_tokens
+        if num_tokens - follower.num_known > _CHUNK or room <= 0:
+            return None
+        return Proposal([0] * min(count, room), 0)
+
+    def complete(self, batch: ScheduledBatch) -> None:
+        """See Drafter: a step of the smaller model for each token of the longest draft."""
+        self._copy_blocks(batch)
+        drafting = [(entry, self._follow(entry.request)) for entry in batch.requests if entry.draft]
+        launched: deque[_Launched] = deque()
+        for depth in range(max((len(entry.draft) for entry, _ in drafting), default=0)):
+            going_on = [
+                (follower, entry.known_end + depth)
+                for entry, follower in drafting
+                if depth < len(entry.draft)
+            ]
+            for step in self._steps(going_on, depth):
+                runs = self._runner.launch(ScheduledBatch([each for _, each in step]))
+                launched.append(_Launched(runs, [follower for follower, _ in step]))
+                # A device that overlaps has the newest tokens; one step may be under way.
+                if not self._runner.overlaps or len(launched) > 1:
+                    launched.popleft().take()
+        for last in launched:
+            last.take()
+        drafts = {}
+        for entry, follower in drafting:
+            drafts[entry.request] = follower.request.token_ids[entry.known_end :]
+            self._book(follower, len(follower.request.token_ids) - 1)
+        for i, entry in enumerate(batch.requests):
+            if entry.draft:
+                batch.requests[i] = replace(entry, draft=drafts[entry.request])
+
+    def forget(self, request: Request) -> None:
+        """See Drafter."""
+        self._followers.pop(request, None)
+
+    def _steps(
+        self, followers: list[tuple[_Follower, int]], depth: int
+    ) -> Iterator[list[tuple[_Follower, ScheduledRequest]]]:
+        """Steps that sample each follower behind its end; the first computes what it lacks, too."""
+        step: list[tuple[_Follower, ScheduledRequest]] = []
+        num_tokens = 0
+        for follower, end in followers:
+            start = end - 1 if depth else min(follower.num_known, end - 1)
+            if step and num_tokens + end - start > self._max_tokens:
+                yield step
+                step, num_tokens = [], 0
+            step.append((follower, ScheduledRequest(follower.request, start, end - start, True)))
+            num_tokens += end - start
+        if step:
+            yield step
+
+    def _follow(self, request: Request) -> _Follower:
+        """The follower of a request, brought up to its tokens and blocks."""
+        follower = self._followers.get(request)
+        if follower is None or follower.admission != request.admission:
+            params = replace(request.params, logprobs=None)
+            own = replace(request, token_ids=[], params=params)
+            follower = self._followers[request] = _Follower(own, request.admission)
+        own, known = follower.request, follower.num_known
+        own.token_ids[known:] = request.token_ids[known:]
+        own.block_table, own.slot = request.block_table, request.slot
+        table = np.array(request.block_table, np.int32)
+        end = min(len(request.token_ids), len(table) * self._block_size)
+        computed = self._computed[slots_of(np.arange(known, end), table, self._block_size)]
+        differs = (computed != request.token_ids[known:end]).nonzero()[0]
+        follower.num_known = known + int(differs[0]) if len(differs) else end
+        return follower
+
+    def _book(self, follower: _Follower, end: int) -> None:
+        """Its tokens before `end` are computed."""
+        own, start = follower.request, follower.num_known
+        slots = slots_of(
+            np.arange(start, end), np.array(own.block_table, np.int32), self._block_size
+        )
+        self._computed[slots] = own.token_ids[start:end]
+
+    def _copy_blocks(self, batch: ScheduledBatch) -> None:
+        self._kv_cache.copy_blocks(batch.block_copies)
+        by_block = self._computed.reshape(-1, self._block_size)
+        for source, target in batch.block_copies:
+            by_block[target] = by_block[source]
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    launched: Launched
+    followers: list[_Follower]
+
+    def take(self) -> None:
+        """Wait for the tokens; one that is not finite is any."""
+        for follower, [token] in zip(self.followers, self.launched.wait(), strict=True):
+            follower.request.token_ids.append(token.token_id or 0)
