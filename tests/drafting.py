@@ -1,14 +1,20 @@
 """Drafters for tests: one that knows the answers and errs at times, lengths that never learn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+import torch
+
 from localllm.engine.draft_lengths import Candidate, DraftLengths
+from localllm.engine.draft_model import DraftModel
 from localllm.engine.ngram import NgramDrafter, Proposal
 from localllm.engine.request import Request
+from localllm.engine.runner import ModelRunner
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.speculation import Speculator
+from localllm.model.decoder import DecoderModel
+from localllm.model.inputs import PagedKVCache
 
 VOCAB_SIZE = 259
 
@@ -31,6 +37,9 @@ class Oracle:
     error_rate: float
     random: Random = field(default_factory=lambda: Random(0))
 
+    def renewed(self) -> "Oracle":
+        return self
+
     def work(self, requests: Sequence[Request], num_tokens: int) -> None:
         pass
 
@@ -52,9 +61,13 @@ class Oracle:
 
 
 class EagerSpeculator(Speculator):
-    """Where steps overlap, it waits for the ids of most of them."""
+    """Looks at every step, and where steps overlap, waits for the ids of most of them."""
 
     random = Random(0)
+
+    def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
+        self._num_quiet = 0
+        return super().propose(running, budget)
 
     def wants_ids(self) -> bool:
         return self.random.random() < 0.8
@@ -70,3 +83,14 @@ def oracle_speculator(
     answer: Callable[[Request], Sequence[int]], error_rate: float, max_draft: int
 ) -> Speculator:
     return EagerSpeculator(Oracle(answer, error_rate), FullLengths(1), max_draft)
+
+
+def model_speculator(
+    draft: DecoderModel, num_blocks: int, block_size: int, max_draft: int, max_tokens: int
+) -> Speculator:
+    """`draft` drafts for a model whose cache has `num_blocks` blocks, without the null block."""
+    config = draft.config
+    shape = (config.num_layers, num_blocks + 1, config.num_kv_heads, block_size, config.head_dim)
+    kv_cache = PagedKVCache.allocate(shape, draft.embedding.dtype, torch.device("cpu"))
+    drafter = DraftModel(ModelRunner(draft, kv_cache), kv_cache, 256, max_tokens)
+    return EagerSpeculator(drafter, FullLengths(1), max_draft)

@@ -1,8 +1,10 @@
 """The exactness contract with drafts: whatever somebody proposes, a request gets its own tokens."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from drafting import ngram_speculator, oracle_speculator
+import torch
+from drafting import model_speculator, ngram_speculator, oracle_speculator
 from engines import Limits, checked_step, load_tiny_model, make_engine, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +24,13 @@ from localllm.config import SamplingParams
 from localllm.engine.request import Request as EngineRequest
 from localllm.engine.request import TokenEvent
 from localllm.engine.speculation import Speculator
+from localllm.model.decoder import DecoderModel
 
+# Models that draft: another one, and the very one for whose copies it drafts.
+DRAFT_MODELS = {
+    "another model": ("Qwen2ForCausalLM",),
+    "the same model": ("Qwen3ForCausalLM",),
+}
 # Text that repeats itself: the end of the prompt stands in it before.
 repeating = st.builds(
     lambda prompt, times: (prompt[:30] * times)[:90], prompts, st.integers(1, 4)
@@ -40,11 +48,20 @@ looping = st.builds(
 
 
 def speculator_of(
-    kind: str, model_name: str, wanted: list[Request], error_rate: float, max_draft: int
+    kind: str,
+    model_name: str,
+    wanted: list[Request],
+    error_rate: float,
+    max_draft: int,
+    limits: Limits,
 ) -> Callable[[], Speculator]:
-    """Of what was there before, or of somebody who nearly knows."""
+    """Of what was there before, of a smaller model, or of somebody who nearly knows."""
     if kind == "ngram":
         return lambda: ngram_speculator(max_draft)
+    if kind in DRAFT_MODELS:
+        draft = load_tiny_model(*DRAFT_MODELS[kind])
+        blocks, tokens = (limits.num_blocks, limits.block_size), limits.max_num_batched_tokens
+        return lambda: model_speculator(draft, *blocks, max_draft, tokens)
     known = [
         (prompt, answers_alone(model_name, (prompt, params)), params) for prompt, params in wanted
     ]
@@ -64,7 +81,7 @@ def speculator_of(
 @given(
     models,
     st.one_of(requests, st.lists(st.tuples(repeating, looping), min_size=1, max_size=8)),
-    st.sampled_from(["ngram", "oracle", "oracle"]),
+    st.sampled_from(["ngram", "oracle", *DRAFT_MODELS]),
     st.sampled_from([0.0, 0.1, 0.5]),
     st.integers(1, 20),
     st.fixed_dictionaries(
@@ -90,9 +107,10 @@ def test_drafts_change_no_token(
     longest = max(len(prompt) + (params.max_tokens or 0) for prompt, params in wanted)
     limits = Limits(
         num_blocks=-(-longest // sizes["block_size"]) + spare_blocks,
-        speculator=speculator_of(kind, model_name, wanted, error_rate, max_draft),
         **sizes,  # type: ignore[arg-type]
     )
+    new = speculator_of(kind, model_name, wanted, error_rate, max_draft, limits)
+    limits = replace(limits, speculator=new)
     engine = engine_of(model_name, limits)
     assert_same_as_alone(model_name, wanted, run(engine, wanted))
     # Again: prompts from the cache, and all of it said before.
@@ -108,6 +126,7 @@ def test_drafts_change_no_token(
     st.integers(30, 60),
     st.booleans(),
     st.integers(1, 12),
+    st.sampled_from(["oracle", *DRAFT_MODELS]),
 )
 def test_arrivals_and_aborts_beside_drafts_disturb_nobody(
     model_name: str,
@@ -117,22 +136,71 @@ def test_arrivals_and_aborts_beside_drafts_disturb_nobody(
     num_blocks: int,
     overlaps: bool,
     max_draft: int,
+    kind: str,
 ) -> None:
-    wanted = first + later
     limits = Limits(
         block_size=4,
         num_blocks=num_blocks,
         max_num_batched_tokens=48,
         enable_prefix_caching=True,
         overlaps=overlaps,
-        speculator=speculator_of("oracle", model_name, wanted, 0.2, max_draft),
     )
+    new = speculator_of(kind, model_name, first + later, 0.2, max_draft, limits)
+    limits = replace(limits, speculator=new)
     assert_nobody_is_disturbed(model_name, first, later, aborts, limits)
+
+
+def test_what_is_sampled_with_a_draft_model_has_the_distribution_of_the_model() -> None:
+    model, draft = load_tiny_model("Qwen3ForCausalLM"), load_tiny_model("Qwen2ForCausalLM")
+    # Few tokens are likely enough to be counted: all others are biased away.
+    kept = list(range(40, 46))
+    bias = {token: -100.0 for token in range(model.config.vocab_size) if token not in kept}
+    prompt, num_draws, num_accepted = [7, 9, 11], 1500, 0
+    counts: dict[tuple[int, ...], int] = {}
+    engine = make_engine(
+        model, Limits(num_blocks=400, speculator=lambda: model_speculator(draft, 400, 16, 3, 4096))
+    )
+    for first in range(0, num_draws, 50):
+        tokens: dict[int, list[int]] = {}
+        for seed in range(first, first + 50):
+            params = SamplingParams(
+                temperature=1.0, seed=seed, max_tokens=3, logit_bias=bias, ignore_eos=True
+            )
+            engine.add_request(prompt, params)
+        while engine.has_unfinished():
+            for event in checked_step(engine):
+                assert event.token_id is not None
+                tokens.setdefault(event.request_id, []).append(event.token_id)
+                num_accepted += event.is_draft
+        for drawn in tokens.values():
+            counts[tuple(drawn[:2])] = counts.get(tuple(drawn[:2]), 0) + 1
+    assert num_accepted > num_draws / 10
+    # The second token, which may be a draft's, behind each first one.
+    chi_square = 0.0
+    for first in kept:
+        chances = _next_chances(model, [*prompt, first], kept)
+        drawn_first = sum(counts.get((first, token), 0) for token in kept)
+        for token, chance in zip(kept, chances, strict=True):
+            expected = drawn_first * chance
+            chi_square += (counts.get((first, token), 0) - expected) ** 2 / max(expected, 1e-9)
+    # Six times five degrees of freedom; more is seen once in ten thousand times.
+    assert chi_square < 66.6, counts
+
+
+def _next_chances(model: DecoderModel, tokens: list[int], kept: list[int]) -> list[float]:
+    """The model's own probabilities behind `tokens`, among `kept`."""
+    engine = make_engine(model, Limits())
+    engine.add_request(tokens, SamplingParams(max_tokens=1))
+    batch = engine.scheduler.schedule()
+    [logits] = engine._runner.forward(batch)  # type: ignore[attr-defined]
+    return torch.softmax(logits[kept].double(), dim=0).tolist()
 
 
 def test_log_probabilities_come_with_every_token_of_a_draft() -> None:
     model = load_tiny_model("Qwen3ForCausalLM")
-    params = SamplingParams(temperature=0.0, logprobs=3, max_tokens=30, ignore_eos=True)
+    params = SamplingParams(
+        temperature=0.0, frequency_penalty=-2.0, logprobs=3, max_tokens=30, ignore_eos=True
+    )
     found: list[list[TokenEvent]] = []
     for speculator in (None, lambda: ngram_speculator(8)):
         engine = make_engine(model, Limits(speculator=speculator))
