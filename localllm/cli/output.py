@@ -45,6 +45,13 @@ def note(text: str, *, dim: bool = False) -> None:
     write_stderr((dimmed(text) if dim else text) + "\n")
 
 
+def tinted(text: str) -> str:
+    """`text` in green on a terminal's stdout, underlined where colours are not wanted."""
+    if not is_terminal(sys.stdout):
+        return text
+    return f"\x1b[{32 if may_use_colour(sys.stdout) else 4}m{text}\x1b[0m"
+
+
 def dimmed(text: str) -> str:
     """`text` for stderr, in a weaker colour where it shows colours."""
     return f"{_DIM}{text}{_RESET}" if may_use_colour(sys.stderr) else text

@@ -11,6 +11,7 @@ from localllm.cli.output import (
     is_terminal,
     may_use_colour,
     show_controls,
+    tinted,
     write_stderr,
     write_stdout,
 )
@@ -27,11 +28,14 @@ MIN_MARKDOWN_COLUMNS = 20
 
 @dataclass(slots=True)
 class Shown:
-    """What of an answer is shown, and how."""
+    """What of an answer is shown, and how; `tints_drafts`: as plain text, in which tokens that had
+    been drafted stand out.
+    """
 
     render: RenderMode
     shows_thinking: bool
     shows_stats: bool = True
+    tints_drafts: bool = False
 
 
 class TextPrinter(Protocol):
@@ -51,17 +55,23 @@ class PlainPrinter:
     sequence from a model must not move the cursor or write the clipboard.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tints_drafts: bool = False) -> None:
         self._is_terminal = is_terminal(sys.stdout)
+        self._tints_drafts = tints_drafts
         self._held_newlines = ""
 
-    def push(self, piece: str) -> None:
+    def push(self, piece: str, *, is_draft: bool = False) -> None:
         """Write `piece`; newlines at its end wait for more text."""
         text = self._held_newlines + piece
         body = text.rstrip("\n")
         self._held_newlines = text[len(body) :]
-        if body:
-            write_stdout(show_controls(body) if self._is_terminal else body)
+        if not body:
+            return
+        if self._is_terminal:
+            body = show_controls(body)
+        if is_draft and self._tints_drafts:
+            body = tinted(body)
+        write_stdout(body)
 
     def finish(self) -> None:
         """End the answer."""
@@ -69,8 +79,10 @@ class PlainPrinter:
         write_stdout("\n")
 
 
-def make_printer(mode: RenderMode, *, is_markdown: bool) -> TextPrinter:
-    """Rendered markdown on a terminal, unless it is too simple or too narrow; else plain text."""
+def make_printer(mode: RenderMode, *, is_markdown: bool, tints_drafts: bool = False) -> TextPrinter:
+    """Rendered markdown on a terminal, unless it is too simple or too narrow; else plain text, and
+    for tinted drafts in any case.
+    """
     suits = (
         is_terminal(sys.stdout)
         and os.environ.get("TERM") != "dumb"
@@ -78,6 +90,8 @@ def make_printer(mode: RenderMode, *, is_markdown: bool) -> TextPrinter:
     )
     if mode == "plain" or not suits or (mode == "auto" and not is_markdown):
         return PlainPrinter()
+    if tints_drafts:
+        return PlainPrinter(tints_drafts=True)
     from localllm.cli.markdown import MarkdownRenderer
     from localllm.cli.markdown_stream import MarkdownPrinter
 
@@ -109,17 +123,16 @@ class AnswerView:
         if event.text:
             self._end_thoughts()
             self._has_answered = True
-            self._printer.push(show_controls(event.text) if self._draws else event.text)
+            if isinstance(self._printer, PlainPrinter):
+                is_draft = event.token is not None and event.token.is_draft
+                self._printer.push(event.text, is_draft=is_draft)
+            else:
+                self._printer.push(show_controls(event.text))
 
     def finish(self) -> None:
         """End the answer."""
         self._end_thoughts()
         self._printer.finish()
-
-    @property
-    def _draws(self) -> bool:
-        """Whether the printer draws on a terminal (a plain one makes controls visible itself)."""
-        return not isinstance(self._printer, PlainPrinter)
 
     def _think(self, text: str) -> None:
         if self._shows_thinking:

@@ -125,7 +125,11 @@ class Repl:
         self.last_completion = completion
         is_markdown = not self.session.completes_text
         view = AnswerView(
-            make_printer(self.shown.render, is_markdown=is_markdown),
+            make_printer(
+                self.shown.render,
+                is_markdown=is_markdown,
+                tints_drafts=self.shown.tints_drafts,
+            ),
             shows_thinking=self.shown.shows_thinking,
         )
         with keys_held():
@@ -177,10 +181,13 @@ class Repl:
 def describe_turn(completion: Completion, context_length: int) -> str:
     """The line of figures under an answer."""
     used = completion.num_prompt_tokens + completion.num_generated_tokens
+    drafted, accepted = completion.num_drafted_tokens, completion.num_accepted_tokens
+    drafts = f"drafts {accepted}/{drafted} · " if drafted else ""
     return (
         f"prompt {completion.num_prompt_tokens} ({completion.num_cached_tokens} cached) "
         f"{completion.prefill_tokens_per_s:.0f} tok/s · "
         f"first {completion.ttft_s:.2f} s · "
         f"{completion.decode_tokens_per_s:.0f} tok/s · "
+        f"{drafts}"
         f"context {used}/{context_length}"
     )

@@ -120,8 +120,15 @@ def _stats(repl: "Repl", argument: str) -> None:
         repl.shown.shows_stats = argument == "on"
         note(f"the line under an answer is {argument}")
         return
+    if argument == "tint":
+        repl.shown.tints_drafts = not repl.shown.tints_drafts
+        if repl.shown.tints_drafts:
+            note("answers come as plain text, in which accepted drafts stand out; again: as before")
+        else:
+            note("answers come as before")
+        return
     if argument:
-        raise RequestError(f"/stats takes on or off, found {argument!r:.40}")
+        raise RequestError(f"/stats takes on, off or tint, found {argument!r:.40}")
     completion = repl.last_completion
     if completion is None:
         note("no answer yet")
@@ -134,6 +141,8 @@ def _stats(repl: "Repl", argument: str) -> None:
         ("first token", f"{completion.ttft_s:.3f} s"),
         ("prefill", f"{completion.prefill_tokens_per_s:,.0f} tok/s"),
         ("decode", f"{completion.decode_tokens_per_s:,.1f} tok/s"),
+        ("drafted", f"{completion.num_drafted_tokens:,}"),
+        ("of it accepted", f"{completion.num_accepted_tokens:,}"),
         ("ended by", str(finish) if finish else "Ctrl-C"),
         ("turns", str(repl.session.num_turns)),
     ):
@@ -252,7 +261,11 @@ SLASH_COMMANDS = {
         SlashCommand("/model [NAME]", "show or change the model", _model),
         SlashCommand("/system [TEXT|off]", "show or change the system prompt", _system),
         SlashCommand("/set [NAME VALUE]", "show or change the sampling", _set),
-        SlashCommand("/stats [on|off]", "figures of the last answer; the line under it", _stats),
+        SlashCommand(
+            "/stats [on|off|tint]",
+            "figures of the last answer; the line under it; show what was drafted",
+            _stats,
+        ),
         SlashCommand(
             "/think [LEVEL|show|hide]", "how much the model thinks, and who sees it", _think
         ),
@@ -284,7 +297,7 @@ def complete_argument(command: str) -> Sequence[str]:
     words: dict[str, Sequence[str]] = {
         "/set": tuple(SETTINGS),
         "/think": (*THINK_LEVELS, "show", "hide"),
-        "/stats": ("on", "off"),
+        "/stats": ("on", "off", "tint"),
         "/system": ("off",),
     }
     return words.get(command, ())
