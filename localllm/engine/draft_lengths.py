@@ -16,6 +16,7 @@ from itertools import accumulate, takewhile
 from operator import mul
 
 from localllm.engine.step_times import StepTimes
+from localllm.speculation_config import MAX_DRAFT
 
 # A draft must promise so much more speed to be worth its uncertainty.
 MARGIN = 1.08
@@ -50,9 +51,12 @@ class Outcomes:
 
 @dataclass(slots=True)
 class DraftHistory:
-    """What became of one request's drafts, by class of position."""
+    """What became of one request's drafts, by class of position, and how long the next may be:
+    twice as long as one that was accepted whole, half as long as one that was rejected whole.
+    """
 
     outcomes: dict[int, Outcomes] = field(default_factory=dict)
+    longest: int = 4
 
 
 class DraftLengths:
@@ -116,6 +120,10 @@ class DraftLengths:
             own = history.outcomes.setdefault(kind, Outcomes(0.0, 0.0))
             own.add(is_accepted, _FORGET_OWN)
             general.add(is_accepted, _FORGET_ALL)
+        if num_accepted == num_drafted:
+            history.longest = min(max(history.longest, 2 * num_drafted), MAX_DRAFT)
+        elif num_accepted == 0:
+            history.longest = max(1, history.longest // 2)
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """What a step without drafts takes; None where none was measured."""
@@ -123,7 +131,7 @@ class DraftLengths:
 
     def _best_number(self, num_rows: int, num_decoding: int, chances: Sequence[float]) -> int:
         base = self._plain.seconds(num_rows)
-        if base is None or not chances:
+        if base is None or not chances or not self._plain.knows(num_rows):
             return 0
         best, best_speed, expected = 0, MARGIN * num_decoding / base, float(num_decoding)
         for count, chance in enumerate(chances, 1):
@@ -149,7 +157,8 @@ class DraftLengths:
 
     def _chances(self, candidate: "Candidate") -> Sequence[float]:
         """That the first one, two, … tokens of a proposal are all accepted."""
-        kinds = (self._kind(candidate.match_length + i) for i in range(candidate.num_tokens))
+        count = min(candidate.num_tokens, candidate.history.longest)
+        kinds = (self._kind(candidate.match_length + i) for i in range(count))
         chances = accumulate((self._chance(candidate.history, kind) for kind in kinds), mul)
         return list(takewhile(lambda chance: chance > _LEAST_CHANCE, chances))
 

@@ -10,13 +10,16 @@ from statistics import median
 WINDOW = 9
 # Above so many rows times are kept for eighths of a doubling.
 _EXACT_ROWS = 32
+# What differs by no more than this factor is about the same.
+_NEAR = 1.2
 
 
 class StepTimes:
     """Seconds of a step as a function of its rows: straight lines between what was measured."""
 
     def __init__(self) -> None:
-        self._times: dict[int, deque[float]] = {}
+        # By about how many rows: how many they were, and the seconds they took.
+        self._times: dict[int, deque[tuple[int, float]]] = {}
         self._rows: list[int] = []
 
     def add(self, num_rows: int, seconds: float) -> None:
@@ -27,7 +30,12 @@ class StepTimes:
         if key not in self._times:
             self._times[key] = deque(maxlen=WINDOW)
             self._rows.insert(bisect_left(self._rows, key), key)
-        self._times[key].append(seconds)
+        self._times[key].append((num_rows, seconds))
+
+    def knows(self, num_rows: int) -> bool:
+        """Whether a step of about so many rows has been measured."""
+        near = bisect_left(self._rows, num_rows / _NEAR)
+        return near < len(self._rows) and self._rows[near] <= num_rows * _NEAR
 
     def nearest(self, num_rows: int) -> int | None:
         """Of the numbers between the least and the greatest that were measured the one closest to
@@ -58,4 +66,5 @@ class StepTimes:
         return max(found, start)  # noise may let a line fall
 
     def _median(self, num_rows: int) -> float:
-        return median(self._times[num_rows])
+        """Of the seconds for about so many rows, in proportion for just so many."""
+        return median(seconds * num_rows / rows for rows, seconds in self._times[num_rows])

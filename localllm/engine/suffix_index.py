@@ -60,7 +60,7 @@ class SuffixIndex:
         """Append tokens."""
         tokens, ends = self._tokens, self._ends
         first, last = self._min, self._max
-        match_length = match_end = 0
+        match_length, match_end = self._match.length, self._match.end
         for token in token_ids:
             tokens.append(token)
             end = len(tokens)

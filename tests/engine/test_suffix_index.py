@@ -34,6 +34,8 @@ def test_the_match_of_a_text_is_its_longest_and_last(
     for i, token in enumerate(text):
         index.extend([token])
         assert index.match == search(text[:i], text[: i + 1], *limits)
+        index.extend([])
+        assert index.match == search(text[:i], text[: i + 1], *limits)
     whole = SuffixIndex(*limits)
     whole.extend(text)
     assert whole.match == index.match

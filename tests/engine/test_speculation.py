@@ -1,0 +1,136 @@
+"""Drafting on machines whose steps take what a function says: it gains where it can, and nowhere
+loses more than what it takes to find that out.
+"""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from scheduling import make_request
+from simulated import simulate
+
+from localllm.engine.draft_lengths import DraftLengths
+from localllm.engine.ngram import NgramDrafter
+from localllm.engine.speculation import Speculator
+
+# Seconds of a step by its rows: a GPU's memory is read once for all of them; a CPU's arithmetic
+# counts for each; here a second row is a disaster.
+MACHINES: dict[str, Callable[[int], float]] = {
+    "bandwidth": lambda rows: 1e-3 + 2e-6 * rows,
+    "arithmetic": lambda rows: 15e-3 + 3e-3 * rows,
+    "nothing but arithmetic": lambda rows: 3e-3 * rows,
+    "a cliff": lambda rows: 1e-3 + 4e-3 * (rows > 1) + 1e-5 * rows,
+}
+
+
+def new_speculator() -> Speculator:
+    return Speculator(NgramDrafter(2, 8), DraftLengths(9), 15)
+
+
+def random_text(seed: int, length: int, vocab: int = 50_000) -> list[int]:
+    rng = Random(seed)
+    return [rng.randrange(vocab) for _ in range(length)]
+
+
+def edited(text: list[int], seed: int, every: int = 25) -> list[int]:
+    """A text with a token in `every` changed, and some new ones."""
+    rng = Random(seed)
+    out = []
+    for token in text:
+        changed = rng.randrange(every) == 0
+        out += [rng.randrange(50_000) for _ in range(rng.randint(1, 3))] if changed else [token]
+    return out
+
+
+def misleading(seed: int, length: int) -> list[int]:
+    """Pairs of tokens that come again and again, each time with something else behind them."""
+    rng = Random(seed)
+    text: list[int] = []
+    while len(text) < length:
+        text += [rng.randrange(5), 7, 8, 9, rng.randrange(50_000)]
+    return text[:length]
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("kind", ["random", "misleading", "few different tokens"])
+def test_text_that_does_not_repeat_is_never_slower(kind: str, machine: str, batch: int) -> None:
+    make = {
+        "random": random_text,
+        "misleading": misleading,
+        "few different tokens": lambda seed, length: random_text(seed, length, vocab=8),
+    }[kind]
+    texts = [(make(i, 200), make(1000 + i, 400)) for i in range(batch)]
+    found = simulate(new_speculator(), texts, MACHINES[machine])
+    # Where a second row costs as much as five steps, three drafts are needed to learn it.
+    assert found.speedup > (0.96 if machine == "a cliff" else 0.98), found
+
+
+@pytest.mark.parametrize(
+    ("machine", "batch", "least"),
+    [
+        ("bandwidth", 1, 4.0),
+        ("bandwidth", 8, 3.0),
+        ("arithmetic", 1, 2.0),
+        ("arithmetic", 8, 1.05),
+        ("nothing but arithmetic", 8, 0.98),
+        ("a cliff", 1, 1.5),
+    ],
+)
+def test_text_that_is_copied_is_faster_where_rows_are_cheap(
+    machine: str, batch: int, least: float
+) -> None:
+    texts = []
+    for i in range(batch):
+        prompt = random_text(i, 400)
+        texts.append((prompt, edited(prompt, i)[:400]))
+    found = simulate(new_speculator(), texts, MACHINES[machine])
+    assert found.speedup > least, found
+
+
+def test_a_machine_that_becomes_slow_for_many_rows_is_noticed() -> None:
+    prompt = random_text(1, 300)
+    num_steps = 0
+
+    def seconds(rows: int) -> float:
+        nonlocal num_steps
+        num_steps += 1
+        return 1e-3 * (rows if num_steps > 60 else 1)
+
+    texts = [(prompt, 3 * edited(prompt, 2))]
+    found = simulate(new_speculator(), texts, seconds)
+    # Behind the first sixty steps nothing is gained, and little lost.
+    assert found.seconds < 1.1 * 1e-3 * len(texts[0][1])
+
+
+def test_what_an_ended_request_said_is_found_by_the_next() -> None:
+    said = random_text(3, 300)
+    speculator = new_speculator()
+    machine = MACHINES["bandwidth"]
+    first = simulate(speculator, [(said[:20], said[20:])], machine)
+    again = simulate(speculator, [(random_text(4, 50) + said[:20], said[20:])], machine)
+    assert first.speedup < 1.1
+    assert again.speedup > 4
+    forgetful = simulate(speculator.renewed(), [(said[:20], said[20:])], machine)
+    assert forgetful.speedup < 1.1
+
+
+def test_a_long_prompt_is_indexed_beside_its_steps_and_not_at_once() -> None:
+    drafter = NgramDrafter(2, 8)
+    request = make_request(0, 5000)
+    request.token_ids = random_text(5, 2500) * 2
+    assert drafter.propose(request, 8) is None
+    for _ in range(11):
+        drafter.work([request], 400)
+        assert drafter.propose(request, 8) is None
+    drafter.work([request], 600)
+    found = drafter.propose(request, 8)
+    assert found is not None
+    assert found.token_ids == request.token_ids[:8]
+    assert found.match_length == 8
+
+
+def test_where_steps_overlap_ids_are_waited_for_rarely_unless_drafts_hold() -> None:
+    speculator = new_speculator()
+    waits = sum(speculator.wants_ids() for _ in range(480))
+    assert 480 / 30 < waits < 480 / 20
