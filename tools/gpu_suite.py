@@ -121,6 +121,21 @@ def speed(alias: str, kind: str, batches: tuple[int, ...] = (1, 16)) -> Part:
     return run
 
 
+def drafts(place: Place) -> Any:
+    """What drafts give on copied text and cost on random tokens, and whether texts stay the same."""
+    from localllm.bench.speculation import SpeculationSuite
+    from localllm.bench.verify import VerifySuite
+
+    batches = (1, place.size(64, 2))
+    subject = place.open(LARGE, "int4", 1536, max_num_seqs=batches[1])
+    sizes = (place.size(128, 8), place.size(6, 1))
+    return _run(
+        subject,
+        SpeculationSuite(subject, batches, *sizes, seed=0),
+        VerifySuite(subject, place.size(48, 2), seed=0),
+    )
+
+
 def _traces(subject: Any, batches: tuple[int, ...]) -> Any:
     """Launches, gaps and idle time of decode steps."""
     from localllm.bench.trace import summarize, trace_decode
@@ -320,6 +335,7 @@ PARTS: dict[str, tuple[Part, int]] = {
     "caches": (caches, 60),
     "serving 0.6B": (serving(SMALL, 256, 1024, 128), 60),
     "serving 8B": (serving(LARGE, 32, 1024, 512), 80),
+    "drafts": (drafts, 70),
     "kernels": (kernels, 80),
     "prefix": (prefix, 30),
     "load": (load, 60),

@@ -1,6 +1,7 @@
 """What quantization cost: both checkpoints, read from their files, on text held back for it."""
 
 from collections import deque
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from localllm.model.weights import open_weights
 from localllm.quantize.source import CheckedFolder
 from localllm.quantize.stream import CalibrationStream
 from localllm.session import open_model
+from localllm.speculation_config import SpeculationConfig
 from localllm_kernels import Ops
 
 LOGIT_ROWS = 128
@@ -72,9 +74,11 @@ def compare(
 
 
 def decode_speed(model: str, config: EngineConfig) -> float | None:
-    """Tokens per second of one request after its prompt, None where the model cannot be loaded."""
+    """Tokens per second of one request after its prompt, a token a step; None where the model cannot
+    be loaded.
+    """
     try:
-        loaded = open_model(model, config)
+        loaded = open_model(model, replace(config, speculation=SpeculationConfig("off")))
     except LocalLLMError:
         return None
     prompt = loaded.text_prompt("Once upon a time there was")
