@@ -9,12 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "localllm").rglob("*.py")) + sorted((ROOT / "kernels").rglob("*.py"))
-LEAVES = {
-    "errors",
-    "json_file",
-    "stop_strings",
-    "speculation_config",
-}  # import nothing of ours but errors
+# These import nothing of ours but errors.
+LEAVES = {"errors", "json_file", "stop_strings", "speculation_config"}
 # Each place, and what of ours it may import beside itself, the leaves and config.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),

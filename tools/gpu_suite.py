@@ -122,7 +122,7 @@ def speed(alias: str, kind: str, batches: tuple[int, ...] = (1, 16)) -> Part:
 
 
 def drafts(place: Place) -> Any:
-    """What drafts give on copied text and cost on random tokens, and whether texts stay the same."""
+    """What drafts give on copied text and cost elsewhere, and whether texts stay the same."""
     from localllm.bench.speculation import SpeculationSuite
     from localllm.bench.verify import VerifySuite
 

@@ -74,8 +74,8 @@ def compare(
 
 
 def decode_speed(model: str, config: EngineConfig) -> float | None:
-    """Tokens per second of one request after its prompt, a token a step; None where the model cannot
-    be loaded.
+    """Tokens per second of one request after its prompt, a token a step; None where the model
+    cannot be loaded.
     """
     try:
         loaded = open_model(model, replace(config, speculation=SpeculationConfig("off")))
