@@ -13,11 +13,13 @@ from localllm.catalog import BUILT_IN_MODEL
 from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
 from localllm.engine.speculation import Speculator
+from localllm.engine.suffix_index import SuffixIndex
 from localllm.session import Checkpoint, open_checkpoint
 from localllm.tokenizer import Tokenizer
 
 # Tokens of a prompt, at most: enough for what the answer repeats.
 PROMPT_TOKENS = 700
+INDEX_TOKENS, LOOK_UPS = 1_000_000, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +67,20 @@ class SpeculationSuite(Suite):
         self._batches, self._num_tokens, self._repeats = batches, num_tokens, repeats
         self._scripts = make_scripts(subject, num_tokens, seed)
         self._found: dict[tuple[str, int], _Found] = {}
+        self._index: Result | None = None
+        self._seed = seed
 
     def run(self, progress: Callable[[str], None]) -> None:
         """All pairs of a batch and a text one after the other, the first to be left out."""
+        progress("the suffix index")
+        self._index = measure_index(self._seed)
         for batch in self._batches:
             for script in self._scripts:
                 self._run_pairs(script, batch, progress)
 
     def results(self) -> list[Result]:
         """A row for each text and batch so far."""
-        rows = []
+        rows = [] if self._index is None else [self._index]
         for (name, batch), found in self._found.items():
             if not found.drafting_s:
                 continue
@@ -118,6 +124,32 @@ class SpeculationSuite(Suite):
             found.num_tokens += runs[False].num_tokens
             found.num_drafted += runs[False].num_drafted
             found.num_accepted += runs[False].num_accepted
+
+
+def measure_index(seed: int, num_tokens: int = INDEX_TOKENS) -> Result:
+    """An index of tokens that do not repeat, which takes most memory, and looks at its end."""
+    rng = random.Random(seed)
+    text = [rng.randrange(1 << 17) for _ in range(num_tokens)]
+    index = SuffixIndex(2, 8)
+    began = time.perf_counter()
+    index.extend(text)
+    build_s = time.perf_counter() - began
+    times = []
+    for start in range(0, 20 * LOOK_UPS, LOOK_UPS):
+        # Text from its middle: each look follows a match to its full length.
+        began = time.perf_counter()
+        for token in text[start : start + LOOK_UPS]:
+            index.extend([token])
+            index.repetition(15)
+        times.append((time.perf_counter() - began) / LOOK_UPS)
+    look_up, num_bytes = Spread.of(times), index.num_bytes()
+    return Result(
+        "suffix index",
+        f"{num_tokens:,} tokens",
+        {"tokens": num_tokens},
+        {"build_s": build_s, "look_up_s": look_up, "bytes": num_bytes},
+        f"{num_bytes / num_tokens:.0f} bytes a token",
+    )
 
 
 def make_scripts(subject: Subject, num_tokens: int, seed: int) -> list[Script]:

@@ -169,6 +169,13 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("accepted", lambda row: _share(row.found["accepted"])),
         _VERDICT,
     ),
+    "suffix index": (
+        _TEST,
+        _found("built in", "build_s", _time),
+        _found("a token and a look", "look_up_s", _time),
+        _found("memory", "bytes", _bytes),
+        _VERDICT,
+    ),
     "verify": (_TEST, _condition("prompts"), _VERDICT),
     "operators": (
         _TEST,

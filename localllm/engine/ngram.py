@@ -8,7 +8,6 @@ wherever text repeats itself: edits, quotations, code.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from localllm.engine.request import Request
 from localllm.engine.scheduler import ScheduledBatch
@@ -53,7 +52,7 @@ class NgramDrafter:
                 index = self._indices[request] = SuffixIndex(self._min, self._max)
             num_new = min(len(request.token_ids) - len(index), num_tokens)
             if num_new > 0:
-                index.extend(islice(request.token_ids, len(index), len(index) + num_new))
+                index.extend(request.token_ids[len(index) : len(index) + num_new])
                 num_tokens -= num_new
         self._phrases.work(num_tokens)
 
@@ -64,7 +63,7 @@ class NgramDrafter:
         index = self._indices.get(request)
         if index is None or len(request.token_ids) - len(index) > _LONGEST_LAG:
             return None  # a long prompt; see `work`
-        index.extend(islice(request.token_ids, len(index), None))
+        index.extend(request.token_ids[len(index) :])
         own = index.match
         if own.length < self._max and len(self._phrases):
             said = self._phrases.propose(request.token_ids[-self._max :], count)

@@ -11,6 +11,7 @@ match of the newest tokens is what Lempel and Ziv's 1977 compression copies from
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from sys import getsizeof
 
 # Stands between texts, which have nothing in common with what is beyond.
 END_OF_TEXT = -1
@@ -50,6 +51,11 @@ class SuffixIndex:
     def num_entries(self) -> int:
         """n-grams that are held, which is what memory goes by."""
         return len(self._ends)
+
+    def num_bytes(self) -> int:
+        """What it takes of the memory; takes long itself."""
+        entries = sum(getsizeof(key) + getsizeof(end) for key, end in self._ends.items())
+        return getsizeof(self._tokens) + getsizeof(self._ends) + entries
 
     @property
     def match(self) -> Match:

@@ -46,7 +46,10 @@ def test_drafts_save_steps_on_text_that_repeats(subject: Subject) -> None:
 def test_the_suite_tells_tokens_a_step_and_what_was_accepted(subject: Subject) -> None:
     suite = SpeculationSuite(subject, (1, 2), 30, 1, seed=0)
     suite.run(lambda what: None)
-    rows = suite.results()
+    index, *rows = suite.results()
+    assert index.suite == "suffix index"
+    assert index.found["look_up_s"].median < 20e-6
+    assert index.found["bytes"] < 200e6
     assert [row.conditions["batch"] for row in rows] == [1] * 5 + [2] * 5
     assert {row.test for row in rows} >= {"edit this file", "prose", "random tokens"}
     for row in rows:
