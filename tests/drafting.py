@@ -22,7 +22,9 @@ VOCAB_SIZE = 259
 class FullLengths(DraftLengths):
     """Whole proposals, whatever becomes of them."""
 
-    def choose(self, num_rows: int, num_decoding: int, proposals: Sequence[Candidate]) -> list[int]:
+    def choose(
+        self, num_rows: int, num_decoding: int, proposals: Sequence[Candidate], most: int
+    ) -> list[int]:
         return [candidate.num_tokens for candidate in proposals]
 
     def plain_seconds(self, num_rows: int) -> float | None:

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "llm": {"session", "completion"},
     "evaluation": {"session", "engine"},
     "quantize": {"session", "evaluation", "model", "tokenizer", "prompt", "localllm_kernels"},
-    "bench": {"session", "engine", "model", "catalog", "localllm_kernels"},
+    "bench": {"session", "engine", "model", "catalog", "tokenizer", "localllm_kernels"},
     "card": {"catalog", "generation_config", "model", "tokenizer"},
     "local_models": {"catalog", "model"},
     "cli": {

@@ -75,10 +75,10 @@ class DraftLengths:
         self._since_draft = self._since_plain = 0
 
     def choose(
-        self, num_rows: int, num_decoding: int, proposals: Sequence["Candidate"]
+        self, num_rows: int, num_decoding: int, proposals: Sequence["Candidate"], most: int
     ) -> list[int]:
-        """How many tokens of each proposal to verify, in a step that computes `num_rows` rows
-        without them, `num_decoding` of which give a token.
+        """How many tokens of each proposal to verify, `most` in all, in a step that computes
+        `num_rows` rows without them, `num_decoding` of which give a token.
         """
         offered = sorted(
             (
@@ -87,7 +87,7 @@ class DraftLengths:
                 for chance in self._chances(candidate)
             ),
             reverse=True,
-        )
+        )[:most]
         counts = [0] * len(proposals)
         best = self._best_number(num_rows, num_decoding, [chance for chance, _ in offered])
         self._since_plain += 1
@@ -104,9 +104,9 @@ class DraftLengths:
             self._since_plain = 0
         return counts
 
-    def add_step(self, num_rows: int, num_drafted: int, seconds: float) -> None:
-        """Book what a step of `num_rows` rows, `num_drafted` of them drafts, has taken."""
-        times = self._drafting if num_drafted else self._plain
+    def add_step(self, num_rows: int, seconds: float, *, is_plain: bool) -> None:
+        """Book what a step of `num_rows` rows has taken; `is_plain`: as if nobody ever drafted."""
+        times = self._plain if is_plain else self._drafting
         times.add(num_rows, seconds)
 
     def add_outcome(

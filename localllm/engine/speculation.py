@@ -77,6 +77,7 @@ class Speculator:
         self._cold += 1
         if self._hot > 0 or self._cold >= _COLD_STEPS:
             self._hot, self._cold = max(0, self._hot - 1), 0
+            self._since_look = _QUIET_INTERVAL  # what is waited for is looked at
             return True
         return False
 
@@ -108,14 +109,13 @@ class Speculator:
                 Candidate(self._of(request).history, found.match_length, len(found.token_ids))
                 for request, found in proposals.items()
             ],
+            MAX_DRAFTED_TOKENS,
         )
-        drafts, room_left = {}, MAX_DRAFTED_TOKENS
+        drafts = {}
         for (request, found), count in zip(proposals.items(), counts, strict=True):
-            count = min(count, room_left)
             if count:
                 self._of(request).match_length = found.match_length
                 drafts[request] = found.token_ids[:count]
-                room_left -= count
         return drafts
 
     def complete(self, batch: ScheduledBatch) -> None:
@@ -141,7 +141,8 @@ class Speculator:
         """
         num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
         num_drafted = sum(len(entry.draft) for entry in batch.requests)
-        self._lengths.add_step(num_rows, num_drafted, seconds)
+        # A step that has waited is no measure of those that draft nothing.
+        self._lengths.add_step(num_rows, seconds, is_plain=not (num_drafted or has_waited))
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
             if entry.draft:

@@ -10,7 +10,8 @@ from scheduling import make_request
 from simulated import simulate
 
 from localllm.engine.draft_lengths import DraftLengths
-from localllm.engine.ngram import NgramDrafter
+from localllm.engine.ngram import NgramDrafter, Proposal
+from localllm.engine.request import Request
 from localllm.engine.speculation import Speculator
 
 # Seconds of a step by its rows: a GPU's memory is read once for all of them; a CPU's arithmetic
@@ -128,6 +129,29 @@ def test_a_long_prompt_is_indexed_beside_its_steps_and_not_at_once() -> None:
     assert found is not None
     assert found.token_ids == request.token_ids[:8]
     assert found.match_length == 8
+
+
+def test_where_nothing_holds_few_steps_are_looked_at_but_all_that_were_waited_for() -> None:
+    request = make_request(0, 100, max_tokens=400)
+    request.num_computed_tokens = 99
+
+    class Counting(NgramDrafter):
+        num_looks = 0
+
+        def propose(self, request: Request, count: int) -> Proposal | None:
+            self.num_looks += 1
+            return None
+
+    drafter = Counting(2, 8)
+    speculator = Speculator(drafter, DraftLengths(9), 15)
+    for _ in range(116):
+        speculator.propose([request], 100)
+    assert drafter.num_looks == 16 + 25
+    for _ in range(480):
+        looks = drafter.num_looks
+        has_waited = speculator.wants_ids()
+        speculator.propose([request], 100)
+        assert not has_waited or drafter.num_looks == looks + 1
 
 
 def test_where_steps_overlap_ids_are_waited_for_rarely_unless_drafts_hold() -> None:
