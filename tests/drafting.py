@@ -6,12 +6,14 @@ from random import Random
 
 import torch
 
+from localllm.engine.device import Device
+from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.draft_lengths import Candidate, DraftLengths
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.ngram import NgramDrafter, Proposal
 from localllm.engine.request import Request
-from localllm.engine.runner import ModelRunner
-from localllm.engine.scheduler import ScheduledBatch
+from localllm.engine.runner import ModelRunner, Runner
+from localllm.engine.scheduler import ScheduledBatch, SchedulerConfig
 from localllm.engine.speculation import Speculator
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -88,11 +90,22 @@ def oracle_speculator(
 
 
 def model_speculator(
-    draft: DecoderModel, num_blocks: int, block_size: int, max_draft: int, max_tokens: int
+    draft: DecoderModel,
+    num_blocks: int,
+    block_size: int,
+    max_draft: int,
+    max_tokens: int,
+    device: Device | None = None,
 ) -> Speculator:
-    """`draft` drafts for a model whose cache has `num_blocks` blocks, without the null block."""
+    """`draft` drafts for a model whose cache has `num_blocks` blocks, without the null block; on a
+    `device`, if there is one.
+    """
     config = draft.config
     shape = (config.num_layers, num_blocks + 1, config.num_kv_heads, block_size, config.head_dim)
     kv_cache = PagedKVCache.allocate(shape, draft.embedding.dtype, torch.device("cpu"))
-    drafter = DraftModel(ModelRunner(draft, kv_cache), kv_cache, 256, max_tokens)
+    runner: Runner = ModelRunner(draft, kv_cache)
+    if device is not None:
+        limits = SchedulerConfig(block_size, 64, max_tokens, False, b"")
+        runner = DeviceRunner(draft, kv_cache, device, limits, 256)
+    drafter = DraftModel(runner, kv_cache, 256, max_tokens)
     return EagerSpeculator(drafter, FullLengths(1), max_draft)

@@ -155,13 +155,14 @@ def measure_index(seed: int, num_tokens: int = INDEX_TOKENS) -> Result:
 def make_scripts(subject: Subject, num_tokens: int, seed: int) -> list[Script]:
     """The texts in tokens of the model, or of the built-in one where the weights are random."""
     tokenizer = _tokenizer_of(subject)
+    num_prompt = max(1, min(PROMPT_TOKENS, subject.engine.context_length - num_tokens - 1))
     scripts = []
     for text in (*copying_texts(), prose()):
         prompt, answer = (
             tokenizer.encode(part, add_special_tokens=False) for part in (text.prompt, text.answer)
         )
-        scripts.append(Script(text.name, prompt[:PROMPT_TOKENS], answer[:num_tokens]))
-    tokens = subject.random_tokens(random.Random(seed), PROMPT_TOKENS + num_tokens)
+        scripts.append(Script(text.name, prompt[:num_prompt], answer[:num_tokens]))
+    tokens = subject.random_tokens(random.Random(seed), num_prompt + num_tokens)
     return [*scripts, Script("random tokens", tokens[num_tokens:], tokens[:num_tokens])]
 
 

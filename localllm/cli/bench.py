@@ -29,7 +29,7 @@ PROMPT_TOKENS, DECODE_TOKENS = 512, 128
 PREFIX_TOKENS = 2000
 PREFIX_SEQS = 16  # the cache has to hold the shared beginning beside the others
 LOAD_SEQS, LOAD_TOKENS = 64, 1024
-DRAFT_TOKENS = 2000
+SPEC_PROMPT_TOKENS, SPEC_DECODE_TOKENS, SPEC_BATCHES = 700, 64, "1,8,64"
 VERIFY_SEQS = 8
 ROOM = 64  # tokens of context beside what the tests need
 
@@ -50,8 +50,9 @@ def bench(
         str, options.option("--depth", help="Tokens before those: 0 or 0,4096.")
     ] = "0",
     batch: Annotated[
-        str, options.option("--batch", help="Requests that decode together: 1 or 1,4,16.")
-    ] = "1",
+        str | None,
+        options.option("--batch", help="Requests that decode together: 1 or 1,4,16."),
+    ] = None,
     repeats: Annotated[
         int, options.option("-r", "--repeats", help="Rounds; the median is told, and the spread.")
     ] = 5,
@@ -130,7 +131,7 @@ def bench(
         prompt_tokens=prompt_tokens,
         decode_tokens=decode_tokens,
         depths=parse_counts("depth", depth),
-        batches=parse_counts("batch", batch),
+        batches=parse_counts("batch", batch or (SPEC_BATCHES if spec else "1")),
         repeats=repeats,
         seed=seed,
     )
@@ -196,7 +197,9 @@ class Asked:
         lengths = [max(self.depths) + max(lengths)]
         lengths += [LOAD_TOKENS] if self.serve_load else []
         lengths += [PREFIX_TOKENS] if self.prefix else []
-        lengths += [DRAFT_TOKENS] if self.spec or self.verify else []
+        if self.spec or self.verify:
+            said = self.tokens(self.decode_tokens, SPEC_DECODE_TOKENS)
+            lengths.append(SPEC_PROMPT_TOKENS + said)
         return max(lengths) + ROOM
 
     def tokens(self, given: int | None, default: int) -> int:
@@ -342,10 +345,12 @@ def _make_suites(
     if asked.compare:
         suites.append(CompareSuite(subject, tests))
     if asked.spec:
-        counts = (num_decode, asked.repeats, asked.seed)
+        num_tokens = asked.tokens(asked.decode_tokens, min(SPEC_DECODE_TOKENS, room))
+        counts = (num_tokens, asked.repeats, asked.seed)
         suites.append(SpeculationSuite(subject, asked.batches, *counts))
     if asked.verify:
-        suites.append(VerifySuite(subject, num_decode, asked.seed))
+        num_tokens = asked.tokens(asked.decode_tokens, min(SPEC_DECODE_TOKENS, room))
+        suites.append(VerifySuite(subject, num_tokens, asked.seed))
     if asked.ops:
         suites.append(OperatorSuite(subject, asked.repeats))
     return suites

@@ -10,7 +10,7 @@ position had matched, for each request and in general. Those who tune on accepta
 arithmetic is dear: 0.83 of all tokens accepted and 16 % slower, vLLM's pull request 26504 reports.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from operator import mul
@@ -131,12 +131,15 @@ class DraftLengths:
 
     def _best_number(self, num_rows: int, num_decoding: int, chances: Sequence[float]) -> int:
         base = self._plain.seconds(num_rows)
-        if base is None or not chances or not self._plain.knows(num_rows):
+        if base is None or not self._plain.knows(num_rows):
             return 0
-        best, best_speed, expected = 0, MARGIN * num_decoding / base, float(num_decoding)
-        for count, chance in enumerate(chances, 1):
-            expected += chance
-            speed = expected / self._drafting_seconds(num_rows + count, base)
+        best, least = 0, MARGIN * num_decoding
+        expected = list(accumulate(chances, initial=float(num_decoding)))
+        if expected[-1] <= least:
+            return 0  # not even if it cost nothing
+        best_speed = least / base
+        for count in _tried_numbers(len(chances)):
+            speed = expected[count] / self._drafting_seconds(num_rows + count, base)
             if speed > best_speed:
                 best, best_speed = count, speed
         return best
@@ -171,6 +174,17 @@ class DraftLengths:
 
     def _kind(self, match_length: int) -> int:
         return min(match_length, len(self._outcomes) - 1)
+
+
+def _tried_numbers(most: int) -> Iterator[int]:
+    """1 to 4, 6, 8, 12, 16, …, and `most`."""
+    count, step = 1, 1
+    while count < most:
+        yield count
+        if count >= 4 * step:
+            step *= 2
+        count += step
+    yield most
 
 
 @dataclass(frozen=True, slots=True)

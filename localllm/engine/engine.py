@@ -113,8 +113,8 @@ class Engine:
         return request_id
 
     def has_unfinished(self) -> bool:
-        """Whether `step` has work."""
-        return self.scheduler.has_unfinished()
+        """Whether `step` has work, or events that nobody got yet."""
+        return self.scheduler.has_unfinished() or bool(self._undelivered)
 
     def step(self) -> list[TokenEvent]:
         """Start the next batch, and book the one whose tokens are due.

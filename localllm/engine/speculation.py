@@ -150,11 +150,9 @@ class Speculator:
                 self._lengths.add_outcome(
                     known.history, known.match_length, len(entry.draft), len(tokens) - 1
                 )
-        num_tokens = sum(map(len, sampled))
-        if num_tokens > len(sampled):
-            self._hot, self._num_quiet = _HOT_STEPS, 0
         if sampled and (num_drafted or has_waited):
-            self._book_saving(num_rows - num_drafted, num_tokens / len(sampled), seconds)
+            tokens_each = sum(map(len, sampled)) / len(sampled)
+            self._book_saving(num_rows - num_drafted, tokens_each, seconds)
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
@@ -165,11 +163,16 @@ class Speculator:
         return self._requests.setdefault(request, _Drafted())
 
     def _book_saving(self, num_rows: int, tokens_each: float, seconds: float) -> None:
-        """Compare what was measured with steps without drafts, and rest where it loses."""
+        """Compare what was measured with steps without drafts, look more often where it saves,
+        and rest where it loses.
+        """
         plain = self._lengths.plain_seconds(num_rows)
         if plain is None:
             return
-        self._saved = min(_MOST_SAVED, self._saved + tokens_each - seconds / plain)
+        saved = tokens_each - seconds / plain
+        if saved > 0:
+            self._hot, self._num_quiet = _HOT_STEPS, 0
+        self._saved = min(_MOST_SAVED, self._saved + saved)
         if self._saved < -_MOST_LOST:
             self._saved, self._rest = 0.0, self._next_rest
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST)

@@ -18,8 +18,9 @@ class StepTimes:
     """Seconds of a step as a function of its rows: straight lines between what was measured."""
 
     def __init__(self) -> None:
-        # By about how many rows: how many they were, and the seconds they took.
-        self._times: dict[int, deque[tuple[int, float]]] = {}
+        # By about how many rows: the seconds of each, of the last steps and their median.
+        self._times: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
         self._rows: list[int] = []
 
     def add(self, num_rows: int, seconds: float) -> None:
@@ -30,7 +31,9 @@ class StepTimes:
         if key not in self._times:
             self._times[key] = deque(maxlen=WINDOW)
             self._rows.insert(bisect_left(self._rows, key), key)
-        self._times[key].append((num_rows, seconds))
+        times = self._times[key]
+        times.append(seconds / num_rows)
+        self._medians[key] = median(times)
 
     def knows(self, num_rows: int) -> bool:
         """Whether a step of about so many rows has been measured."""
@@ -55,16 +58,15 @@ class StepTimes:
             return None
         at = bisect_left(rows, num_rows)
         if at == 0:
-            return self._median(rows[0])
+            return self._known(rows[0])
         if at == len(rows):
             if at == 1:
-                return self._median(rows[0]) * num_rows / rows[0]
+                return self._medians[rows[0]] * num_rows
             at -= 1
         low, high = rows[at - 1], rows[at]
-        start, end = self._median(low), self._median(high)
+        start, end = self._known(low), self._known(high)
         found = start + (end - start) * (num_rows - low) / (high - low)
         return max(found, start)  # noise may let a line fall
 
-    def _median(self, num_rows: int) -> float:
-        """Of the seconds for about so many rows, in proportion for just so many."""
-        return median(seconds * num_rows / rows for rows, seconds in self._times[num_rows])
+    def _known(self, num_rows: int) -> float:
+        return self._medians[num_rows] * num_rows

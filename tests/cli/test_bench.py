@@ -74,6 +74,20 @@ def test_every_suite_of_a_model(localllm: Run, model: str, tmp_path: Path) -> No
     assert all(row["ttft_s"]["p50"] <= row["ttft_s"]["p99"] for row in load)
 
 
+def test_drafts_and_whether_texts_stay_the_same(localllm: Run, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    small = ("-n", "4", "-r", "1", "--batch", "1,2", "--json", str(file))
+    outcome = localllm("bench", "--spec", "--verify", "--drafter", "draft:pocket-draft", *small)
+    assert outcome.code == 0, outcome.err
+    results = json.loads(file.read_text())["results"]
+    assert [row["batch"] for row in results if row["suite"] == "speculation"] == [1] * 5 + [2] * 5
+    verified = [row for row in results if row["suite"] == "verify"]
+    assert len(verified) == 5
+    assert all(row["identical"] for row in verified)
+    assert outcome.out.count("identical") == 5
+    assert "1,000,000 tokens" in outcome.out
+
+
 @pytest.mark.parametrize("ending", ["png", "html"])
 def test_a_plot(localllm: Run, model: str, tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib", reason="plots are an extra")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drafting import oracle_speculator
+from drafting import model_speculator, oracle_speculator
 from engines import Limits, checked_step, load_tiny_model, make_engine, run_alone
 from guards import needs_interpreter
 from recording_device import RecordingDevice
@@ -11,6 +11,7 @@ from localllm.config import SamplingParams
 from localllm.engine.device import CaptureError
 from localllm.engine.engine import Engine
 from localllm.engine.request import TokenEvent
+from localllm.engine.speculation import Speculator
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
 
@@ -116,6 +117,32 @@ def test_drafts_are_verified_in_captured_windows(budget: int) -> None:
         assert all(event.logprobs is not None for event in found[lengths[-1]])
         assert any(event.is_draft for events in found.values() for event in events)
     assert len(device.replayed) > len(device.captured) > 0
+
+
+def test_a_smaller_model_drafts_on_the_device_too() -> None:
+    plain = load_tiny_model("Qwen3ForCausalLM")
+    wanted = [(prompt(29), GREEDY), (prompt(13), PENALIZED), (prompt(21), LISTED)]
+    alone = [run_alone(plain, *request)[0].token_ids for request in wanted]
+    draft = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    drafting_device = RecordingDevice()
+
+    def speculator() -> Speculator:
+        return model_speculator(draft, 200, 16, 3, 4096, drafting_device)
+
+    engine, _ = device_engine(
+        load_tiny_model("Qwen3ForCausalLM", backend="triton"), speculator=speculator
+    )
+    num_accepted = 0
+    for _ in range(2):
+        ids = [engine.add_request(*request) for request in wanted]
+        found: dict[int, list[int | None]] = {i: [] for i in ids}
+        while engine.has_unfinished():
+            for event in checked_step(engine):
+                found[event.request_id].append(event.token_id)
+                num_accepted += event.is_draft
+        assert list(found.values()) == alone
+    assert num_accepted > 10
+    assert drafting_device.replayed
 
 
 def test_a_shape_is_captured_when_it_comes_again_and_then_replayed() -> None:

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from drafting import oracle_speculator
 from engines import Limits, load_tiny_model, make_engine, run_alone
 
 from localllm.config import SamplingParams
@@ -139,3 +140,36 @@ def test_an_interruption_costs_time_and_no_token(overlaps: bool) -> None:
                 found[event.request_id].append(event.token_id)
         engine.scheduler.check_invariants()
     assert list(found.values()) == [alone(prompt) for prompt in wanted]
+
+
+@MODES
+@pytest.mark.parametrize("at", range(1, 7))
+def test_no_token_is_lost_where_a_step_with_drafts_fails(overlaps: bool, at: int) -> None:
+    model = load_tiny_model("Qwen3ForCausalLM")
+    prompts = (SMALL, LARGE[:40])
+    alone = {len(prompt): run_alone(model, prompt, GREEDY)[0].token_ids for prompt in prompts}
+    limits = Limits(
+        overlaps=overlaps,
+        speculator=lambda: oracle_speculator(
+            lambda request: alone[request.num_prompt_tokens], error_rate=0.2, max_draft=2
+        ),
+    )
+    engine = make_engine(model, limits)
+    num_launches = 0
+
+    def once(batch: ScheduledBatch) -> Exception | None:
+        nonlocal num_launches
+        num_launches += 1
+        return UnexpectedError() if num_launches == at else None
+
+    fail(engine, once)
+    ids = {engine.add_request(prompt, GREEDY): prompt for prompt in prompts}
+    found: dict[int, list[int | None]] = {request_id: [] for request_id in ids}
+    for _ in range(40):
+        if engine.has_unfinished():
+            with suppress(UnexpectedError):
+                for event in engine.step():
+                    found[event.request_id].append(event.token_id)
+            engine.scheduler.check_invariants()
+    for request_id, prompt in ids.items():
+        assert found[request_id] == alone[len(prompt)]
