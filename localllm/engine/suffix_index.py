@@ -43,6 +43,8 @@ class SuffixIndex:
         # By n-gram: the position behind it, negative once it has occurred again.
         self._ends: dict[int, int] = {}
         self._match = NO_MATCH
+        # The n-gram of the newest `min_match` tokens, and how many there are of the last text.
+        self._key = self._run = 0
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -65,33 +67,49 @@ class SuffixIndex:
     def extend(self, token_ids: Iterable[int]) -> None:
         """Append tokens."""
         tokens, ends = self._tokens, self._ends
-        first, last = self._min, self._max
-        match_length, match_end = self._match.length, self._match.end
+        first, shift = self._min, _TOKEN_BITS * (self._min - 1)
+        key, run, match = self._key, self._run, self._match
         for token in token_ids:
             tokens.append(token)
-            end = len(tokens)
-            match_length = match_end = 0
-            key = 0
-            for length in range(1, min(last, end) + 1):
-                if tokens[-length] == END_OF_TEXT:
-                    break
-                key = key << _TOKEN_BITS | tokens[-length] + 1
-                if length < first:
-                    continue
-                before = ends.get(key)
-                if before is None:
-                    ends[key] = end
-                    break
-                if before > 0:  # it stood there alone so far
-                    if length < last and before > length:
-                        older = tokens[before - length - 1]
-                        if older != END_OF_TEXT:
-                            ends[key << _TOKEN_BITS | older + 1] = before
-                else:
-                    before = -before
-                ends[key] = -end
-                match_length, match_end = length, before
-        self._match = Match(match_length, match_end)
+            match = NO_MATCH
+            if token == END_OF_TEXT:
+                key = run = 0
+                continue
+            # Of the newest `min_match` tokens: one comes in, one goes out.
+            key = token + 1 << shift | key >> _TOKEN_BITS
+            run += 1
+            if run < first:
+                continue
+            before = ends.get(key)
+            if before is None:
+                ends[key] = len(tokens)
+            else:
+                match = self._descend(key, before, min(self._max, run))
+        self._key, self._run, self._match = key, run, match
+
+    def _descend(self, key: int, before: int, longest: int) -> Match:
+        """Book the newest tokens in the levels from the first on, whose n-gram `key` has stood
+        before; the match they end at.
+        """
+        tokens, ends, end = self._tokens, self._ends, len(self._tokens)
+        length = self._min
+        while True:
+            if before > 0:  # it stood there alone so far
+                if length < self._max and before > length:
+                    older = tokens[before - length - 1]
+                    if older != END_OF_TEXT:
+                        ends[key << _TOKEN_BITS | older + 1] = before
+            else:
+                before = -before
+            ends[key] = -end
+            if length == longest:
+                return Match(length, before)
+            key = key << _TOKEN_BITS | tokens[-length - 1] + 1
+            deeper = ends.get(key)
+            if deeper is None:
+                ends[key] = end
+                return Match(length, before)
+            length, before = length + 1, deeper
 
     def find(self, newest: Sequence[int]) -> Match:
         """The longest match, within this text, of the last of `newest`, the tokens of another."""
