@@ -20,9 +20,9 @@ from localllm.speculation_config import MAX_DRAFT
 
 # A draft must promise so much more speed to be worth its uncertainty.
 MARGIN = 1.08
-# Steps in which something could be drafted, between two that draft a little just to learn; and
-# between two that draft nothing, where all others do.
-PROBE_INTERVAL, PLAIN_INTERVAL = 48, 256
+# Steps in which something could be drafted before one drafts a little just to learn, twice as many
+# before the next one; and steps that draft before one does not.
+PROBE_INTERVAL, LONGEST_PROBE_INTERVAL, PLAIN_INTERVAL = 48, 768, 256
 _PROBE_TOKENS = 2
 # Nothing less likely is looked at.
 _LEAST_CHANCE = 0.02
@@ -73,6 +73,7 @@ class DraftLengths:
         ]
         self._plain, self._drafting = StepTimes(), StepTimes()
         self._since_draft = self._since_plain = 0
+        self._probe_interval = PROBE_INTERVAL
 
     def choose(
         self, num_rows: int, num_decoding: int, proposals: Sequence["Candidate"], most: int
@@ -94,8 +95,11 @@ class DraftLengths:
         self._since_draft += 1
         if best and self._since_plain >= PLAIN_INTERVAL:
             best = 0  # so that what it is compared with stays true
-        elif not best and self._since_draft >= PROBE_INTERVAL:
+        elif best:
+            self._probe_interval = PROBE_INTERVAL
+        elif self._since_draft >= self._probe_interval:
             best = min(_PROBE_TOKENS, len(offered))
+            self._probe_interval = min(2 * self._probe_interval, LONGEST_PROBE_INTERVAL)
         for _, i in offered[:best]:
             counts[i] += 1
         if best:

@@ -3,8 +3,10 @@
 Nothing here can change a text (see sampler.py), only its speed; so what is in doubt is measured.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Protocol
 
 from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
@@ -16,8 +18,11 @@ from localllm.engine.scheduler import SampledToken, ScheduledBatch
 # time for twice as many steps, within these bounds. Earlier savings count for at most so many.
 _MOST_LOST, _MOST_SAVED = 8.0, 16.0
 _SHORTEST_REST, _LONGEST_REST = 64, 1024
-# After so many looks that brought nothing only one step of so many is looked at.
-_QUIET_LOOKS, _QUIET_INTERVAL = 16, 4
+# After so many looks that saved nothing, looks take at most so much of the time, as far as one
+# step of so many allows that.
+_QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 16, 0.005, 8
+# How much of an average is the newest value.
+_NEWEST = 0.1
 # Where steps overlap: for so many steps after an accepted draft each waits for the ids of the one
 # before, and else one of so many does.
 _HOT_STEPS, _COLD_STEPS = 4, 24
@@ -59,8 +64,16 @@ class _Drafted:
 class Speculator:
     """Drafts for the running requests, within `max_draft` tokens each."""
 
-    def __init__(self, drafter: Drafter, lengths: DraftLengths, max_draft: int) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        lengths: DraftLengths,
+        max_draft: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`clock` counts the seconds that looking for drafts takes."""
         self._drafter, self._lengths, self._max_draft = drafter, lengths, max_draft
+        self._clock, self._look_s, self._step_s = clock, 0.0, 0.0
         self._requests: dict[Request, _Drafted] = {}
         self._saved, self._rest, self._next_rest = 0.0, 0, _SHORTEST_REST
         self._hot, self._cold = 0, 0
@@ -68,7 +81,7 @@ class Speculator:
 
     def renewed(self) -> "Speculator":
         """One that has seen no text yet, and shares what is learned of speed."""
-        return Speculator(self._drafter.renewed(), self._lengths, self._max_draft)
+        return Speculator(self._drafter.renewed(), self._lengths, self._max_draft, self._clock)
 
     def wants_ids(self) -> bool:
         """Whether the next step should wait for the ids of the one before, to draft from them."""
@@ -77,7 +90,7 @@ class Speculator:
         self._cold += 1
         if self._hot > 0 or self._cold >= _COLD_STEPS:
             self._hot, self._cold = max(0, self._hot - 1), 0
-            self._since_look = _QUIET_INTERVAL  # what is waited for is looked at
+            self._since_look = _LONGEST_INTERVAL  # what is waited for is looked at
             return True
         return False
 
@@ -87,9 +100,64 @@ class Speculator:
             self._rest -= 1
             return {}
         self._since_look += 1
-        if self._num_quiet >= _QUIET_LOOKS and self._since_look < _QUIET_INTERVAL:
+        if self._num_quiet >= _QUIET_LOOKS and self._since_look < self._interval():
             return {}
         self._num_quiet, self._since_look = self._num_quiet + 1, 0
+        began_s = self._clock()
+        drafts = self._look(running, budget)
+        self._look_s += _NEWEST * (self._clock() - began_s - self._look_s)
+        return drafts
+
+    def complete(self, batch: ScheduledBatch) -> None:
+        """See Drafter."""
+        self._drafter.complete(batch)
+
+    def work(self, batch: ScheduledBatch) -> None:
+        """Prepare what comes after a batch that is being computed."""
+        if self._rest > 0:
+            return
+        num_tokens = sum(entry.num_scheduled_tokens for entry in batch.requests)
+        self._drafter.work([entry.request for entry in batch.requests], num_tokens + _WORK_TOKENS)
+
+    def learn(
+        self,
+        batch: ScheduledBatch,
+        sampled: Sequence[Sequence[SampledToken]],
+        seconds: float,
+        has_waited: bool,
+    ) -> None:
+        """Book what a batch brought, and the seconds it took from beginning to end; `has_waited`:
+        for the ids of the one before, since `wants_ids` said so.
+        """
+        self._step_s += _NEWEST * (seconds - self._step_s)
+        num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
+        num_drafted = sum(len(entry.draft) for entry in batch.requests)
+        # A step that has waited is no measure of those that draft nothing.
+        self._lengths.add_step(num_rows, seconds, is_plain=not (num_drafted or has_waited))
+        decoding = [entry for entry in batch.requests if entry.catches_up]
+        for entry, tokens in zip(decoding, sampled, strict=True):
+            if entry.draft:
+                known = self._of(entry.request)
+                self._lengths.add_outcome(
+                    known.history, known.match_length, len(entry.draft), len(tokens) - 1
+                )
+        if sampled and (num_drafted or has_waited):
+            tokens_each = sum(map(len, sampled)) / len(sampled)
+            self._book_saving(num_rows - num_drafted, tokens_each, seconds)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self._requests.pop(request, None)
+        self._drafter.forget(request)
+
+    def _interval(self) -> int:
+        """One step of so many is looked at where nothing is to be found."""
+        if self._step_s == 0.0:
+            return 1
+        needed = ceil(self._look_s / (_LOOK_SHARE * self._step_s))
+        return min(max(1, needed), _LONGEST_INTERVAL)
+
+    def _look(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         proposals: dict[Request, Proposal] = {}
         for request in running:
             room = request.max_total_tokens - request.num_tokens - 1
@@ -117,47 +185,6 @@ class Speculator:
                 self._of(request).match_length = found.match_length
                 drafts[request] = found.token_ids[:count]
         return drafts
-
-    def complete(self, batch: ScheduledBatch) -> None:
-        """See Drafter."""
-        self._drafter.complete(batch)
-
-    def work(self, batch: ScheduledBatch) -> None:
-        """Prepare what comes after a batch that is being computed."""
-        if self._rest > 0:
-            return
-        num_tokens = sum(entry.num_scheduled_tokens for entry in batch.requests)
-        self._drafter.work([entry.request for entry in batch.requests], num_tokens + _WORK_TOKENS)
-
-    def learn(
-        self,
-        batch: ScheduledBatch,
-        sampled: Sequence[Sequence[SampledToken]],
-        seconds: float,
-        has_waited: bool,
-    ) -> None:
-        """Book what a batch brought, and the seconds it took from beginning to end; `has_waited`:
-        for the ids of the one before, since `wants_ids` said so.
-        """
-        num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
-        num_drafted = sum(len(entry.draft) for entry in batch.requests)
-        # A step that has waited is no measure of those that draft nothing.
-        self._lengths.add_step(num_rows, seconds, is_plain=not (num_drafted or has_waited))
-        decoding = [entry for entry in batch.requests if entry.catches_up]
-        for entry, tokens in zip(decoding, sampled, strict=True):
-            if entry.draft:
-                known = self._of(entry.request)
-                self._lengths.add_outcome(
-                    known.history, known.match_length, len(entry.draft), len(tokens) - 1
-                )
-        if sampled and (num_drafted or has_waited):
-            tokens_each = sum(map(len, sampled)) / len(sampled)
-            self._book_saving(num_rows - num_drafted, tokens_each, seconds)
-
-    def forget(self, request: Request) -> None:
-        """The request has ended."""
-        self._requests.pop(request, None)
-        self._drafter.forget(request)
 
     def _of(self, request: Request) -> _Drafted:
         return self._requests.setdefault(request, _Drafted())

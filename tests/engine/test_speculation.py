@@ -3,6 +3,7 @@ loses more than what it takes to find that out.
 """
 
 from collections.abc import Callable
+from itertools import count
 from random import Random
 
 import pytest
@@ -12,6 +13,7 @@ from simulated import simulate
 from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.ngram import NgramDrafter, Proposal
 from localllm.engine.request import Request
+from localllm.engine.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
 from localllm.engine.speculation import Speculator
 
 # Seconds of a step by its rows: a GPU's memory is read once for all of them; a CPU's arithmetic
@@ -25,7 +27,8 @@ MACHINES: dict[str, Callable[[int], float]] = {
 
 
 def new_speculator() -> Speculator:
-    return Speculator(NgramDrafter(2, 8), DraftLengths(9), 15)
+    # By this clock looking takes no time.
+    return Speculator(NgramDrafter(2, 8), DraftLengths(9), 15, clock=lambda: 0.0)
 
 
 def random_text(seed: int, length: int, vocab: int = 50_000) -> list[int]:
@@ -142,11 +145,16 @@ def test_where_nothing_holds_few_steps_are_looked_at_but_all_that_were_waited_fo
             self.num_looks += 1
             return None
 
-    drafter = Counting(2, 8)
-    speculator = Speculator(drafter, DraftLengths(9), 15)
-    for _ in range(116):
-        speculator.propose([request], 100)
-    assert drafter.num_looks == 16 + 25
+    drafter, ticks = Counting(2, 8), count()
+    # A look takes a thousandth of a second, and a step fifty.
+    speculator = Speculator(drafter, DraftLengths(9), 15, clock=lambda: next(ticks) / 1000)
+    batch = ScheduledBatch([ScheduledRequest(request, 99, 1, catches_up=True)])
+    for looks_wanted in (16, 25, 25):
+        before = drafter.num_looks
+        for _ in range(16 if looks_wanted == 16 else 100):
+            speculator.propose([request], 100)
+            speculator.learn(batch, [[SampledToken(5)]], 0.05, has_waited=False)
+        assert abs(drafter.num_looks - before - looks_wanted) <= 5
     for _ in range(480):
         looks = drafter.num_looks
         has_waited = speculator.wants_ids()
