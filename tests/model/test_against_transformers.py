@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from localllm import LLM, SamplingParams
 from localllm.engine.scheduler import ScheduledBatch
+from localllm.speculation_config import SpeculationConfig
 
 # Float32 sums in another order; the models are two layers of width 48.
 MAX_LOGPROB_DIFFERENCE = 1e-4
@@ -113,8 +114,14 @@ def assert_like_transformers(folder: Path) -> None:
     oracle.eval()
     prompt = torch.randint(3, 259, (70,), generator=torch.Generator().manual_seed(1)).tolist()
     params = SamplingParams(temperature=0, max_tokens=NUM_GREEDY_TOKENS, ignore_eos=True)
-    # Chunks of 32 tokens: the prompt takes three steps.
-    llm = LLM(str(folder), max_num_batched_tokens=32, max_num_seqs=1, dtype="float32")
+    # Chunks of 32 tokens: the prompt takes three steps; and a row of logits for each token.
+    llm = LLM(
+        str(folder),
+        max_num_batched_tokens=32,
+        max_num_seqs=1,
+        dtype="float32",
+        speculation=SpeculationConfig("off"),
+    )
     logits = record_logits(llm)
     [completion] = llm.generate([prompt], params)
     assert completion.error is None
