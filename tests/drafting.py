@@ -14,7 +14,7 @@ from localllm.engine.ngram import NgramDrafter, Proposal
 from localllm.engine.request import Request
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import ScheduledBatch, SchedulerConfig
-from localllm.engine.speculation import Speculator
+from localllm.engine.speculation import Drafter, Speculator
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 
@@ -67,14 +67,16 @@ class Oracle:
 class EagerSpeculator(Speculator):
     """Looks at every step, and where steps overlap, waits for the ids of most of them."""
 
-    random = Random(0)
+    def __init__(self, drafter: Drafter, lengths: DraftLengths, max_draft: int) -> None:
+        super().__init__(drafter, lengths, max_draft)
+        self._random = Random(0)
 
     def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         self._num_quiet = 0
         return super().propose(running, budget)
 
     def wants_ids(self) -> bool:
-        return self.random.random() < 0.8
+        return self._random.random() < 0.8
 
 
 def ngram_speculator(max_draft: int, min_match: int = 1) -> Speculator:
