@@ -1,8 +1,6 @@
 """Texts of several kinds, as prompt and answer, made from this package's own source."""
 
 import ast
-import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -45,11 +43,6 @@ def prose() -> Text:
     sentences = _sentences()
     half = len(sentences) // 2
     return Text("prose", " ".join(sentences[:half])[:3000], " ".join(sentences[half:]))
-
-
-def random_tokens(draw: Callable[[random.Random, int], list[int]], seed: int) -> list[int]:
-    """Tokens that repeat nothing."""
-    return draw(random.Random(seed), 4096)
 
 
 def _edited(source: str) -> str:
