@@ -15,6 +15,8 @@ from localllm.engine.suffix_index import END_OF_TEXT, SuffixIndex
 
 # Tokens of ended requests that are remembered, at least; at most twice as many.
 PHRASE_TOKENS = 1 << 16
+# Prompts whose indices are kept, for the next turn and for others that begin like them.
+_KEPT_PROMPTS = 4
 # New tokens that a look at a request may take into its index.
 _LONGEST_LAG = 64
 
@@ -36,6 +38,7 @@ class NgramDrafter:
     def __init__(self, min_match: int, max_match: int) -> None:
         self._min, self._max = min_match, max_match
         self._indices: dict[Request, SuffixIndex] = {}
+        self._prompts: deque[SuffixIndex] = deque(maxlen=_KEPT_PROMPTS)
         self._phrases = _Phrases(min_match, max_match)
 
     def renewed(self) -> "NgramDrafter":
@@ -47,12 +50,14 @@ class NgramDrafter:
         for the time while a step is computed.
         """
         for request in requests:
+            if num_tokens <= 0:
+                return
             index = self._indices.get(request)
             if index is None:
-                index = self._indices[request] = SuffixIndex(self._min, self._max)
+                index = self._indices[request] = self._begin(request.token_ids)
             num_new = min(len(request.token_ids) - len(index), num_tokens)
             if num_new > 0:
-                index.extend(request.token_ids[len(index) : len(index) + num_new])
+                self._index(request, index, num_new)
                 num_tokens -= num_new
         self._phrases.work(num_tokens)
 
@@ -81,6 +86,22 @@ class NgramDrafter:
         if self._indices.pop(request, None) is not None:
             # What the cache held was said by a request before this one.
             self._phrases.add(request.token_ids[request.num_cached_tokens :])
+
+    def _begin(self, token_ids: Sequence[int]) -> SuffixIndex:
+        """The index of the longest text that is kept and that the tokens begin with."""
+        kept = [index for index in self._prompts if index.begins(token_ids)]
+        if kept:
+            return max(kept, key=len).copy()
+        return SuffixIndex(self._min, self._max)
+
+    def _index(self, request: Request, index: SuffixIndex, num_new: int) -> None:
+        begin, prompt = len(index), request.num_prompt_tokens
+        end = begin + num_new
+        if begin < prompt <= end:
+            index.extend(request.token_ids[begin:prompt])
+            self._prompts.append(index.copy())
+            begin = prompt
+        index.extend(request.token_ids[begin:end])
 
 
 class _Phrases:

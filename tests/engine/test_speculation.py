@@ -134,6 +134,26 @@ def test_a_long_prompt_is_indexed_beside_its_steps_and_not_at_once() -> None:
     assert found.match_length == 8
 
 
+def test_what_a_kept_prompt_begins_with_is_not_indexed_again() -> None:
+    drafter = NgramDrafter(2, 8)
+    first, turn, other = (make_request(i, 5000) for i in range(3))
+    first.token_ids = random_text(5, 500) * 2
+    first.num_prompt_tokens = len(first.token_ids)
+    # Its answer is not part of the prompt, and not of what begins like it.
+    first.token_ids = first.token_ids + random_text(6, 100)
+    turn.token_ids = first.token_ids[:1000] + random_text(7, 20)
+    other.token_ids = random_text(5, 500) + random_text(8, 520)
+    drafter.work([first], 5000)
+    drafter.work([turn, other], 30)
+    assert drafter.propose(turn, 8) is None  # its newest tokens are new
+    assert drafter.propose(other, 8) is None
+    turn.token_ids += turn.token_ids[1000:1010]
+    found = drafter.propose(turn, 8)
+    assert found == Proposal(turn.token_ids[1010:1018], 8)
+    other.token_ids += other.token_ids[1000:1010]
+    assert drafter.propose(other, 8) is None  # not indexed yet
+
+
 def test_where_nothing_holds_few_steps_are_looked_at_but_all_that_were_waited_for() -> None:
     request = make_request(0, 100, max_tokens=400)
     request.num_computed_tokens = 99

@@ -42,6 +42,25 @@ def test_the_match_of_a_text_is_its_longest_and_last(
     assert whole.num_entries == index.num_entries
 
 
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(texts, texts, texts, bounds)
+def test_copies_go_on_by_themselves(
+    text: list[int], one: list[int], other: list[int], limits: tuple[int, int]
+) -> None:
+    index = SuffixIndex(*limits)
+    index.extend(text)
+    copy = index.copy()
+    for each, more in ((index, one), (copy, other)):
+        each.extend(more)
+        whole = SuffixIndex(*limits)
+        whole.extend(text + more)
+        assert each.match == whole.match
+        assert each.find(text) == whole.find(text)
+        assert each.num_entries == whole.num_entries
+        assert each.begins([*text, *more, 1])
+        assert not each.begins([*text, *more][:-1]) or not text + more
+
+
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.lists(texts, max_size=4), texts, bounds)
 def test_another_text_is_found_in_several(
