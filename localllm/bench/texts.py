@@ -12,8 +12,8 @@ EDITED, CODE = "engine/scheduler.py", "model/formats.py"
 # In the edited file one name is another, and one line of so many is new.
 _RENAMED = ("block", "page")
 _LINES_TO_A_NEW_ONE = 12
-# Of a summary one sentence of so many is a quotation.
-_SENTENCES_TO_A_QUOTATION = 2
+# In a summary each sentence of its own is followed by so many that are quoted.
+_QUOTED_SENTENCES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def copying_texts() -> list[Text]:
     return [
         Text("edit this file", source[:3000], _edited(source[:3000])),
         Text("summarise with quotes", " ".join(quoted)[:3000], _summary(quoted, own)),
-        Text("code with repeats", code[:3000], code[3000:]),
+        Text("code with repeats", code[:3000], _tests(code)),
     ]
 
 
@@ -56,11 +56,25 @@ def _edited(source: str) -> str:
 
 def _summary(quoted: list[str], own: list[str]) -> str:
     parts = []
-    for i, (sentence, quotation) in enumerate(zip(own, quoted, strict=False)):
-        parts.append(sentence)
-        if i % _SENTENCES_TO_A_QUOTATION == 0:
-            parts.append(f"“{quotation}”")
+    for i, sentence in enumerate(own):
+        quotation = " ".join(quoted[i * _QUOTED_SENTENCES : (i + 1) * _QUOTED_SENTENCES])
+        parts.append(f"{sentence} “{quotation}”")
     return " ".join(parts)
+
+
+def _tests(code: str) -> str:
+    """The frame of a test for each function, as one would have it written."""
+    parts = ["import pytest\n\nfrom localllm.model import formats\n"]
+    functions = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)]
+    for function in functions:
+        names = [argument.arg for argument in function.args.args if argument.arg != "self"]
+        given = "".join(f"    {name} = make_{name}(seed=0)\n" for name in names)
+        call = f"formats.{function.name}({', '.join(names)})"
+        parts.append(
+            f"\n\ndef test_{function.name.strip('_')}_returns_what_is_expected() -> None:\n{given}"
+            f"    result = {call}\n    assert result == expected_result(formats.{function.name})\n"
+        )
+    return "".join(parts)
 
 
 def _sentences() -> list[str]:
