@@ -44,7 +44,14 @@ class Oracle:
     def renewed(self) -> "Oracle":
         return self
 
-    def work(self, requests: Sequence[Request], num_tokens: int) -> None:
+    def add(self, request: Request) -> None:
+        pass
+
+    @property
+    def has_work(self) -> bool:
+        return False
+
+    def work(self, batch: ScheduledBatch) -> None:
         pass
 
     def propose(self, request: Request, count: int) -> Proposal | None:

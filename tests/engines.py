@@ -240,7 +240,7 @@ def checked_step(engine: Engine) -> list[TokenEvent]:
 
 def progress(engine: Engine) -> list[int]:
     """Computed tokens of all requests: changes with every step that is not stuck."""
-    return [request.num_computed_tokens for request in engine.scheduler._unfinished()]
+    return [request.num_computed_tokens for request in engine.scheduler.unfinished()]
 
 
 def run_alone(
@@ -257,7 +257,7 @@ def run_alone(
         for other in range(params.n):
             if other != sample:
                 engine.abort(request_id, other)
-        [request] = engine.scheduler._unfinished()
+        [request] = engine.scheduler.unfinished()
         request.parent = None
         answer = Answer()
         drain(engine, {request_id: 0}, {(0, sample): answer})

@@ -47,10 +47,14 @@ def simulate(
         )
         answers[request] = answer
         scheduler.add(request)
+        speculator.add(request)
     found = Simulated()
     while scheduler.has_unfinished():
         batch = scheduler.schedule(speculator.propose(scheduler.running, 1024))
-        speculator.work(batch)
+        is_watched = speculator.is_watching
+        if is_watched:
+            speculator.complete(batch)
+            speculator.work(batch)
         num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
         seconds = step_seconds(num_rows)
         sampled = []
@@ -60,7 +64,8 @@ def simulate(
                 rest = answers[entry.request][said : said + entry.num_samples]
                 sampled.append(accept_draft(entry.draft, map(SampledToken, rest)))
         scheduler.update(batch, sampled)
-        speculator.learn(batch, sampled, seconds, has_waited=False)
+        if is_watched:
+            speculator.learn(batch, sampled, seconds, has_waited=False)
         if len(batch.requests) == sum(entry.known_end - entry.start for entry in batch.requests):
             found.seconds += seconds
             found.num_steps += 1

@@ -25,6 +25,8 @@ from localllm.model.inputs import PagedKVCache
 
 # What a request lacks is computed when it is so much, or when it is drafted for.
 _CHUNK = 256
+# Tokens that are computed beside each step, besides as many as it computes.
+_WORK_TOKENS = 256
 _NOTHING = -1
 
 
@@ -58,11 +60,20 @@ class DraftModel:
         """See Drafter: it remembers no text."""
         return self
 
-    def work(self, requests: Sequence[Request], num_tokens: int) -> None:
+    def add(self, request: Request) -> None:
+        """See Drafter."""
+
+    @property
+    def has_work(self) -> bool:
+        """See Drafter."""
+        return True
+
+    def work(self, batch: ScheduledBatch) -> None:
         """See Drafter: computes what it lacks of long prompts."""
+        num_tokens = _WORK_TOKENS + sum(entry.num_scheduled_tokens for entry in batch.requests)
         num_tokens = min(num_tokens, self._max_tokens)
         step = []
-        for request in requests:
+        for request in [entry.request for entry in batch.requests]:
             known = min(len(request.token_ids), request.num_computed_tokens)
             seen = self._followers.get(request)
             if known > self._max_model_len or known - (seen.num_known if seen else 0) < _CHUNK:

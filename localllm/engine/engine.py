@@ -30,6 +30,7 @@ class _InFlight:
     launched: Launched
     began_s: float
     has_waited: bool
+    is_watched: bool
 
 
 class Engine:
@@ -110,7 +111,19 @@ class Engine:
             )
             first = first or request
             self.scheduler.add(request)
+            if self.speculator:
+                self.speculator.add(request)
         return request_id
+
+    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
+        """Tokens of a request's prompt that are computed, and all of them; None once it has ended.
+        May be asked from another thread.
+        """
+        for request in self.scheduler.unfinished():
+            if request.request_id == request_id:
+                num_prompt = request.num_prompt_tokens
+                return min(request.num_computed_tokens, num_prompt), num_prompt
+        return None
 
     def has_unfinished(self) -> bool:
         """Whether `step` has work, or events that nobody got yet."""
@@ -188,12 +201,12 @@ class Engine:
         """Start to compute a batch; None where there is nothing in it."""
         if not batch.requests:
             return None
-        if self.speculator:
-            self.speculator.complete(batch)
+        if self.speculator is None or not self.speculator.is_watching:
+            return _InFlight(batch, self._runner.launch(batch), began_s, has_waited, False)
+        self.speculator.complete(batch)
         launched = self._runner.launch(batch)
-        if self.speculator:
-            self.speculator.work(batch)
-        return _InFlight(batch, launched, began_s, has_waited)
+        self.speculator.work(batch)
+        return _InFlight(batch, launched, began_s, has_waited, True)
 
     def _take_in_flight(self) -> _InFlight | None:
         taken, self._in_flight = self._in_flight, None
@@ -216,7 +229,8 @@ class Engine:
             now = time.perf_counter()
             seconds = now - max(due.began_s, self._collected_s)
             self._collected_s = now
-            self.speculator.learn(due.batch, sampled, seconds, due.has_waited)
+            if due.is_watched:
+                self.speculator.learn(due.batch, sampled, seconds, due.has_waited)
             for entry in due.batch.requests:
                 if entry.request.status is RequestStatus.FINISHED:
                     self.speculator.forget(entry.request)
@@ -261,8 +275,8 @@ class Engine:
         if len(prompt) >= limit:
             held_by_cache = limit < self.limits.max_model_len
             raise ContextLengthError(
-                f"the prompt has {len(prompt):,} tokens, the context {limit:,} "
-                f"(one of them for the answer)",
+                f"the prompt has {len(prompt):,} tokens, the context {limit:,}, "
+                "of which 1 at least is kept for the answer",
                 param="prompt",
                 where="the KV cache holds no more than that" if held_by_cache else "",
                 hint="a larger KV cache"

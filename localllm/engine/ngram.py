@@ -17,6 +17,8 @@ from localllm.engine.suffix_index import END_OF_TEXT, SuffixIndex
 PHRASE_TOKENS = 1 << 16
 # Prompts whose indices are kept, for the next turn and for others that begin like them.
 _KEPT_PROMPTS = 4
+# Tokens that are indexed beside each step, besides as many as it computes.
+_WORK_TOKENS = 256
 # New tokens that a look at a request may take into its index.
 _LONGEST_LAG = 64
 
@@ -37,7 +39,9 @@ class NgramDrafter:
 
     def __init__(self, min_match: int, max_match: int) -> None:
         self._min, self._max = min_match, max_match
-        self._indices: dict[Request, SuffixIndex] = {}
+        # None until it is begun; and the requests whose text is not indexed up to its end.
+        self._indices: dict[Request, SuffixIndex | None] = {}
+        self._behind: dict[Request, None] = {}
         self._prompts: deque[SuffixIndex] = deque(maxlen=_KEPT_PROMPTS)
         self._phrases = _Phrases(min_match, max_match)
 
@@ -45,20 +49,22 @@ class NgramDrafter:
         """See Drafter."""
         return NgramDrafter(self._min, self._max)
 
-    def work(self, requests: Sequence[Request], num_tokens: int) -> None:
-        """Take up to `num_tokens` tokens of the requests, and of what was said, into the indices:
-        for the time while a step is computed.
-        """
-        for request in requests:
+    def add(self, request: Request) -> None:
+        """See Drafter."""
+        self._indices[request] = self._behind[request] = None
+
+    @property
+    def has_work(self) -> bool:
+        """See Drafter."""
+        return bool(self._behind or self._phrases.num_missing)
+
+    def work(self, batch: ScheduledBatch) -> None:
+        """See Drafter: takes tokens of the requests, and of what was said, into the indices."""
+        num_tokens = _WORK_TOKENS + sum(entry.num_scheduled_tokens for entry in batch.requests)
+        for request in list(self._behind):
             if num_tokens <= 0:
                 return
-            index = self._indices.get(request)
-            if index is None:
-                index = self._indices[request] = self._begin(request.token_ids)
-            num_new = min(len(request.token_ids) - len(index), num_tokens)
-            if num_new > 0:
-                self._index(request, index, num_new)
-                num_tokens -= num_new
+            num_tokens -= self._index(request, num_tokens)
         self._phrases.work(num_tokens)
 
     def propose(self, request: Request, count: int) -> Proposal | None:
@@ -66,9 +72,13 @@ class NgramDrafter:
         nothing matches, or is not indexed yet.
         """
         index = self._indices.get(request)
-        if index is None or len(request.token_ids) - len(index) > _LONGEST_LAG:
-            return None  # a long prompt; see `work`
-        index.extend(request.token_ids[len(index) :])
+        if index is None or request in self._behind:
+            return None
+        missing = request.token_ids[len(index) :]
+        if len(missing) > _LONGEST_LAG:
+            self._behind[request] = None  # nobody has asked for long
+            return None
+        index.extend(missing)
         own = index.match
         if own.length < self._max and len(self._phrases):
             said = self._phrases.propose(request.token_ids[-self._max :], count)
@@ -83,6 +93,7 @@ class NgramDrafter:
 
     def forget(self, request: Request) -> None:
         """See Drafter."""
+        self._behind.pop(request, None)
         if self._indices.pop(request, None) is not None:
             # What the cache held was said by a request before this one.
             self._phrases.add(request.token_ids[request.num_cached_tokens :])
@@ -94,14 +105,20 @@ class NgramDrafter:
             return max(kept, key=len).copy()
         return SuffixIndex(self._min, self._max)
 
-    def _index(self, request: Request, index: SuffixIndex, num_new: int) -> None:
+    def _index(self, request: Request, num_tokens: int) -> int:
+        """Take up to `num_tokens` into a request's index; how many it were."""
+        index = self._indices[request]
+        if index is None:
+            index = self._indices[request] = self._begin(request.token_ids)
         begin, prompt = len(index), request.num_prompt_tokens
-        end = begin + num_new
+        end = min(len(request.token_ids), begin + num_tokens)
         if begin < prompt <= end:
             index.extend(request.token_ids[begin:prompt])
             self._prompts.append(index.copy())
-            begin = prompt
-        index.extend(request.token_ids[begin:end])
+        index.extend(request.token_ids[len(index) : end])
+        if end == len(request.token_ids):
+            del self._behind[request]
+        return end - begin
 
 
 class _Phrases:
@@ -115,13 +132,18 @@ class _Phrases:
     def __len__(self) -> int:
         return len(self._older) + len(self._younger)
 
+    @property
+    def num_missing(self) -> int:
+        """Tokens that are not indexed yet."""
+        return len(self._missing)
+
     def add(self, token_ids: Sequence[int]) -> None:
         self._missing.extend(token_ids[-PHRASE_TOKENS:])
         self._missing.append(END_OF_TEXT)
 
     def work(self, num_tokens: int) -> None:
         num_new = min(len(self._missing), num_tokens)
-        self._younger.extend(self._missing.popleft() for _ in range(num_new))
+        self._younger.extend([self._missing.popleft() for _ in range(num_new)])
         if len(self._younger) >= PHRASE_TOKENS:
             self._older, self._younger = self._younger, SuffixIndex(*self._limits)
 

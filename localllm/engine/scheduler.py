@@ -120,6 +120,10 @@ class Scheduler:
         """Whether another step has work."""
         return bool(self._waiting or self._running)
 
+    def unfinished(self) -> list[Request]:
+        """All requests; may be asked from another thread."""
+        return [*self._running, *self._waiting]
+
     def add(self, request: Request) -> None:
         """Queue a request; it must fit into the empty cache (`max_request_tokens`)."""
         assert request.max_total_tokens <= self.max_request_tokens
@@ -129,7 +133,7 @@ class Scheduler:
         """End a request's samples, or one, and free their blocks; returns those that lived."""
         ended = [
             request
-            for request in self._unfinished()
+            for request in self.unfinished()
             if request.request_id == request_id and sample in (None, request.sample)
         ]
         for request in ended:
@@ -241,10 +245,6 @@ class Scheduler:
             assert request.num_computed_tokens == request.num_pending == 0
         slots = [request.slot for request in self._running]
         assert sorted(slots + self._free_slots) == list(range(self.config.max_num_seqs))
-
-    def _unfinished(self) -> Iterator[Request]:
-        yield from self._running
-        yield from self._waiting
 
     def _reserve(self, request: Request, count: int, batch: ScheduledBatch) -> bool:
         """Own blocks for the next `count` tokens, or change nothing and say no."""

@@ -20,15 +20,12 @@ _MOST_LOST, _MOST_SAVED = 8.0, 16.0
 _SHORTEST_REST, _LONGEST_REST = 64, 1024
 # After so many looks that saved nothing, looks take at most so much of the time, as far as one
 # step of so many allows that.
-_QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 16, 0.005, 8
+_QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
 # How much of an average is the newest value.
 _NEWEST = 0.1
 # Where steps overlap: for so many steps after an accepted draft each waits for the ids of the one
 # before, and else one of so many does.
 _HOT_STEPS, _COLD_STEPS = 4, 24
-# Tokens that are prepared for beside each step, besides as many as it computes.
-_WORK_TOKENS = 256
-
 
 # Of all requests in a step; their logits have their place in the memory's plan.
 MAX_DRAFTED_TOKENS = 64
@@ -40,8 +37,17 @@ class Drafter(Protocol):
     def renewed(self) -> "Drafter":
         """One that has seen no text yet."""
 
-    def work(self, requests: Sequence[Request], num_tokens: int) -> None:
-        """Prepare for up to `num_tokens` tokens, while a step is computed."""
+    def add(self, request: Request) -> None:
+        """A request has come."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `work` has anything to do."""
+
+    def work(self, batch: ScheduledBatch) -> None:
+        """Prepare for what comes behind a batch while it is being computed, in about as many tokens
+        as it has.
+        """
 
     def propose(self, request: Request, count: int) -> Proposal | None:
         """Up to `count` tokens behind the request's."""
@@ -73,15 +79,31 @@ class Speculator:
     ) -> None:
         """`clock` counts the seconds that looking for drafts takes."""
         self._drafter, self._lengths, self._max_draft = drafter, lengths, max_draft
-        self._clock, self._look_s, self._step_s = clock, 0.0, 0.0
+        self._clock = clock
+        # What the last look took, with what was learned from it; a look and a step on average.
+        self._spent_s = self._look_s = self._step_s = 0.0
         self._requests: dict[Request, _Drafted] = {}
         self._saved, self._rest, self._next_rest = 0.0, 0, _SHORTEST_REST
         self._hot, self._cold = 0, 0
         self._num_quiet, self._since_look = 0, 0
+        self._is_looking = False
 
     def renewed(self) -> "Speculator":
         """One that has seen no text yet, and shares what is learned of speed."""
         return Speculator(self._drafter.renewed(), self._lengths, self._max_draft, self._clock)
+
+    def add(self, request: Request) -> None:
+        """A request has come."""
+        self._drafter.add(request)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the step for which `propose` was asked last is of interest: else it is neither to
+        be completed nor worked beside nor learned from.
+        """
+        if self._rest > 0:
+            return False
+        return self._is_looking or self._since_look <= 1 or self._drafter.has_work
 
     def wants_ids(self) -> bool:
         """Whether the next step should wait for the ids of the one before, to draft from them."""
@@ -96,16 +118,18 @@ class Speculator:
 
     def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         """Drafts for the next step, of at most `budget` tokens in all."""
+        self._is_looking = False
         if self._rest > 0:
             self._rest -= 1
             return {}
         self._since_look += 1
         if self._num_quiet >= _QUIET_LOOKS and self._since_look < self._interval():
             return {}
-        self._num_quiet, self._since_look = self._num_quiet + 1, 0
+        self._num_quiet, self._since_look, self._is_looking = self._num_quiet + 1, 0, True
+        self._look_s += _NEWEST * (self._spent_s - self._look_s)
         began_s = self._clock()
         drafts = self._look(running, budget)
-        self._look_s += _NEWEST * (self._clock() - began_s - self._look_s)
+        self._spent_s = self._clock() - began_s
         return drafts
 
     def complete(self, batch: ScheduledBatch) -> None:
@@ -113,11 +137,9 @@ class Speculator:
         self._drafter.complete(batch)
 
     def work(self, batch: ScheduledBatch) -> None:
-        """Prepare what comes after a batch that is being computed."""
-        if self._rest > 0:
-            return
-        num_tokens = sum(entry.num_scheduled_tokens for entry in batch.requests)
-        self._drafter.work([entry.request for entry in batch.requests], num_tokens + _WORK_TOKENS)
+        """See Drafter."""
+        if self._drafter.has_work:
+            self._drafter.work(batch)
 
     def learn(
         self,
@@ -129,6 +151,7 @@ class Speculator:
         """Book what a batch brought, and the seconds it took from beginning to end; `has_waited`:
         for the ids of the one before, since `wants_ids` said so.
         """
+        began_s = self._clock()
         self._step_s += _NEWEST * (seconds - self._step_s)
         num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
         num_drafted = sum(len(entry.draft) for entry in batch.requests)
@@ -144,6 +167,7 @@ class Speculator:
         if sampled and (num_drafted or has_waited):
             tokens_each = sum(map(len, sampled)) / len(sampled)
             self._book_saving(num_rows - num_drafted, tokens_each, seconds)
+        self._spent_s += self._clock() - began_s
 
     def forget(self, request: Request) -> None:
         """The request has ended."""

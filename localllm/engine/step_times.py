@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections import deque
 from math import log2
-from statistics import median
 
 # Times of so many steps tell what the next will take: their median, which a few slow ones among
 # them do not move.
@@ -33,7 +32,7 @@ class StepTimes:
             self._rows.insert(bisect_left(self._rows, key), key)
         times = self._times[key]
         times.append(seconds / num_rows)
-        self._medians[key] = median(times)
+        self._medians[key] = sorted(times)[len(times) // 2]
 
     def knows(self, num_rows: int) -> bool:
         """Whether a step of about so many rows has been measured."""

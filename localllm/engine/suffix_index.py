@@ -9,7 +9,7 @@ match of the newest tokens is what Lempel and Ziv's 1977 compression copies from
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from sys import getsizeof
 
@@ -43,14 +43,13 @@ class SuffixIndex:
         # By n-gram: the position behind it, negative once it has occurred again.
         self._ends: dict[int, int] = {}
         self._match = NO_MATCH
-        # The n-gram of the newest `min_match` tokens, and how many there are of the last text.
-        self._key = self._run = 0
+        self._run = 0  # tokens of the last text
 
     def copy(self) -> "SuffixIndex":
         """One that goes on by itself, for far less than indexing the text again."""
         other = SuffixIndex(self._min, self._max)
         other._tokens, other._ends = self._tokens[:], self._ends.copy()
-        other._key, other._run, other._match = self._key, self._run, self._match
+        other._run, other._match = self._run, self._match
         return other
 
     def __len__(self) -> int:
@@ -75,34 +74,47 @@ class SuffixIndex:
         """The longest match of the newest tokens of this text, and of those the last."""
         return self._match
 
-    def extend(self, token_ids: Iterable[int]) -> None:
+    def extend(self, token_ids: Sequence[int]) -> None:
         """Append tokens."""
-        tokens, ends = self._tokens, self._ends
-        first, shift = self._min, _TOKEN_BITS * (self._min - 1)
-        key, run, match = self._key, self._run, self._match
-        for token in token_ids:
-            tokens.append(token)
-            match = NO_MATCH
-            if token == END_OF_TEXT:
-                key = run = 0
-                continue
-            # Of the newest `min_match` tokens: one comes in, one goes out.
-            key = token + 1 << shift | key >> _TOKEN_BITS
-            run += 1
-            if run < first:
-                continue
-            before = ends.get(key)
-            if before is None:
-                ends[key] = len(tokens)
-            else:
-                match = self._descend(key, before, min(self._max, run))
-        self._key, self._run, self._match = key, run, match
+        rest = list(token_ids)
+        while END_OF_TEXT in rest:
+            end = rest.index(END_OF_TEXT)
+            self._append(rest[:end])
+            self._tokens.append(END_OF_TEXT)
+            self._run, self._match = 0, NO_MATCH
+            del rest[: end + 1]
+        self._append(rest)
 
-    def _descend(self, key: int, before: int, longest: int) -> Match:
-        """Book the newest tokens in the levels from the first on, whose n-gram `key` has stood
-        before; the match they end at.
+    def _append(self, token_ids: list[int]) -> None:
+        """Append tokens of one text, all at once where nothing repeats: a prompt is long."""
+        tokens, ends, first = self._tokens, self._ends, self._min
+        num_old = min(self._run, first - 1)
+        window = [*tokens[len(tokens) - num_old :], *token_ids]
+        tokens.extend(token_ids)
+        self._run += len(token_ids)
+        # The n-grams of the first length that end in a new token.
+        keys = [0] * max(0, len(window) - first + 1)
+        for newer in range(first):
+            each = window[first - 1 - newer :]
+            keys = [key << _TOKEN_BITS | token + 1 for key, token in zip(keys, each, strict=False)]
+        end = len(tokens) - len(keys) + 1
+        start = len(tokens) - self._run
+        found = (0, 0)
+        for key in keys:
+            before = ends.setdefault(key, end)
+            if before == end:
+                found = (0, 0)
+            else:
+                found = self._descend(key, before, end, min(self._max, end - start))
+            end += 1
+        if token_ids:
+            self._match = Match(*found)
+
+    def _descend(self, key: int, before: int, end: int, longest: int) -> tuple[int, int]:
+        """Book the n-grams in front of position `end` in the levels from the first on, whose n-gram
+        `key` has stood before; length and end of the match.
         """
-        tokens, ends, end = self._tokens, self._ends, len(self._tokens)
+        tokens, ends = self._tokens, self._ends
         length = self._min
         while True:
             if before > 0:  # it stood there alone so far
@@ -114,12 +126,12 @@ class SuffixIndex:
                 before = -before
             ends[key] = -end
             if length == longest:
-                return Match(length, before)
-            key = key << _TOKEN_BITS | tokens[-length - 1] + 1
+                return length, before
+            key = key << _TOKEN_BITS | tokens[end - length - 1] + 1
             deeper = ends.get(key)
             if deeper is None:
                 ends[key] = end
-                return Match(length, before)
+                return length, before
             length, before = length + 1, deeper
 
     def find(self, newest: Sequence[int]) -> Match:

@@ -31,6 +31,14 @@ def new_speculator() -> Speculator:
     return Speculator(NgramDrafter(2, 8), DraftLengths(9), 15, clock=lambda: 0.0)
 
 
+def step_of(*requests: Request, num_tokens: int) -> ScheduledBatch:
+    """A step that computes so many tokens of its first request."""
+    counts = [num_tokens, *(0 for _ in requests[1:])]
+    return ScheduledBatch(
+        [ScheduledRequest(r, 0, n, catches_up=False) for r, n in zip(requests, counts, strict=True)]
+    )
+
+
 def random_text(seed: int, length: int, vocab: int = 50_000) -> list[int]:
     rng = Random(seed)
     return [rng.randrange(vocab) for _ in range(length)]
@@ -123,11 +131,12 @@ def test_a_long_prompt_is_indexed_beside_its_steps_and_not_at_once() -> None:
     drafter = NgramDrafter(2, 8)
     request = make_request(0, 5000)
     request.token_ids = random_text(5, 2500) * 2
+    drafter.add(request)
     assert drafter.propose(request, 8) is None
     for _ in range(11):
-        drafter.work([request], 400)
+        drafter.work(step_of(request, num_tokens=144))  # and 256 more
         assert drafter.propose(request, 8) is None
-    drafter.work([request], 600)
+    drafter.work(step_of(request, num_tokens=344))
     found = drafter.propose(request, 8)
     assert found is not None
     assert found.token_ids == request.token_ids[:8]
@@ -143,8 +152,11 @@ def test_what_a_kept_prompt_begins_with_is_not_indexed_again() -> None:
     first.token_ids = first.token_ids + random_text(6, 100)
     turn.token_ids = first.token_ids[:1000] + random_text(7, 20)
     other.token_ids = random_text(5, 500) + random_text(8, 520)
-    drafter.work([first], 5000)
-    drafter.work([turn, other], 30)
+    drafter.add(first)
+    drafter.work(step_of(first, num_tokens=5000))
+    drafter.add(turn)
+    drafter.add(other)
+    drafter.work(step_of(turn, other, num_tokens=30))
     assert drafter.propose(turn, 8) is None  # its newest tokens are new
     assert drafter.propose(other, 8) is None
     turn.token_ids += turn.token_ids[1000:1010]
@@ -166,14 +178,15 @@ def test_where_nothing_holds_few_steps_are_looked_at_but_all_that_were_waited_fo
             return None
 
     drafter, ticks = Counting(2, 8), count()
-    # A look takes a thousandth of a second, and a step fifty.
+    # A look takes a thousandth of a second, so does learning from each of two steps; a step 250.
     speculator = Speculator(drafter, DraftLengths(9), 15, clock=lambda: next(ticks) / 1000)
     batch = ScheduledBatch([ScheduledRequest(request, 99, 1, catches_up=True)])
-    for looks_wanted in (16, 25, 25):
+    for num_steps, looks_wanted in ((4, 4), (100, 17), (100, 17)):
         before = drafter.num_looks
-        for _ in range(16 if looks_wanted == 16 else 100):
+        for _ in range(num_steps):
             speculator.propose([request], 100)
-            speculator.learn(batch, [[SampledToken(5)]], 0.05, has_waited=False)
+            if speculator.is_watching:
+                speculator.learn(batch, [[SampledToken(5)]], 0.25, has_waited=False)
         assert abs(drafter.num_looks - before - looks_wanted) <= 5
     for _ in range(480):
         looks = drafter.num_looks
