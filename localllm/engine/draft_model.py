@@ -11,7 +11,7 @@ Transformers via Speculative Decoding", accept by chance instead).
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np

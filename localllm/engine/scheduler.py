@@ -15,7 +15,7 @@ block that is written next belongs to its request alone, else it is copied first
 
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from localllm.engine.block_pool import BlockPool, hash_block

@@ -38,7 +38,7 @@ def test_no_more_run_at_once_than_asked(engine: Engine) -> None:
     def counting(*args: object) -> int:
         nonlocal most
         request_id = add(*args)  # type: ignore[arg-type]
-        unfinished = sum(1 for _ in engine.scheduler._unfinished())
+        unfinished = sum(1 for _ in engine.scheduler.unfinished())
         most = max(most, unfinished)
         return request_id
 
