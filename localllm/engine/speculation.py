@@ -19,7 +19,8 @@ from localllm.engine.scheduler import SampledToken, ScheduledBatch
 _MOST_LOST, _MOST_SAVED = 8.0, 16.0
 _SHORTEST_REST, _LONGEST_REST = 64, 1024
 # After so many looks that saved nothing, looks take at most so much of the time, as far as one
-# step of so many allows that.
+# step of so many allows that. One that found a match of some length counts for a part of one.
+_PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
 # How much of an average is the newest value.
 _NEWEST = 0.1
@@ -85,7 +86,7 @@ class Speculator:
         self._requests: dict[Request, _Drafted] = {}
         self._saved, self._rest, self._next_rest = 0.0, 0, _SHORTEST_REST
         self._hot, self._cold = 0, 0
-        self._num_quiet, self._since_look = 0, 0
+        self._num_quiet, self._since_look = 0.0, 0
         self._is_looking = False
 
     def renewed(self) -> "Speculator":
@@ -125,7 +126,7 @@ class Speculator:
         self._since_look += 1
         if self._num_quiet >= _QUIET_LOOKS and self._since_look < self._interval():
             return {}
-        self._num_quiet, self._since_look, self._is_looking = self._num_quiet + 1, 0, True
+        self._since_look, self._is_looking = 0, True
         self._look_s += _NEWEST * (self._spent_s - self._look_s)
         began_s = self._clock()
         drafts = self._look(running, budget)
@@ -191,6 +192,8 @@ class Speculator:
             proposal = self._drafter.propose(request, min(self._max_draft, room))
             if proposal is not None:
                 proposals[request] = proposal
+        longest = max((found.match_length for found in proposals.values()), default=0)
+        self._num_quiet += 1.0 if longest < _PROMISING_LENGTH else _PROMISING_WEIGHT
         if not proposals:
             return {}
         missing = [request.num_tokens - request.num_computed_tokens for request in running]
@@ -222,7 +225,7 @@ class Speculator:
             return
         saved = tokens_each - seconds / plain
         if saved > 0:
-            self._hot, self._num_quiet = _HOT_STEPS, 0
+            self._hot, self._num_quiet = _HOT_STEPS, 0.0
         self._saved = min(_MOST_SAVED, self._saved + saved)
         if self._saved < -_MOST_LOST:
             self._saved, self._rest = 0.0, self._next_rest
