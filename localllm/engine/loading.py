@@ -118,14 +118,15 @@ def build_decoder(
     plan = plan_memory(
         model_config,
         config,
-        max_num_batched_tokens=config.max_num_batched_tokens or _STEP_TOKENS[device.type],
+        max_num_batched_tokens=config.max_num_batched_tokens or step_tokens(device.type),
         weights_bytes=resident_bytes(dtype.itemsize),
         item_bytes=dtype.itemsize,
         kv_row_bytes=row_bytes(model_config.head_dim, kv_dtype),
-        free_bytes=_free_bytes(device),
+        free_bytes=free_bytes(device),
         graph_rows=graph_rows(config.max_num_seqs) if device.type == "cuda" else 0,
         draft_token_bytes=draft.plan.kv_block_bytes // config.block_size if draft else 0,
         draft_bytes=draft.plan.activations_bytes + draft.plan.graphs_bytes if draft else 0,
+        gathers=ops.name == "torch",
     )
     report(plan.describe(config.block_size))
     model = load_model(
@@ -139,9 +140,9 @@ def build_decoder(
         deterministic=config.deterministic,
     )
     if device.type == "cuda":
-        planned, free_bytes = plan, _free_bytes(device)
-        plan = reconcile(planned, config, free_bytes)
-        report(describe_taken(plan, planned, free_bytes - plan.kv_bytes))
+        planned, left = plan, free_bytes(device)
+        plan = reconcile(planned, config, left)
+        report(describe_taken(plan, planned, left - plan.kv_bytes))
     return LoadedDecoder(model, plan, dtype, kv_dtype, device, tunings)
 
 
@@ -246,11 +247,17 @@ def select_device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if wants_cuda else "cpu")
 
 
+def step_tokens(device: str) -> int:
+    """Tokens in one step on a `cpu` or a `cuda`, where nobody says otherwise."""
+    return _STEP_TOKENS[device]
+
+
 def _tuning_file(device: torch.device) -> TuningFile:
     return TuningFile.of(torch.cuda.get_device_name(device))
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
+    """Bytes of its memory that a program could take now."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what torch keeps of what was freed
         return int(torch.cuda.mem_get_info(device)[0])

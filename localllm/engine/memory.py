@@ -2,6 +2,7 @@
 what becomes of the plan once the weights are there.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from localllm.config import EngineConfig, ModelConfig
@@ -59,45 +60,52 @@ def plan_memory(
     graph_rows: int = 0,
     draft_token_bytes: int = 0,
     draft_bytes: int = 0,
+    gathers: bool = True,
 ) -> MemoryPlan:
     """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens`, KV
     cache, whose keys (or values) of a head and token take `kv_row_bytes`, and captured steps of
     `graph_rows` rows in all. A draft model, whose weights are there, takes `draft_token_bytes` more
     for each token of the cache, and `draft_bytes` for its steps.
 
+    `gathers`: attention takes keys and values out of their blocks first, as torch's operators do.
+
     Without an explicit context, the context is the model's, or what fits. The cache holds
     `max_num_seqs` whole contexts if there is room, and at least one.
 
     Raises: GpuMemoryError with a table of the parts where not even that fits.
     """
-    longest = engine.max_model_len or model.max_position_embeddings
-    scores_bytes = 3 * 4 * _QUERY_TILE * model.num_heads * longest
-    gathered_bytes = (
-        2 * 4 * max(_MAX_GATHERED_VALUES, longest * model.num_kv_heads * model.head_dim)
-    )
     width = 4 * model.hidden_size + 3 * model.intermediate_size
     width += 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     drafts = engine.speculation.drafter != "off"
     num_logit_rows = engine.max_num_seqs + MAX_DRAFTED_TOKENS * drafts
     # Of captured steps each keeps its logits, in the model's precision and in float32.
     graphs_bytes = graph_rows * (model.vocab_size * (4 + item_bytes) + width * item_bytes)
-    activations_bytes = (
-        max_num_batched_tokens * width * max(item_bytes, 4)
-        + 3 * num_logit_rows * model.vocab_size * 4  # logits twice, and counts of tokens
-        + draft_bytes
-        + scores_bytes
-        + gathered_bytes
-    )
+    step_bytes = max_num_batched_tokens * width * max(item_bytes, 4) + draft_bytes
+    step_bytes += 3 * num_logit_rows * model.vocab_size * 4  # logits twice, and counts of tokens
     token_bytes = 2 * model.num_layers * model.num_kv_heads * kv_row_bytes + draft_token_bytes
     block_bytes = token_bytes * engine.block_size
     budget_bytes = int(free_bytes * engine.gpu_memory_utilization)
     budget_bytes = max(0, min(budget_bytes, free_bytes - engine.reserve_bytes))
-    usable = budget_bytes - weights_bytes - activations_bytes - graphs_bytes
-    max_blocks = max(0, usable // block_bytes - 1)
+    left = budget_bytes - weights_bytes - graphs_bytes - step_bytes
 
+    def attention_bytes(context: int) -> int:
+        if not gathers:
+            return 0
+        values = max(_MAX_GATHERED_VALUES, context * model.num_kv_heads * model.head_dim)
+        return 3 * 4 * _QUERY_TILE * model.num_heads * context + 2 * 4 * values
+
+    def blocks_beside(context: int) -> int:
+        """Blocks that there is room for where requests have up to so many tokens."""
+        return max(0, (left - attention_bytes(context)) // block_bytes - 1)
+
+    longest = engine.max_model_len or model.max_position_embeddings
     max_model_len = longest
     if engine.max_model_len is None:
-        max_model_len = min(longest, max_blocks * engine.block_size)
+        contexts = range(engine.block_size, longest + engine.block_size, engine.block_size)
+        count = bisect_left(
+            contexts, True, key=lambda c: blocks_beside(c) * engine.block_size < min(c, longest)
+        )
+        max_model_len = min(longest, count * engine.block_size)
     elif longest > model.max_position_embeddings:
         raise RequestError(
             f"the model knows {model.max_position_embeddings:,} positions, "
@@ -105,6 +113,8 @@ def plan_memory(
             param="max_model_len",
             hint=f"--ctx {model.max_position_embeddings}, or auto",
         )
+    max_blocks = blocks_beside(max_model_len)
+    activations_bytes = step_bytes + attention_bytes(max_model_len)
     blocks_per_context = -(-max_model_len // engine.block_size)
     if engine.kv_cache_tokens is not None:
         num_blocks = engine.kv_cache_tokens // engine.block_size

@@ -1,5 +1,7 @@
 """The memory plan is arithmetic: checked against values worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 from checkpoints import tiny_config
 
@@ -36,12 +38,27 @@ def test_the_cache_holds_the_context_of_every_request_where_there_is_room() -> N
 
 def test_without_an_explicit_context_what_fits_is_taken() -> None:
     config = EngineConfig(max_num_seqs=1, gpu_memory_utilization=1.0)
-    roomy = plan(config, 0, GIB)
-    # Room for ten blocks, one of them the null block.
-    free_bytes = roomy.activations_bytes + 10 * 16 * TOKEN_BYTES
+    small = plan(replace(config, max_model_len=9 * 16), 0, GIB)
+    # Room for ten blocks, one of them the null block, with what attention takes for nine.
+    free_bytes = small.activations_bytes + 10 * 16 * TOKEN_BYTES
     found = plan(config, 0, free_bytes)
     assert found.max_model_len == 9 * 16
     assert found.num_blocks == 10
+    assert plan(config, 0, free_bytes - 1).max_model_len == 8 * 16
+
+
+def test_a_long_context_that_the_model_knows_takes_nothing_where_it_does_not_fit() -> None:
+    long = replace(MODEL, max_position_embeddings=1 << 20)
+    sizes = {"max_num_batched_tokens": 16, "weights_bytes": 0, "item_bytes": 2, "kv_row_bytes": 32}
+    found = plan_memory(long, EngineConfig(max_num_seqs=1), free_bytes=64 << 20, **sizes)
+    assert 10_000 < found.max_model_len < 1 << 20
+    together = found.activations_bytes + found.kv_bytes
+    assert 0 <= found.budget_bytes - together < 100_000  # less than sixteen tokens more would take
+    # Kernels that read blocks where they are leave more to the cache.
+    alone = plan_memory(
+        long, EngineConfig(max_num_seqs=1), free_bytes=64 << 20, gathers=False, **sizes
+    )
+    assert alone.max_model_len > 2 * found.max_model_len
 
 
 def test_an_explicit_context_that_does_not_fit_is_an_error_with_the_parts() -> None:
