@@ -1,18 +1,23 @@
 """Names of models: the catalogue's aliases, hub repositories, folders, and the built-in one."""
 
 import difflib
+import os
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from localllm.errors import CatalogError, ExitCode
+from localllm.places import user_catalog
 
 BUILT_IN_MODEL = "pocket"
 # pocket, and the model that drafts for it; each a folder of the package.
 BUILT_IN_MODELS = (BUILT_IN_MODEL, "pocket-draft")
+QUANTIZATIONS = ("int4", "int8", "bf16")
+THINKING = ("none", "hybrid", "always")
+TOOLS = ("none", "hermes", "llama3", "mistral")
 _PACKAGE = Path(__file__).parent
 _REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 _REQUIRED = ("repo", "licence", "architecture")
@@ -20,16 +25,22 @@ _REQUIRED = ("repo", "licence", "architecture")
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One alias of models.toml; its template is for a repository that has none.
+    """One alias of models.toml, whose head says what the fields are.
 
-    `sizes` are the fields of config.json that give the model's shape, where the catalogue knows it.
+    `revision` None is the newest; `sizes` are the fields of config.json that give the shape.
     """
 
     alias: str
     repo: str
-    revision: str
     licence: str
     architecture: str
+    revision: str | None = None
+    gated: bool = False
+    int4: str | None = None
+    quantization: str = "int4"
+    thinking: str = "none"
+    tools: str = "none"
+    sampling: Mapping[str, float] = field(default_factory=dict)
     chat_template: str | None = None
     sizes: Mapping[str, Any] | None = None
 
@@ -61,44 +72,104 @@ class ModelSource:
 
 
 def load_catalog() -> dict[str, CatalogEntry]:
-    """The entries of models.toml, which lies in the package, or at the root of a checkout.
+    """The entries of models.toml, which lies in the package, or at the root of a checkout; those of
+    the user's own file, unless LOCALLLM_NO_CONFIG is set, add to them or take their place.
 
-    Raises: CatalogError for a file that is broken.
+    Raises: CatalogError, with the line, for a file that is broken.
     """
     places = (_PACKAGE / "models.toml", _PACKAGE.parent / "models.toml")
-    path = next((place for place in places if place.exists()), places[0])
+    entries = _read_catalog(next((place for place in places if place.exists()), places[0]))
+    own = user_catalog()
+    if not os.environ.get("LOCALLLM_NO_CONFIG") and own.exists():
+        entries |= _read_catalog(own)
+    return entries
+
+
+def _read_catalog(path: Path) -> dict[str, CatalogEntry]:
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CatalogError(
-            f"the catalogue cannot be read: {error}", where=str(path), exit_code=ExitCode.USAGE
-        ) from error
-    return {alias: _read_entry(alias, entry, path) for alias, entry in raw.items()}
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise _broken(path, f"the catalogue cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise _broken(path, "the catalogue is not UTF-8", line) from error
+    try:
+        raw = tomllib.loads(text)
+    except ValueError as error:  # says line and column itself
+        raise _broken(path, f"the catalogue cannot be read: {error}") from error
+    return {alias: _read_entry(alias, entry, path, text) for alias, entry in raw.items()}
 
 
-def _read_entry(alias: str, entry: object, path: Path) -> CatalogEntry:
-    known = (*_REQUIRED, "revision", "chat_template")
-    sizes = entry.get("sizes") if isinstance(entry, Mapping) else None
-    if not isinstance(entry, Mapping) or not all(
-        isinstance(value, str) and key in known for key, value in entry.items() if key != "sizes"
-    ):
-        problem = f"a table of texts with the keys {', '.join(known)}"
-    elif sizes is not None and not isinstance(sizes, Mapping):
-        problem = "to have a table as its sizes"
-    elif any(key not in entry for key in _REQUIRED):
-        problem = f"to have {', '.join(_REQUIRED)}"
-    else:
-        return CatalogEntry(
-            alias=alias,
-            repo=entry["repo"],
-            revision=entry.get("revision", "main"),
-            licence=entry["licence"],
-            architecture=entry["architecture"],
-            chat_template=entry.get("chat_template"),
-            sizes=sizes,
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_sampling(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(number, (int, float)) and not isinstance(number, bool)
+        for number in value.values()
+    )
+
+
+_FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(
+        ("repo", "licence", "architecture", "revision", "int4", "chat_template"),
+        (_is_text, "a text"),
+    ),
+    "gated": (lambda value: isinstance(value, bool), "true or false"),
+    "quantization": (lambda value: value in QUANTIZATIONS, f"one of {', '.join(QUANTIZATIONS)}"),
+    "thinking": (lambda value: value in THINKING, f"one of {', '.join(THINKING)}"),
+    "tools": (lambda value: value in TOOLS, f"one of {', '.join(TOOLS)}"),
+    "sampling": (_is_sampling, "a table of numbers"),
+    "sizes": (lambda value: isinstance(value, Mapping), "a table"),
+}
+
+
+def _read_entry(alias: str, entry: object, path: Path, text: str) -> CatalogEntry:
+    def fail(problem: str, key: str = "") -> CatalogError:
+        return _broken(
+            path, f"catalogue entry {alias!r:.60}: {problem}", _line_of(text, alias, key)
         )
-    raise CatalogError(
-        f"catalogue entry {alias!r} must be {problem}", where=str(path), exit_code=ExitCode.USAGE
+
+    if not isinstance(entry, Mapping):
+        raise fail("must be a table")
+    for key, value in entry.items():
+        if key not in _FIELDS:
+            near = difflib.get_close_matches(key, _FIELDS, n=1)
+            known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_FIELDS)}"
+            raise fail(f"unknown key {key!r:.40}; {known}", key)
+        is_valid, expected = _FIELDS[key]
+        if not is_valid(value):
+            raise fail(f"{key} must be {expected}, found {value!r:.60}", key)
+    missing = [key for key in _REQUIRED if key not in entry]
+    if missing:
+        raise fail(f"{', '.join(missing)} missing")
+    return CatalogEntry(alias=alias, **entry)
+
+
+def _line_of(text: str, alias: str, key: str) -> int | None:
+    """The line of an entry's key, or else of its head, as far as it is easily found."""
+    head = re.compile(rf"\s*\[\s*[\"']?{re.escape(alias)}[\"']?[\].]")
+    found = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("["):
+            if found is not None and not head.match(line):
+                break
+            if found is None and head.match(line):
+                found = number
+        elif found is not None and key and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+            return number
+    return found
+
+
+def _broken(path: Path, problem: str, line: int | None = None) -> CatalogError:
+    return CatalogError(
+        problem,
+        where=str(path) if line is None else f"{path}, line {line}",
+        hint="mend the file, or leave it aside: localllm --no-config ..."
+        if path == user_catalog()
+        else "install localllm again",
+        exit_code=ExitCode.USAGE,
     )
 
 

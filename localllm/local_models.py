@@ -1,13 +1,16 @@
 """The models that are on this machine: built in, quantized here, and in the hub's own cache."""
 
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-
-from platformdirs import user_cache_path
+from typing import Any
 
 from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
-from localllm.errors import LocalLLMError
+from localllm.errors import CatalogError, DiskError, LocalLLMError, RequestError
 from localllm.model.weight_files import find_weight_files
+from localllm.places import cache_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ def find_local_models() -> LocalModels:
 
 def quantized_folder() -> Path:
     """Where `localllm quantize` puts what it makes, unless it is told another place."""
-    return user_cache_path("localllm") / "quantized"
+    return cache_folder("quantized")
 
 
 def _quantized_models() -> list[LocalModel]:
@@ -109,3 +112,60 @@ def _problem(folder: Path) -> str | None:
     except LocalLLMError as error:
         return error.message
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What `rm` would delete, and what that frees."""
+
+    name: str
+    freed_bytes: int
+    carry_out: Callable[[], None]
+
+
+def plan_removal(name: str) -> Removal:
+    """The removal of a model by the name that `find_local_models` gives it, or its repository.
+
+    Raises: CatalogError (3) for one that is not here; RequestError for one that is built in, or a
+    folder of the user's own.
+    """
+    if name in BUILT_IN_MODELS:
+        raise RequestError(f"{name} is built in", param="model", hint="localllm ls shows others")
+    for model in _quantized_models():
+        if name in (model.name, Path(model.folder).name):
+            return Removal(model.name, model.num_bytes, partial(_remove_folder, model.folder))
+    repo = resolve_model(name).repo
+    if repo is None:
+        raise RequestError(
+            f"{name} is a folder of your own", param="model", hint="delete it yourself: rm -r"
+        )
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        cache = scan_cache_dir()
+    except CacheNotFound as error:
+        raise _not_here(name) from error
+    found = next((each for each in cache.repos if each.repo_id == repo), None)
+    if found is None:
+        raise _not_here(name)
+    strategy = cache.delete_revisions(*(each.commit_hash for each in found.revisions))
+    return Removal(name, strategy.expected_freed_size, partial(_remove_repository, strategy))
+
+
+def _not_here(name: str) -> CatalogError:
+    return CatalogError(f"{name} is not on this machine", hint="localllm ls shows what is")
+
+
+def _remove_repository(strategy: Any) -> None:
+    try:
+        strategy.execute()
+    except OSError as error:
+        raise DiskError(f"it cannot be deleted: {error.strerror}") from error
+
+
+def _remove_folder(folder: str) -> None:
+    try:
+        shutil.rmtree(folder)
+    except OSError as error:
+        raise DiskError(f"{folder} cannot be deleted: {error.strerror}") from error

@@ -2,10 +2,10 @@
 
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from platformdirs import user_data_path
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
@@ -13,10 +13,18 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.styles import Style
+from rich.cells import cell_len, set_cell_size
+
+from localllm.places import history_file
 
 logger = logging.getLogger(__name__)
 
 PROMPT, MULTI_PROMPT = "> ", "| "
+# The line below the prompt is as weak as other notes, not a bar.
+_STYLE = Style.from_dict(
+    {"bottom-toolbar": "noreverse", "bottom-toolbar.text": "fg:ansibrightblack"}
+)
 
 
 class LineEditor:
@@ -24,10 +32,15 @@ class LineEditor:
 
     Enter sends, Alt-Enter or a `\\` at the line's end adds a line, and pasted lines are only
     inserted. While `is_multi`, it is the other way round: Enter adds a line and Alt-Enter sends.
-    `on_toggle_thinking` is called by Ctrl-O, above the prompt.
+    `on_toggle_thinking` is called by Ctrl-O, above the prompt; `status` is shown below it.
     """
 
-    def __init__(self, completer: Completer, on_toggle_thinking: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        completer: Completer,
+        on_toggle_thinking: Callable[[], None],
+        status: Callable[[], str],
+    ) -> None:
         self.is_multi = False
         self._session: PromptSession[str] = PromptSession(
             message=lambda: MULTI_PROMPT if self.is_multi else PROMPT,
@@ -40,14 +53,16 @@ class LineEditor:
             enable_open_in_editor=True,  # Ctrl-X Ctrl-E
             tempfile_suffix=".md",
             key_bindings=self._key_bindings(on_toggle_thinking),
+            bottom_toolbar=lambda: _fitted(status()),
+            style=_STYLE,
         )
 
-    def read(self) -> str:
-        """The next message, to the letter.
+    def read(self, text: str = "") -> str:
+        """The next message, to the letter; `text` is there to begin with.
 
         Raises: EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C, both at an empty prompt.
         """
-        return self._session.prompt()
+        return self._session.prompt(default=text)
 
     def _key_bindings(self, on_toggle_thinking: Callable[[], None]) -> KeyBindings:
         keys = KeyBindings()
@@ -120,13 +135,19 @@ class CommandCompleter(Completer):
             yield from _starting_with(argument, self._arguments(command))
 
 
+def _fitted(text: str) -> str:
+    """A status in one row, whatever the width."""
+    columns = shutil.get_terminal_size().columns - 1
+    return text if cell_len(text) <= columns else set_cell_size(text, max(1, columns))
+
+
 def _starting_with(text: str, words: Iterable[str]) -> Iterable[Completion]:
     return (Completion(word, -len(text)) for word in words if word.startswith(text))
 
 
 def _open_history() -> History:
     """The history file of the user's data folder; in memory where it cannot be written."""
-    path = user_data_path("localllm") / "history"
+    path = history_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Prompts are private: nobody else reads them.

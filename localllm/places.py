@@ -1,0 +1,37 @@
+"""Where localllm keeps what is the user's: settings, conversations, what can be made again.
+
+By the XDG base directory specification, on every system alike, so that what is written down once
+holds everywhere. Nothing here makes a folder.
+"""
+
+import os
+from pathlib import Path
+
+
+def config_file() -> Path:
+    """Settings that hold where neither a flag nor a variable says otherwise."""
+    return _folder("XDG_CONFIG_HOME", ".config") / "config.toml"
+
+
+def user_catalog() -> Path:
+    """Models of the user's own, in the form of models.toml."""
+    return _folder("XDG_CONFIG_HOME", ".config") / "models.toml"
+
+
+def sessions_file() -> Path:
+    """Saved conversations."""
+    return _folder("XDG_DATA_HOME", ".local/share") / "sessions.db"
+
+
+def history_file() -> Path:
+    """What was typed."""
+    return _folder("XDG_DATA_HOME", ".local/share") / "history"
+
+
+def cache_folder(kind: str) -> Path:
+    """What can be made again, by kind: quantized, kernels, tunings, downloads."""
+    return _folder("XDG_CACHE_HOME", ".cache") / kind
+
+
+def _folder(variable: str, default: str) -> Path:
+    return Path(os.environ.get(variable) or Path.home() / default) / "localllm"
