@@ -1,49 +1,300 @@
-"""A model's files on this machine, fetched from the Hugging Face hub where they are not here."""
+"""A model's files on this machine, fetched from the Hugging Face hub where they are not here.
+
+What is here and complete is used without asking the hub; `localllm pull` looks for something newer.
+"""
 
 import errno
+import logging
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Protocol
 
 from localllm.catalog import ModelSource
 from localllm.errors import CheckpointError, DownloadError, ExitCode, LocalLLMError
+from localllm.transfer import HubFile, damaged_error, fetch_blob
+from localllm.verified import VerifiedFiles, hash_file
+
+logger = logging.getLogger(__name__)
 
 # Weights only as safetensors, no code, nothing else a repository may hold.
 SMALL_FILES = ("*.json", "*.jinja")
 WANTED_FILES = ("*.safetensors", *SMALL_FILES)
 # The same weights again in other layouts, and whatever lies in subfolders.
 UNWANTED_FILES = ("consolidated*", "*/*")
+# Files at a time.
+_WORKERS = 4
+# Disk that a download leaves free.
+_SPARE_BYTES = 64 << 20
 
 
-def fetch_model(source: ModelSource, *, with_weights: bool = True) -> Path:
+class DownloadProgress(Protocol):
+    """Is told how a download goes, from several threads."""
+
+    def begin(self, what: str, files: list[HubFile]) -> AbstractContextManager[None]:
+        """`files` are to be fetched, or checked, as `what` says."""
+
+    def advance(self, file: HubFile, num_bytes: int) -> None:
+        """So many bytes of a file are done."""
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    def begin(self, what: str, files: list[HubFile]) -> AbstractContextManager[None]:
+        """See DownloadProgress."""
+        return nullcontext()
+
+    def advance(self, file: HubFile, num_bytes: int) -> None:
+        """See DownloadProgress."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubSnapshot:
+    """The wanted files of a repository at a commit; `missing` are those not in the cache."""
+
+    repo: str
+    commit: str
+    folder: Path
+    files: list[HubFile]
+    missing: list[HubFile]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of them."""
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Of those that are to be fetched."""
+        return sum(file.num_bytes for file in self.missing)
+
+
+def fetch_model(
+    source: ModelSource,
+    *,
+    with_weights: bool = True,
+    progress: DownloadProgress | None = None,
+    refresh: bool = False,
+) -> Path:
     """The folder with the files of `source`, downloaded into the hub's own cache if need be.
 
     Without weights only the small files are fetched; weights that are there already are found.
+    `refresh` asks the hub whether there is a newer revision. The hub's variables hold (HF_HOME,
+    HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT).
 
-    The hub's variables hold (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT).
-
-    Raises: DownloadError, whose exit code says why: 3 gated or unknown, 4 network, 5 disk.
+    Raises: DownloadError, whose exit code says why: 3 gated or unknown, 4 network, 5 disk, damage.
     """
     if source.folder is not None:
         return source.folder
     assert source.repo is not None
+    verified, progress = VerifiedFiles(), progress or NoProgress()
     wanted = WANTED_FILES if with_weights else SMALL_FILES
-    folder = _download(source.repo, source.revision, wanted)
+    here = find_snapshot(source.repo, source.revision)
+    is_known = here is not None and not refresh and verified.is_complete(here)
+    if here is not None and is_known and (not with_weights or any(here.glob("*.safetensors"))):
+        _check_links(here)
+        return here
+    name = f"{source.repo}@{source.revision}" if source.revision else source.repo
+    with hub_errors(name, source.repo):
+        try:
+            snapshot = look_up(source.repo, source.revision, wanted)
+        except Exception as error:
+            if here is None or not _is_unreachable(error):
+                raise
+            problem = _problem(here, with_weights)
+            if problem is not None:
+                raise _unreachable(name, f"{problem}; {error!s:.100}") from error
+            logger.warning("the hub cannot be reached; %s is used as it is here", name)
+            _check_links(here)
+            return here
+        folder = _fetch(snapshot, source.revision, wanted, verified, progress)
     _check_links(folder)
+    _check_hashes(snapshot, folder, verified, progress)
+    verified.add_snapshot(folder, [file.name for file in snapshot.files])
     return folder
 
 
-def _download(repo: str, revision: str | None, wanted: tuple[str, ...]) -> Path:
-    # Imported here: the client takes half a second, and a model that is here needs none of it.
-    from huggingface_hub import errors, snapshot_download
-
-    name = f"{repo}@{revision}" if revision else repo
+def find_snapshot(repo: str, revision: str | None) -> Path | None:
+    """The folder of a revision in the cache, whole or not; None where it was never fetched."""
+    root = cache_root(repo)
+    ref = root / "refs" / (revision or "main")
     try:
-        folder = snapshot_download(
-            repo,
+        commit = ref.read_text().strip() if ref.is_file() else revision or ""
+    except OSError:
+        return None
+    folder = root / "snapshots" / commit
+    return folder if commit and folder.is_dir() else None
+
+
+def cache_root(repo: str) -> Path:
+    """Where the hub's cache keeps a repository."""
+    # Imported here: the client takes half a second.
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
+
+
+def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FILES) -> HubSnapshot:
+    """Ask the hub what files there are. Raises: the client's errors."""
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(repo, revision=revision, files_metadata=True)
+    files = []
+    for sibling in info.siblings or []:
+        name, digest = sibling.rfilename, sibling.blob_id or ""
+        if sibling.lfs is not None:
+            digest = sibling.lfs.sha256
+        is_wanted = any(fnmatch(name, pattern) for pattern in wanted)
+        if is_wanted and not any(fnmatch(name, pattern) for pattern in UNWANTED_FILES):
+            files.append(HubFile(name, sibling.size or 0, digest))
+    root = cache_root(repo)
+    commit = str(info.sha)
+    missing = [
+        file
+        for file in files
+        if not (root / "snapshots" / commit / file.name).exists()
+        and not (file.digest and (root / "blobs" / file.digest).exists())
+    ]
+    return HubSnapshot(repo, commit, root / "snapshots" / commit, files, missing)
+
+
+def check_disk(snapshot: HubSnapshot) -> None:
+    """Raises: DownloadError (5) where the disk has not room for what is missing."""
+    place = cache_root(snapshot.repo)
+    while not place.exists():
+        place = place.parent
+    free, needed = shutil.disk_usage(place).free, snapshot.missing_bytes
+    if needed + _SPARE_BYTES > free:
+        raise DownloadError(
+            f"{snapshot.repo} needs {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free",
+            where=str(place),
+            hint="free some space (localllm ls, localllm rm), or point HF_HOME to another disk",
+            exit_code=ExitCode.DISK,
+        )
+
+
+def _fetch(
+    snapshot: HubSnapshot,
+    revision: str | None,
+    wanted: tuple[str, ...],
+    verified: VerifiedFiles,
+    progress: DownloadProgress,
+) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    disable_progress_bars()  # ours are drawn
+    check_disk(snapshot)
+    blobs = cache_root(snapshot.repo) / "blobs"
+    large = [file for file in snapshot.missing if len(file.digest) == 64]
+
+    def fetch(file: HubFile) -> None:
+        fetch_blob(
+            snapshot.repo,
+            snapshot.commit,
+            file,
+            blobs / file.digest,
+            verified,
+            lambda count: progress.advance(file, count),
+        )
+
+    if large:
+        with progress.begin("fetching", large), ThreadPoolExecutor(_WORKERS) as pool:
+            for done in [pool.submit(fetch, file) for file in large]:
+                done.result()
+    # Links, small files, and which commit a name stands for.
+    return Path(
+        snapshot_download(
+            snapshot.repo,
             revision=revision,
             allow_patterns=list(wanted),
             ignore_patterns=list(UNWANTED_FILES),
         )
-        return Path(folder)
+    )
+
+
+def _check_hashes(
+    snapshot: HubSnapshot, folder: Path, verified: VerifiedFiles, progress: DownloadProgress
+) -> None:
+    """Hold every file against its hash, if that was not done before.
+
+    Raises: DownloadError (5) for one that differs; it is set aside, and the next run fetches it.
+    """
+    unknown = [
+        file
+        for file in snapshot.files
+        if len(file.digest) in (40, 64)
+        and (folder / file.name).exists()
+        and not verified.knows(folder / file.name, file.digest)
+    ]
+    if not unknown:
+        return
+    with progress.begin("checking", unknown):
+        for file in unknown:
+            done = 0
+
+            def count(num_bytes: int, file: HubFile = file) -> None:
+                nonlocal done
+                done += num_bytes
+                progress.advance(file, done)
+
+            found = hash_file(folder / file.name, file.digest, count)
+            if found != file.digest:
+                blob = (folder / file.name).resolve()
+                damaged = blob.replace(blob.with_name(f"{blob.name}.damaged"))
+                (folder / file.name).unlink(missing_ok=True)
+                raise damaged_error(file, found, damaged)
+            verified.add(folder / file.name, file.digest)
+
+
+def _problem(folder: Path, with_weights: bool) -> str | None:
+    """What a snapshot lacks, as far as can be seen without the hub."""
+    from localllm.model.weight_files import find_weight_files
+
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).exists()]
+    if missing:
+        return f"missing: {', '.join(missing)}"
+    try:
+        if with_weights:
+            find_weight_files(folder)
+    except LocalLLMError as error:
+        return error.message
+    return None
+
+
+def _unreachable(name: str, reason: str) -> DownloadError:
+    return DownloadError(
+        f"{name} is not on this machine, and the hub cannot be reached",
+        where=reason.partition("\n")[0][:300],
+        hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or give a folder",
+    )
+
+
+def _is_unreachable(error: Exception) -> bool:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HfHubHTTPError):
+        status = getattr(error.response, "status_code", 0)
+        return not isinstance(error, errors.RepositoryNotFoundError) and status >= 500
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return True
+    return not isinstance(error, (errors.HFValidationError, LocalLLMError))
+
+
+@contextmanager
+def hub_errors(name: str, repo: str) -> Iterator[None]:
+    """The client's errors as ours."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except LocalLLMError:
+        raise
     except errors.GatedRepoError as error:
         raise DownloadError(
             f"{repo} is gated: its licence has to be accepted first",
@@ -57,11 +308,7 @@ def _download(repo: str, revision: str | None, wanted: tuple[str, ...]) -> Path:
             exit_code=ExitCode.MODEL,
         ) from error
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
-        raise DownloadError(
-            f"{name} is not on this machine, and the hub cannot be reached",
-            where=f"{error!s:.200}".splitlines()[0],
-            hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or give a folder",
-        ) from error
+        raise _unreachable(name, str(error)) from error
     except errors.HFValidationError as error:
         raise DownloadError(
             f"{name!r} is not a name of the hub", exit_code=ExitCode.MODEL
@@ -75,14 +322,13 @@ def _download(repo: str, revision: str | None, wanted: tuple[str, ...]) -> Path:
                 exit_code=ExitCode.MODEL,
             ) from error
         raise DownloadError(
-            f"the hub failed on {name} (status {status})", hint="run the same command again"
+            f"the hub failed on {name} (status {status})",
+            hint="run the same command again; it goes on where it stopped",
         ) from error
     except OSError as error:
         raise _transfer_error(name, error) from error
     except Exception as error:  # whatever the client's transport raises
-        raise DownloadError(
-            f"the download of {name} failed: {error!s:.200}", hint="run the same command again"
-        ) from error
+        raise _unreachable(name, str(error)) from error
 
 
 def _transfer_error(name: str, error: OSError) -> LocalLLMError:

@@ -22,7 +22,7 @@ def describe_environment(device: torch.device | None) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     described: dict[str, Any] = {
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "system": platform.platform(),
         "versions": versions,
     }
@@ -40,7 +40,7 @@ def _gpu_name(device: torch.device) -> str:
     return str(torch.cuda.get_device_name(device))
 
 
-def _processor_name() -> str:
+def processor_name() -> str:
     """The processor, with the vector instructions that decide its speed."""
     try:
         text = Path("/proc/cpuinfo").read_text()

@@ -18,13 +18,20 @@ import typer
 
 from localllm import __version__
 from localllm.cli.bench import bench
+from localllm.cli.cache import cache
 from localllm.cli.chat import chat
+from localllm.cli.config import config, flag_defaults
+from localllm.cli.doctor import doctor
 from localllm.cli.eval import evaluate_model
 from localllm.cli.ls import ls
 from localllm.cli.output import StdoutClosedError, print_error
+from localllm.cli.plan import plan
+from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
+from localllm.cli.rm import rm
 from localllm.cli.show import show
 from localllm.errors import ExitCode, LocalLLMError
+from localllm.settings import read_settings
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # The common base of typer's usage errors, which has changed its module over typer's versions.
@@ -42,8 +49,10 @@ app.command("run", hidden=True, context_settings=_HELP_NAMES)(chat)
 app.command("eval", context_settings=_HELP_NAMES)(evaluate_model)
 app.command(context_settings=_HELP_NAMES)(quantize)
 app.command(context_settings=_HELP_NAMES)(bench)
-app.command(context_settings=_HELP_NAMES)(show)
-app.command(context_settings=_HELP_NAMES)(ls)
+for command in (pull, ls, show, rm, plan, doctor):
+    app.command(context_settings=_HELP_NAMES)(command)
+app.add_typer(cache, name="cache", context_settings=_HELP_NAMES)
+app.add_typer(config, name="config", context_settings=_HELP_NAMES)
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,6 +63,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _global_options(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
@@ -64,11 +74,17 @@ def _global_options(
         bool, typer.Option("--verbose", "-v", help="Log what is decided, on stderr.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log more, and show tracebacks.")] = False,
+    no_config: Annotated[
+        bool, typer.Option("--no-config", help="Leave your settings and your own models aside.")
+    ] = False,
 ) -> None:
     level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", force=True)
     for library in ("urllib3", "httpx", "httpcore", "huggingface_hub", "filelock", "asyncio"):
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
+    if no_config:
+        os.environ["LOCALLLM_NO_CONFIG"] = "1"
+    context.default_map = flag_defaults(context.command, read_settings())
 
 
 def run(arguments: Sequence[str]) -> int:

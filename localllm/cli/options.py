@@ -8,6 +8,7 @@ import typer
 
 from localllm.config import EngineConfig
 from localllm.errors import RequestError
+from localllm.overflow import OVERFLOW_POLICIES, OverflowPolicy
 from localllm.prompt import THINK_LEVELS, ThinkLevel
 from localllm.speculation_config import SpeculationConfig
 
@@ -168,6 +169,16 @@ class EngineFlags:
             dtype=cast(Literal["auto"], self.dtype),
             kv_cache_dtype=cast(Literal["auto"], self.kv_cache_dtype),
         )
+
+
+def parse_overflow(text: str) -> OverflowPolicy:
+    """`text` as a policy. Raises: RequestError."""
+    for policy in OVERFLOW_POLICIES:
+        if text == policy:
+            return policy
+    raise RequestError(
+        f"--overflow must be {' or '.join(OVERFLOW_POLICIES)}, found {text!r:.40}", param="overflow"
+    )
 
 
 def parse_think(text: str | None) -> ThinkLevel | None:

@@ -1,10 +1,10 @@
-"""The terminal while an answer streams: keys make no echo and wait for the next prompt."""
+"""The terminal itself: keys that wait while an answer streams, and a question to its user."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from localllm.cli.output import is_terminal
+from localllm.cli.output import is_terminal, write_stderr
 
 
 @contextmanager
@@ -32,3 +32,18 @@ def keys_held() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def confirm(question: str, *, default: bool) -> bool:
+    """Ask on the terminal; Enter is the default, Ctrl-C, Ctrl-D and anything else are no."""
+    write_stderr(question)
+    try:
+        answer = sys.stdin.readline()
+    except KeyboardInterrupt:
+        write_stderr("\n")
+        return False
+    if not answer:
+        write_stderr("\n")
+        return False
+    word = answer.strip().lower()
+    return default if not word else word in ("y", "yes")

@@ -1,0 +1,44 @@
+"""What localllm keeps in its cache folder, by kind; all of it can be made again."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.errors import DiskError
+from localllm.places import cache_folder
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKind:
+    """A folder of one kind of thing."""
+
+    name: str
+    meaning: str
+    folder: Path
+
+    def num_bytes(self) -> int:
+        """Of all files in it."""
+        files = (path for path in self.folder.rglob("*") if path.is_file())
+        return sum(path.stat().st_size for path in files)
+
+    def clear(self) -> None:
+        """Delete it. Raises: DiskError."""
+        try:
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+        except OSError as error:
+            raise DiskError(
+                f"{self.folder} cannot be deleted: {error.strerror}",
+                hint="check its permissions, and that no localllm is running",
+            ) from error
+
+
+def cache_kinds() -> list[CacheKind]:
+    """All kinds, the dearest to make again first."""
+    meanings = {
+        "quantized": "models that were quantized here",
+        "tunings": "which sizes of kernels are fastest on this GPU",
+        "kernels": "the C kernels, compiled for this processor",
+        "downloads": "which downloaded files were held against their hashes",
+    }
+    return [CacheKind(name, meaning, cache_folder(name)) for name, meaning in meanings.items()]

@@ -1,0 +1,67 @@
+"""`localllm cache`: what is kept because it takes time to make again."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from localllm.cli.output import is_terminal, json_line, note, write_stdout
+from localllm.cli.terminal import confirm
+from localllm.cli.words import size
+from localllm.errors import RequestError
+
+cache = typer.Typer(
+    no_args_is_help=True,
+    help="What is kept because it takes time to make again: quantized models, tunings, kernels.",
+)
+
+
+@cache.command("list")
+def list_(
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List the kinds, with their sizes and places."""
+    from localllm.cache_kinds import cache_kinds
+
+    for kind in cache_kinds():
+        if json_output:
+            fields = {"kind": kind.name, "bytes": kind.num_bytes(), "folder": str(kind.folder)}
+            write_stdout(json_line(fields))
+        else:
+            row = f"{kind.name:10} {size(kind.num_bytes()):>9}  {kind.meaning}"
+            write_stdout(f"{row}\n{'':20}  {kind.folder}\n")
+    if not json_output:
+        note("downloaded models are in the hub's cache: localllm ls, localllm rm", dim=True)
+
+
+@cache.command()
+def clear(
+    kinds: Annotated[
+        list[str] | None, typer.Argument(help="quantized, tunings, kernels, downloads.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete what is kept, by kind."""
+    from localllm.cache_kinds import cache_kinds
+
+    known = {kind.name: kind for kind in cache_kinds()}
+    if bool(kinds) == everything:
+        raise RequestError("which kinds?", hint=f"{', '.join(known)}, or --all")
+    for name in kinds or ():
+        if name not in known:
+            raise RequestError(
+                f"there is no kind {name!r:.40}", param="kinds", hint=f"one of {', '.join(known)}"
+            )
+    chosen = [known[name] for name in kinds or known]
+    freed = size(sum(kind.num_bytes() for kind in chosen))
+    names = ", ".join(kind.name for kind in chosen)
+    if not yes:
+        if not is_terminal(sys.stdin):
+            raise RequestError(f"nobody can be asked whether {names} may go", hint="--yes")
+        if not confirm(f"delete {names}, {freed}? [y/N] ", default=False):
+            note("nothing was deleted")
+            return
+    for kind in chosen:
+        kind.clear()
+    note(f"deleted {names}; {freed} are free")

@@ -1,0 +1,160 @@
+"""`localllm config`: the user's settings, and the defaults that they give to flags."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from localllm.cli.output import note, show_controls, write_stdout
+from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
+from localllm.places import config_file, user_catalog
+from localllm.settings import DEFAULT_MODEL, read_settings
+
+config = typer.Typer(
+    no_args_is_help=True, help="Settings that hold where no flag and no variable says otherwise."
+)
+Name = Annotated[str, typer.Argument(help="A flag's name, or default_model.", show_default=False)]
+
+
+@config.command("get")
+def get(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="A flag's name, or default_model.", show_default=False)
+    ] = None,
+) -> None:
+    """Print one setting, or all that are set."""
+    settings = read_settings()
+    if name is None:
+        for key, value in settings.items():
+            write_stdout(show_controls(f"{key} = {value}") + "\n")
+        if not settings:
+            note("nothing is set; localllm config set NAME VALUE", dim=True)
+        return
+    key = _known(context, name)
+    if key not in settings:
+        raise RequestError(
+            f"{key} is not set", param="name", hint=f"localllm config set {key} VALUE"
+        )
+    write_stdout(show_controls(str(settings[key])) + "\n")
+
+
+@config.command("set")
+def set_(
+    context: typer.Context,
+    name: Name,
+    value: Annotated[str, typer.Argument(help="Its value.", show_default=False)],
+) -> None:
+    """Set one: `localllm config set temp 0.7`."""
+    key = _known(context, name)
+    document = _document()
+    document[key] = _converted(context, key, value)
+    _write(document)
+    note(f"{key} is {document[key]}", dim=True)
+
+
+@config.command("unset")
+def unset(name: Name) -> None:
+    """Take a setting back."""
+    document = _document()
+    key = name.lstrip("-").replace("-", "_")
+    spellings = [each for each in {key, key.replace("_", "-")} if each in document]
+    if not spellings:
+        raise RequestError(f"{name!r:.60} is not set", param="name", hint="localllm config get")
+    for spelling in spellings:
+        del document[spelling]
+    _write(document)
+
+
+@config.command("path")
+def path(
+    catalog: Annotated[
+        bool, typer.Option("--catalog", help="That of your own models, models.toml.")
+    ] = False,
+) -> None:
+    """Print where the settings are, or your own models."""
+    write_stdout(f"{user_catalog() if catalog else config_file()}\n")
+
+
+def flag_defaults(group: Any, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings as defaults of every command that has a flag of the name.
+
+    Raises: CatalogError (exit code 2) for a name that no command has.
+    """
+    flags = _flags(group)
+    for key in settings:
+        if key not in flags and key != DEFAULT_MODEL:
+            near = difflib.get_close_matches(key, [*flags, DEFAULT_MODEL], n=1)
+            raise CatalogError(
+                f"unknown setting {key!r:.60}" + (f"; did you mean {near[0]!r}?" if near else ""),
+                where=str(config_file()),
+                hint=f"localllm --no-config config unset {key}",
+                exit_code=ExitCode.USAGE,
+            )
+    return {
+        command: {
+            flags[key][command].name: value
+            for key, value in settings.items()
+            if command in flags.get(key, {})
+        }
+        for command in group.commands
+    }
+
+
+def _flags(group: Any) -> dict[str, dict[str, Any]]:
+    """By name the flags that a variable can set: the parameter of each command that has one."""
+    found: dict[str, dict[str, Any]] = {}
+    for command, each in group.commands.items():
+        for parameter in each.params:
+            if isinstance(parameter.envvar, str):
+                key = parameter.envvar.removeprefix("LOCALLLM_").lower()
+                found.setdefault(key, {})[command] = parameter
+    return found
+
+
+def _known(context: typer.Context, name: str) -> str:
+    key = name.lstrip("-").replace("-", "_")
+    flags = _flags(context.find_root().command)
+    if key not in flags and key != DEFAULT_MODEL:
+        near = difflib.get_close_matches(key, [*flags, DEFAULT_MODEL], n=3)
+        raise RequestError(
+            f"there is no setting {name!r:.60}",
+            param="name",
+            where=f"nearest: {', '.join(near)}" if near else "",
+            hint="a flag of `localllm chat --help`, or default_model",
+        )
+    return key
+
+
+def _converted(context: typer.Context, key: str, value: str) -> Any:
+    """The text in the type of its flag. Raises: RequestError."""
+    if key == DEFAULT_MODEL:
+        return value
+    parameter = next(iter(_flags(context.find_root().command)[key].values()))
+    try:
+        converted = parameter.process_value(context, [value] if parameter.multiple else value)
+    except Exception as error:  # typer's own, which has no public name
+        raise RequestError(f"{key}: {error}", param="value") from error
+    return list(converted) if parameter.multiple else converted
+
+
+def _document() -> Any:
+    import tomlkit
+
+    path = config_file()
+    read_settings()  # says what is wrong with a broken file
+    return tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else tomlkit.document()
+
+
+def _write(document: Any) -> None:
+    import tomlkit
+
+    path = config_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".new")
+        partial.write_text(tomlkit.dumps(document), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise DiskError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,259 @@
+"""`localllm doctor`: what a bug report needs, and whether this machine can answer at all."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from localllm import __version__
+from localllm.cli.output import json_line, may_use_colour, show_controls, write_stdout
+from localllm.cli.words import duration, size
+from localllm.errors import ExitCode, LocalLLMError
+
+_PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "huggingface-hub", "typer", "rich")
+# Their values are told; of all others only that they are set.
+_PLAIN_VARIABLES = ("LOCALLLM_", "HF_HOME", "HF_HUB_", "HF_ENDPOINT", "XDG_", "CUDA_", "OMP_")
+_SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_LEAST_FREE_BYTES = 5 << 30
+_QUESTION = "What is the KV cache?"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: `ok`, `note` where something could be better, `bad` where nothing works."""
+
+    state: Literal["ok", "note", "bad"]
+    what: str
+    found: str
+    remedy: str = ""
+
+
+def doctor(
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> int:
+    """Look at versions, processor, GPU, memory, disk and caches, and let the built-in model answer.
+
+    Its output can go into a bug report as it is: no token, no name, no text of yours is in it.
+    Exits with 1 only where the answer fails; a machine without a GPU is no failure.
+    """
+    worst = ExitCode.OK
+    for finding in _findings():
+        if finding.state == "bad":
+            worst = ExitCode.FAILURE
+        if json_output:
+            write_stdout(json_line(asdict(replace(finding, found=without_home(finding.found)))))
+        else:
+            write_stdout(_line(finding))
+    return worst
+
+
+def _line(finding: Finding) -> str:
+    colour = {"ok": 32, "note": 33, "bad": 31}[finding.state]
+    mark = f"{finding.state:4}"
+    if may_use_colour(sys.stdout):
+        mark = f"\x1b[{colour}m{mark}\x1b[0m"
+    line = f"{mark}  {finding.what:10} {show_controls(without_home(finding.found))}\n"
+    return line + (f"{'':17}try: {finding.remedy}\n" if finding.remedy else "")
+
+
+def without_home(text: str) -> str:
+    """`text` with `~` for the user's folder, whose name is often theirs."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text
+
+
+def _findings() -> Iterator[Finding]:
+    for look in (
+        _versions,
+        _system,
+        _processor,
+        _gpu,
+        _compiler,
+        _memory,
+        _disk,
+        _caches,
+        _settings,
+        _sessions,
+        _variables,
+        _answer,
+    ):
+        yield from _tried(look)
+
+
+def _tried(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from look()
+    except LocalLLMError as error:
+        state: Literal["note", "bad"] = "bad" if look is _answer else "note"
+        yield Finding(state, look.__name__.strip("_"), f"{error.message} {error.where}", error.hint)
+    except Exception as error:  # a look that fails is a finding too
+        state = "bad" if look is _answer else "note"
+        yield Finding(state, look.__name__.strip("_"), f"{type(error).__name__}: {error!s:.300}")
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("ok", "localllm", f"{__version__}, Python {platform.python_version()}")
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"no {package}")
+    yield Finding("ok", "packages", ", ".join(found))
+
+
+def _system() -> Iterator[Finding]:
+    yield Finding("ok", "system", platform.platform())
+
+
+def _processor() -> Iterator[Finding]:
+    from localllm.bench.environment import processor_name
+
+    yield Finding("ok", "processor", f"{processor_name()}, {os.cpu_count()} threads")
+
+
+def _gpu() -> Iterator[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        why = f"torch is built for CUDA {built} and sees none" if built else "torch is a CPU build"
+        remedy = (
+            f"with an NVIDIA GPU: a driver for CUDA {built} or newer (nvidia-smi shows it)"
+            if built
+            else "with an NVIDIA GPU: pip install torch from its CUDA index"
+        )
+        yield Finding("note", "GPU", f"none ({why}); models run on the CPU", remedy)
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        free, total = torch.cuda.mem_get_info(index)
+        capability = f"{properties.major}.{properties.minor}"
+        found = f"{properties.name}, {size(free)} of {size(total)} free, compute {capability}"
+        if properties.major < 8:
+            yield Finding(
+                "note", "GPU", found, "GPUs before compute 8.0 lack bfloat16: --dtype float16"
+            )
+        else:
+            yield Finding("ok", "GPU", f"{found}, CUDA {torch.version.cuda}")
+
+
+def _compiler() -> Iterator[Finding]:
+    command = next((path for path in map(shutil.which, ("cc", "gcc", "clang")) if path), None)
+    if command is None:
+        yield Finding(
+            "note",
+            "compiler",
+            "none, so models on the CPU take torch's operators, which are slower",
+            "install a C compiler (apt install gcc)",
+        )
+    else:
+        yield Finding("ok", "compiler", command)
+
+
+def _memory() -> Iterator[Finding]:
+    import torch
+
+    from localllm.engine.loading import free_bytes
+
+    free = free_bytes(torch.device("cpu"))
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield Finding("ok", "memory", f"{size(free)} of {size(total)} free")
+
+
+def _disk() -> Iterator[Finding]:
+    from localllm.download import cache_root
+    from localllm.places import cache_folder
+
+    for what, folder in (("hub cache", cache_root("a/b").parent), ("our cache", cache_folder(""))):
+        place = folder
+        while not place.exists():
+            place = place.parent
+        free = shutil.disk_usage(place).free
+        found = f"{folder}, {size(free)} free"
+        if not os.access(place, os.W_OK):
+            yield Finding("note", what, f"{folder} cannot be written", "HF_HOME, XDG_CACHE_HOME")
+        elif free < _LEAST_FREE_BYTES:
+            yield Finding("note", what, found, "localllm ls and localllm rm make room")
+        else:
+            yield Finding("ok", what, found)
+
+
+def _caches() -> Iterator[Finding]:
+    from localllm.cache_kinds import cache_kinds
+    from localllm.local_models import find_local_models
+
+    kept = ", ".join(f"{kind.name} {size(kind.num_bytes())}" for kind in cache_kinds())
+    yield Finding("ok", "kept", kept)
+    models = find_local_models().models
+    broken = [model for model in models if model.problem is not None]
+    found = f"{len(models)} on this machine, {size(sum(model.num_bytes for model in models))}"
+    yield Finding("ok", "models", found)
+    for model in broken:
+        yield Finding(
+            "note", "model", f"{model.name}: {model.problem}", f"localllm rm {model.name}"
+        )
+
+
+def _settings() -> Iterator[Finding]:
+    from localllm.catalog import load_catalog
+    from localllm.places import config_file, user_catalog
+    from localllm.settings import read_settings
+
+    names = ", ".join(read_settings()) or "none"
+    yield Finding("ok", "settings", f"{config_file()}: {names}")
+    own = f", your own in {user_catalog()}" if user_catalog().exists() else ""
+    yield Finding("ok", "catalogue", f"{len(load_catalog())} models{own}")
+
+
+def _sessions() -> Iterator[Finding]:
+    from localllm.places import sessions_file
+    from localllm.sessions import SessionStore
+
+    path = sessions_file()
+    if not path.exists():
+        yield Finding("ok", "sessions", "none yet")
+        return
+    count = len(SessionStore(path).rows())
+    yield Finding("ok", "sessions", f"{count} in {path}, {size(path.stat().st_size)}")
+
+
+def _variables() -> Iterator[Finding]:
+    shown = []
+    for name, value in sorted(os.environ.items()):
+        if not name.startswith((*_PLAIN_VARIABLES, "HF_")):
+            continue
+        is_secret = any(word in name for word in _SECRET_WORDS)
+        shown.append(f"{name} is set" if is_secret else f"{name}={value}")
+    yield Finding("ok", "variables", ", ".join(shown) or "none that concern us")
+
+
+def _answer() -> Iterator[Finding]:
+    from localllm.llm import LLM
+
+    began = time.monotonic()
+    llm = LLM()
+    loaded = time.monotonic()
+    params = llm.sampling_params(temperature=0.0, max_tokens=24)
+    messages = [{"role": "user", "content": _QUESTION}]
+    answers = [llm.chat(messages, params)[0] for _ in range(2)]
+    texts = [answer.text for answer in answers]
+    if not texts[0].strip() or texts[0] != texts[1]:
+        yield Finding(
+            "bad",
+            "answer",
+            f"the built-in model answers {texts[0]!r:.80}, then {texts[1]!r:.80}",
+            "--backend torch, and please report it with this output",
+        )
+        return
+    took = f"loaded in {duration(loaded - began)}, first token {duration(answers[0].ttft_s)}"
+    speed = f"{answers[1].decode_tokens_per_s:,.0f} tokens a second"
+    yield Finding("ok", "answer", f"the built-in model answers: {took}, {speed}")

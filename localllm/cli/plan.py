@@ -1,0 +1,185 @@
+"""`localllm plan`: will it fit, and how fast."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localllm.catalog import resolve_model
+from localllm.cli import options
+from localllm.cli.output import json_line, note, show_controls, write_stdout
+from localllm.cli.words import size
+from localllm.errors import ExitCode, RequestError
+from localllm.settings import default_model
+
+if TYPE_CHECKING:
+    from localllm.config import EngineConfig
+    from localllm.planning import Machine, ModelPlan
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Alias, org/name or folder; without one: what fits.", show_default=False
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="A GPU by name, rtx-4060 for instance; `list`.")
+    ] = None,
+    vram: Annotated[str | None, typer.Option("--vram", help="Free memory of a GPU: 8GiB.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights", help="bf16, int8, int4 or fp8; else what the catalogue suggests."
+        ),
+    ] = None,
+    ctx: options.Context = None,
+    kv_cache_dtype: options.KVCacheDTypeName = "auto",
+    max_num_seqs: options.MaxNumSeqs = None,
+    gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
+    reserve: options.Reserve = None,
+    device: options.Device = "auto",
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> int:
+    """Will a model fit, how long a context, how fast? Without a download, and without a GPU.
+
+    Of this machine; or of a GPU by name (--gpu), or by its free memory (--vram). Exits with 6
+    where it does not fit, and names the flag that would change that.
+    """
+    if gpu == "list":
+        _list_gpus()
+        return ExitCode.OK
+    if gpu is not None and vram is not None:
+        raise RequestError("--gpu has its memory; leave out --vram", param="vram")
+    engine = options.EngineFlags(
+        ctx,
+        gpu_memory_utilization,
+        reserve,
+        max_num_seqs,
+        None,
+        False,
+        "auto",
+        device,
+        "auto",
+        kv_cache_dtype,
+        False,
+        options.parse_speculation(options.SPEC, options.SPEC_MAX, options.SPEC_NGRAM),
+    ).config(default_max_num_seqs=1)
+    from localllm.planning import plan_catalog, plan_model, shape_of
+
+    machine = find_machine(gpu, vram, engine)
+    name = model or default_model()
+    if name is None:
+        plans = plan_catalog(machine, engine)
+        if json_output:
+            for each in plans:
+                write_stdout(json_line(each.as_json()))
+        else:
+            write_stdout(show_controls(catalog_table(machine, plans)))
+        return ExitCode.OK if any(each.fits for each in plans) else ExitCode.MEMORY
+    found = plan_model(shape_of(resolve_model(name), weights), machine, engine)
+    if json_output:
+        write_stdout(json.dumps(found.as_json(), indent=2) + "\n")
+    else:
+        write_stdout(show_controls(plan_table(found)))
+    return ExitCode.OK if found.fits else ExitCode.MEMORY
+
+
+def find_machine(gpu: str | None, vram: str | None, engine: "EngineConfig") -> "Machine":
+    """The GPU that is named, or one with so much memory, or this machine."""
+    from localllm.gpus import find_gpu
+    from localllm.planning import machine_of, machine_with, this_machine
+
+    if gpu is not None:
+        return machine_of(find_gpu(gpu))
+    if vram is not None:
+        return machine_with(options.parse_size(vram, "vram"))
+    return this_machine(engine)
+
+
+def plan_table(plan: "ModelPlan") -> str:
+    """A plan, for a terminal or a pipe."""
+    shape, memory = plan.shape, plan.memory
+    rows: list[tuple[str, str, str]] = [
+        (
+            "weights",
+            size(memory.weights_bytes),
+            f"{shape.num_parameters / 1e9:.2f} billion, {shape.kind}",
+        ),
+        ("activations", size(memory.activations_bytes), "while a step is computed"),
+    ]
+    if memory.graphs_bytes:
+        rows.append(("graphs", size(memory.graphs_bytes), "captured steps"))
+    per_1k = size(1024 * plan.kv_token_bytes)
+    rows.append(("KV cache", size(memory.kv_bytes), f"{per_1k} for 1,024 tokens"))
+    needed = memory.weights_bytes + memory.activations_bytes + memory.graphs_bytes + memory.kv_bytes
+    rows.append(("together", size(needed), f"of {size(memory.budget_bytes)} that may be used"))
+    longest = shape.config.max_position_embeddings
+    if plan.fits:
+        rows.append(
+            ("context", f"{memory.max_model_len:,}", f"tokens at most; the model knows {longest:,}")
+        )
+        if plan.chats_at_once > 1:
+            rows.append(("chats at once", f"{plan.chats_at_once}", "with 4,096 tokens each"))
+    if plan.decode_tokens_per_s is not None:
+        rows.append(("answers", _speed(plan.decode_tokens_per_s), "tokens a second, predicted"))
+    if plan.prefill_tokens_per_s is not None:
+        rows.append(("reads", _speed(plan.prefill_tokens_per_s), "tokens a second, predicted"))
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    lines = [f"{shape.name} on {plan.machine.name}, {size(plan.machine.free_bytes)} free"]
+    lines += [f"  {name:{widths[0]}}  {value:>{widths[1]}}  {what}" for name, value, what in rows]
+    if plan.fits:
+        lines.append("it fits")
+    else:
+        lines += [f"it does not fit: {plan.problem}", f"  try: {plan.remedy}"]
+    return "\n".join(lines) + "\n"
+
+
+def _speed(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:,.0f}" if tokens_per_s >= 10 else f"{tokens_per_s:.1f}"
+
+
+def catalog_table(machine: "Machine", plans: "list[ModelPlan]") -> str:
+    """The catalogue, with what fits."""
+    header = ("MODEL", "WEIGHTS", "", "CONTEXT", "ANSWERS", "")
+    rows = [header]
+    for plan in plans:
+        fits, speed = plan.fits, plan.decode_tokens_per_s
+        rows.append(
+            (
+                plan.shape.name,
+                plan.shape.kind,
+                size(plan.memory.weights_bytes),
+                f"{plan.memory.max_model_len:,}" if fits else "-",
+                f"{_speed(speed)} tok/s" if fits and speed is not None else "",
+                "" if fits else "does not fit",
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = [f"on {machine.name}, {size(machine.free_bytes)} free"]
+    for name, kind, taken, context, speed_text, verdict in rows:
+        lines.append(
+            f"{name:{widths[0]}}  {kind:{widths[1]}}  {taken:>{widths[2]}}  "
+            f"{context:>{widths[3]}}  {speed_text:>{widths[4]}}  {verdict}".rstrip()
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _list_gpus() -> None:
+    from localllm.gpus import GPUS
+
+    width = max(map(len, GPUS))
+    for name, card in GPUS.items():
+        rate = f"{card.bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
+        write_stdout(f"{name:{width}}  {size(card.memory_bytes):>8}  {rate:>10}\n")
+    note("localllm plan MODEL --gpu NAME", dim=True)
+
+
+def suggestion(plans: "list[ModelPlan]") -> dict[str, Any]:
+    """The model to begin with, as `chat` and `doctor` name it."""
+    from localllm.catalog import load_catalog
+    from localllm.planning import pick
+
+    best = pick(plans, load_catalog())
+    return {} if best is None else best.as_json()

@@ -1,0 +1,84 @@
+"""`localllm pull`: download a model, or bring it up to date."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.catalog import ModelSource, load_catalog, resolve_model
+from localllm.cli.output import note, write_stdout
+from localllm.cli.words import size
+from localllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from localllm.download import HubSnapshot
+
+
+def pull(
+    model: Annotated[str, typer.Argument(help="Alias or org/name[@revision].")],
+    int4: Annotated[
+        bool, typer.Option("--int4", help="The ready-made 4-bit one of its makers, if any.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be fetched.")
+    ] = False,
+) -> None:
+    """Download a model into the hub's cache, or bring it up to date.
+
+    A download that was stopped goes on where it was, every file is held against its hash, and the
+    folder is printed.
+    """
+    from localllm.download import check_disk, hub_errors, look_up
+
+    source = choose_source(model, int4=int4)
+    assert source.repo is not None
+    with hub_errors(source.name, source.repo):
+        snapshot = look_up(source.repo, source.revision)
+    note(describe_snapshot(snapshot), dim=True)
+    if dry_run:
+        check_disk(snapshot)
+        for file in snapshot.files:
+            mark = "to fetch" if file in snapshot.missing else "here"
+            write_stdout(f"{size(file.num_bytes):>9}  {mark:8}  {file.name}\n")
+        return
+    folder = fetch_shown(source, refresh=True)
+    write_stdout(f"{folder}\n")
+
+
+def fetch_shown(source: ModelSource, *, refresh: bool = False) -> Path:
+    """`fetch_model`, with its progress on the terminal."""
+    from localllm.cli.download_progress import TerminalProgress
+    from localllm.download import fetch_model
+
+    return fetch_model(source, progress=TerminalProgress(), refresh=refresh)
+
+
+def choose_source(model: str, *, int4: bool) -> ModelSource:
+    """What a name stands for on the hub. Raises: CatalogError; RequestError for a folder."""
+    source = resolve_model(model)
+    if source.repo is None:
+        raise RequestError(
+            f"{model} is on this machine; there is nothing to fetch",
+            param="model",
+            hint="an alias, or org/name of the hub",
+        )
+    if not int4:
+        return source
+    entry = load_catalog().get(model)
+    if entry is None or entry.int4 is None:
+        raise RequestError(
+            f"the catalogue knows no 4-bit repository of {model} by its makers",
+            param="int4",
+            hint=f"localllm pull {model}, then localllm quantize {model}",
+        )
+    return ModelSource(entry.int4, repo=entry.int4, chat_template=entry.chat_template)
+
+
+def describe_snapshot(snapshot: "HubSnapshot") -> str:
+    """What there is and what is missing, in a line."""
+    what = f"{snapshot.repo} at {snapshot.commit[:12]}: {size(snapshot.num_bytes)}"
+    if not snapshot.missing:
+        return f"{what}, all of it here"
+    if snapshot.missing_bytes == snapshot.num_bytes:
+        return f"{what} to fetch"
+    return f"{what}, {size(snapshot.missing_bytes)} to fetch"

@@ -1,0 +1,36 @@
+"""`localllm rm`: delete models from this machine."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from localllm.cli.output import is_terminal, note
+from localllm.cli.terminal import confirm
+from localllm.cli.words import size
+from localllm.errors import RequestError
+
+
+def rm(
+    models: Annotated[list[str], typer.Argument(help="Names as `localllm ls` shows them.")],
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete models: downloaded ones, and those that were quantized here.
+
+    Files that another revision uses too stay, and are not counted. Checkpoints elsewhere and
+    built-in models are not touched.
+    """
+    from localllm.local_models import plan_removal
+
+    removals = [plan_removal(name) for name in models]
+    freed = size(sum(removal.freed_bytes for removal in removals))
+    names = ", ".join(removal.name for removal in removals)
+    if not yes:
+        if not is_terminal(sys.stdin):
+            raise RequestError(f"nobody can be asked whether {names} may go", hint="--yes")
+        if not confirm(f"delete {names}, {freed}? [y/N] ", default=False):
+            note("nothing was deleted")
+            return
+    for removal in removals:
+        removal.carry_out()
+    note(f"deleted {names}; {freed} are free")

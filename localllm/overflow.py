@@ -1,0 +1,32 @@
+"""What happens when a conversation no longer fits into the context: nothing in silence."""
+
+from typing import Literal, get_args
+
+from localllm.errors import ContextLengthError
+
+OverflowPolicy = Literal["error", "drop-oldest"]
+OVERFLOW_POLICIES: tuple[OverflowPolicy, ...] = get_args(OverflowPolicy)
+
+# Of the context; from here on the user is told.
+WARNED_SHARE = 0.8
+# What dropping makes room for, where the length of the answer is not limited.
+_RESERVED_SHARE = 0.25
+
+
+def answer_reserve(context_length: int, max_tokens: int | None) -> int:
+    """Tokens of the context that are kept for the answer when turns are dropped for it."""
+    if max_tokens is not None:
+        return min(max_tokens, context_length // 2)
+    return max(1, int(context_length * _RESERVED_SHARE))
+
+
+def with_way_out(error: ContextLengthError, *, num_turns: int) -> ContextLengthError:
+    """The same error, with what a conversation can do about it."""
+    if num_turns == 0:
+        return error
+    return ContextLengthError(
+        error.message,
+        param=error.param,
+        where=error.where,
+        hint="/compact, a larger --ctx, or --overflow drop-oldest",
+    )

@@ -1,0 +1,141 @@
+"""One file from the hub into its cache: gone on with where it stopped, and checked.
+
+The hub's client starts a file anew after every cut; of a model's files that is gigabytes. Places,
+names and locks are the client's own, so that both see the same cache.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import DownloadError, ExitCode
+from localllm.verified import VerifiedFiles, hash_file
+
+logger = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
+_PAUSE_S = 1.0
+PARTIAL_SUFFIX = ".localllm-partial"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a repository; `digest` is its SHA-256 where it is large, else git's SHA-1."""
+
+    name: str
+    num_bytes: int
+    digest: str
+
+
+def fetch_blob(
+    repo: str,
+    commit: str,
+    file: HubFile,
+    blob: Path,
+    verified: VerifiedFiles,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Bring `file` to `blob`, by way of a partial file beside it; `on_bytes` is told how many of
+    its bytes are here.
+
+    Another process that fetches the same file is waited for. Raises: DownloadError (5) where it
+    differs from its hash twice; the client's errors, OSError.
+    """
+    from filelock import FileLock
+
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    partial = blob.with_name(blob.name + PARTIAL_SUFFIX)
+    with FileLock(f"{blob}.lock"):
+        if blob.exists():
+            on_bytes(file.num_bytes)
+            return
+        for is_second in (False, True):
+            _fill(repo, commit, file, partial, on_bytes)
+            found = hash_file(partial, file.digest)
+            if found == file.digest:
+                partial.replace(blob)
+                verified.add(blob, file.digest)
+                return
+            damaged = partial.replace(blob.with_name(f"{blob.name}.damaged"))
+            logger.warning("%s differs from the hub's hash; fetched once more", file.name)
+            on_bytes(0)
+            if is_second:
+                raise damaged_error(file, found, damaged)
+
+
+def damaged_error(file: HubFile, found: str, place: Path) -> DownloadError:
+    """A file that has the right size, and is another one."""
+    return DownloadError(
+        f"{file.name} is damaged: its hash is not the hub's",
+        where=f"expected {file.digest}, found {found}; kept as {place.name}",
+        hint="the network, a proxy or the disk changes bytes; localllm doctor, then try again",
+        exit_code=ExitCode.DISK,
+    )
+
+
+def _fill(
+    repo: str, commit: str, file: HubFile, partial: Path, on_bytes: Callable[[int], None]
+) -> None:
+    """Append to a partial file until it has all its bytes."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._headers import build_hf_headers
+
+    if partial.exists() and partial.stat().st_size > file.num_bytes:
+        partial.unlink()
+    url, headers = hf_hub_url(repo, file.name, revision=commit), build_hf_headers()
+
+    class Counter:
+        """What the client takes for a progress bar."""
+
+        def __init__(self, *arguments: Any, initial: int = 0, **options: Any) -> None:
+            self._count = initial
+            on_bytes(initial)
+
+        def __enter__(self) -> "Counter":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            return
+
+        def update(self, count: float = 1) -> None:
+            self._count += int(count)
+            on_bytes(self._count)
+
+        def close(self) -> None:
+            return
+
+    for attempt in range(_ATTEMPTS):
+        try:
+            place = get_hf_file_metadata(url, headers=headers)
+            sent = dict(headers)
+            if not place.location.startswith((constants.ENDPOINT, "https://huggingface.co")):
+                sent.pop("authorization", None)  # a signed address elsewhere; the token stays here
+            with partial.open("ab") as opened:
+                http_get(
+                    place.location,
+                    opened,
+                    resume_size=opened.tell(),
+                    headers=sent,
+                    expected_size=file.num_bytes,
+                    displayed_filename=file.name,
+                    tqdm_class=Counter,
+                )
+            return
+        except HfHubHTTPError as error:
+            status = getattr(error.response, "status_code", 0)
+            if status < 500 or attempt == _ATTEMPTS - 1:
+                raise
+        except OSError as error:
+            # What came is kept, unless it is more than there should be.
+            if error.errno is not None or attempt == _ATTEMPTS - 1:
+                raise
+        if partial.exists() and partial.stat().st_size > file.num_bytes:
+            partial.unlink()
+        now = partial.stat().st_size if partial.exists() else 0
+        logger.info("%s: %d bytes so far, once more", file.name, now)
+        time.sleep(_PAUSE_S * 2**attempt)

@@ -1,0 +1,88 @@
+"""What is known of downloaded files, so that a file is hashed once and a hub asked once.
+
+One small JSON file in the cache folder; losing it costs only the time to look again.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from localllm.places import cache_folder
+
+_CHUNK = 1 << 22
+
+
+class VerifiedFiles:
+    """Files whose content was held against its hash, and snapshots that have all their files.
+
+    A file is known by path, size and time of change.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or cache_folder("downloads") / "verified.json"
+
+    def knows(self, file: Path, digest: str) -> bool:
+        """Whether `file` was found to have this hash, and was not changed since."""
+        known = self._read()["files"].get(str(file.resolve()))
+        return known == [digest, *_stamp(file)]
+
+    def add(self, file: Path, digest: str) -> None:
+        """`file` has this hash."""
+        real = file.resolve()
+        self._change(lambda known: known["files"].update({str(real): [digest, *_stamp(real)]}))
+
+    def is_complete(self, snapshot: Path) -> bool:
+        """Whether all files of a snapshot are there that were asked for."""
+        names = self._read()["snapshots"].get(str(snapshot))
+        return names is not None and all((snapshot / name).exists() for name in names)
+
+    def add_snapshot(self, snapshot: Path, names: list[str]) -> None:
+        """A snapshot has all its files, of these names."""
+        self._change(lambda known: known["snapshots"].update({str(snapshot): names}))
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        empty: dict[str, dict[str, Any]] = {"files": {}, "snapshots": {}}
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return empty
+        if not isinstance(found, dict):
+            return empty
+        return {name: found[name] if isinstance(found.get(name), dict) else {} for name in empty}
+
+    def _change(self, change: Callable[[dict[str, dict[str, Any]]], None]) -> None:
+        from filelock import FileLock
+
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{self._path}.lock"):
+                known = self._read()
+                change(known)
+                partial = self._path.with_name(f"{self._path.name}.new")
+                partial.write_text(json.dumps(known), encoding="utf-8")
+                os.replace(partial, self._path)
+        except OSError:
+            return  # it is only remembered
+
+
+def _stamp(file: Path) -> list[int]:
+    status = file.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def hash_file(file: Path, digest: str, on_bytes: Callable[[int], None] = lambda count: None) -> str:
+    """The hash of a file, of the kind of `digest`: 64 hexadecimal digits are SHA-256, 40 the SHA-1
+    that git knows a file by.
+    """
+    if len(digest) == 40:
+        hasher = hashlib.sha1(f"blob {file.stat().st_size}\0".encode())
+    else:
+        hasher = hashlib.sha256()
+    with file.open("rb") as opened:
+        while chunk := opened.read(_CHUNK):
+            hasher.update(chunk)
+            on_bytes(len(chunk))
+    return hasher.hexdigest()
