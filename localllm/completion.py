@@ -38,6 +38,15 @@ class TextEvent:
     time_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What was left out of a prompt because the user wants that where it is too long."""
+
+    num_turns: int
+    num_tokens: int
+    policy: str
+
+
 @dataclass(slots=True)
 class Sample:
     """One finished, or so far unfinished, answer."""
@@ -60,6 +69,7 @@ class Completion:
     num_cached_tokens: int = 0
     first_token_s: float | None = None
     last_token_s: float | None = None
+    truncation: Truncation | None = None
 
     @property
     def text(self) -> str:

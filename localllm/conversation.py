@@ -1,27 +1,34 @@
-"""A conversation: messages that grow by questions and answers, and can be taken back."""
+"""A conversation: turns that grow by questions and answers, and can be taken back."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
-from localllm.completion import Completion
+from localllm.cache_report import CacheReport, report_cache
+from localllm.completion import Completion, Truncation
 from localllm.config import SamplingParams
 from localllm.engine.request import FinishReason
-from localllm.errors import RequestError
+from localllm.errors import ContextLengthError, RequestError
+from localllm.overflow import OverflowPolicy, answer_reserve, with_way_out
 from localllm.prompt import Prompt, ThinkLevel
 from localllm.session import LoadedModel
 from localllm.text_engine import EventStream
+from localllm.transcript import ChatMessage, Transcript, Turn
 
-ChatMessage = dict[str, str]
+_SUMMARY_REQUEST = (
+    "Summarise our conversation so far, so that it can go on from your summary alone: what was "
+    "asked, what was found or decided, names, figures and code that will be needed again, and what "
+    "is still open. Leave out greetings and what was given up."
+)
 
 
 class ChatSession:
-    """A system prompt, the messages so far, and the model that answers them.
+    """A system prompt, the turns so far, and the model that answers them.
 
-    Every method that asks returns what `LoadedModel.stream` does. The answer joins the messages
-    when its stream ends or is closed, as far as it was read, so that an interrupted one is kept;
-    one that failed leaves the messages as they were. `raw`, and a model without a chat template,
-    complete each text by itself.
+    Every method that asks returns what `LoadedModel.stream` does. The answer joins the turns when
+    its stream ends or is closed, as far as it was read, so that an interrupted one is kept; one
+    that failed leaves the turns as they were, and its question in `unanswered`. `raw`, and a model
+    without a chat template, complete each text by itself.
     """
 
     def __init__(self, model: LoadedModel, system: str | None = None, *, raw: bool = False) -> None:
@@ -30,8 +37,17 @@ class ChatSession:
         self.raw = raw
         self.think: ThinkLevel | None = None
         self.parse_special = False
-        self.messages: list[ChatMessage] = []
-        self._last: tuple[Prompt, Completion] | None = None
+        self.overflow: OverflowPolicy = "error"
+        self.turns: list[Turn] = []
+        self.unanswered: str | None = None
+        # Turns that were left out of the last prompt; the next one begins behind them too, so that
+        # what the cache holds is still its beginning.
+        self._num_dropped = 0
+        self._last_prompt: Prompt | None = None
+        # What the newest request read, and the tokens of the one before it.
+        self._asked: tuple[list[ChatMessage], Prompt, Completion] | None = None
+        self._earlier: list[int] = []
+        self._under_way: Callable[[], list[Turn]] | None = None
 
     @property
     def completes_text(self) -> bool:
@@ -39,84 +55,204 @@ class ChatSession:
         return self.raw or not self.model.tokenizer.has_chat_template
 
     @property
+    def messages(self) -> list[ChatMessage]:
+        """Questions and answers so far."""
+        return [message for turn in self.turns for message in turn.messages]
+
+    @property
     def num_turns(self) -> int:
         """Answers so far."""
-        return sum(message["role"] == "assistant" for message in self.messages)
+        return len(self.turns)
+
+    def transcript(self) -> Transcript:
+        """All of it, with the answer that is being said now as far as it is."""
+        turns = self.turns if self._under_way is None else self._under_way()
+        return Transcript(self.model.name, self.system, tuple(turns))
 
     def reply(self, text: str, params: SamplingParams) -> tuple[Completion, EventStream]:
         """Ask `text`. Raises: RequestError, TemplateError."""
-        asked = {"role": "user", "content": text}
-        return self._ask([*self.messages, asked], params)
+        return self._ask(self.turns, text, params)
 
     def regenerate(self, params: SamplingParams) -> tuple[Completion, EventStream]:
         """Answer the last question anew; the old answer is kept if this one fails.
 
         Raises: RequestError where nothing was asked.
         """
-        if not self.messages:
+        if not self.turns:
             raise RequestError("there is no answer yet", hint="ask something first")
-        return self._ask(self.messages[:-1], params)
+        return self._ask(self.turns[:-1], self.turns[-1].question, params)
 
     def resume(self, params: SamplingParams) -> tuple[Completion, EventStream]:
-        """Go on with the last answer, which was interrupted or cut; its KV is still cached.
+        """Go on with the last answer, which was interrupted or cut; its KV is still cached, unless
+        it is of an earlier day.
 
         The completion holds what is new. Raises: RequestError where there is nothing to go on with.
         """
-        if self._last is None:
+        if not self.turns:
             raise RequestError("there is no answer to go on with", hint="ask something first")
-        prompt, earlier = self._last
-        if earlier.finish_reason is FinishReason.STOP:
+        last, prompt = self.turns[-1], self._last_prompt
+        if last.finish_reason is FinishReason.STOP:
             raise RequestError("the answer is complete", hint="ask the next question, or /regen")
-        said = [token.token_id for token in earlier.samples[0].tokens]
-        prompt = replace(
-            prompt,
-            token_ids=[*prompt.token_ids, *said],
-            num_said=prompt.num_said + len(said),
+        if last.model != self.model.name:
+            raise RequestError(
+                f"the answer is {last.model}'s, not {self.model.name}'s",
+                hint="/regen, or the model that began it",
+            )
+        if prompt is None:
+            prompt, _ = self._prompt(self.turns[:-1], last.question, params)
+        asked = prompt.token_ids[: len(prompt.token_ids) - prompt.num_said]
+        open_prompt = replace(
+            prompt, token_ids=[*asked, *last.token_ids], num_said=len(last.token_ids)
         )
-        return self._stream(prompt, self.messages[:-1], params)
+        return self._stream(open_prompt, self.turns[:-1], last.question, params)
 
-    def undo(self) -> ChatMessage | None:
-        """Take back the last question with its answer; returns the question, None without one."""
-        if not self.messages:
+    def summarise(
+        self, num_kept: int, params: SamplingParams
+    ) -> tuple[Completion, EventStream, Callable[[str], None]]:
+        """Have all but the last `num_kept` turns summarised; the third value, called with the
+        summary, puts it in their place.
+
+        Raises: RequestError where there are no more turns than that.
+        """
+        older, kept = self.turns[: len(self.turns) - num_kept], self.turns[-num_kept:]
+        if self.completes_text or not older:
+            raise RequestError("there is nothing to summarise yet")
+        prompt, _ = self._prompt(older, _SUMMARY_REQUEST, params)
+        completion, events = self.model.stream(prompt, params)
+
+        def put(summary: str) -> None:
+            turn = Turn(_SUMMARY_REQUEST, self.model.name, summary, "", FinishReason.STOP)
+            self.turns = [turn, *kept]
+            self._num_dropped, self._last_prompt = 0, None
+
+        return completion, events, put
+
+    def count_tokens(self) -> int:
+        """Tokens that the conversation so far takes of the context, about."""
+        if self.completes_text or not (self.turns or self.system):
+            return 0
+        return len(self._chat_prompt(self.turns, "").token_ids)
+
+    def report_cache(self) -> CacheReport | None:
+        """What of the newest prompt came from the cache, and why not all; None without one."""
+        if self._asked is None:
             return None
-        question = self.messages[-2]
-        self.messages = self.messages[:-2]
-        self._last = None
-        return question
+        messages, prompt, completion = self._asked
+        return report_cache(
+            self.model.tokenizer,
+            self._earlier,
+            prompt.token_ids,
+            messages,
+            completion.num_cached_tokens,
+        )
+
+    def undo(self) -> Turn | None:
+        """Take back the last question with its answer, and return them; None without one."""
+        if not self.turns:
+            return None
+        *self.turns, last = self.turns
+        self._last_prompt = None
+        return last
 
     def clear(self) -> None:
-        """Forget all messages; the system prompt stays."""
-        self.messages, self._last = [], None
+        """Forget all turns; the system prompt stays."""
+        self.restore([])
+
+    def restore(self, turns: Sequence[Turn]) -> None:
+        """Go on from other turns. A last question without any answer is left unanswered."""
+        self.turns, self.unanswered = list(turns), None
+        self._num_dropped, self._last_prompt = 0, None
+        if self.turns and not (self.turns[-1].answer or self.turns[-1].token_ids):
+            self.unanswered = self.turns.pop().question
 
     def change_model(self, model: LoadedModel) -> None:
         """Go on with another model, which reads the conversation as it is."""
-        self.model, self._last = model, None
+        self.model, self._last_prompt, self._num_dropped = model, None, 0
+        self._asked, self._earlier = None, []
 
     def _ask(
-        self, history: Sequence[ChatMessage], params: SamplingParams
+        self, history: Sequence[Turn], question: str, params: SamplingParams
     ) -> tuple[Completion, EventStream]:
+        self.unanswered = question
+        prompt, truncation = self._prompt(history, question, params)
+        completion, events = self._stream(prompt, history, question, params)
+        completion.truncation = truncation
+        return completion, events
+
+    def _prompt(
+        self, history: Sequence[Turn], question: str, params: SamplingParams
+    ) -> tuple[Prompt, Truncation | None]:
+        """What the model reads: all of it, or, where that is too long and the user wants it so, as
+        many of the newest turns as fit. Raises: RequestError, TemplateError.
+        """
         if self.completes_text:
-            text = history[-1]["content"]
-            prompt = self.model.text_prompt(text, parse_special=self.parse_special)
-        else:
-            system = [] if self.system is None else [{"role": "system", "content": self.system}]
-            prompt = self.model.chat_prompt(
-                [*system, *history], think=self.think, parse_special=self.parse_special
+            return self.model.text_prompt(question, parse_special=self.parse_special), None
+        if self.overflow == "error":
+            return self._chat_prompt(history, question), None
+        window = self.model.context_length
+        room = window - answer_reserve(window, params.max_tokens)
+        whole = len(self._chat_prompt(history, question).token_ids)
+
+        def fits(num_dropped: int) -> bool:
+            return len(self._chat_prompt(history[num_dropped:], question).token_ids) <= room
+
+        start = min(self._num_dropped, len(history))
+        dropped = start + bisect_left(range(start, len(history)), True, key=fits)
+        prompt, self._num_dropped = self._chat_prompt(history[dropped:], question), dropped
+        if dropped == 0:
+            return prompt, None
+        return prompt, Truncation(dropped, whole - len(prompt.token_ids), self.overflow)
+
+    def _chat_prompt(self, history: Sequence[Turn], question: str) -> Prompt:
+        messages = self._messages(history, question)
+        if self.overflow == "error":
+            return self.model.chat_prompt(
+                messages, think=self.think, parse_special=self.parse_special
             )
-        return self._stream(prompt, history, params)
+        # However long it is, since it becomes shorter.
+        return self.model.tokenizer.encode_chat(
+            messages, think=self.think, parse_special=self.parse_special
+        )
+
+    def _messages(self, history: Sequence[Turn], question: str) -> list[ChatMessage]:
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        said = [message for turn in history for message in turn.messages]
+        return [*system, *said, {"role": "user", "content": question}]
 
     def _stream(
-        self, prompt: Prompt, history: Sequence[ChatMessage], params: SamplingParams
+        self, prompt: Prompt, history: Sequence[Turn], question: str, params: SamplingParams
     ) -> tuple[Completion, EventStream]:
-        completion, events = self.model.stream(prompt, params)
-        said = self.model.text_engine.said(prompt)
+        try:
+            completion, events = self.model.stream(prompt, params)
+        except ContextLengthError as error:
+            raise with_way_out(error, num_turns=len(history)) from error
+        if self._asked is not None:
+            _, earlier, answer = self._asked
+            # The newest token of an answer has no keys and values yet.
+            said_ids = [token.token_id for token in answer.samples[0].tokens[:-1]]
+            self._earlier = [*earlier.token_ids, *said_ids]
+        self._asked = (self._messages(history, question), prompt, completion)
+        said, model = self.model.text_engine.said(prompt), self.model.name
+
+        def turns_so_far() -> list[Turn]:
+            new = tuple(token.token_id for token in completion.samples[0].tokens)
+            turn = Turn(
+                question,
+                model,
+                said.answer + completion.text,
+                said.thinking + completion.thinking,
+                completion.finish_reason,
+                (*prompt.said, *new),
+            )
+            return [*history, turn]
 
         def remember() -> None:
+            self._under_way = None
             if completion.error is None and not _is_untouched(completion):
-                answer = _answer(said.answer + completion.text, said.thinking + completion.thinking)
-                self.messages = [*history, answer]
-                self._last = (prompt, completion)
+                self.turns = turns_so_far()
+                self._last_prompt, self.unanswered = prompt, None
 
+        self._under_way = turns_so_far
         events.on_close.append(remember)
         return completion, events
 
@@ -124,13 +260,3 @@ class ChatSession:
 def _is_untouched(completion: Completion) -> bool:
     """Whether it was interrupted before it said anything: nothing was asked, then."""
     return completion.finish_reason is None and completion.num_generated_tokens == 0
-
-
-def _answer(text: str, thinking: str) -> ChatMessage:
-    """The message of an answer. Its thoughts go beside it, under the two names that templates
-    know; a template that feeds earlier thoughts back, or drops them, does as it was written to.
-    """
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if thinking:
-        message |= {"reasoning_content": thinking, "thinking": thinking}
-    return message

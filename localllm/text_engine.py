@@ -74,6 +74,10 @@ class TextEngine:
         """Whether more events of a request are to come."""
         return any(key[0] == request_id for key in self._assemblers)
 
+    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
+        """See Engine."""
+        return self.engine.prompt_progress(request_id)
+
     def step(self) -> None:
         """Compute one batch and put its events into their inboxes."""
         for event in self.engine.step():
@@ -151,6 +155,10 @@ class EventStream:
             else:
                 self._engine.step()
         raise StopIteration
+
+    def prompt_progress(self) -> tuple[int, int] | None:
+        """Tokens of the prompt that are computed, and all of them; None once it has ended."""
+        return None if self._is_closed else self._engine.prompt_progress(self._request_id)
 
     def close(self) -> None:
         """Abort the request if it still runs."""

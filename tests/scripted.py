@@ -61,6 +61,12 @@ class ScriptedEngine:
     def work_ahead(self) -> bool:
         return False
 
+    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
+        if request_id not in self._running:
+            return None
+        total = len(self.prompts[request_id])
+        return total - self._waiting[request_id] * total // (self.prefill_steps or 1), total
+
     def has_unfinished(self) -> bool:
         return bool(self._running)
 
@@ -104,9 +110,12 @@ def scripted_model(
 
 
 def main() -> None:
+    from localllm.cli.output import note
     from localllm.cli.render import Shown
     from localllm.cli.repl import Repl
     from localllm.conversation import ChatSession
+    from localllm.places import sessions_file
+    from localllm.recorder import Recorder
 
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
@@ -114,12 +123,16 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=1.0)
     parser.add_argument("--prefill-steps", type=int, default=0)
     parser.add_argument("--render", default="auto")
+    parser.add_argument("--thoughts", default="show")
+    parser.add_argument("--ctx", type=int, default=32768)
     args = parser.parse_args()
     answers = [path.read_text(encoding="utf-8") for path in args.answers]
     model = scripted_model(args.folder, answers, args.step_ms / 1000, args.prefill_steps)
-    shown = Shown(args.render, shows_thinking=True)
+    shown = Shown(args.render, thoughts=args.thoughts)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sys.exit(Repl(ChatSession(model), EngineConfig(), {}, shown).run())
+    model.text_engine.engine.context_length = args.ctx  # type: ignore[misc]
+    recorder = Recorder(sessions_file(), note)
+    sys.exit(Repl(ChatSession(model), EngineConfig(), {}, shown, recorder).run())
 
 
 if __name__ == "__main__":

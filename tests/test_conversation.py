@@ -100,7 +100,9 @@ def test_a_stop_string_set_later_does_not_end_what_was_said_before(
 def test_a_turn_is_taken_back_with_its_question(session: ChatSession) -> None:
     first = say(session, "One")
     say(session, "Two")
-    assert session.undo() == {"role": "user", "content": "Two"}
+    undone = session.undo()
+    assert undone is not None
+    assert undone.question == "Two"
     assert [m["content"] for m in session.messages] == ["One", first]
     assert say(session, "Two") == session.messages[-1]["content"]
     session.clear()

@@ -4,9 +4,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from localllm.cli.interrupt import until_interrupt
 from localllm.cli.output import json_line, write_stdout
+from localllm.cli.prefill_progress import with_progress
 from localllm.cli.render import AnswerView, PlainPrinter, TextPrinter
+from localllm.cli.thoughts import ThoughtsMode
 from localllm.config import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError
 
@@ -26,7 +27,7 @@ class AnswerPrinter:
     completion: "Completion"
     params: SamplingParams
     printer: TextPrinter
-    shows_thinking: bool
+    thoughts: ThoughtsMode
 
     def print(self, events: "EventStream", form: AnswerForm) -> None:
         """Read `events` to their end and print them as `form` says."""
@@ -51,9 +52,9 @@ class AnswerPrinter:
         return ExitCode.OK
 
     def _text(self, events: "EventStream") -> None:
-        view = AnswerView(self.printer, shows_thinking=self.shows_thinking)
+        view = AnswerView(self.printer, self.thoughts)
         try:
-            for event in until_interrupt(events):
+            for event in with_progress(events):
                 view.push(event)
         finally:
             # What came before an error is shown, and the error begins a row.
@@ -61,12 +62,12 @@ class AnswerPrinter:
                 view.finish()
 
     def _json_object(self, events: "EventStream") -> None:
-        deque(until_interrupt(events), maxlen=0)
+        deque(with_progress(events), maxlen=0)
         if self.completion.error is None:
             _print_json(describe_completion(self.loaded, self.completion, self.params))
 
     def _json_lines(self, events: "EventStream") -> None:
-        for event in until_interrupt(events):
+        for event in with_progress(events):
             if event.thinking:
                 token = None if event.text else event.token
                 _print_json({"type": "thinking", **self._describe(event.thinking, token)})
@@ -77,7 +78,7 @@ class AnswerPrinter:
             _print_json({"type": "done", **described})
 
     def _code_block(self, events: "EventStream") -> None:
-        deque(until_interrupt(events), maxlen=0)
+        deque(with_progress(events), maxlen=0)
         code = find_code(self.completion.text)
         if code is None and self.completion.finish_reason in ("stop", "length"):
             raise LocalLLMError(
@@ -127,7 +128,13 @@ def describe_completion(
             "decode_tokens_per_s": round(completion.decode_tokens_per_s, 1),
             "total_s": round(loaded.load_s + ended - completion.started_s, 4),
         },
-        "truncated": None,
+        "truncated": None
+        if completion.truncation is None
+        else {
+            "dropped_tokens": completion.truncation.num_tokens,
+            "dropped_turns": completion.truncation.num_turns,
+            "policy": completion.truncation.policy,
+        },
     }
     if params.logprobs is not None:
         tokens = completion.samples[0].tokens

@@ -1,6 +1,5 @@
 """`localllm chat`: one answer, or a conversation on a terminal."""
 
-import os
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +11,14 @@ import typer
 from localllm.catalog import BUILT_IN_MODEL, is_model_name
 from localllm.cli import options
 from localllm.cli.answer import AnswerForm, AnswerPrinter
+from localllm.cli.figures import describe_cache, describe_truncation
 from localllm.cli.output import choose_colour, is_terminal, note
 from localllm.cli.render import Shown, check_render_mode, make_printer
+from localllm.cli.saved import find_session, open_recorder
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import RequestError
+from localllm.settings import default_model
 
 if TYPE_CHECKING:
     from localllm.conversation import ChatSession
@@ -53,6 +55,25 @@ def chat(
     ] = False,
     extract_code: Annotated[
         bool, options.option("--extract-code", help="Only the first fenced code block.")
+    ] = False,
+    session_name: Annotated[
+        str | None,
+        options.option("--session", help="Go on with the conversation of this name, or begin it."),
+    ] = None,
+    continue_last: Annotated[
+        bool, typer.Option("--continue", help="Go on with the last conversation.")
+    ] = False,
+    no_save: Annotated[
+        bool, options.option("--no-save", help="Do not save the conversation.")
+    ] = False,
+    overflow: Annotated[
+        str,
+        options.option(
+            "--overflow", help="A conversation that gets too long: error, or drop-oldest."
+        ),
+    ] = "error",
+    why: Annotated[
+        bool, options.option("--why", help="Tell what of the prompt came from the cache.")
     ] = False,
     fail_on_length: Annotated[
         bool, options.option("--fail-on-length", help="Exit 9 when the answer is cut.")
@@ -96,7 +117,8 @@ def chat(
     """Chat with a model, or get one answer.
 
     With a prompt, --file or piped input: one answer on stdout. Else, on a terminal: a
-    conversation. The model defaults to $LOCALLLM_MODEL, then to the small one that is built in.
+    conversation. The model defaults to $LOCALLLM_MODEL, then to `default_model` of your settings,
+    then to the small one that is built in.
     """
     choose_colour(color)
     chosen = choose_model_and_prompt(model, prompt, model_flag, prompt_flag)
@@ -150,35 +172,65 @@ def chat(
     if raw and system is not None:
         raise RequestError("--raw has no place for a system prompt", hint="leave out one of them")
     SamplingParams(**sampling)  # bad values are refused before the model is opened
-    loaded = open_noted(chosen.model, engine, is_conversation=text is None)
+    policy = options.parse_overflow(overflow)
+    recorder = None if no_save else open_recorder()
+    saved = None
+    if session_name is not None or continue_last:
+        if recorder is None:
+            raise RequestError("--no-save excludes --session and --continue")
+        saved = find_session(recorder, session_name, goes_on=continue_last)
+    name = chosen.model
+    if saved is not None and not chosen.is_said:
+        name = saved.transcript.model
+    loaded = open_noted(name, engine, is_conversation=text is None)
     session = start_session(loaded, system=system, raw=raw, think=think_level)
-    session.parse_special = parse_special
+    session.parse_special, session.overflow = parse_special, policy
+    if saved is not None:
+        session.system = session.system or saved.transcript.system
+        session.restore(saved.transcript.turns)
     if text is None:
         from localllm.cli.repl import Repl
 
-        shown = Shown(render_mode, shows_thinking=not hide_thinking)
-        return Repl(session, engine, sampling, shown).run()
+        shown = Shown(render_mode, "hide" if hide_thinking else "fold", shows_why=why)
+        return Repl(session, engine, sampling, shown, recorder).run()
+    # What runs in a pipe or a script is saved where that is asked for.
+    is_asked_for = saved is not None or session_name is not None
+    if not is_asked_for and not (on_terminal and form == "text"):
+        recorder = None
     params = loaded.sampling_params(**sampling)
     completion, events = session.reply(text, params)
+    if recorder is not None:
+        recorder.save(session.transcript())
+        events.on_event.append(lambda _: recorder.flush(session.transcript))
+        events.on_close.append(lambda: recorder.save(session.transcript()))
+    if completion.truncation is not None:
+        note(describe_truncation(completion.truncation), dim=True)
     printer = AnswerPrinter(
         loaded,
         completion,
         params,
         make_printer(render_mode, is_markdown=not session.completes_text),
-        shows_thinking=not hide_thinking,
+        "hide" if hide_thinking else "show",
     )
     printer.print(events, form)
     if form == "text" and max_tokens is None and completion.finish_reason == "length":
         note(f"cut after {completion.num_generated_tokens} tokens; -n sets the limit", dim=True)
+    report = session.report_cache() if why else None
+    if report is not None:
+        for line in describe_cache(report, completion):
+            note(line, dim=True)
     return printer.exit_code(fail_on_length)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the arguments mean; None where nothing was said."""
+    """What the arguments mean; None where nothing was said. `is_said`: the model, and not by the
+    environment.
+    """
 
     model: str | None
     prompt: str | None
+    is_said: bool
 
 
 def choose_model_and_prompt(
@@ -202,7 +254,7 @@ def choose_model_and_prompt(
             prompt = first
         else:
             raise RequestError("model and prompt are given twice", hint="leave out -m or -p")
-    return Choice(model or os.environ.get("LOCALLLM_MODEL") or None, prompt)
+    return Choice(model or default_model(), prompt, is_said=model is not None)
 
 
 def choose_form(json_output: bool, stream_json: bool, extract_code: bool) -> AnswerForm:

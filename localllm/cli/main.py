@@ -29,6 +29,7 @@ from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
 from localllm.cli.rm import rm
+from localllm.cli.sessions import sessions
 from localllm.cli.show import show
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.settings import read_settings
@@ -52,6 +53,7 @@ app.command(context_settings=_HELP_NAMES)(bench)
 for command in (pull, ls, show, rm, plan, doctor):
     app.command(context_settings=_HELP_NAMES)(command)
 app.add_typer(cache, name="cache", context_settings=_HELP_NAMES)
+app.add_typer(sessions, name="sessions", context_settings=_HELP_NAMES)
 app.add_typer(config, name="config", context_settings=_HELP_NAMES)
 
 

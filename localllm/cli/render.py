@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from localllm.cli.output import (
-    dimmed,
     is_terminal,
     may_use_colour,
     show_controls,
     tinted,
-    write_stderr,
     write_stdout,
 )
+from localllm.cli.thoughts import ThoughtsMode, ThoughtsView
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -33,9 +32,10 @@ class Shown:
     """
 
     render: RenderMode
-    shows_thinking: bool
+    thoughts: ThoughtsMode
     shows_stats: bool = True
     tints_drafts: bool = False
+    shows_why: bool = False
 
 
 class TextPrinter(Protocol):
@@ -108,20 +108,19 @@ def check_render_mode(text: str) -> RenderMode:
 
 
 class AnswerView:
-    """Shows the events of one answer: thoughts dim on stderr, then the answer by `printer`."""
+    """Shows the events of one answer: thoughts on stderr, then the answer by `printer`."""
 
-    def __init__(self, printer: TextPrinter, *, shows_thinking: bool) -> None:
+    def __init__(self, printer: TextPrinter, thoughts: ThoughtsMode) -> None:
         self._printer = printer
-        self._shows_thinking = shows_thinking
-        self._has_thought = False
+        self._thoughts = ThoughtsView(thoughts)
         self._has_answered = False
 
     def push(self, event: "TextEvent") -> None:
         """Show what `event` brings."""
-        if event.thinking:
-            self._think(event.thinking)
+        if event.thinking and not self._has_answered:
+            self._thoughts.push(event.thinking)
         if event.text:
-            self._end_thoughts()
+            self._thoughts.end()
             self._has_answered = True
             if isinstance(self._printer, PlainPrinter):
                 is_draft = event.token is not None and event.token.is_draft
@@ -131,18 +130,5 @@ class AnswerView:
 
     def finish(self) -> None:
         """End the answer."""
-        self._end_thoughts()
+        self._thoughts.end()
         self._printer.finish()
-
-    def _think(self, text: str) -> None:
-        if self._shows_thinking:
-            write_stderr(dimmed(show_controls(text) if is_terminal(sys.stderr) else text))
-        elif not self._has_thought and is_terminal(sys.stderr):
-            write_stderr(dimmed("thinking ..."))
-        self._has_thought = True
-
-    def _end_thoughts(self) -> None:
-        if self._has_thought and not self._has_answered:
-            shown = self._shows_thinking or is_terminal(sys.stderr)
-            write_stderr("\n\n" if self._shows_thinking else "\n" * shown)
-            self._has_thought = False

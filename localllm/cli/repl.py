@@ -8,10 +8,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from localllm.cli.figures import describe_cache, describe_truncation, describe_turn
 from localllm.cli.idle import meanwhile
-from localllm.cli.interrupt import until_interrupt
 from localllm.cli.line_editor import CommandCompleter, LineEditor
-from localllm.cli.output import StdoutClosedError, note, print_error
+from localllm.cli.output import StdoutClosedError, note, print_error, show_controls
+from localllm.cli.prefill_progress import with_progress
 from localllm.cli.render import AnswerView, Shown, make_printer
 from localllm.cli.slash_commands import (
     SLASH_COMMANDS,
@@ -24,6 +25,8 @@ from localllm.completion import Completion
 from localllm.config import EngineConfig, SamplingParams
 from localllm.conversation import ChatSession
 from localllm.errors import ExitCode, LocalLLMError
+from localllm.overflow import WARNED_SHARE
+from localllm.recorder import Recorder
 from localllm.session import open_model
 from localllm.text_engine import EventStream
 
@@ -36,7 +39,8 @@ LEAVE_WINDOW_S = 2.0
 class Repl:
     """A conversation, and what its commands change: sampling, what is shown, files to send.
 
-    `given` are the fields of SamplingParams that flags or `/set` have set over the model's own.
+    `given` are the fields of SamplingParams that flags or `/set` have set over the model's own;
+    without a `recorder` nothing is saved.
     """
 
     def __init__(
@@ -45,18 +49,24 @@ class Repl:
         engine_config: EngineConfig,
         given: dict[str, Any],
         shown: Shown,
+        recorder: Recorder | None = None,
     ) -> None:
         self.session = session
+        self.recorder = recorder
         self.given = given
         self.shown = shown
         self.attachments: list[str] = []
         self.last_completion: Completion | None = None
+        self.used_tokens = 0  # of the context, as far as is known
         self.is_over = False
         self.editor = LineEditor(
-            CommandCompleter(SLASH_COMMANDS, complete_argument, takes_path), self._toggle_thinking
+            CommandCompleter(SLASH_COMMANDS, complete_argument, takes_path),
+            self._toggle_thinking,
+            self._status,
         )
         self._engine_config = engine_config
         self._num_regenerated = 0
+        self._was_warned = False
 
     def run(self) -> int:
         """Read and answer until the user leaves; returns the exit code."""
@@ -98,11 +108,10 @@ class Repl:
     def ask(self, text: str) -> None:
         """Send `text`, with the files that wait for it, and show the answer."""
         message = "\n\n".join([*self.attachments, text])
-        num_turns = self.session.num_turns
         try:
             self.answer(lambda params: self.session.reply(message, params))
         finally:
-            if self.session.num_turns > num_turns:  # refused, they wait for the next one
+            if self.session.unanswered != message:  # refused, they wait for the next one
                 self.attachments.clear()
         self._num_regenerated = 0
 
@@ -123,36 +132,55 @@ class Repl:
         """
         completion, events = start(self.params())
         self.last_completion = completion
-        is_markdown = not self.session.completes_text
-        view = AnswerView(
-            make_printer(
-                self.shown.render,
-                is_markdown=is_markdown,
-                tints_drafts=self.shown.tints_drafts,
-            ),
-            shows_thinking=self.shown.shows_thinking,
+        self.save()
+        try:
+            self.show(completion, events)
+        finally:
+            self.save()
+        if completion.error is not None:
+            raise completion.error
+        self.used_tokens = completion.num_prompt_tokens + completion.num_generated_tokens
+        self._note_outcome(completion)
+
+    def show(self, completion: Completion, events: EventStream) -> None:
+        """Show an answer as it comes, and save it as it grows."""
+        printer = make_printer(
+            self.shown.render,
+            is_markdown=not self.session.completes_text,
+            tints_drafts=self.shown.tints_drafts,
         )
+        view = AnswerView(printer, self.shown.thoughts)
+        if completion.truncation is not None:
+            note(describe_truncation(completion.truncation), dim=True)
         with keys_held():
             try:
-                for event in until_interrupt(events):
+                for event in with_progress(events):
                     view.push(event)
+                    if self.recorder is not None:
+                        self.recorder.flush(self.session.transcript)
             finally:
                 events.close()
                 view.finish()
-        if completion.error is not None:
-            raise completion.error
-        if self.shown.shows_stats:
-            note(describe_turn(completion, self.session.model.context_length), dim=True)
-        if completion.finish_reason is None:
-            note("interrupted; /continue goes on", dim=True)
-        elif completion.finish_reason == "length":
-            note("cut at the limit of tokens; /continue goes on", dim=True)
+
+    def save(self) -> None:
+        """Save the conversation as it is now."""
+        if self.recorder is not None:
+            self.recorder.save(self.session.transcript())
+
+    def start_anew(self) -> None:
+        """Go on with an empty conversation; the one so far stays saved."""
+        if self.recorder is not None:
+            self.recorder.begin()
+        self.session.clear()
+        self.attachments.clear()
+        self.last_completion, self.used_tokens, self._was_warned = None, 0, False
 
     def load_model(self, name: str) -> None:
         """Answer with another model from here on; the old one stays if that fails."""
         model = open_model(name, self._engine_config, report=partial(note, dim=True))
         model.sampling_params(**self.given)
         self.session.change_model(model)
+        self.save()
 
     def _handle(self, text: str) -> None:
         stripped = text.strip()
@@ -173,21 +201,52 @@ class Repl:
             text = stripped
         self.ask(text.lstrip()[1:] if stripped.startswith("//") else text)
 
+    def _note_outcome(self, completion: Completion) -> None:
+        window = self.session.model.context_length
+        if self.shown.shows_stats:
+            note(describe_turn(completion, window), dim=True)
+        if self.shown.shows_why:
+            report = self.session.report_cache()
+            if report is not None:
+                for line in describe_cache(report, completion):
+                    note(line, dim=True)
+        if completion.finish_reason is None:
+            note("interrupted; /continue goes on", dim=True)
+        elif completion.finish_reason == "length":
+            note("cut at the limit of tokens; /continue goes on", dim=True)
+        share = self.used_tokens / window
+        if share >= WARNED_SHARE and not self._was_warned and not self.session.completes_text:
+            self._was_warned = True
+            note(f"the context is {share:.0%} full; /compact has the older turns summarised")
+        elif share < WARNED_SHARE:
+            self._was_warned = False
+
+    def _status(self) -> str:
+        """The line below the prompt."""
+        parts = [self.session.model.name]
+        if self.session.think is not None:
+            parts.append(f"thinks {self.session.think}")
+        if self.recorder is None:
+            parts.append("not saved")
+        elif self.recorder.session is not None or self.recorder.name is not None:
+            saved = self.recorder.session
+            parts.append(f"session {self.recorder.name or (saved.id if saved else '')}")
+        if self.used_tokens:
+            window = self.session.model.context_length
+            parts.append(
+                f"context {self.used_tokens:,}/{window:,} ({self.used_tokens / window:.0%})"
+            )
+        if self.attachments:
+            parts.append(f"{len(self.attachments)} file{'s' * (len(self.attachments) > 1)} to send")
+        return " · ".join(parts)
+
     def _toggle_thinking(self) -> None:
-        self.shown.shows_thinking = not self.shown.shows_thinking
-        note(f"thinking is {'shown' if self.shown.shows_thinking else 'hidden'}", dim=True)
-
-
-def describe_turn(completion: Completion, context_length: int) -> str:
-    """The line of figures under an answer."""
-    used = completion.num_prompt_tokens + completion.num_generated_tokens
-    drafted, accepted = completion.num_drafted_tokens, completion.num_accepted_tokens
-    drafts = f"drafts {accepted}/{drafted} · " if drafted else ""
-    return (
-        f"prompt {completion.num_prompt_tokens} ({completion.num_cached_tokens} cached) "
-        f"{completion.prefill_tokens_per_s:.0f} tok/s · "
-        f"first {completion.ttft_s:.2f} s · "
-        f"{completion.decode_tokens_per_s:.0f} tok/s · "
-        f"{drafts}"
-        f"context {used}/{context_length}"
-    )
+        self.shown.thoughts = "fold" if self.shown.thoughts == "show" else "show"
+        if self.shown.thoughts == "fold":
+            note("thinking is folded", dim=True)
+            return
+        turns = self.session.turns
+        thoughts = turns[-1].thinking.strip() if turns else ""
+        if thoughts:
+            note(show_controls(thoughts), dim=True)
+        note("thinking is shown", dim=True)

@@ -1,17 +1,19 @@
 """The commands of a conversation: `/help` and what it lists."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm.catalog import BUILT_IN_MODEL, load_catalog
+from localllm.cli import slash_turns as turns
+from localllm.cli.figures import describe_cache
+from localllm.cli.files import user_path
 from localllm.cli.options import parse_think
 from localllm.cli.output import note, show_controls
+from localllm.cli.thoughts import THOUGHTS_MODES
 from localllm.cli.user_input import read_file
 from localllm.config import SamplingParams
-from localllm.errors import ExitCode, LocalLLMError, RequestError
+from localllm.errors import RequestError
 from localllm.prompt import THINK_LEVELS
 
 if TYPE_CHECKING:
@@ -150,22 +152,24 @@ def _stats(repl: "Repl", argument: str) -> None:
 
 
 def _think(repl: "Repl", argument: str) -> None:
-    if argument in ("show", "hide"):
-        repl.shown.shows_thinking = argument == "show"
+    mode = next((each for each in THOUGHTS_MODES if each == argument), None)
+    if mode is not None:
+        repl.shown.thoughts = mode
     elif argument:
         repl.session.think = parse_think(argument)
         tokenizer = repl.session.model.tokenizer
         if repl.session.completes_text or not tokenizer.can_think:
             note(f"{repl.session.model.name} does not think; this changes nothing", dim=True)
     level = repl.session.think or "as the model does by default"
-    note(f"thinking: {level}, {'shown' if repl.shown.shows_thinking else 'hidden'}")
+    shown = {"fold": "folded", "show": "shown", "hide": "hidden"}[repl.shown.thoughts]
+    note(f"thinking: {level}, {shown}")
 
 
 def _file(repl: "Repl", argument: str) -> None:
     name, text = _split_path(argument)
     if not name:
         raise RequestError("/file needs a path", hint="/file notes.txt What does it say?")
-    content = read_file(_user_path(name))
+    content = read_file(user_path(name))
     repl.attachments.append(content.strip("\n"))
     if text:
         repl.ask(text)
@@ -180,19 +184,11 @@ def _split_path(argument: str) -> tuple[str, str]:
         return argument[1:end], argument[end + 1 :].strip()
     name, _, text = argument.partition(" ")
     try:  # a path with spaces, if the first word alone is none
-        if not _user_path(name).exists() and _user_path(argument).is_file():
+        if not user_path(name).exists() and user_path(argument).is_file():
             return argument, ""
     except (OSError, ValueError):  # too long for a path
         pass
     return name, text.strip()
-
-
-def _user_path(text: str) -> Path:
-    """`text` with `~` resolved. Raises: RequestError."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
-        raise RequestError(f"{text!r:.200}: {error}") from error
 
 
 def _multi(repl: "Repl", argument: str) -> None:
@@ -203,51 +199,17 @@ def _multi(repl: "Repl", argument: str) -> None:
         note("Enter sends")
 
 
-def _regen(repl: "Repl", argument: str) -> None:
-    repl.regenerate()
-
-
-def _continue(repl: "Repl", argument: str) -> None:
-    repl.answer(repl.session.resume)
-
-
-def _undo(repl: "Repl", argument: str) -> None:
-    question = repl.session.undo()
-    if question is None:
-        note("there is nothing to take back")
-    else:
-        note(f"taken back: {show_controls(' '.join(question['content'].split()))!s:.60}")
-
-
-def _clear(repl: "Repl", argument: str) -> None:
-    repl.session.clear()
-    repl.attachments.clear()
-    note("the conversation is forgotten")
-
-
-def _export(repl: "Repl", argument: str) -> None:
-    path = _user_path(argument)
-    if not argument or path.suffix not in (".md", ".json"):
-        raise RequestError("/export needs a path that ends in .md or .json", hint="/export chat.md")
-    session = repl.session
-    system = [] if session.system is None else [{"role": "system", "content": session.system}]
-    messages = [*system, *session.messages]
-    if path.suffix == ".json":
-        exported = {"model": session.model.name, "messages": messages}
-        text = json.dumps(exported, ensure_ascii=False, indent=2) + "\n"
-    else:
-        parts = [f"## {message['role']}\n\n{message['content']}\n" for message in messages]
-        text = "\n".join([f"# Conversation with {session.model.name}\n", *parts])
-    try:
-        with path.open("x", encoding="utf-8") as file:  # nothing is overwritten
-            file.write(text)
-    except FileExistsError as error:
-        raise RequestError(f"{path} is there already", hint="another name") from error
-    except OSError as error:
-        raise LocalLLMError(
-            f"{path} cannot be written: {error.strerror}", exit_code=ExitCode.DISK
-        ) from error
-    note(f"{len(session.messages)} messages are in {path}")
+def _why(repl: "Repl", argument: str) -> None:
+    if argument in ("on", "off"):
+        repl.shown.shows_why = argument == "on"
+        note(f"what came from the cache is {'told' if argument == 'on' else 'not told'} each time")
+        return
+    report, completion = repl.session.report_cache(), repl.last_completion
+    if report is None or completion is None:
+        note("nothing was asked yet")
+        return
+    for line in describe_cache(report, completion):
+        note(line)
 
 
 def _exit(repl: "Repl", argument: str) -> None:
@@ -266,23 +228,32 @@ SLASH_COMMANDS = {
             "figures of the last answer; the line under it; show what was drafted",
             _stats,
         ),
+        SlashCommand("/why [on|off]", "what of the prompt came from the cache, and why", _why),
         SlashCommand(
-            "/think [LEVEL|show|hide]", "how much the model thinks, and who sees it", _think
+            "/think [LEVEL|fold|show|hide]", "how much the model thinks, and who sees it", _think
         ),
         SlashCommand("/file PATH [TEXT]", "put a file before the next message", _file, True),
         SlashCommand("/multi", "messages of several lines: Enter no longer sends", _multi),
-        SlashCommand("/regen", "another answer to the last question", _regen),
-        SlashCommand("/continue", "go on with an answer that was cut or stopped", _continue),
-        SlashCommand("/undo", "take back the last question and its answer", _undo),
-        SlashCommand("/clear", "forget the conversation", _clear),
+        SlashCommand("/edit", "change the last question and ask it again", turns.edit),
+        SlashCommand("/regen", "another answer to the last question", turns.regenerate),
+        SlashCommand("/retry", "ask again what failed or was not answered", turns.retry),
+        SlashCommand("/continue", "go on with an answer that was cut or stopped", turns.resume),
+        SlashCommand("/undo", "take back the last question and its answer", turns.undo),
+        SlashCommand("/compact", "have the older turns summarised, to make room", turns.compact),
+        SlashCommand("/clear", "begin a new conversation", turns.clear),
         SlashCommand(
-            "/export PATH", "write the conversation to a .md or .json file", _export, True
+            "/save [NAME]", "give the conversation a name; it is saved anyway", turns.save
+        ),
+        SlashCommand("/load NAME", "go on with a saved conversation", turns.load),
+        SlashCommand("/sessions", "list the saved conversations", turns.list_sessions),
+        SlashCommand(
+            "/export PATH", "write the conversation to a .md or .json file", turns.export, True
         ),
         SlashCommand("/exit", "leave (also /bye, Ctrl-D)", _exit),
     )
 }
 # Words that users of other tools type.
-ALIASES = {"/bye": "/exit", "/quit": "/exit", "/?": "/help"}
+ALIASES = {"/bye": "/exit", "/quit": "/exit", "/?": "/help", "/new": "/clear", "/redo": "/regen"}
 
 
 def find_command(word: str) -> SlashCommand | None:
@@ -296,7 +267,8 @@ def complete_argument(command: str) -> Sequence[str]:
         return model_names()
     words: dict[str, Sequence[str]] = {
         "/set": tuple(SETTINGS),
-        "/think": (*THINK_LEVELS, "show", "hide"),
+        "/think": (*THINK_LEVELS, *THOUGHTS_MODES),
+        "/why": ("on", "off"),
         "/stats": ("on", "off", "tint"),
         "/system": ("off",),
     }

@@ -7,16 +7,14 @@ import signal
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pexpect
-import pyte
 import pytest
+from window import ROOT, Open, Window
 
 from localllm.cli.markdown import MarkdownRenderer
 
-ROOT = Path(__file__).parents[2]
 ANSWER = """\
 # Title
 
@@ -35,119 +33,6 @@ def f(x):
 | x | 1 |
 """
 THOUGHTS = "<think>\nLet me see.\n</think>\n\n"
-QWEN_LIKE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is defined and not "
-    "enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-
-
-class Window:
-    """A program in a terminal of a given size, and the screen that it has drawn."""
-
-    def __init__(self, command: list[str], columns: int, rows: int, home: Path) -> None:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels", ROOT / "tests"))),
-            "TERM": "xterm-256color",
-            "XDG_DATA_HOME": str(home),
-            # The test's terminal does not answer a question for the cursor's place.
-            "PROMPT_TOOLKIT_NO_CPR": "1",
-            "OMP_NUM_THREADS": "1",
-        }
-        for name in ("COLUMNS", "LINES"):  # pytest-xdist sets them; the terminal's size counts here
-            environment.pop(name, None)
-        self.screen = pyte.Screen(columns, rows)
-        self._stream = pyte.ByteStream(self.screen)
-        self.process = pexpect.spawn(
-            sys.executable, command, env=environment, dimensions=(rows, columns), timeout=30
-        )
-
-    def pump(self, seconds: float = 0.05) -> None:
-        """Let the program write for a while."""
-        try:
-            self._stream.feed(self.process.read_nonblocking(65536, timeout=seconds))
-        except (pexpect.TIMEOUT, pexpect.EOF):
-            return
-
-    def settle(self) -> None:
-        """Wait until nothing has been written for a while."""
-        for _ in range(400):
-            before = self.screen.dirty.copy()
-            self.screen.dirty.clear()
-            self.pump(0.1)
-            if not self.screen.dirty and not before:
-                return
-
-    def wait_for(self, pattern: str, seconds: float = 30) -> str:
-        """Wait until `pattern` is somewhere on the screen; returns the screen."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self.pump()
-            if re.search(pattern, self.text):
-                return self.text
-        raise AssertionError(f"{pattern!r} never came:\n{self.text}")
-
-    def send(self, keys: str) -> None:
-        self.process.send(keys)
-
-    def say(self, text: str) -> None:
-        self.send(text + "\r")
-
-    @property
-    def lines(self) -> list[str]:
-        return [line.rstrip() for line in self.screen.display]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-    def resize(self, columns: int, rows: int) -> None:
-        self.process.setwinsize(rows, columns)
-        self.screen.resize(rows, columns)
-
-    def exit_code(self) -> int:
-        for _ in range(200):
-            self.pump()
-            if not self.process.isalive():
-                break
-        self.process.close(force=True)
-        return self.process.exitstatus if self.process.exitstatus is not None else -1
-
-
-Open = Callable[..., Window]
-
-
-@pytest.fixture
-def open_window(tmp_path: Path, make_checkpoint) -> Iterator[Open]:  # type: ignore[no-untyped-def]
-    """Opens the conversation with a model that says what it is told to."""
-    windows = []
-    folder = make_checkpoint()
-    (folder / "chat_template.jinja").write_text(QWEN_LIKE)
-
-    def start(
-        *answers: str, columns: int = 80, rows: int = 40, step_ms: float = 1, prefill_steps: int = 0
-    ) -> Window:
-        paths = []
-        for i, answer in enumerate(answers):
-            path = tmp_path / f"answer{i}.md"
-            path.write_text(answer)
-            paths.append(str(path))
-        command = [
-            str(ROOT / "tests/scripted.py"),
-            str(folder),
-            *paths,
-            f"--step-ms={step_ms}",
-            f"--prefill-steps={prefill_steps}",
-        ]
-        window = Window(command, columns, rows, tmp_path / "data")
-        windows.append(window)
-        window.wait_for(r"^> ?$|\n> ?(\n|$)")
-        return window
-
-    yield start
-    for window in windows:
-        window.process.close(force=True)
 
 
 def exported(window: Window, folder: Path) -> list[dict[str, str]]:
@@ -295,7 +180,7 @@ def test_commands_change_what_is_asked(open_window: Open, tmp_path: Path) -> Non
     window.say("/model nosuchmodel")
     window.wait_for("unknown model 'nosuchmodel'")
     window.say("/clear")
-    window.wait_for("forgotten")
+    window.wait_for("a new conversation")
     window.say("/exit")
     assert window.exit_code() == 0
 
@@ -361,13 +246,18 @@ def test_two_ctrl_c_at_an_empty_prompt_leave_with_130(open_window: Open) -> None
     assert window.exit_code() == 130
 
 
-def test_ctrl_o_hides_thinking(open_window: Open) -> None:
+def test_ctrl_o_folds_thinking_and_shows_it_again(open_window: Open) -> None:
     window = open_window(THOUGHTS + "The answer.")
     window.send("\x0f")
-    window.wait_for("thinking is hidden")
+    window.wait_for("thinking is folded")
     window.say("hi")
-    window.wait_for(r"The answer\.")
-    assert "Let me see." not in window.text
+    text = window.wait_for(r"The answer\.")
+    assert "Let me see." not in text
+    assert re.search(r"thought for \d\.\d s, \d+ tokens; Ctrl-O shows it", text)
+    window.wait_for("context")
+    window.settle()
+    window.send("\x0f")
+    window.wait_for("(?s)Let me see\\..*thinking is shown")
 
 
 def test_escape_sequences_of_a_model_are_made_visible(open_window: Open) -> None:

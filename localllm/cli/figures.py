@@ -1,0 +1,63 @@
+"""What a turn took, in the words of the lines under an answer."""
+
+from localllm.cache_report import CacheReport
+from localllm.cli.output import show_controls
+from localllm.cli.words import duration
+from localllm.completion import Completion, Truncation
+
+# The cache keeps whole blocks, so a few tokens before a difference are computed again.
+_BLOCK_TOKENS = 16
+
+
+def describe_turn(completion: Completion, context_length: int) -> str:
+    """The line of figures under an answer."""
+    used = completion.num_prompt_tokens + completion.num_generated_tokens
+    drafted, accepted = completion.num_drafted_tokens, completion.num_accepted_tokens
+    drafts = f"drafts {accepted}/{drafted} · " if drafted else ""
+    return (
+        f"prompt {completion.num_prompt_tokens} ({completion.num_cached_tokens} cached) "
+        f"{completion.prefill_tokens_per_s:.0f} tok/s · "
+        f"first {completion.ttft_s:.2f} s · "
+        f"{completion.decode_tokens_per_s:.0f} tok/s · "
+        f"{drafts}"
+        f"context {used}/{context_length}"
+    )
+
+
+def describe_truncation(truncation: Truncation) -> str:
+    """What was left out of the prompt."""
+    turns = f"{truncation.num_turns} turn{'s' * (truncation.num_turns > 1)}"
+    return (
+        f"the oldest {turns}, {truncation.num_tokens:,} tokens, are left out of the prompt "
+        "(--overflow drop-oldest)"
+    )
+
+
+def describe_cache(report: CacheReport, completion: Completion) -> list[str]:
+    """What of a prompt came from the cache, and why the rest did not; some lines."""
+    computed = report.num_prompt - report.num_cached
+    took = f" in {duration(completion.ttft_s)}" if completion.ttft_s else ""
+    lines = [
+        f"prompt of {report.num_prompt:,} tokens: {report.num_cached:,} from the cache, "
+        f"{computed:,} computed{took}"
+    ]
+    found = report.difference
+    if report.num_earlier == 0:
+        lines.append("  nothing was asked before it in this process")
+    elif found is None:
+        lines.append(f"  it goes on from all {report.num_earlier:,} tokens of the request before")
+    else:
+        place = "in the template" if found.message is None else f"in message {found.message}"
+        role = f" ({found.role})" if found.role else ""
+        lines.append(
+            f"  the first difference to the request before: token {found.token:,}, {place}{role}"
+        )
+        lines.append(show_controls(f"    there: {found.before!r}"))
+        lines.append(show_controls(f"    here:  {found.now!r}"))
+        if report.num_lost and completion.prefill_tokens_per_s:
+            cost = duration(report.num_lost / completion.prefill_tokens_per_s)
+            lines.append(f"  it cost {report.num_lost:,} tokens once more, {cost}")
+    gone = report.num_shared - report.num_cached
+    if gone > _BLOCK_TOKENS:
+        lines.append(f"  {gone:,} tokens before that were no longer in the cache")
+    return lines

@@ -1,0 +1,40 @@
+"""Which saved conversation a `chat` goes on with, and whether it is saved at all."""
+
+from localllm.cli.output import note
+from localllm.cli.slash_turns import check_name
+from localllm.errors import RequestError
+from localllm.places import sessions_file
+from localllm.recorder import Recorder
+from localllm.sessions import SavedSession
+
+
+def open_recorder() -> Recorder:
+    """Saves into the user's data folder, and warns on stderr."""
+    return Recorder(sessions_file(), lambda text: note(f"warning: {text}"))
+
+
+def find_session(recorder: Recorder, name: str | None, *, goes_on: bool) -> SavedSession | None:
+    """The conversation to go on with: the named one, or the latest; None where a new one begins,
+    under that name.
+
+    Raises: RequestError where both are asked for, or the latest and there is none; DiskError.
+    """
+    if name is not None and goes_on:
+        raise RequestError(
+            "--continue is the last conversation, --session a named one", hint="leave out one"
+        )
+    if name is not None:
+        found = recorder.store().find(name)
+        if found is None:
+            check_name(name)
+        recorder.begin(name=name, session=found)
+        return found
+    if not goes_on:
+        return None
+    found = recorder.store().latest()
+    if found is None:
+        raise RequestError(
+            "no conversation is saved yet", param="continue", hint="leave out --continue"
+        )
+    recorder.begin(session=found)
+    return found

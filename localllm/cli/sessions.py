@@ -1,0 +1,114 @@
+"""`localllm sessions`: saved conversations."""
+
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli.files import user_path
+from localllm.cli.output import is_terminal, json_line, note, show_controls, write_stdout
+from localllm.cli.terminal import confirm
+from localllm.cli.words import age
+from localllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from localllm.sessions import SavedSession, SessionStore
+
+sessions = typer.Typer(
+    no_args_is_help=True, help="List, show, export and delete saved conversations."
+)
+Name = Annotated[str, typer.Argument(help="Its name or number.", show_default=False)]
+
+
+@sessions.command("list")
+def list_sessions(
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List them, the newest first."""
+    rows = _store().rows()
+    if json_output:
+        for row in rows:
+            write_stdout(json_line(asdict(row)))
+        return
+    if not rows:
+        note("nothing is saved yet; a conversation is saved by itself: localllm chat")
+        return
+    cells = [
+        (
+            str(row.id),
+            row.name or "",
+            str(row.num_turns),
+            age(time.time() - row.updated_s),
+            row.model,
+            row.title,
+        )
+        for row in rows
+    ]
+    header = ("ID", "NAME", "TURNS", "USED", "MODEL", "FIRST QUESTION")
+    widths = [max(len(row[i]) for row in [header, *cells]) for i in range(5)]
+    for row_cells in (header, *cells):
+        padded = [f"{cell:{width}}" for cell, width in zip(row_cells, widths, strict=False)]
+        write_stdout(show_controls("  ".join([*padded, row_cells[-1]]).rstrip()) + "\n")
+
+
+@sessions.command()
+def show(
+    name: Name,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Print a conversation, as Markdown."""
+    transcript = _store().get(name).transcript
+    text = transcript.to_json() if json_output else transcript.to_markdown()
+    write_stdout(show_controls(text) if is_terminal(sys.stdout) else text)
+
+
+@sessions.command()
+def export(
+    name: Name,
+    path: Annotated[Path, typer.Argument(help="A new .md or .json file.", show_default=False)],
+) -> None:
+    """Write a conversation to a file."""
+    from localllm.cli.slash_turns import export_transcript
+
+    transcript = _store().get(name).transcript
+    export_transcript(transcript, user_path(str(path)))
+    note(f"{len(transcript.messages)} messages are in {path}")
+
+
+@sessions.command()
+def rm(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names or numbers.", show_default=False)
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete conversations for good."""
+    store = _store()
+    if bool(names) == everything:
+        raise RequestError("which ones?", hint="names or numbers, or --all")
+    found: list[SavedSession] = []
+    if everything:
+        found = [store.load(row.id) for row in store.rows()]
+    else:
+        found = [store.get(name) for name in names or []]
+    count = f"{len(found)} conversation{'s' * (len(found) != 1)}"
+    if not yes:
+        if not is_terminal(sys.stdin):
+            raise RequestError(f"nobody can be asked whether {count} may go", hint="--yes")
+        if not confirm(f"delete {count}? [y/N] ", default=False):
+            note("nothing was deleted")
+            return
+    for session in found:
+        store.remove(session.id)
+    note(f"deleted {count}")
+
+
+def _store() -> "SessionStore":
+    from localllm.places import sessions_file
+    from localllm.sessions import SessionStore
+
+    return SessionStore(sessions_file())

@@ -1,0 +1,173 @@
+"""What a conversation keeps, changes and makes room for, on a terminal."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+from window import Open, Window
+
+from localllm.sessions import SavedSession, SessionStore
+
+
+def saved(tmp_path: Path) -> SavedSession:
+    """The latest saved conversation."""
+    store = SessionStore(tmp_path / "data" / "localllm" / "sessions.db")
+    latest = store.latest()
+    assert latest is not None
+    store.close()
+    return latest
+
+
+def ask(window: Window, text: str, answer: str) -> None:
+    window.say(text)
+    window.wait_for(answer)
+    window.settle()
+
+
+def test_a_conversation_is_saved_by_itself_and_taken_up_again(
+    open_window: Open, tmp_path: Path
+) -> None:
+    first = open_window("It is blue.", rows=30)
+    ask(first, "What colour is the sky?", r"It is blue\.")
+    first.say("/save colours")
+    first.wait_for("this conversation is colours")
+    first.wait_for("session colours")  # in the line below the prompt
+    first.send("\x04")
+    assert first.exit_code() == 0
+    turns = saved(tmp_path).transcript.turns
+    assert [(turn.question, turn.answer) for turn in turns] == [
+        ("What colour is the sky?", "It is blue.")
+    ]
+    second = open_window("Because of the air.", rows=30)
+    second.say("/sessions")
+    second.wait_for(r"colours +1 turns +just now +What colour is the sky\?")
+    second.say("/load colours")
+    second.wait_for(r"> What colour is the sky\?\n +It is blue\.")
+    ask(second, "Why?", r"Because of the air\.")
+    assert len(saved(tmp_path).transcript.turns) == 2
+    second.say("/load nothing")
+    second.wait_for("there is no session 'nothing'")
+
+
+def test_after_a_kill_the_partial_answer_is_there(open_window: Open, tmp_path: Path) -> None:
+    words = " ".join(f"word{i}" for i in range(2000))
+    window = open_window(words, step_ms=5, rows=30)
+    window.say("Talk.")
+    window.wait_for(r"word300\b")
+    window.process.kill(signal.SIGKILL)
+    (turn,) = saved(tmp_path).transcript.turns
+    assert turn.question == "Talk."
+    assert turn.finish_reason is None
+    assert re.fullmatch(r"(word\d+ )+w?(word|wor|wo)?\d*", turn.answer)
+    assert "word100 " in turn.answer
+    again = open_window(words, step_ms=1, rows=30)
+    again.say("/load 1")
+    again.wait_for("it was interrupted there; /continue goes on")
+
+
+def test_undo_clear_and_regen_are_saved_too(open_window: Open, tmp_path: Path) -> None:
+    window = open_window("One.", "Two.", "Three.", "Four.", rows=50)
+    ask(window, "first", r"One\.")
+    ask(window, "second", r"Two\.")
+    ask(window, "/regen", r"Three\.")
+    assert [turn.answer for turn in saved(tmp_path).transcript.turns] == ["One.", "Three."]
+    window.say("/undo")
+    window.wait_for("taken back: second")
+    window.settle()
+    assert [turn.answer for turn in saved(tmp_path).transcript.turns] == ["One."]
+    window.say("/clear")
+    window.wait_for("a new conversation; the old one is in /sessions")
+    ask(window, "third", r"Four\.")
+    assert saved(tmp_path).id == 2
+    assert [turn.answer for turn in saved(tmp_path).transcript.turns] == ["Four."]
+
+
+def test_a_question_is_edited_in_its_place(open_window: Open, tmp_path: Path) -> None:
+    window = open_window("One.", "Two.", rows=40)
+    ask(window, "What is a cat", r"One\.")
+    window.say("/edit")
+    window.wait_for(r"> What is a cat")
+    window.send("\x7f\x7f\x7fdog?\r")
+    window.wait_for(r"Two\.")
+    window.settle()
+    turns = saved(tmp_path).transcript.turns
+    assert [(turn.question, turn.answer) for turn in turns] == [("What is a dog?", "Two.")]
+
+
+def test_what_was_not_answered_is_asked_again(open_window: Open, tmp_path: Path) -> None:
+    window = open_window("First.", "Second.", step_ms=20, prefill_steps=100, rows=40)
+    window.say("Are you there?")
+    time.sleep(0.5)
+    window.send("\x03")
+    window.wait_for("interrupted")
+    window.say("/retry")
+    window.wait_for(r"Second\.")
+    window.settle()
+    assert [turn.question for turn in saved(tmp_path).transcript.turns] == ["Are you there?"]
+
+
+def test_the_context_fills_up_is_said_and_compacted(open_window: Open, tmp_path: Path) -> None:
+    long, summary = "Many words. " * 40, "We spoke of words."
+    window = open_window(long, long, summary, "Yes.", rows=60, flags=("--ctx", "1200"))
+    ask(window, "Talk.", r"context \d+/1200")
+    assert "full" not in window.text
+    ask(window, "More.", r"the context is \d\d% full; /compact")
+    window.say("/compact")
+    window.wait_for(r"We spoke of words\.")
+    window.wait_for("older turns\\?")
+    window.send("\r")
+    window.wait_for(r"held [\d,]+ tokens and holds [\d,]+ now")
+    window.settle()
+    turns = saved(tmp_path).transcript.turns
+    assert [turn.answer for turn in turns] == [summary, long]
+    assert saved(tmp_path).id == 2  # the whole is kept as session 1
+    ask(window, "Short?", r"Yes\.")
+
+
+def test_a_prompt_that_is_too_long_is_an_error_with_a_way_out(open_window: Open) -> None:
+    window = open_window("Many words. " * 20, "x", rows=60, flags=("--ctx", "300"))
+    ask(window, "Talk.", r"context \d+/300")
+    window.say("word " * 150)
+    text = window.wait_for("try: /compact, a larger --ctx, or --overflow drop-oldest")
+    assert "error: the prompt has" in text
+
+
+def test_why_tells_where_the_prompt_leaves_the_cache(open_window: Open) -> None:
+    window = open_window("One.", "Two.", "Three.", rows=60)
+    window.say("/why")
+    window.wait_for("nothing was asked yet")
+    ask(window, "first", r"One\.")
+    ask(window, "second", r"Two\.")
+    window.say("/why")
+    window.wait_for("it goes on from all")
+    window.say("/system Be brief.")
+    ask(window, "third", r"Three\.")
+    window.say("/why")
+    window.wait_for(
+        r"the first difference to the request before: token \d+, in message 1 \(system\)"
+    )
+
+
+def test_a_long_prompt_shows_within_200_ms_how_far_it_is_read(open_window: Open) -> None:
+    window = open_window("Read.", rows=30, step_ms=30, prefill_steps=60)
+    window.say("word " * 60)
+    window.wait_for("word word")
+    began = time.monotonic()
+    window.wait_for(r"reading [\d,]+ of [\d,]+ tokens \(\d+%\)", seconds=5)
+    assert time.monotonic() - began < 1.0  # 0.15 s, and what a busy machine adds
+    window.wait_for("s left")
+    text = window.wait_for(r"Read\.")
+    assert "reading" not in text
+
+
+def test_folded_thoughts_leave_one_line(open_window: Open) -> None:
+    thoughts = "\n".join(f"thought number {i}" for i in range(40))
+    answer = f"<think>\n{thoughts}\n</think>\n\nThe answer."
+    window = open_window(answer, rows=20, step_ms=4, flags=("--thoughts", "fold"))
+    window.say("hi")
+    text = window.wait_for("thought number 20")
+    assert text.count("thought number") <= 5
+    text = window.wait_for(r"The answer\.")
+    assert "thought number" not in text
+    assert re.search(r"> hi\n+thought for \d+\.\d s, \d+ tokens; Ctrl-O shows it\n\nThe", text)

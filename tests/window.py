@@ -1,0 +1,89 @@
+"""A program on a real pseudo-terminal, read back from a terminal emulator's screen."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pexpect
+import pyte
+
+ROOT = Path(__file__).parents[1]
+
+
+class Window:
+    """A program in a terminal of a given size, and the screen that it has drawn."""
+
+    def __init__(self, command: list[str], columns: int, rows: int, home: Path) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels", ROOT / "tests"))),
+            "TERM": "xterm-256color",
+            "XDG_DATA_HOME": str(home),
+            # The test's terminal does not answer a question for the cursor's place.
+            "PROMPT_TOOLKIT_NO_CPR": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        for name in ("COLUMNS", "LINES"):  # pytest-xdist sets them; the terminal's size counts here
+            environment.pop(name, None)
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self.process = pexpect.spawn(
+            sys.executable, command, env=environment, dimensions=(rows, columns), timeout=30
+        )
+
+    def pump(self, seconds: float = 0.05) -> None:
+        """Let the program write for a while."""
+        try:
+            self._stream.feed(self.process.read_nonblocking(65536, timeout=seconds))
+        except (pexpect.TIMEOUT, pexpect.EOF):
+            return
+
+    def settle(self) -> None:
+        """Wait until nothing has been written for a while."""
+        for _ in range(400):
+            before = self.screen.dirty.copy()
+            self.screen.dirty.clear()
+            self.pump(0.1)
+            if not self.screen.dirty and not before:
+                return
+
+    def wait_for(self, pattern: str, seconds: float = 30) -> str:
+        """Wait until `pattern` is somewhere on the screen; returns the screen."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.pump()
+            if re.search(pattern, self.text):
+                return self.text
+        raise AssertionError(f"{pattern!r} never came:\n{self.text}")
+
+    def send(self, keys: str) -> None:
+        self.process.send(keys)
+
+    def say(self, text: str) -> None:
+        self.send(text + "\r")
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.screen.display]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def resize(self, columns: int, rows: int) -> None:
+        self.process.setwinsize(rows, columns)
+        self.screen.resize(rows, columns)
+
+    def exit_code(self) -> int:
+        for _ in range(200):
+            self.pump()
+            if not self.process.isalive():
+                break
+        self.process.close(force=True)
+        return self.process.exitstatus if self.process.exitstatus is not None else -1
+
+
+Open = Callable[..., Window]
