@@ -1,5 +1,6 @@
 """The models that are on this machine: built in, quantized here, and in the hub's own cache."""
 
+import glob
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +51,16 @@ def find_local_models() -> LocalModels:
 def quantized_folder() -> Path:
     """Where `localllm quantize` puts what it makes, unless it is told another place."""
     return cache_folder("quantized")
+
+
+def find_quantized(alias: str) -> Path | None:
+    """The newest whole folder that `localllm quantize` made of an alias, under its own name."""
+    found = [
+        folder
+        for folder in quantized_folder().glob(f"{glob.escape(alias)}-*")
+        if folder.is_dir() and _problem(folder) is None
+    ]
+    return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
 def _quantized_models() -> list[LocalModel]:

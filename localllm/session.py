@@ -16,7 +16,7 @@ from typing import Any
 from localllm.catalog import BUILT_IN_MODEL, BUILT_IN_MODELS, resolve_model
 from localllm.completion import Completion, Sample
 from localllm.config import EngineConfig, ModelConfig, SamplingParams
-from localllm.download import fetch_model
+from localllm.download import DownloadProgress, fetch_model
 from localllm.engine.loading import LoadedDecoder, Report, load_draft, load_engine
 from localllm.engine.request import FinishReason
 from localllm.errors import CheckpointError, RequestError, TemplateError
@@ -155,8 +155,13 @@ class Checkpoint:
     engine_config: EngineConfig
 
 
-def open_checkpoint(name: str | None = None, config: EngineConfig | None = None) -> Checkpoint:
-    """Find, fetch if need be, and check a model; None is the built-in one.
+def open_checkpoint(
+    name: str | None = None,
+    config: EngineConfig | None = None,
+    progress: DownloadProgress | None = None,
+) -> Checkpoint:
+    """Find, fetch if need be, and check a model; None is the built-in one. `progress` is told of a
+    download.
 
     Raises: CatalogError, DownloadError, CheckpointError, UnsupportedModelError.
     """
@@ -165,7 +170,7 @@ def open_checkpoint(name: str | None = None, config: EngineConfig | None = None)
     if source.name in BUILT_IN_MODELS and config.dtype == "auto":
         # So that the exactness contract holds as it comes; see docs/architecture.md.
         config = replace(config, dtype="float32")
-    folder = fetch_model(source)
+    folder = fetch_model(source, progress=progress)
     model_config, spec = read_model_config(folder)
     defaults = read_generation_config(folder)
     tokenizer = Tokenizer.from_folder(folder, source.chat_template)
@@ -183,6 +188,7 @@ def open_model(
     name: str | None = None,
     config: EngineConfig | None = None,
     report: Report = logger.info,
+    progress: DownloadProgress | None = None,
 ) -> LoadedModel:
     """Open a checkpoint and load it into an engine; `report` is told how memory is divided, but
     not of what is built in, which takes next to none.
@@ -190,7 +196,7 @@ def open_model(
     Raises: as `open_checkpoint`; GpuMemoryError, BackendError.
     """
     started = time.monotonic()
-    found = open_checkpoint(name, config)
+    found = open_checkpoint(name, config, progress)
     engine = load_engine(
         found.folder,
         found.model_config,

@@ -12,10 +12,12 @@ from localllm.catalog import BUILT_IN_MODEL, is_model_name
 from localllm.cli import options
 from localllm.cli.answer import AnswerForm, AnswerPrinter
 from localllm.cli.figures import describe_cache, describe_truncation
+from localllm.cli.first_start import welcome
 from localllm.cli.output import choose_colour, is_terminal, note
 from localllm.cli.render import Shown, check_render_mode, make_printer
 from localllm.cli.saved import find_session, open_recorder
 from localllm.cli.user_input import gather_prompt, read_file
+from localllm.cli.variants import choose_variant
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import RequestError
 from localllm.settings import default_model
@@ -273,17 +275,22 @@ def choose_form(json_output: bool, stream_json: bool, extract_code: bool) -> Ans
 
 def open_noted(name: str | None, engine: EngineConfig, *, is_conversation: bool) -> "LoadedModel":
     """Open the model, with the notice that none was asked for, or how memory is divided."""
+    from localllm.cli.download_progress import TerminalProgress
     from localllm.session import open_model
 
-    if name is None:
+    if name is None and is_conversation:
+        welcome(engine)
+    elif name is None:
         note(
             f"no model given: using {BUILT_IN_MODEL}, a tiny built-in demonstration. "
             "A real one: localllm chat qwen3-0.6b",
             dim=True,
         )
+    chosen = choose_variant(name, engine)
     if is_conversation:
-        return open_model(name, engine, report=partial(note, dim=True))
-    return open_model(name, engine)
+        tell = partial(note, dim=True)
+        return open_model(chosen, engine, report=tell, progress=TerminalProgress())
+    return open_model(chosen, engine, progress=TerminalProgress())
 
 
 def start_session(

@@ -84,8 +84,9 @@ def _global_options(
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", force=True)
     for library in ("urllib3", "httpx", "httpcore", "huggingface_hub", "filelock", "asyncio"):
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
-    if no_config:
+    if no_config and "LOCALLLM_NO_CONFIG" not in os.environ:
         os.environ["LOCALLLM_NO_CONFIG"] = "1"
+        context.call_on_close(lambda: os.environ.pop("LOCALLLM_NO_CONFIG", None))
     context.default_map = flag_defaults(context.command, read_settings())
 
 

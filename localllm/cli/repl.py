@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from localllm.cli.download_progress import TerminalProgress
 from localllm.cli.figures import describe_cache, describe_truncation, describe_turn
 from localllm.cli.idle import meanwhile
 from localllm.cli.line_editor import CommandCompleter, LineEditor
@@ -21,6 +22,7 @@ from localllm.cli.slash_commands import (
     takes_path,
 )
 from localllm.cli.terminal import keys_held
+from localllm.cli.variants import choose_variant
 from localllm.completion import Completion
 from localllm.config import EngineConfig, SamplingParams
 from localllm.conversation import ChatSession
@@ -177,7 +179,8 @@ class Repl:
 
     def load_model(self, name: str) -> None:
         """Answer with another model from here on; the old one stays if that fails."""
-        model = open_model(name, self._engine_config, report=partial(note, dim=True))
+        tell, chosen = partial(note, dim=True), choose_variant(name, self._engine_config)
+        model = open_model(chosen, self._engine_config, tell, TerminalProgress())
         model.sampling_params(**self.given)
         self.session.change_model(model)
         self.save()

@@ -6,7 +6,8 @@ from math import prod
 
 import torch
 
-from localllm.model.architectures import linear_shapes
+from localllm.config import ModelConfig
+from localllm.model.architectures import ArchSpec, linear_shapes
 from localllm.quantize.awq import NUM_RATIOS
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.source import CheckedFolder, result_bytes
@@ -27,11 +28,20 @@ class Estimate:
 def estimate(
     source: CheckedFolder, recipe: Recipe, num_tokens: int, device: torch.device
 ) -> Estimate:
+    """The sizes of a checkpoint and of what is made of it, and `quantize_seconds`."""
+    num_bytes = sum(info.num_bytes for info in source.weights.plain.values())
+    seconds = quantize_seconds(source.config, source.spec, recipe, num_tokens, device)
+    return Estimate(num_bytes, result_bytes(source, recipe), seconds)
+
+
+def quantize_seconds(
+    config: ModelConfig, spec: ArchSpec, recipe: Recipe, num_tokens: int, device: torch.device
+) -> float:
     """Count the operations and divide by the rate of a product measured here.
 
     The text that a model writes for its calibration is not in it.
     """
-    shapes = [s for n, s in linear_shapes(source.config, source.spec).items() if n != "lm_head"]
+    shapes = [s for n, s in linear_shapes(config, spec).items() if n != "lm_head"]
     weights = sum(prod(shape) for shape in shapes)
     operations = 20.0 * weights
     if recipe.uses_inputs:
@@ -42,8 +52,7 @@ def estimate(
         if "awq" in recipe.method:
             searches = 2 * 2 * NUM_RATIOS
             operations += sum(searches * out * width_in**2 for out, width_in in shapes)
-    num_bytes = sum(info.num_bytes for info in source.weights.plain.values())
-    return Estimate(num_bytes, result_bytes(source, recipe), operations / _operations_per_s(device))
+    return operations / _operations_per_s(device)
 
 
 def _operations_per_s(device: torch.device) -> float:

@@ -1,0 +1,131 @@
+"""Which copy of a catalogue's model a chat takes: one that is here, or what the user chooses."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.catalog import CatalogEntry, load_catalog
+from localllm.cli.output import is_terminal, note, write_stderr
+from localllm.cli.words import duration, size
+from localllm.config import EngineConfig
+from localllm.errors import ExitCode, LocalLLMError
+
+# GPTQ by text that the model writes: windows times their length, as `quantize` does by default.
+_CALIBRATION_TOKENS = 32 * 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One way to get the model: what is opened, and whether it is quantized first."""
+
+    name: str
+    text: str
+    is_quantized_here: bool = False
+
+
+def choose_variant(name: str | None, engine: EngineConfig) -> str | None:
+    """The name to open for `name`: itself, or a quantized copy of it that is here or chosen.
+
+    Only for an alias whose own files are not here. On a terminal the user chooses; elsewhere the
+    alias stands for its repository. Raises: LocalLLMError where nothing was chosen.
+    """
+    entry = load_catalog().get(name or "")
+    if name is None or entry is None or _is_here(entry.repo, entry.revision):
+        return name
+    found = _quantized_here(entry)
+    if found is not None:
+        note(f"{name} is here quantized: {found}", dim=True)
+        return found
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)) or entry.sizes is None:
+        return name
+    choices = _choices(entry, engine)
+    note(f"{name} is not on this machine ({entry.repo}, licence {entry.licence})")
+    for number, choice in enumerate(choices, 1):
+        note(f"  {number}  {choice.text}")
+    return _carry_out(choices[_ask(len(choices))], entry)
+
+
+def _is_here(repo: str, revision: str | None) -> bool:
+    from localllm.download import find_snapshot
+
+    folder = find_snapshot(repo, revision)
+    return folder is not None and any(folder.glob("*.safetensors"))
+
+
+def _quantized_here(entry: CatalogEntry) -> str | None:
+    """The makers' 4-bit repository, or a folder that `quantize` made of the alias."""
+    from localllm.local_models import find_quantized
+
+    if entry.int4 is not None and _is_here(entry.int4, None):
+        return entry.int4
+    folder = find_quantized(entry.alias)
+    return None if folder is None else str(folder)
+
+
+def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
+    from localllm.catalog import ModelSource
+    from localllm.planning import shape_of
+
+    source = ModelSource(entry.alias, repo=entry.repo)
+    whole, small = (shape_of(source, kind) for kind in ("bf16", "int4"))
+    choices = []
+    if entry.int4 is not None:
+        what = f"fetch {entry.int4}, 4 bits by its makers: about {size(small.weights_bytes)}"
+        choices.append(_Choice(entry.int4, what))
+    took = duration(_quantize_seconds(entry, engine))
+    choices += [
+        _Choice(
+            entry.alias,
+            f"fetch the original, {size(whole.weights_bytes)}, and quantize it here to "
+            f"{size(small.weights_bytes)}: about {took} after the download",
+            is_quantized_here=True,
+        ),
+        _Choice(entry.alias, f"fetch the original as it is: {size(whole.weights_bytes)}"),
+    ]
+    return choices
+
+
+def _quantize_seconds(entry: CatalogEntry, engine: EngineConfig) -> float:
+    from localllm.bench.subject import catalog_shape
+    from localllm.engine.loading import select_device
+    from localllm.quantize.estimate import quantize_seconds
+    from localllm.quantize.recipe import Recipe
+
+    config, spec, _ = catalog_shape(entry.alias)
+    return quantize_seconds(config, spec, Recipe(), _CALIBRATION_TOKENS, select_device(engine))
+
+
+def _ask(count: int) -> int:
+    while True:
+        write_stderr(f"which? [1 to {count}, Enter: 1, q: none] ")
+        answer = sys.stdin.readline()
+        word = answer.strip().lower()
+        if not answer or word in ("q", "n", "no"):
+            raise LocalLLMError("nothing was fetched", hint="localllm ls shows what is here")
+        if word == "":
+            return 0
+        if word.isdigit() and 1 <= int(word) <= count:
+            return int(word) - 1
+
+
+def _carry_out(choice: _Choice, entry: CatalogEntry) -> str:
+    from localllm.cli.pull import fetch_shown
+    from localllm.local_models import find_quantized
+
+    if not choice.is_quantized_here:
+        return choice.name
+    from localllm.catalog import resolve_model
+
+    fetch_shown(resolve_model(choice.name))
+    # Its own process: what quantizing takes is free again before the model is loaded.
+    command = [sys.executable, "-m", "localllm", "quantize", choice.name]
+    code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    folder: Path | None = find_quantized(entry.alias)
+    if code or folder is None:
+        raise LocalLLMError(
+            f"{choice.name} could not be quantized",
+            hint=f"localllm quantize {choice.name} --resume",
+            exit_code=ExitCode(code) if code in list(ExitCode) else ExitCode.FAILURE,
+        )
+    return str(folder)

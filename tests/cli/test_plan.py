@@ -1,0 +1,105 @@
+"""`localllm plan`: the same arithmetic as loading, for machines that are not here."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localllm.catalog import load_catalog, resolve_model
+from localllm.config import EngineConfig
+from localllm.errors import ExitCode
+from localllm.gpus import GPUS, find_gpu
+from localllm.planning import machine_with, plan_model, shape_of
+from localllm.session import open_model
+
+Run = Callable[..., Any]
+
+
+def test_a_plan_needs_no_network_and_tells_all_parts(localllm: Run) -> None:
+    outcome = localllm("plan", "qwen3-8b", "--gpu", "rtx-4060", "--json")
+    assert outcome.code == 0, outcome.err
+    plan = json.loads(outcome.out)
+    assert plan["weights"] == "int4"
+    assert 8.1e9 < plan["parameters"] < 8.3e9
+    # 36 layers, 8 heads of 128, keys and values, two bytes.
+    assert plan["kv_bytes_per_1k_tokens"] == 1024 * 36 * 2 * 8 * 128 * 2
+    parts = ("weights_bytes", "activations_bytes", "graphs_bytes")
+    taken = sum(plan[part] for part in parts) + plan["cached_tokens"] * 36 * 2 * 8 * 128 * 2
+    assert taken <= plan["usable_bytes"]
+    assert 4096 < plan["context"] < plan["model_context"] == 40960
+    assert 10 < plan["decode_tokens_per_s"] < 272e9 / plan["weights_bytes"]
+    assert plan["fits"]
+
+
+def test_what_does_not_fit_is_exit_code_6_and_names_one_flag(localllm: Run) -> None:
+    for arguments, remedy in (
+        (("llama-3.1-8b", "--gpu", "rtx-4060", "--weights", "bf16"), "--weights int4"),
+        (("qwen3-8b", "--vram", "8GiB", "--ctx", "32k"), "--ctx "),
+        (("qwen2.5-32b", "--vram", "12GiB"), "a smaller model: "),
+    ):
+        outcome = localllm("plan", *arguments)
+        assert outcome.code == ExitCode.MEMORY
+        assert f"try: {remedy}" in outcome.out
+
+
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen2.5-14b", "llama-3.2-3b"])
+@pytest.mark.parametrize("vram", ["6GiB", "8GiB", "12GiB"])
+def test_the_remedy_is_one(localllm: Run, model: str, vram: str) -> None:
+    arguments = ["plan", model, "--vram", vram, "--weights", "bf16", "--json"]
+    plan = json.loads(localllm(*arguments).out)
+    if plan["fits"]:
+        return
+    if plan["remedy"].startswith("a smaller model: "):
+        arguments[1] = plan["remedy"].removeprefix("a smaller model: ")
+        arguments[4:6] = []
+    else:
+        # The last of a flag counts.
+        arguments += plan["remedy"].split()
+    assert json.loads(localllm(*arguments).out)["fits"]
+
+
+def test_the_catalogue_is_listed_with_what_fits(localllm: Run) -> None:
+    outcome = localllm("plan", "--gpu", "4070", "--json")
+    plans = [json.loads(line) for line in outcome.out.splitlines()]
+    assert {plan["model"] for plan in plans} == set(load_catalog())
+    by_name = {plan["model"]: plan["fits"] for plan in plans}
+    assert by_name["qwen3-8b"]
+    assert not by_name["qwen3-32b"]
+    table = localllm("plan", "--gpu", "4070").out
+    assert "qwen3-32b" in table
+    assert "does not fit" in table
+
+
+def test_a_plan_is_what_loading_takes(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint(torch_dtype="bfloat16")
+    loaded = open_model(str(folder), EngineConfig(max_num_seqs=2))
+    engine = loaded.text_engine.engine
+    source = resolve_model(str(folder))
+    plan = plan_model(shape_of(source, None), machine_with(1 << 32), EngineConfig(max_num_seqs=2))
+    assert plan.memory.max_model_len == loaded.context_length
+    assert plan.cached_tokens == engine.scheduler.pool.num_usable_blocks * 16
+
+
+@pytest.mark.parametrize(
+    ("spelt", "name"),
+    [
+        ("4090", "rtx-4090"),
+        ("RTX 4060", "rtx-4060"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("rtx-4060-ti", "rtx-4060-ti-8gb"),
+        ("A100", "a100-40gb-pcie"),
+    ],
+)
+def test_a_gpu_is_found_however_it_is_spelt(spelt: str, name: str) -> None:
+    assert find_gpu(spelt) == GPUS[name]
+
+
+def test_wrong_arguments_are_exit_code_2(localllm: Run) -> None:
+    assert localllm("plan", "qwen3-8b", "--gpu", "rtx-9999").code == ExitCode.USAGE
+    assert localllm("plan", "qwen3-8b", "--gpu", "4090", "--vram", "8GiB").code == ExitCode.USAGE
+    assert localllm("plan", "qwen3-8b", "--vram", "much").code == ExitCode.USAGE
+    assert localllm("plan", "qwen3-8b", "--vram", "8GiB", "--weights", "int3").code == 2
+    assert localllm("plan", "qwen9", "--vram", "8GiB").code == ExitCode.MODEL
+    assert localllm("plan", "--gpu", "list").out.count("GB/s") == len(GPUS)
