@@ -21,6 +21,29 @@ class ExitCode(IntEnum):
     CLOSED_PIPE = 141
     SIGTERM = 143
 
+    @property
+    def meaning(self) -> str:
+        """In a few words, as the documentation has it."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    ExitCode.OK: "ok",
+    ExitCode.FAILURE: "other failure",
+    ExitCode.USAGE: "wrong usage: a flag, a value, a path, an input that is not text",
+    ExitCode.MODEL: "model unknown, gated or not authorised",
+    ExitCode.NETWORK: "network, or offline and not here",
+    ExitCode.DISK: "disk full, no permission, or a file that is damaged again and again",
+    ExitCode.MEMORY: "no usable GPU, or not enough memory",
+    ExitCode.CHECKPOINT: "broken checkpoint, config or chat template",
+    ExitCode.CONTEXT: "prompt longer than the context",
+    ExitCode.LENGTH: "answer cut by the token limit, with `--fail-on-length`",
+    ExitCode.QUALITY: "quality below the asked threshold",
+    ExitCode.SIGINT: "Ctrl-C",
+    ExitCode.CLOSED_PIPE: "whoever read stdout has gone (as after `| head -1`)",
+    ExitCode.SIGTERM: "terminated",
+}
+
 
 class LocalLLMError(Exception):
     """Something a user, a file or a client caused.

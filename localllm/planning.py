@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from localllm.bench.limits import Limits, ModelWork, measure_limits
+from localllm.bench.limits import ModelWork, best_time, measure_limits
 from localllm.bench.step_model import WITH_CARE, Gpu, predict_decode
 from localllm.card import describe_quantization
 from localllm.catalog import BUILT_IN_MODELS, CatalogEntry, ModelSource, load_catalog
@@ -35,7 +35,10 @@ _FREE_SHARE = 0.92
 # and of a GPU's products that prefill reaches; see docs/benchmarks.md.
 _CPU_DECODE, _CPU_PREFILL, _GPU_PREFILL = 0.63, 0.6, 0.5
 _CHAT_TOKENS = 4096
-_KV_ITEM_BYTES = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "int8": torch.int8}
+# More than the caches of most processors hold.
+_GLANCE_BYTES = 128 << 20
+# Tokens a second that a first model should answer with: about as fast as one reads.
+_READING_SPEED = 8.0
 _SHORTEST_CONTEXT = 2048
 
 
@@ -118,21 +121,20 @@ class ModelPlan:
 
 
 def this_machine(config: EngineConfig, *, measures: bool = True) -> Machine:
-    """What is free here now; with `measures` its speed too, which takes seconds on a CPU."""
+    """What is free here now, and how fast memory is read; with `measures` more exactly, and how
+    fast it multiplies, which takes seconds on a CPU.
+    """
     device = select_device(config)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
-    limits = measure_limits(device) if measures else None
+    free = free_bytes(device)
+    if not measures:
+        x = torch.ones(_GLANCE_BYTES // 4, device=device)
+        rate = _GLANCE_BYTES / best_time(lambda: x.sum(), device)
+        return Machine(name, device.type, free, rate, None)
+    limits = measure_limits(device)
     return Machine(
-        name,
-        device.type,
-        free_bytes(device),
-        limits.memory_bytes_per_s if limits else None,
-        _operations(limits) if limits else None,
+        name, device.type, free, limits.memory_bytes_per_s, limits.operations_per_s["bf16"]
     )
-
-
-def _operations(limits: Limits) -> float:
-    return limits.operations_per_s["bf16"]
 
 
 def machine_of(card: GpuCard) -> Machine:
@@ -374,5 +376,5 @@ def pick(plans: list[ModelPlan], entries: Mapping[str, CatalogEntry]) -> ModelPl
         for plan in plans
         if plan.fits and not entries[plan.shape.name].gated and "coder" not in plan.shape.name
     ]
-    quick = [plan for plan in open_ones if (plan.decode_tokens_per_s or 100) >= 8]
+    quick = [plan for plan in open_ones if (plan.decode_tokens_per_s or 0.0) >= _READING_SPEED]
     return max(quick or open_ones[:1], key=lambda plan: plan.shape.num_parameters, default=None)

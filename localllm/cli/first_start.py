@@ -7,8 +7,6 @@ from localllm.cli.output import note, show_controls
 from localllm.cli.words import size
 from localllm.config import EngineConfig
 
-_SHOWN = 4
-
 
 def welcome(engine: EngineConfig) -> None:
     """A few lines on stderr."""
@@ -22,12 +20,12 @@ def welcome(engine: EngineConfig) -> None:
     if best is None:
         tell(f"{machine.name} has {size(machine.free_bytes)} free, too little for a real model")
         return
-    fitting = [plan for plan in plans if plan.fits]
-    names = [plan.shape.name for plan in reversed(fitting)][:_SHOWN]
+    count, speed = sum(plan.fits for plan in plans), best.decode_tokens_per_s or 0.0
+    where = f"{machine.name}, {size(machine.free_bytes)} free"
     tell(
-        show_controls(
-            f"{machine.name} has {size(machine.free_bytes)} free; of {len(plans)} models"
-            f" {len(fitting)} fit: {', '.join(names)} and smaller (localllm plan lists them)"
-        )
+        show_controls(f"{where}: {count} of the {len(plans)} models fit; localllm plan lists them")
     )
-    tell(f"a good one to begin with: localllm chat {best.shape.name}")
+    tell(
+        f"a good one to begin with: localllm chat {best.shape.name} "
+        f"({size(best.memory.weights_bytes)}, about {speed:.0f} tokens a second)"
+    )

@@ -163,7 +163,8 @@ def list_sessions(repl: "Repl", argument: str) -> None:
         mark = "*" if current is not None and row.id == current.id else " "
         name = row.name or str(row.id)
         when = age(time.time() - row.updated_s)
-        note(show_controls(f"{mark} {name:12.40}  {row.num_turns:3} turns  {when:15}  {row.title}"))
+        turns = f"{row.num_turns} turn{'s' * (row.num_turns != 1)}"
+        note(show_controls(f"{mark} {name:12.40}  {turns:>9}  {when:15}  {row.title}"))
     if len(rows) > _LISTED:
         note(f"  and {len(rows) - _LISTED} more: localllm sessions list", dim=True)
     if rows:

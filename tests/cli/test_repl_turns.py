@@ -41,7 +41,7 @@ def test_a_conversation_is_saved_by_itself_and_taken_up_again(
     ]
     second = open_window("Because of the air.", rows=30)
     second.say("/sessions")
-    second.wait_for(r"colours +1 turns +just now +What colour is the sky\?")
+    second.wait_for(r"colours +1 turn +just now +What colour is the sky\?")
     second.say("/load colours")
     second.wait_for(r"> What colour is the sky\?\n +It is blue\.")
     ask(second, "Why?", r"Because of the air\.")

@@ -1,0 +1,111 @@
+"""Writes docs/reference.md from the code: every command's flags, exit codes, limits, places.
+
+python tools/reference.py          # writes it
+python tools/reference.py --check  # exits with 1 where the file is another
+"""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from localllm import config, errors
+from localllm.cli.main import app
+from localllm.cli.slash_commands import SLASH_COMMANDS
+from localllm.cli.user_input import MAX_INPUT_BYTES
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+HEAD = """# Reference
+
+Made from the code by `python tools/reference.py`; a test holds it against the code.
+"""
+LIMITS = (
+    ("stop strings", config.MAX_STOP_STRINGS),
+    ("characters of a stop string", config.MAX_STOP_CHARS),
+    ("stop token ids", config.MAX_STOP_TOKEN_IDS),
+    ("entries of `--logit-bias`", config.MAX_LOGIT_BIAS_ENTRIES),
+    ("`--logprobs`", config.MAX_LOGPROBS),
+    ("samples of a request", config.MAX_NUM_SAMPLES),
+    ("bytes of piped input, or of a file", MAX_INPUT_BYTES),
+)
+
+
+def page() -> str:
+    """The whole page."""
+    group = typer.main.get_command(app)
+    parts = [HEAD, *_group("localllm", group), *_exit_codes(), *_limits(), *_slash_commands()]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _group(path: str, group: Any) -> list[str]:
+    parts = []
+    for name, command in group.commands.items():
+        if command.hidden:
+            continue
+        full = f"{path} {name}"
+        if hasattr(command, "commands"):
+            parts += _group(full, command)
+        else:
+            parts += _command(full, command)
+    return parts
+
+
+def _command(path: str, command: Any) -> list[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    words = " ".join(f"[{p.name.upper()}]" if not p.required else p.name.upper() for p in arguments)
+    text = inspect.cleandoc(command.help or "").replace("\f", "")
+    rows = [f"| `{p.name.upper()}` | | {_text(p.help)} |" for p in arguments]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    rows += [f"| {_names(p)} | {_default(p)} | {_text(p.help)} |" for p in options]
+    table = ["| | default | |", "|---|---|---|", *rows, ""] if rows else []
+    return [f"## {path} {words}".rstrip(), "", text, "", *table]
+
+
+def _names(parameter: Any) -> str:
+    return " ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
+
+
+def _default(parameter: Any) -> str:
+    value = parameter.default
+    if value is None or value is False or callable(value) or value in ("", [], ()):
+        return ""
+    return f"`{value}`"
+
+
+def _text(help_text: str | None) -> str:
+    return re.sub(r"\s+", " ", help_text or "").replace("|", "\\|")
+
+
+def _exit_codes() -> list[str]:
+    rows = [f"| {code.value} | {_text(code.meaning)} |" for code in errors.ExitCode]
+    return ["## Exit codes", "", "| code | meaning |", "|---|---|", *rows, ""]
+
+
+def _limits() -> list[str]:
+    rows = [f"| {what} | {limit:,} |" for what, limit in LIMITS]
+    return ["## Limits", "", "| of | at most |", "|---|---|", *rows, ""]
+
+
+def _slash_commands() -> list[str]:
+    rows = [
+        f"| `{_text(command.usage)}` | {_text(command.meaning)} |"
+        for command in SLASH_COMMANDS.values()
+    ]
+    return ["## In a conversation", "", "| command | what it does |", "|---|---|", *rows, ""]
+
+
+def main() -> int:
+    """Write the page, or check it."""
+    if "--check" in sys.argv[1:]:
+        is_same = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page()
+        sys.stdout.write("up to date\n" if is_same else "run python tools/reference.py\n")
+        return 0 if is_same else 1
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
