@@ -21,6 +21,12 @@ from localllm.engine.cpu_products import make_products_reproducible
 make_products_reproducible()
 
 
+@pytest.fixture(autouse=True)
+def _drawn_numbers() -> None:
+    """What a test draws without a seed is the same in every run and order."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the C library is kept, so that it is compiled once for all tests."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from localllm.cli import options
+from localllm.cli import options, suggestions
 from localllm.cli.output import is_terminal, note, write_stdout
 from localllm.config import EngineConfig
 from localllm.errors import ExitCode, RequestError
@@ -36,7 +36,11 @@ ROOM = 64  # tokens of context beside what the tests need
 
 def bench(
     model: Annotated[
-        str | None, typer.Argument(help="Alias, org/name or folder; pocket if not given.")
+        str | None,
+        typer.Argument(
+            help="Alias, org/name or folder; pocket if not given.",
+            autocompletion=suggestions.models,
+        ),
     ] = None,
     prompt_tokens: Annotated[
         int | None,

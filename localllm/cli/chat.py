@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.catalog import BUILT_IN_MODEL, is_model_name
-from localllm.cli import options
+from localllm.cli import options, suggestions
 from localllm.cli.answer import AnswerForm, AnswerPrinter
 from localllm.cli.figures import describe_cache, describe_truncation
 from localllm.cli.first_start import welcome
@@ -30,13 +30,19 @@ if TYPE_CHECKING:
 
 def chat(
     model: Annotated[
-        str | None, typer.Argument(help="Alias, org/name or folder.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Alias, org/name or folder.", show_default=False, autocompletion=suggestions.models
+        ),
     ] = None,
     prompt: Annotated[
         str | None, typer.Argument(help="Ask this and leave.", show_default=False)
     ] = None,
     model_flag: Annotated[
-        str | None, typer.Option("-m", "--model", help="The model, beyond doubt.")
+        str | None,
+        typer.Option(
+            "-m", "--model", help="The model, beyond doubt.", autocompletion=suggestions.models
+        ),
     ] = None,
     prompt_flag: Annotated[
         str | None, typer.Option("-p", "--prompt", help="The prompt, beyond doubt.")
@@ -60,7 +66,11 @@ def chat(
     ] = False,
     session_name: Annotated[
         str | None,
-        options.option("--session", help="Go on with the conversation of this name, or begin it."),
+        options.option(
+            "--session",
+            help="Go on with the conversation of this name, or begin it.",
+            suggest=suggestions.sessions,
+        ),
     ] = None,
     continue_last: Annotated[
         bool, typer.Option("--continue", help="Go on with the last conversation.")

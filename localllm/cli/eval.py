@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli import options
+from localllm.cli import options, suggestions
 from localllm.cli.output import is_terminal, json_line, note, write_stdout
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.errors import ExitCode, RequestError
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def evaluate_model(
-    model: Annotated[str, typer.Argument(help="Alias, org/name or folder.")],
+    model: Annotated[
+        str, typer.Argument(help="Alias, org/name or folder.", autocompletion=suggestions.models)
+    ],
     text: Annotated[
         list[Path] | None, typer.Option("--text", help="A text file; stdin without one.")
     ] = None,

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from types import FrameType
 from typing import Annotated, cast
@@ -23,6 +23,7 @@ from localllm.cli.chat import chat
 from localllm.cli.config import config, flag_defaults
 from localllm.cli.doctor import doctor
 from localllm.cli.eval import evaluate_model
+from localllm.cli.examples import examples
 from localllm.cli.ls import ls
 from localllm.cli.output import StdoutClosedError, print_error
 from localllm.cli.plan import plan
@@ -45,13 +46,26 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=_HELP_NAMES,
 )
-app.command(context_settings=_HELP_NAMES)(chat)
-app.command("run", hidden=True, context_settings=_HELP_NAMES)(chat)
-app.command("eval", context_settings=_HELP_NAMES)(evaluate_model)
-app.command(context_settings=_HELP_NAMES)(quantize)
-app.command(context_settings=_HELP_NAMES)(bench)
-for command in (pull, ls, show, rm, plan, doctor):
-    app.command(context_settings=_HELP_NAMES)(command)
+_COMMANDS: dict[str, Callable[..., int | None]] = {
+    "chat": chat,
+    "run": chat,
+    "quantize": quantize,
+    "eval": evaluate_model,
+    "bench": bench,
+    "pull": pull,
+    "ls": ls,
+    "show": show,
+    "rm": rm,
+    "plan": plan,
+    "doctor": doctor,
+}
+for name, command in _COMMANDS.items():
+    app.command(
+        name,
+        hidden=name == "run",
+        epilog=examples("chat" if name == "run" else name),
+        context_settings=_HELP_NAMES,
+    )(command)
 app.add_typer(cache, name="cache", context_settings=_HELP_NAMES)
 app.add_typer(sessions, name="sessions", context_settings=_HELP_NAMES)
 app.add_typer(config, name="config", context_settings=_HELP_NAMES)

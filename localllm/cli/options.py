@@ -1,6 +1,7 @@
 """Flags that several commands share, and what they are turned into."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
@@ -17,11 +18,23 @@ SPEC, SPEC_MAX = _SPECULATION.drafter, _SPECULATION.max_draft
 SPEC_NGRAM = f"{_SPECULATION.min_match}:{_SPECULATION.max_match}"
 
 
-def option(*names: str, help: str, metavar: str | None = None) -> Any:
-    """A flag that the variable of its name, LOCALLLM_…, can set too."""
+def option(
+    *names: str,
+    help: str,
+    metavar: str | None = None,
+    suggest: Callable[[str], list[str]] | None = None,
+) -> Any:
+    """A flag that the variable of its name, LOCALLLM_…, can set too; `suggest` completes it."""
     variable = next(name for name in names if name.startswith("--"))
     envvar = "LOCALLLM_" + variable.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(*names, help=help, envvar=envvar, show_envvar=False, metavar=metavar)
+    return typer.Option(
+        *names,
+        help=help,
+        envvar=envvar,
+        show_envvar=False,
+        metavar=metavar,
+        autocompletion=suggest,
+    )
 
 
 Temperature = Annotated[

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.catalog import resolve_model
-from localllm.cli import options
+from localllm.cli import options, suggestions
 from localllm.cli.output import json_line, note, show_controls, write_stdout
 from localllm.cli.words import size
 from localllm.errors import ExitCode, RequestError
@@ -21,11 +21,18 @@ def plan(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Alias, org/name or folder; without one: what fits.", show_default=False
+            help="Alias, org/name or folder; without one: what fits.",
+            show_default=False,
+            autocompletion=suggestions.models,
         ),
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="A GPU by name, rtx-4060 for instance; `list`.")
+        str | None,
+        typer.Option(
+            "--gpu",
+            help="A GPU by name, rtx-4060 for instance; `list`.",
+            autocompletion=suggestions.gpus,
+        ),
     ] = None,
     vram: Annotated[str | None, typer.Option("--vram", help="Free memory of a GPU: 8GiB.")] = None,
     weights: Annotated[

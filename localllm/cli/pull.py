@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.catalog import ModelSource, load_catalog, resolve_model
+from localllm.cli import suggestions
 from localllm.cli.output import note, write_stdout
 from localllm.cli.words import size
 from localllm.errors import RequestError
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def pull(
-    model: Annotated[str, typer.Argument(help="Alias or org/name[@revision].")],
+    model: Annotated[
+        str, typer.Argument(help="Alias or org/name[@revision].", autocompletion=suggestions.models)
+    ],
     int4: Annotated[
         bool, typer.Option("--int4", help="The ready-made 4-bit one of its makers, if any.")
     ] = False,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from localllm.cli import options
+from localllm.cli import options, suggestions
 from localllm.cli.output import is_terminal, json_line, note, write_stdout
 from localllm.cli.user_input import read_file
 from localllm.config import EngineConfig
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def quantize(
-    model: Annotated[str, typer.Argument(help="Alias, org/name or folder.")],
+    model: Annotated[
+        str, typer.Argument(help="Alias, org/name or folder.", autocompletion=suggestions.models)
+    ],
     out: Annotated[
         Path | None, typer.Argument(help="The new folder; in localllm's cache if not given.")
     ] = None,

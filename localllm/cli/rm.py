@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from localllm.cli import suggestions
 from localllm.cli.output import is_terminal, note
 from localllm.cli.terminal import confirm
 from localllm.cli.words import size
@@ -12,7 +13,12 @@ from localllm.errors import RequestError
 
 
 def rm(
-    models: Annotated[list[str], typer.Argument(help="Names as `localllm ls` shows them.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="Names as `localllm ls` shows them.", autocompletion=suggestions.models
+        ),
+    ],
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete models: downloaded ones, and those that were quantized here.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localllm.cli import suggestions
 from localllm.cli.files import user_path
 from localllm.cli.output import is_terminal, json_line, note, show_controls, write_stdout
 from localllm.cli.terminal import confirm
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 sessions = typer.Typer(
     no_args_is_help=True, help="List, show, export and delete saved conversations."
 )
-Name = Annotated[str, typer.Argument(help="Its name or number.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="Its name or number.", show_default=False, autocompletion=suggestions.sessions
+    ),
+]
 
 
 @sessions.command("list")
@@ -81,7 +87,10 @@ def export(
 @sessions.command()
 def rm(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names or numbers.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            help="Names or numbers.", show_default=False, autocompletion=suggestions.sessions
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,

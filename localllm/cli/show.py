@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
+from localllm.cli import suggestions
 from localllm.cli.output import json_line, show_controls, write_stdout
 from localllm.errors import CheckpointError, TemplateError
 
@@ -17,7 +18,9 @@ EXAMPLE = (
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="Alias, org/name or folder.")],
+    model: Annotated[
+        str, typer.Argument(help="Alias, org/name or folder.", autocompletion=suggestions.models)
+    ],
     template: Annotated[
         bool, typer.Option("--template", help="Render an example with the chat template.")
     ] = False,

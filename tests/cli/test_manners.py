@@ -1,0 +1,91 @@
+"""Help, completion, and how the command behaves on terminals that can do little."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from localllm.cli import suggestions
+from localllm.places import sessions_file
+from localllm.sessions import SessionStore
+from localllm.transcript import Transcript, Turn
+
+ROOT = Path(__file__).parents[2]
+Run = Callable[..., Any]
+COMMANDS = ["chat", "quantize", "eval", "bench", "pull", "ls", "show", "rm", "plan", "doctor"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_examples(localllm: Run, command: str) -> None:
+    outcome = localllm(command, "--help")
+    assert outcome.code == 0
+    assert "Examples:" in outcome.out
+    assert f"localllm {command}" in outcome.out.partition("Examples:")[2]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_examples_are_understood(localllm: Run, command: str) -> None:
+    text = localllm(command, "--help").out.partition("Examples:")[2]
+    known = localllm(command, "--help").out
+    for word in text.split():
+        if word.startswith("--"):
+            assert word in known, word
+
+
+def complete(words: str, shell: str = "bash") -> list[str]:
+    """What the shell would be offered behind `words`."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
+        "_LOCALLLM_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split(" ")) - 1),
+        "_TYPER_COMPLETE_ARGS": words,
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv[0] = 'localllm'\n"
+            "from localllm.cli.main import app\napp(prog_name='localllm')",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_models(shell: str) -> None:
+    assert "plan" in " ".join(complete("localllm pl", shell))
+    offered = " ".join(complete("localllm chat qwen3-8", shell))
+    assert "qwen3-8b" in offered
+    assert "llama" not in offered
+
+
+def test_what_is_on_this_machine_is_offered_too(
+    user_directories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (user_directories / "hub" / "models--me--mine").mkdir(parents=True)
+    assert suggestions.models("me/") == ["me/mine"]
+    (tmp_path / "checkpoint").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert suggestions.models("./check") == ["./checkpoint/"]
+    assert suggestions.models(f"{tmp_path}/check") == [f"{tmp_path}/checkpoint/"]
+
+
+def test_sessions_and_gpus_are_offered() -> None:
+    assert suggestions.sessions("") == []
+    store = SessionStore(sessions_file())
+    store.create(Transcript("pocket", None, [Turn("Why?")]), "reasons")
+    store.create(Transcript("pocket", None, [Turn("How?")]))
+    assert suggestions.sessions("") == ["2", "reasons"]
+    assert suggestions.sessions("r") == ["reasons"]
+    assert suggestions.gpus("rtx-409") == ["rtx-4090", "rtx-4090-laptop"]
