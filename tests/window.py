@@ -14,20 +14,26 @@ ROOT = Path(__file__).parents[1]
 
 
 class Window:
-    """A program in a terminal of a given size, and the screen that it has drawn."""
+    """A program in a terminal of a given size, and the screen that it has drawn.
 
-    def __init__(self, command: list[str], columns: int, rows: int, home: Path) -> None:
+    `tells_cursor`: it answers the question for the cursor's place, as terminals do; without that
+    answer the line below the prompt is not drawn.
+    """
+
+    def __init__(
+        self, command: list[str], columns: int, rows: int, home: Path, *, tells_cursor: bool = False
+    ) -> None:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "kernels", ROOT / "tests"))),
             "TERM": "xterm-256color",
             "XDG_DATA_HOME": str(home),
-            # The test's terminal does not answer a question for the cursor's place.
-            "PROMPT_TOOLKIT_NO_CPR": "1",
+            "PROMPT_TOOLKIT_NO_CPR": "" if tells_cursor else "1",
             "OMP_NUM_THREADS": "1",
         }
         for name in ("COLUMNS", "LINES"):  # pytest-xdist sets them; the terminal's size counts here
             environment.pop(name, None)
+        self._tells_cursor = tells_cursor
         self.screen = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self.process = pexpect.spawn(
@@ -37,9 +43,12 @@ class Window:
     def pump(self, seconds: float = 0.05) -> None:
         """Let the program write for a while."""
         try:
-            self._stream.feed(self.process.read_nonblocking(65536, timeout=seconds))
+            written = self.process.read_nonblocking(65536, timeout=seconds)
         except (pexpect.TIMEOUT, pexpect.EOF):
             return
+        self._stream.feed(written)
+        if self._tells_cursor and b"\x1b[6n" in written:
+            self.send(f"\x1b[{self.screen.cursor.y + 1};{self.screen.cursor.x + 1}R")
 
     def settle(self) -> None:
         """Wait until nothing has been written for a while."""

@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from localllm import __version__
-from localllm.cli.output import json_line, may_use_colour, show_controls, write_stdout
+from localllm.cli.output import is_terminal, json_line, may_use_colour, show_controls, write_stdout
 from localllm.cli.words import duration, size
 from localllm.errors import ExitCode, LocalLLMError
 
@@ -23,6 +24,8 @@ _PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "huggingface-hub", 
 _PLAIN_VARIABLES = ("LOCALLLM_", "HF_HOME", "HF_HUB_", "HF_ENDPOINT", "XDG_", "CUDA_", "OMP_")
 _SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _LEAST_FREE_BYTES = 5 << 30
+# Where the second column ends.
+_INDENT = 17
 _QUESTION = "What is the KV cache?"
 
 
@@ -60,8 +63,19 @@ def _line(finding: Finding) -> str:
     mark = f"{finding.state:4}"
     if may_use_colour(sys.stdout):
         mark = f"\x1b[{colour}m{mark}\x1b[0m"
-    line = f"{mark}  {finding.what:10} {show_controls(without_home(finding.found))}\n"
-    return line + (f"{'':17}try: {finding.remedy}\n" if finding.remedy else "")
+    found = _wrapped(show_controls(without_home(finding.found)))
+    remedy = _wrapped(f"try: {finding.remedy}") if finding.remedy else ""
+    line = f"{mark}  {finding.what:10} {found}\n"
+    return line + (f"{'':{_INDENT}}{remedy}\n" if remedy else "")
+
+
+def _wrapped(text: str) -> str:
+    """Within the width of a terminal; as it is elsewhere."""
+    width = shutil.get_terminal_size().columns - _INDENT
+    if not is_terminal(sys.stdout) or width < 20:
+        return text
+    lines = textwrap.wrap(text, width, break_on_hyphens=False)
+    return f"\n{'':{_INDENT}}".join(lines)
 
 
 def without_home(text: str) -> str:

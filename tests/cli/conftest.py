@@ -58,6 +58,7 @@ def open_window(tmp_path: Path, make_checkpoint) -> Iterator[Open]:  # type: ign
         step_ms: float = 1,
         prefill_steps: int = 0,
         flags: tuple[str, ...] = (),
+        tells_cursor: bool = False,
     ) -> Window:
         paths = []
         for i, answer in enumerate(answers):
@@ -72,7 +73,8 @@ def open_window(tmp_path: Path, make_checkpoint) -> Iterator[Open]:  # type: ign
             f"--prefill-steps={prefill_steps}",
             *flags,
         ]
-        window = Window(command, columns, rows, tmp_path / "data")
+        home = tmp_path / "data"
+        window = Window(command, columns, rows, home, tells_cursor=tells_cursor)
         windows.append(window)
         window.wait_for(r"^> ?$|\n> ?(\n|$)")
         return window

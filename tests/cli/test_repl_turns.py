@@ -5,9 +5,13 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 from window import Open, Window
 
 from localllm.sessions import SavedSession, SessionStore
+
+# What a machine with two cores and other tests beside takes for anything.
+BUSY_S = 0.6
 
 
 def saved(tmp_path: Path) -> SavedSession:
@@ -28,11 +32,12 @@ def ask(window: Window, text: str, answer: str) -> None:
 def test_a_conversation_is_saved_by_itself_and_taken_up_again(
     open_window: Open, tmp_path: Path
 ) -> None:
-    first = open_window("It is blue.", rows=30)
+    first = open_window("It is blue.", rows=30, tells_cursor=True)
     ask(first, "What colour is the sky?", r"It is blue\.")
     first.say("/save colours")
     first.wait_for("this conversation is colours")
-    first.wait_for("session colours")  # in the line below the prompt
+    # The line below the prompt.
+    first.wait_for(r"\nscripted · session colours · context \d+/32,768 \(0%\)")
     first.send("\x04")
     assert first.exit_code() == 0
     turns = saved(tmp_path).transcript.turns
@@ -64,6 +69,32 @@ def test_after_a_kill_the_partial_answer_is_there(open_window: Open, tmp_path: P
     again = open_window(words, step_ms=1, rows=30)
     again.say("/load 1")
     again.wait_for("it was interrupted there; /continue goes on")
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.3, 0.7, 1.1])
+def test_ctrl_c_at_any_moment_keeps_what_was_said(
+    open_window: Open, tmp_path: Path, after_s: float
+) -> None:
+    words = " ".join(f"word{i}" for i in range(2000))
+    window = open_window(words, step_ms=5, rows=40, prefill_steps=20)
+    window.say("Talk.")
+    window.wait_for("> Talk")
+    time.sleep(after_s)
+    began = time.monotonic()
+    window.send("\x03")
+    window.wait_for("interrupted", seconds=5)
+    # The prompt is back within 150 ms; a machine that runs other tests beside may take longer.
+    assert time.monotonic() - began < 0.15 + BUSY_S
+    window.settle()
+    window.process.kill(signal.SIGKILL)
+    store = SessionStore(tmp_path / "data" / "localllm" / "sessions.db")
+    turns = [turn for row in store.rows() for turn in store.load(row.id).transcript.turns]
+    if turns:  # else it was stopped before the first word, and nothing was asked
+        assert words.startswith(turns[0].answer)
+        shown = re.findall(r"word\d+", window.text)
+        assert not shown or shown[-2] in turns[0].answer
+    else:
+        assert "word0" not in window.text
 
 
 def test_undo_clear_and_regen_are_saved_too(open_window: Open, tmp_path: Path) -> None:
