@@ -95,8 +95,7 @@ def fetch_model(
     verified, progress = VerifiedFiles(), progress or NoProgress()
     wanted = WANTED_FILES if with_weights else SMALL_FILES
     here = find_snapshot(source.repo, source.revision)
-    is_known = here is not None and not refresh and verified.is_complete(here)
-    if here is not None and is_known and (not with_weights or any(here.glob("*.safetensors"))):
+    if here is not None and not refresh and verified.is_complete(here, with_weights=with_weights):
         _check_links(here)
         return here
     name = f"{source.repo}@{source.revision}" if source.revision else source.repo

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from localllm.errors import DownloadError, ExitCode
 from localllm.verified import VerifiedFiles, hash_file
@@ -80,7 +81,7 @@ def _fill(
     repo: str, commit: str, file: HubFile, partial: Path, on_bytes: Callable[[int], None]
 ) -> None:
     """Append to a partial file until it has all its bytes."""
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils._headers import build_hf_headers
@@ -113,7 +114,7 @@ def _fill(
         try:
             place = get_hf_file_metadata(url, headers=headers)
             sent = dict(headers)
-            if not place.location.startswith((constants.ENDPOINT, "https://huggingface.co")):
+            if urlsplit(place.location).netloc != urlsplit(url).netloc:
                 sent.pop("authorization", None)  # a signed address elsewhere; the token stays here
             with partial.open("ab") as opened:
                 http_get(

@@ -34,14 +34,23 @@ class VerifiedFiles:
         real = file.resolve()
         self._change(lambda known: known["files"].update({str(real): [digest, *_stamp(real)]}))
 
-    def is_complete(self, snapshot: Path) -> bool:
-        """Whether all files of a snapshot are there that were asked for."""
+    def is_complete(self, snapshot: Path, *, with_weights: bool) -> bool:
+        """Whether all files of a snapshot are there that were asked for, weights among them."""
         names = self._read()["snapshots"].get(str(snapshot))
-        return names is not None and all((snapshot / name).exists() for name in names)
+        if not isinstance(names, list) or (
+            with_weights and not any(str(name).endswith(".safetensors") for name in names)
+        ):
+            return False
+        return all((snapshot / str(name)).exists() for name in names)
 
     def add_snapshot(self, snapshot: Path, names: list[str]) -> None:
-        """A snapshot has all its files, of these names."""
-        self._change(lambda known: known["snapshots"].update({str(snapshot): names}))
+        """A snapshot has all files of these names, besides those that it was known to have."""
+
+        def add(known: dict[str, dict[str, Any]]) -> None:
+            earlier = known["snapshots"].get(str(snapshot), [])
+            known["snapshots"][str(snapshot)] = sorted({*earlier, *names})
+
+        self._change(add)
 
     def _read(self) -> dict[str, dict[str, Any]]:
         empty: dict[str, dict[str, Any]] = {"files": {}, "snapshots": {}}

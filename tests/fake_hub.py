@@ -47,6 +47,8 @@ class Hub:
     sent: Counter[str] = field(default_factory=Counter)
     sent_bytes: Counter[str] = field(default_factory=Counter)
     tokens: set[str] = field(default_factory=set)
+    # Where large files are redirected to, as to the signed addresses of a CDN.
+    elsewhere: str = ""
 
     def fault(self, name: str) -> Fault | None:
         """What is wrong this time."""
@@ -142,6 +144,16 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
                 return
             data = file.read_bytes()
             large = is_large(file)
+            if large and hub.elsewhere:
+                sha256 = hashlib.sha256(data).hexdigest()
+                headers = {
+                    "Location": hub.elsewhere + self.path,
+                    "X-Linked-Size": str(len(data)),
+                    "X-Linked-Etag": f'"{sha256}"',
+                    "X-Repo-Commit": hub.commit,
+                }
+                self.send(302, b"", headers, with_body)
+                return
             etag = hashlib.sha256(data).hexdigest() if large else git_digest(data)
             headers = {"ETag": f'"{etag}"', "X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}
             fault = hub.fault(file.name) if with_body else None

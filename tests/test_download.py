@@ -326,6 +326,29 @@ def test_without_the_hub_what_another_program_fetched_is_used(
     assert "safetensors" in caught.value.where
 
 
+def test_a_card_first_and_the_weights_afterwards(hub: Hub) -> None:
+    folder = fetch_model(SOURCE, with_weights=False)
+    # One of two shards, as a download by another program may leave it.
+    (folder / "model-00001-of-00002.safetensors").symlink_to(folder / "config.json")
+    assert fetch_model(SOURCE) == folder
+    assert (folder / WEIGHTS).exists()
+    hub.sent.clear()
+    assert fetch_model(SOURCE, with_weights=False) == fetch_model(SOURCE) == folder
+    assert not hub.sent
+
+
+def test_a_token_goes_to_the_hub_and_nowhere_else(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    with running_hub(Hub(hub.folders)) as elsewhere:
+        hub.elsewhere = elsewhere.endpoint
+        assert_is_whole(hub, fetch_model(SOURCE))
+    assert "Bearer hf_secret" in hub.tokens
+    assert elsewhere.sent_bytes[WEIGHTS] == size_of_weights(hub)
+    assert elsewhere.tokens == {""}
+
+
 def test_files_are_hashed_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     fetch_model(SOURCE)
     monkeypatch.setattr("localllm.download.hash_file", pytest.fail)
