@@ -6,12 +6,14 @@ What is here and complete is used without asking the hub; `localllm pull` looks 
 import errno
 import logging
 import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from localllm.catalog import ModelSource
@@ -192,20 +194,23 @@ def _fetch(
     blobs = cache_root(snapshot.repo) / "blobs"
     large = [file for file in snapshot.missing if len(file.digest) == 64]
 
+    stopped = threading.Event()
+
     def fetch(file: HubFile) -> None:
-        fetch_blob(
-            snapshot.repo,
-            snapshot.commit,
-            file,
-            blobs / file.digest,
-            verified,
-            lambda count: progress.advance(file, count),
-        )
+        def on_bytes(count: int) -> None:
+            if stopped.is_set():
+                raise _StoppedError
+            progress.advance(file, count)
+
+        place = blobs / file.digest
+        fetch_blob(snapshot.repo, snapshot.commit, file, place, verified, on_bytes)
 
     if large:
-        with progress.begin("fetching", large), ThreadPoolExecutor(_WORKERS) as pool:
-            for done in [pool.submit(fetch, file) for file in large]:
-                done.result()
+        with progress.begin("fetching", large):
+            try:
+                _in_parallel([partial(fetch, file) for file in large])
+            finally:
+                stopped.set()
     # Links, small files, and which commit a name stands for.
     return Path(
         snapshot_download(
@@ -215,6 +220,39 @@ def _fetch(
             ignore_patterns=list(UNWANTED_FILES),
         )
     )
+
+
+class _StoppedError(Exception):
+    """Nobody waits for the file any more."""
+
+
+def _in_parallel(calls: list[Callable[[], None]]) -> None:
+    """Make all calls, a few at a time, in threads that die with the program, so that Ctrl-C waits
+    for none. Raises: what the first of them that fails raises.
+    """
+    waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    outcomes: SimpleQueue[Exception | None] = SimpleQueue()
+    for call in calls:
+        waiting.put(call)
+
+    def work() -> None:
+        while True:
+            try:
+                call = waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                call()
+                outcomes.put(None)
+            except Exception as error:
+                outcomes.put(error)
+
+    for _ in range(min(_WORKERS, len(calls))):
+        threading.Thread(target=work, name="download", daemon=True).start()
+    for _ in calls:
+        error = outcomes.get()
+        if error is not None:
+            raise error
 
 
 def _check_hashes(
