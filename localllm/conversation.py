@@ -174,8 +174,11 @@ class ChatSession:
         self, history: Sequence[Turn], question: str, params: SamplingParams
     ) -> tuple[Completion, EventStream]:
         self.unanswered = question
-        prompt, truncation = self._prompt(history, question, params)
-        completion, events = self._stream(prompt, history, question, params)
+        try:
+            prompt, truncation = self._prompt(history, question, params)
+            completion, events = self._stream(prompt, history, question, params)
+        except ContextLengthError as error:
+            raise with_way_out(error, num_turns=len(history)) from error
         completion.truncation = truncation
         return completion, events
 
@@ -222,10 +225,7 @@ class ChatSession:
     def _stream(
         self, prompt: Prompt, history: Sequence[Turn], question: str, params: SamplingParams
     ) -> tuple[Completion, EventStream]:
-        try:
-            completion, events = self.model.stream(prompt, params)
-        except ContextLengthError as error:
-            raise with_way_out(error, num_turns=len(history)) from error
+        completion, events = self.model.stream(prompt, params)
         if self._asked is not None:
             _, earlier, answer = self._asked
             # The newest token of an answer has no keys and values yet.

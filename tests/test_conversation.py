@@ -8,7 +8,7 @@ from scripted import scripted_model
 
 from localllm import LLM, SamplingParams
 from localllm.conversation import ChatSession
-from localllm.errors import RequestError
+from localllm.errors import ContextLengthError, RequestError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -136,3 +136,35 @@ def test_text_that_goes_on_from_a_raw_prompt_keeps_its_leading_space(
     chat, events = model.stream(model.text_prompt([5]), SamplingParams())
     list(events)
     assert chat.text == " hello"
+
+
+def test_what_no_longer_fits_names_the_ways_out(session: ChatSession) -> None:
+    say(session, "One")
+    for text in ("x" * 3000, "x" * 500_000):  # as tokens, and before it is made into any
+        with pytest.raises(ContextLengthError) as caught:
+            session.reply(text, GREEDY)
+        assert "drop-oldest" in caught.value.hint
+        assert "512" in caught.value.message
+    session.clear()
+    with pytest.raises(ContextLengthError) as caught:
+        session.reply("x" * 3000, GREEDY)
+    assert "drop-oldest" not in caught.value.hint
+
+
+def test_oldest_turns_are_dropped_and_counted(session: ChatSession) -> None:
+    session.overflow = "drop-oldest"
+    whole = []
+    for i in range(8):
+        completion, events = session.reply(f"Question {i}: " + "tell me more " * 8, GREEDY)
+        list(events)
+        whole.append(completion)
+    cut = [completion.truncation for completion in whole]
+    assert cut[0] is None
+    assert cut[-1] is not None
+    assert cut[-1].num_turns >= 1
+    assert cut[-1].num_tokens > 0
+    assert all(c.num_prompt_tokens + GREEDY.max_tokens <= 512 for c in whole)  # type: ignore[operator]
+    assert session.num_turns == 8  # the conversation itself is whole
+    # Once turns are dropped the next prompt begins where this one did, as long as it fits.
+    dropped = [c.num_turns for c in cut if c is not None]
+    assert dropped == sorted(dropped)
