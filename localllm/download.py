@@ -61,7 +61,6 @@ class HubSnapshot:
 
     repo: str
     commit: str
-    folder: Path
     files: list[HubFile]
     missing: list[HubFile]
 
@@ -161,7 +160,7 @@ def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FI
         if not (root / "snapshots" / commit / file.name).exists()
         and not (file.digest and (root / "blobs" / file.digest).exists())
     ]
-    return HubSnapshot(repo, commit, root / "snapshots" / commit, files, missing)
+    return HubSnapshot(repo, commit, files, missing)
 
 
 def check_disk(snapshot: HubSnapshot) -> None:

@@ -13,26 +13,27 @@ import torch
 
 from localllm.bench.limits import ModelWork, best_time, measure_limits
 from localllm.bench.step_model import WITH_CARE, Gpu, predict_decode
+from localllm.bench.subject import catalog_shape
 from localllm.card import describe_quantization
 from localllm.catalog import BUILT_IN_MODELS, CatalogEntry, ModelSource, load_catalog
 from localllm.config import EngineConfig, ModelConfig
 from localllm.download import fetch_model
-from localllm.engine.loading import free_bytes, select_device, step_tokens
+from localllm.engine.loading import KV_DTYPES, free_bytes, select_device, step_tokens
 from localllm.engine.memory import MemoryPlan, plan_memory
 from localllm.engine.step_inputs import graph_rows
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.gpus import GpuCard
 from localllm.json_file import read_json_object
-from localllm.model.architectures import ArchSpec, find_architecture, read_model_config
+from localllm.model.architectures import ArchSpec, read_model_config
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm_kernels.kv_cache import row_bytes
 
-# Of a GPU's memory as it is sold this much is free for a program, a display beside it.
+# Assumed: of a GPU's memory as it is sold this much is free for a program, a display beside it.
 _FREE_SHARE = 0.92
 # Shares of what memory can feed and products can compute that decoding and prefill reach on a CPU,
-# and of a GPU's products that prefill reaches; see docs/benchmarks.md.
+# see docs/benchmarks.md; and of a GPU's products that prefill reaches, assumed.
 _CPU_DECODE, _CPU_PREFILL, _GPU_PREFILL = 0.63, 0.6, 0.5
 _CHAT_TOKENS = 4096
 # More than the caches of most processors hold.
@@ -55,12 +56,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model as far as a plan needs it. `kind`: of its weights, as `--weights` names them."""
+    """A model as far as a plan needs it. `kind`: of its weights, as `--weights` names them;
+    `dtype`: of what is not quantized, of keys and values.
+    """
 
     name: str
     config: ModelConfig
     spec: ArchSpec
     kind: str
+    dtype: torch.dtype
     weights_bytes: int
     linear_bytes: Callable[[str], int]
     num_parameters: int
@@ -169,9 +173,7 @@ def shape_of(source: ModelSource, kind: str | None) -> Shape:
     if source.folder is not None and (kind is None or source.name in BUILT_IN_MODELS):
         return _shape_of_files(source.name, source.folder)
     if entry is not None and entry.sizes is not None:
-        spec = find_architecture(entry.architecture)
-        raw = {**spec.config_defaults, **entry.config_json()}
-        config = ModelConfig.from_hf(raw, f"models.toml: {entry.alias}")
+        config, spec, _ = catalog_shape(entry.alias)
     else:
         folder = source.folder or fetch_model(source, with_weights=False)
         config, spec = read_model_config(folder)
@@ -190,6 +192,7 @@ def _shape_of_kind(
         config=config,
         spec=spec,
         kind=kind,
+        dtype=torch.bfloat16,
         weights_bytes=weights.resident_bytes(2),
         linear_bytes=weights.linear_bytes,
         num_parameters=plain.resident_bytes(1),
@@ -205,14 +208,14 @@ def _kind(name: str) -> WeightKind:
 def _shape_of_files(name: str, folder: Path) -> Shape:
     config, spec = read_model_config(folder)
     weights = check_weights(find_weight_files(folder), config, spec)
-    item_bytes = 4 if name in BUILT_IN_MODELS else 2
+    dtype: torch.dtype = getattr(torch, "float32" if name in BUILT_IN_MODELS else config.dtype)
     parts = {linear: found.parts.values() for linear, found in weights.quantized.items()}
     plain = RandomWeights(config, spec, "bf16", torch.device("cpu"))
 
     def linear_bytes(linear: str) -> int:
         if linear in parts:
             return sum(info.num_bytes for info in parts[linear])
-        return plain.linear_bytes(linear) * item_bytes // 2
+        return plain.linear_bytes(linear) * dtype.itemsize // 2
 
     quantization = describe_quantization(read_json_object(folder / "config.json"))
     return Shape(
@@ -220,7 +223,8 @@ def _shape_of_files(name: str, folder: Path) -> Shape:
         config=config,
         spec=spec,
         kind=config.dtype if quantization == "none" else quantization,
-        weights_bytes=weights.resident_bytes(item_bytes),
+        dtype=dtype,
+        weights_bytes=weights.resident_bytes(dtype.itemsize),
         linear_bytes=linear_bytes,
         num_parameters=plain.resident_bytes(1),
         is_here=True,
@@ -251,7 +255,7 @@ def _plan_memory(
         engine,
         max_num_batched_tokens=engine.max_num_batched_tokens or step_tokens(machine.device),
         weights_bytes=shape.weights_bytes,
-        item_bytes=2,
+        item_bytes=shape.dtype.itemsize,
         kv_row_bytes=_kv_row_bytes(shape, engine),
         free_bytes=num_bytes,
         graph_rows=graph_rows(engine.max_num_seqs) if machine.device == "cuda" else 0,
@@ -260,9 +264,7 @@ def _plan_memory(
 
 
 def _kv_row_bytes(shape: Shape, engine: EngineConfig) -> int:
-    dtype = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}.get(
-        engine.kv_cache_dtype, torch.bfloat16
-    )
+    dtype = KV_DTYPES.get(engine.kv_cache_dtype, shape.dtype)
     return row_bytes(shape.config.head_dim, dtype)
 
 

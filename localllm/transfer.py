@@ -1,7 +1,7 @@
 """One file from the hub into its cache: gone on with where it stopped, and checked.
 
-The hub's client starts a file anew after every cut; of a model's files that is gigabytes. Places,
-names and locks are the client's own, so that both see the same cache.
+The hub's client starts a file anew when a run has failed or was killed; of a model's files that is
+gigabytes. Places and names are the client's own, so that both see the same cache.
 """
 
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
 _PAUSE_S = 1.0
-PARTIAL_SUFFIX = ".localllm-partial"
+_PARTIAL_SUFFIX = ".localllm-partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def fetch_blob(
     from filelock import FileLock
 
     blob.parent.mkdir(parents=True, exist_ok=True)
-    partial = blob.with_name(blob.name + PARTIAL_SUFFIX)
+    partial = blob.with_name(blob.name + _PARTIAL_SUFFIX)
     with FileLock(f"{blob}.lock"):
         if blob.exists():
             on_bytes(file.num_bytes)

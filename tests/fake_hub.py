@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -221,6 +221,3 @@ def serve_hub(repo: str, folder: Path, gated: bool = False) -> Iterator[str]:
     """Serve `folder` as `repo`; yields the endpoint."""
     with running_hub(Hub({repo: folder}, gated={repo} if gated else set())) as hub:
         yield hub.endpoint
-
-
-Serve = Callable[..., Hub]

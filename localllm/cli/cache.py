@@ -1,12 +1,11 @@
 """`localllm cache`: what is kept because it takes time to make again."""
 
-import sys
 from typing import Annotated
 
 import typer
 
-from localllm.cli.output import is_terminal, json_line, note, write_stdout
-from localllm.cli.terminal import confirm
+from localllm.cli.output import json_line, note, write_stdout
+from localllm.cli.terminal import may_delete
 from localllm.cli.words import size
 from localllm.errors import RequestError
 
@@ -56,12 +55,8 @@ def clear(
     chosen = [known[name] for name in kinds or known]
     freed = size(sum(kind.num_bytes() for kind in chosen))
     names = ", ".join(kind.name for kind in chosen)
-    if not yes:
-        if not is_terminal(sys.stdin):
-            raise RequestError(f"nobody can be asked whether {names} may go", hint="--yes")
-        if not confirm(f"delete {names}, {freed}? [y/N] ", default=False):
-            note("nothing was deleted")
-            return
+    if not may_delete(names, yes, freed):
+        return
     for kind in chosen:
         kind.clear()
     note(f"deleted {names}; {freed} are free")

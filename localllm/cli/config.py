@@ -82,6 +82,8 @@ def flag_defaults(group: Any, settings: Mapping[str, Any]) -> dict[str, dict[str
 
     Raises: CatalogError (exit code 2) for a name that no command has.
     """
+    if not settings:
+        return {}
     flags = _flags(group)
     for key in settings:
         if key not in flags and key != DEFAULT_MODEL:

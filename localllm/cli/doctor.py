@@ -20,9 +20,9 @@ from localllm.cli.words import duration, size
 from localllm.errors import ExitCode, LocalLLMError
 
 _PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "huggingface-hub", "typer", "rich")
-# Their values are told; of all others only that they are set.
-_PLAIN_VARIABLES = ("LOCALLLM_", "HF_HOME", "HF_HUB_", "HF_ENDPOINT", "XDG_", "CUDA_", "OMP_")
-_SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_VARIABLES = ("LOCALLLM_", "HF_", "XDG_", "CUDA_", "OMP_")
+# Of these only that they are set: they hold secrets, or texts of the user's.
+_UNTOLD = ("TOKEN", "KEY", "SECRET", "PASSWORD", "SYSTEM", "STOP", "SESSION")
 _LEAST_FREE_BYTES = 5 << 30
 # Where the second column ends.
 _INDENT = 17
@@ -243,10 +243,9 @@ def _sessions() -> Iterator[Finding]:
 def _variables() -> Iterator[Finding]:
     shown = []
     for name, value in sorted(os.environ.items()):
-        if not name.startswith((*_PLAIN_VARIABLES, "HF_")):
-            continue
-        is_secret = any(word in name for word in _SECRET_WORDS)
-        shown.append(f"{name} is set" if is_secret else f"{name}={value}")
+        if name.startswith(_VARIABLES):
+            is_untold = any(word in name for word in _UNTOLD)
+            shown.append(f"{name} is set" if is_untold else f"{name}={value}")
     yield Finding("ok", "variables", ", ".join(shown) or "none that concern us")
 
 

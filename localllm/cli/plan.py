@@ -1,7 +1,7 @@
 """`localllm plan`: will it fit, and how fast."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -181,12 +181,3 @@ def _list_gpus() -> None:
         rate = f"{card.bandwidth_bytes_per_s / 1e9:,.0f} GB/s"
         write_stdout(f"{name:{width}}  {size(card.memory_bytes):>8}  {rate:>10}\n")
     note("localllm plan MODEL --gpu NAME", dim=True)
-
-
-def suggestion(plans: "list[ModelPlan]") -> dict[str, Any]:
-    """The model to begin with, as `chat` and `doctor` name it."""
-    from localllm.catalog import load_catalog
-    from localllm.planning import pick
-
-    best = pick(plans, load_catalog())
-    return {} if best is None else best.as_json()

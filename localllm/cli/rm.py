@@ -1,15 +1,13 @@
 """`localllm rm`: delete models from this machine."""
 
-import sys
 from typing import Annotated
 
 import typer
 
 from localllm.cli import suggestions
-from localllm.cli.output import is_terminal, note
-from localllm.cli.terminal import confirm
+from localllm.cli.output import note
+from localllm.cli.terminal import may_delete
 from localllm.cli.words import size
-from localllm.errors import RequestError
 
 
 def rm(
@@ -31,12 +29,8 @@ def rm(
     removals = [plan_removal(name) for name in models]
     freed = size(sum(removal.freed_bytes for removal in removals))
     names = ", ".join(removal.name for removal in removals)
-    if not yes:
-        if not is_terminal(sys.stdin):
-            raise RequestError(f"nobody can be asked whether {names} may go", hint="--yes")
-        if not confirm(f"delete {names}, {freed}? [y/N] ", default=False):
-            note("nothing was deleted")
-            return
+    if not may_delete(names, yes, freed):
+        return
     for removal in removals:
         removal.carry_out()
     note(f"deleted {names}; {freed} are free")

@@ -11,7 +11,7 @@ import typer
 from localllm.cli import suggestions
 from localllm.cli.files import user_path
 from localllm.cli.output import is_terminal, json_line, note, show_controls, write_stdout
-from localllm.cli.terminal import confirm
+from localllm.cli.terminal import may_delete
 from localllm.cli.words import age
 from localllm.errors import RequestError
 
@@ -105,12 +105,8 @@ def rm(
     else:
         found = [store.get(name) for name in names or []]
     count = f"{len(found)} conversation{'s' * (len(found) != 1)}"
-    if not yes:
-        if not is_terminal(sys.stdin):
-            raise RequestError(f"nobody can be asked whether {count} may go", hint="--yes")
-        if not confirm(f"delete {count}? [y/N] ", default=False):
-            note("nothing was deleted")
-            return
+    if not may_delete(count, yes):
+        return
     for session in found:
         store.remove(session.id)
     note(f"deleted {count}")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from localllm.cli.output import is_terminal, write_stderr
+from localllm.errors import RequestError
 
 
 @contextmanager
@@ -32,6 +33,22 @@ def keys_held() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+
+def may_delete(what: str, is_agreed: bool, size_text: str = "") -> bool:
+    """Whether it may go: agreed beforehand (`--yes`), or on the terminal.
+
+    Raises: RequestError where nobody can be asked.
+    """
+    if is_agreed:
+        return True
+    if not is_terminal(sys.stdin):
+        raise RequestError(f"nobody can be asked whether {what} may go", hint="--yes")
+    more = f", {size_text}" if size_text else ""
+    if confirm(f"delete {what}{more}? [y/N] ", default=False):
+        return True
+    write_stderr("nothing was deleted\n")
+    return False
 
 
 def confirm(question: str, *, default: bool) -> bool:

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 # Is told, in a line, how memory is divided.
 Report = Callable[[str], None]
-_KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def build_decoder(
     dtype: torch.dtype = getattr(
         torch, model_config.dtype if config.dtype == "auto" else config.dtype
     )
-    kv_dtype = _KV_DTYPES.get(config.kv_cache_dtype, dtype)
+    kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, dtype)
     is_tuned = device.type == "cuda" and not config.deterministic
     tunings = _tuning_file(device).read() if is_tuned else None
     try:

@@ -5,7 +5,8 @@ are drawn so that logits have an ordinary size.
 """
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 from typing import Literal
 
@@ -35,15 +36,22 @@ class RandomWeights:
     kind: WeightKind
     device: torch.device
     seed: int = 0
+    # Asked for each tensor, and made anew each time they would take seconds for a large model.
+    _linears: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
+    _tensors: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_linears", linear_shapes(self.config, self.spec))
+        object.__setattr__(self, "_tensors", expected_tensors(self.config, self.spec))
 
     def has_plain(self, name: str) -> bool:
         """See WeightSource."""
         is_quantized = self.has_quantized(name.removesuffix(".weight"))
-        return not is_quantized and name in expected_tensors(self.config, self.spec)
+        return not is_quantized and name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
         """See WeightSource."""
-        return expected_tensors(self.config, self.spec)[name]
+        return self._tensors[name]
 
     def plain(self, name: str) -> Tensor:
         """See WeightSource; bfloat16."""
@@ -101,9 +109,8 @@ class RandomWeights:
 
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of all weights, plain tensors with `item_bytes` a value."""
-        expected = expected_tensors(self.config, self.spec)
-        plain = sum(prod(shape) for name, shape in expected.items() if self.has_plain(name))
-        quantized = [*linear_shapes(self.config, self.spec), _HEAD] if self.kind != "bf16" else []
+        plain = sum(prod(shape) for name, shape in self._tensors.items() if self.has_plain(name))
+        quantized = [*self._linears, _HEAD] if self.kind != "bf16" else []
         return plain * item_bytes + sum(map(self.linear_bytes, dict.fromkeys(quantized)))
 
     @staticmethod
@@ -116,7 +123,7 @@ class RandomWeights:
         if linear == _HEAD:
             is_own = self.kind != "bf16" or not self.config.tie_word_embeddings
             return (self.config.vocab_size, self.config.hidden_size) if is_own else None
-        return linear_shapes(self.config, self.spec).get(linear)
+        return self._linears.get(linear)
 
     def _generator(self, name: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
