@@ -166,7 +166,10 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             usage = {"choices": [], "usage": {"completion_tokens": NUM_TOKENS}}
             self.wfile.write(b"data: " + json.dumps(usage).encode() + b"\n\ndata: [DONE]\n\n")
 
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # of the default, five, a burst of connections can lose some
+
+    httpd = Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=httpd.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{httpd.server_port}", bodies
     httpd.shutdown()
