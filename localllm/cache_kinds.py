@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.errors import DiskError
-from localllm.places import cache_folder
+from localllm.places import cache_folder, prefix_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,17 @@ class CacheKind:
             ) from error
 
 
-def cache_kinds() -> list[CacheKind]:
-    """All kinds, the dearest to make again first."""
+def cache_kinds(prefixes: str | None) -> list[CacheKind]:
+    """All kinds, the dearest to make again first; `prefixes`: the folder that was chosen for them,
+    if any.
+    """
     meanings = {
         "quantized": "models that were quantized here",
+        "prefixes": "keys and values of prompts, for --cache-disk",
         "tunings": "which sizes of kernels are fastest on this GPU",
         "kernels": "the C kernels, compiled for this processor",
         "downloads": "which downloaded files were held against their hashes",
     }
-    return [CacheKind(name, meaning, cache_folder(name)) for name, meaning in meanings.items()]
+    folders = {name: cache_folder(name) for name in meanings}
+    folders["prefixes"] = prefix_folder(prefixes)
+    return [CacheKind(name, meaning, folders[name]) for name, meaning in meanings.items()]

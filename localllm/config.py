@@ -277,6 +277,7 @@ class EngineConfig:
     `max_num_batched_tokens` is the token budget of one step; a device has its own where it is None.
     Of the free memory `gpu_memory_utilization` is used, and `reserve_bytes` are left at least.
     `deterministic` computes every row the same way, whatever it shares a step with.
+    `cache_disk_bytes` of prefixes are kept in `cache_dir` (None: in localllm's cache); 0: none.
     """
 
     max_model_len: int | None = None
@@ -287,6 +288,8 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
+    cache_disk_bytes: int = 0
+    cache_dir: str | None = None
     device: Literal["auto", "cuda", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: KVCacheDType = "auto"
@@ -302,6 +305,7 @@ class EngineConfig:
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
             ("reserve_bytes", 0),
+            ("cache_disk_bytes", 0),
         ):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < low):

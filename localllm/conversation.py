@@ -1,5 +1,6 @@
 """A conversation: turns that grow by questions and answers, and can be taken back."""
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,7 +33,7 @@ class ChatSession:
     """
 
     def __init__(self, model: LoadedModel, system: str | None = None, *, raw: bool = False) -> None:
-        self.model = model
+        self._model: LoadedModel | None = model
         self.system = system
         self.raw = raw
         self.think: ThinkLevel | None = None
@@ -48,6 +49,12 @@ class ChatSession:
         self._asked: tuple[list[ChatMessage], Prompt, Completion] | None = None
         self._earlier: list[int] = []
         self._under_way: Callable[[], list[Turn]] | None = None
+
+    @property
+    def model(self) -> LoadedModel:
+        """Who answers."""
+        assert self._model is not None, "between two models"
+        return self._model
 
     @property
     def completes_text(self) -> bool:
@@ -165,10 +172,30 @@ class ChatSession:
         if self.turns and not (self.turns[-1].answer or self.turns[-1].token_ids):
             self.unanswered = self.turns.pop().question
 
-    def change_model(self, model: LoadedModel) -> None:
-        """Go on with another model, which reads the conversation as it is."""
-        self.model, self._last_prompt, self._num_dropped = model, None, 0
-        self._asked, self._earlier = None, []
+    def close(self) -> None:
+        """Save what its model keeps of prompts."""
+        if self._model is not None:
+            self._model.close()
+
+    def change_model(
+        self, load: Callable[[], LoadedModel], load_back: Callable[[], LoadedModel]
+    ) -> None:
+        """Go on with another model, which reads the conversation as it is.
+
+        The one so far is let go first, since there may not be room for two; where the other one
+        cannot be loaded, `load_back` brings it back. Raises: what `load` does.
+        """
+        self.close()
+        self._model = None
+        gc.collect()  # an engine's parts refer to each other
+        try:
+            self._model = load()
+        except BaseException:
+            self._model = load_back()
+            raise
+        finally:
+            self._last_prompt, self._num_dropped = None, 0
+            self._asked, self._earlier = None, []
 
     def _ask(
         self, history: Sequence[Turn], question: str, params: SamplingParams

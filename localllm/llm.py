@@ -18,7 +18,7 @@ class LLM:
     """A loaded model. `model` is an alias, `org/name`, a folder, or None for the built-in one.
 
     Options are the fields of EngineConfig; an unknown one is refused by name. An LLM is used by
-    one thread at a time.
+    one thread at a time; `close`, or the end of a `with`, saves what `cache_disk_bytes` keeps.
     """
 
     def __init__(self, model: str | PathLike[str] | None = None, **options: Any) -> None:
@@ -27,6 +27,16 @@ class LLM:
         except TypeError as error:
             raise RequestError(f"LLM: {error}", hint="the fields of EngineConfig") from error
         self.model: LoadedModel = open_model(None if model is None else fspath(model), config)
+
+    def close(self) -> None:
+        """End what is under way, and save what is kept of prompts."""
+        self.model.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def sampling_params(self, **given: Any) -> SamplingParams:
         """The model's own defaults, with what is given over them."""

@@ -29,8 +29,15 @@ def history_file() -> Path:
 
 
 def cache_folder(kind: str) -> Path:
-    """What can be made again, by kind: quantized, kernels, tunings, downloads."""
+    """What can be made again, by kind: quantized, prefixes, kernels, tunings, downloads."""
     return _folder("XDG_CACHE_HOME", ".cache") / kind
+
+
+def prefix_folder(chosen: str | None) -> Path:
+    """Keys and values of prompts; in `chosen`, a folder of the user's, it has one of its own."""
+    if chosen is None:
+        return cache_folder("prefixes")
+    return Path(chosen).expanduser() / "localllm-prefixes"
 
 
 def _folder(variable: str, default: str) -> Path:

@@ -137,6 +137,10 @@ class LoadedModel:
                 events.close()
         return completions
 
+    def close(self) -> None:
+        """End what is under way, and save what is kept of prompts."""
+        self.text_engine.engine.finish()
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -193,10 +197,20 @@ def open_model(
     """Open a checkpoint and load it into an engine; `report` is told how memory is divided, but
     not of what is built in, which takes next to none.
 
-    Raises: as `open_checkpoint`; GpuMemoryError, BackendError.
+    Raises: as `open_checkpoint` and `load_checkpoint`.
     """
     started = time.monotonic()
-    found = open_checkpoint(name, config, progress)
+    loaded = load_checkpoint(open_checkpoint(name, config, progress), report)
+    return replace(loaded, load_s=time.monotonic() - started)
+
+
+def load_checkpoint(found: Checkpoint, report: Report = logger.info) -> LoadedModel:
+    """Load what was opened into an engine; `report`: see `open_model`.
+
+    Raises: CheckpointError, GpuMemoryError, BackendError; for a model that drafts, as
+    `open_checkpoint`.
+    """
+    started = time.monotonic()
     engine = load_engine(
         found.folder,
         found.model_config,
@@ -217,7 +231,7 @@ def open_model(
 def open_draft(found: Checkpoint) -> LoadedDecoder | None:
     """Load the model that drafts for another, where its configuration names one.
 
-    Raises: as `open_model`; RequestError where their vocabularies differ.
+    Raises: as `load_checkpoint`; RequestError where their vocabularies differ.
     """
     name = found.engine_config.speculation.draft_model
     if name is None:

@@ -17,6 +17,7 @@ from localllm.engine.block_pool import BlockPool
 from localllm.engine.device import Device
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine, EngineLimits
+from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, TokenEvent
 from localllm.engine.runner import Launched, ModelRunner, Runner
 from localllm.engine.scheduler import (
@@ -50,6 +51,7 @@ class Limits:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 4096
     enable_prefix_caching: bool = False
+    prefix_folder: Path | None = None
     # Whether a step is scheduled before the tokens of the last one are there; and which requests
     # wait for theirs.
     overlaps: bool = False
@@ -128,10 +130,14 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
     )
     if limits.device is not None:
         runner = DeviceRunner(model, kv_cache, limits.device, scheduling, MAX_MODEL_LEN)
-    scheduler = Scheduler(scheduling, BlockPool(limits.num_blocks + 1))
+    pool = BlockPool(limits.num_blocks + 1)
+    disk = None
+    if limits.prefix_folder is not None:
+        disk = PrefixDisk(limits.prefix_folder, 1 << 30, kv_cache, pool)
+    scheduler = Scheduler(scheduling, pool, disk)
     vocabulary = EngineLimits(config.vocab_size, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID}))
     speculator = None if limits.speculator is None else limits.speculator()
-    return Engine(runner, scheduler, vocabulary, speculator)
+    return Engine(runner, scheduler, vocabulary, speculator, disk)
 
 
 class LateRunner(ModelRunner):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from localllm.config import SamplingParams
 from localllm.engine.block_pool import BlockPool
+from localllm.engine.prefix_cache import PrefixStore
 from localllm.engine.request import Request
 from localllm.engine.scheduler import (
     ScheduledBatch,
@@ -13,9 +14,15 @@ from localllm.engine.scheduler import (
 )
 
 
-def make_scheduler(num_blocks: int, budget: int = 64, seqs: int = 8, size: int = 4) -> Scheduler:
+def make_scheduler(
+    num_blocks: int,
+    budget: int = 64,
+    seqs: int = 8,
+    size: int = 4,
+    store: PrefixStore | None = None,
+) -> Scheduler:
     config = SchedulerConfig(size, seqs, budget, enable_prefix_caching=True, cache_root=b"r")
-    return Scheduler(config, BlockPool(num_blocks + 1))
+    return Scheduler(config, BlockPool(num_blocks + 1), store)
 
 
 def make_request(request_id: int, num_prompt: int, max_tokens: int = 4, base: int = 0) -> Request:

@@ -50,6 +50,9 @@ class ScriptedEngine:
         self._waiting[request_id] = self.prefill_steps
         return request_id
 
+    def finish(self) -> None:
+        self._running.clear()
+
     def _rest_of_answer(self, prompt: list[int], request_id: int) -> list[int]:
         """The next answer, or what is left of an earlier one that the prompt ends with."""
         for earlier, answer in zip(self.prompts[:-1], self.answers, strict=False):

@@ -1,14 +1,21 @@
 """A conversation grows, is taken back, and goes on where it stopped."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted import scripted_model
 
 from localllm import LLM, SamplingParams
+from localllm.cli.render import Shown
+from localllm.cli.repl import Repl
+from localllm.config import EngineConfig
 from localllm.conversation import ChatSession
-from localllm.errors import ContextLengthError, RequestError
+from localllm.engine.loading import load_engine
+from localllm.errors import ContextLengthError, GpuMemoryError, RequestError
+from localllm.session import open_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -168,3 +175,58 @@ def test_oldest_turns_are_dropped_and_counted(session: ChatSession) -> None:
     # Once turns are dropped the next prompt begins where this one did, as long as it fits.
     dropped = [c.num_turns for c in cut if c is not None]
     assert dropped == sorted(dropped)
+
+
+def test_a_model_is_let_go_before_the_next_one_is_loaded(
+    make_checkpoint: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a GPU's memory the first one's cache takes nearly all."""
+    first, second = (str(make_checkpoint()) for _ in range(2))
+    repl = Repl(
+        ChatSession(open_model(first)), EngineConfig(), {"max_tokens": 4}, Shown("plain", "fold")
+    )
+    repl.ask("Hello?")
+    old = weakref.ref(repl.session.model.text_engine.engine)
+    alive = []
+
+    def load(*arguments: Any) -> Any:
+        alive.append(old() is not None)
+        return load_engine(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("localllm.session.load_engine", load)
+        repl.load_model(second)
+    assert alive == [False]
+    assert repl.session.model.name == second
+    repl.ask("And now?")
+    assert repl.session.num_turns == 2
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_model_that_cannot_be_loaded_brings_the_one_before_back(
+    make_checkpoint: Callable[..., Path], comes_back: bool
+) -> None:
+    first, second = make_checkpoint(), make_checkpoint(num_hidden_layers=3)
+    config = EngineConfig()
+    repl = Repl(
+        ChatSession(open_model(str(first))), config, {"max_tokens": 4}, Shown("plain", "fold")
+    )
+    repl.ask("Hello?")
+
+    def load(folder: Path, *arguments: Any) -> Any:
+        if folder == second or not comes_back:
+            raise GpuMemoryError("it does not fit")
+        return load_engine(folder, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("localllm.session.load_engine", load)
+        with pytest.raises(GpuMemoryError):
+            repl.load_model(str(second))
+    assert repl.is_over == (not comes_back)
+    assert repl.session.num_turns == 1
+    if comes_back:
+        assert repl.session.model.name == str(first)
+        repl.ask("Are you there?")
+        assert repl.session.num_turns == 2
+    repl.session.close()

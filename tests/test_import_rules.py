@@ -102,6 +102,7 @@ WITHOUT_TORCH = [
     "localllm.tokenizer",
     "localllm.engine.request",
     "localllm.engine.block_pool",
+    "localllm.engine.prefix_cache",
     "localllm.engine.scheduler",
     "localllm.engine.memory",
     "localllm.sessions",

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from localllm.cli import options
 from localllm.cli.output import json_line, note, write_stdout
 from localllm.cli.terminal import may_delete
 from localllm.cli.words import size
@@ -11,18 +12,20 @@ from localllm.errors import RequestError
 
 cache = typer.Typer(
     no_args_is_help=True,
-    help="What is kept because it takes time to make again: quantized models, tunings, kernels.",
+    help="What is kept because it takes time to make again: quantized models, prompts' keys and "
+    "values, tunings, kernels.",
 )
 
 
 @cache.command("list")
 def list_(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    cache_dir: options.CacheDir = None,
 ) -> None:
     """List the kinds, with their sizes and places."""
     from localllm.cache_kinds import cache_kinds
 
-    for kind in cache_kinds():
+    for kind in cache_kinds(cache_dir):
         if json_output:
             fields = {"kind": kind.name, "bytes": kind.num_bytes(), "folder": str(kind.folder)}
             write_stdout(json_line(fields))
@@ -36,15 +39,16 @@ def list_(
 @cache.command()
 def clear(
     kinds: Annotated[
-        list[str] | None, typer.Argument(help="quantized, tunings, kernels, downloads.")
+        list[str] | None, typer.Argument(help="quantized, prefixes, tunings, kernels, downloads.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    cache_dir: options.CacheDir = None,
 ) -> None:
     """Delete what is kept, by kind."""
     from localllm.cache_kinds import cache_kinds
 
-    known = {kind.name: kind for kind in cache_kinds()}
+    known = {kind.name: kind for kind in cache_kinds(cache_dir)}
     if bool(kinds) == everything:
         raise RequestError("which kinds?", hint=f"{', '.join(known)}, or --all")
     for name in kinds or ():

@@ -117,6 +117,8 @@ def chat(
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     no_prefix_cache: options.NoPrefixCache = False,
+    cache_disk: options.CacheDisk = None,
+    cache_dir: options.CacheDir = None,
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     dtype: options.DTypeName = "auto",
@@ -163,6 +165,8 @@ def chat(
         kv_cache_dtype,
         deterministic,
         options.parse_speculation(spec, spec_max, spec_ngram),
+        cache_disk=None if no_save else cache_disk,  # a conversation can be told from it
+        cache_dir=cache_dir,
     ).config(default_max_num_seqs=1)
     form = choose_form(json_output, stream_json, extract_code)
     if logprobs is not None and form not in ("json", "stream-json"):
@@ -194,8 +198,13 @@ def chat(
     name = chosen.model
     if saved is not None and not chosen.is_said:
         name = saved.transcript.model
-    loaded = open_noted(name, engine, is_conversation=text is None)
-    session = start_session(loaded, system=system, raw=raw, think=think_level)
+    # Nothing here holds the model itself: a conversation may exchange it.
+    session = start_session(
+        open_noted(name, engine, is_conversation=text is None),
+        system=system,
+        raw=raw,
+        think=think_level,
+    )
     session.parse_special, session.overflow = parse_special, policy
     if saved is not None:
         session.system = session.system or saved.transcript.system
@@ -209,7 +218,7 @@ def chat(
     is_asked_for = saved is not None or session_name is not None
     if not is_asked_for and not (on_terminal and form == "text"):
         recorder = None
-    params = loaded.sampling_params(**sampling)
+    params = session.model.sampling_params(**sampling)
     completion, events = session.reply(text, params)
     if recorder is not None:
         recorder.save(session.transcript())
@@ -218,7 +227,7 @@ def chat(
     if completion.truncation is not None:
         note(describe_truncation(completion.truncation), dim=True)
     printer = AnswerPrinter(
-        loaded,
+        session.model,
         completion,
         params,
         make_printer(render_mode, is_markdown=not session.completes_text),
@@ -231,6 +240,7 @@ def chat(
     if report is not None:
         for line in describe_cache(report, completion):
             note(line, dim=True)
+    session.close()
     return printer.exit_code(fail_on_length)
 
 

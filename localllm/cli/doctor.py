@@ -205,7 +205,7 @@ def _caches() -> Iterator[Finding]:
     from localllm.cache_kinds import cache_kinds
     from localllm.local_models import find_local_models
 
-    kept = ", ".join(f"{kind.name} {size(kind.num_bytes())}" for kind in cache_kinds())
+    kept = ", ".join(f"{kind.name} {size(kind.num_bytes())}" for kind in cache_kinds(None))
     yield Finding("ok", "kept", kept)
     models = find_local_models().models
     broken = [model for model in models if model.problem is not None]

@@ -44,6 +44,8 @@ def describe_cache(report: CacheReport, completion: Completion) -> list[str]:
     found = report.difference
     if report.num_earlier == 0:
         lines.append("  nothing was asked before it in this process")
+        if report.num_cached:
+            lines.append("  what came from the cache was on disk (--cache-disk)")
     elif found is None:
         lines.append(f"  it goes on from all {report.num_earlier:,} tokens of the request before")
     else:

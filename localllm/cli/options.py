@@ -100,6 +100,15 @@ MaxNumBatchedTokens = Annotated[
     int | None, option("--max-num-batched-tokens", help="Tokens in one step (CPU 256, GPU 2048).")
 ]
 NoPrefixCache = Annotated[bool, option("--no-prefix-cache", help="Share no prompt prefixes.")]
+CacheDisk = Annotated[
+    str | None,
+    option(
+        "--cache-disk",
+        help="Keep prompts' keys and values on disk, at most SIZE of them.",
+        metavar="SIZE",
+    ),
+]
+CacheDir = Annotated[str | None, option("--cache-dir", help="Keep them in DIR.", metavar="DIR")]
 Backend = Annotated[str, option("--backend", help="auto, torch or triton.")]
 Device = Annotated[str, option("--device", help="auto, cuda or cpu.")]
 KVCacheDTypeName = Annotated[
@@ -165,6 +174,8 @@ class EngineFlags:
     kv_cache_dtype: str
     deterministic: bool
     speculation: SpeculationConfig
+    cache_disk: str | None = None
+    cache_dir: str | None = None
 
     def config(self, default_max_num_seqs: int) -> EngineConfig:
         """The EngineConfig they ask for. Raises: RequestError."""
@@ -177,6 +188,8 @@ class EngineFlags:
             max_num_seqs=default_max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=not self.no_prefix_cache,
+            cache_disk_bytes=parse_size(self.cache_disk, "cache-disk") if self.cache_disk else 0,
+            cache_dir=self.cache_dir,
             backend=cast(Literal["auto"], self.backend),
             device=cast(Literal["auto"], self.device),
             dtype=cast(Literal["auto"], self.dtype),

@@ -29,7 +29,7 @@ from localllm.conversation import ChatSession
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.overflow import WARNED_SHARE
 from localllm.recorder import Recorder
-from localllm.session import open_model
+from localllm.session import LoadedModel, load_checkpoint, open_checkpoint, open_model
 from localllm.text_engine import EventStream
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,14 @@ class Repl:
             except Exception as error:  # a defect of ours, or no memory: the conversation stays
                 logger.debug("in a conversation", exc_info=True)
                 print_error(f"{type(error).__name__}: {error}", hint="--debug shows where")
+        self._close()
         return ExitCode.OK
+
+    def _close(self) -> None:
+        try:
+            self.session.close()
+        except KeyboardInterrupt:
+            note("left without saving all of the prompts' keys and values", dim=True)
 
     def params(self) -> SamplingParams:
         """What the next answer is sampled with."""
@@ -178,11 +185,25 @@ class Repl:
         self.last_completion, self.used_tokens, self._was_warned = None, 0, False
 
     def load_model(self, name: str) -> None:
-        """Answer with another model from here on; the old one stays if that fails."""
+        """Answer with another model from here on; the old one stays, or comes back, if that fails.
+
+        Raises: LocalLLMError.
+        """
         tell, chosen = partial(note, dim=True), choose_variant(name, self._engine_config)
-        model = open_model(chosen, self._engine_config, tell, TerminalProgress())
-        model.sampling_params(**self.given)
-        self.session.change_model(model)
+        before = self.session.model.name
+        # What can be wrong with its files is found while the old one is there.
+        found = open_checkpoint(chosen, self._engine_config, TerminalProgress())
+        SamplingParams(**{**found.defaults.sampling, **self.given})
+
+        def load_back() -> LoadedModel:
+            tell(f"loading {before} again")
+            try:
+                return open_model(before, self._engine_config)
+            except BaseException:
+                self.is_over = True  # there is nobody to talk to
+                raise
+
+        self.session.change_model(lambda: load_checkpoint(found, tell), load_back)
         self.save()
 
     def _handle(self, text: str) -> None:

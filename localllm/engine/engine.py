@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from localllm.config import SamplingParams, brief
 from localllm.engine.device import is_fatal, is_out_of_memory
+from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, RequestStatus, TokenEvent
 from localllm.engine.runner import Launched, Runner
 from localllm.engine.sampler import sample_seed
@@ -46,11 +47,14 @@ class Engine:
         scheduler: Scheduler,
         limits: EngineLimits,
         speculator: Speculator | None = None,
+        prefix_disk: PrefixDisk | None = None,
     ) -> None:
+        """`prefix_disk`: the scheduler's store, written to in moments without requests."""
         self.limits = limits
         self.scheduler = scheduler
         self._runner = runner
         self.speculator = speculator
+        self._prefix_disk = prefix_disk
         self._collected_s = 0.0
         self._next_request_id = 0
         self._in_flight: _InFlight | None = None
@@ -175,7 +179,17 @@ class Engine:
         if self.has_unfinished():
             return False
         self._collect(self._take_in_flight())  # of requests that have ended
+        if self._prefix_disk is not None and self._prefix_disk.save_next():
+            return True
         return self._runner.work_ahead()
+
+    def finish(self) -> None:
+        """End all requests, and save what is to be kept."""
+        for request in self.scheduler.unfinished():
+            self.abort(request.request_id, request.sample)
+        self._collect(self._take_in_flight())
+        while self._prefix_disk is not None and self._prefix_disk.save_next():
+            pass
 
     def abort(self, request_id: int, sample: int | None = None) -> list[TokenEvent]:
         """End a request, or one sample of it, now; its blocks are free at once.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from localllm import __version__
 from localllm.config import EngineConfig, ModelConfig
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.cpu_products import make_products_reproducible
@@ -19,6 +20,7 @@ from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.engine.ngram import NgramDrafter
+from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.engine.speculation import Drafter, Speculator
@@ -32,6 +34,7 @@ from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.model.weights import WeightSource, load_model, open_source
+from localllm.places import prefix_folder
 from localllm_kernels import select_ops
 from localllm_kernels.kv_cache import row_bytes
 from localllm_kernels.tunings import Tunings
@@ -182,8 +185,18 @@ def build_engine(
     """An engine around a decoder; `weights_id` stands for its weights in the keys of blocks."""
     plan, model_config = loaded.plan, loaded.model.config
     kv_cache = _allocate(loaded, config, plan.num_blocks)
-    # What keys and values depend on besides the tokens: weights, precision, context, blocks.
-    parts = (weights_id, loaded.dtype, loaded.kv_dtype, config.block_size, plan.max_model_len)
+    # What the bits of keys and values depend on besides the tokens.
+    parts = (
+        weights_id,
+        loaded.dtype,
+        loaded.kv_dtype,
+        config.block_size,
+        model_config.rope,
+        loaded.device.type,
+        loaded.model.ops.name,
+        config.deterministic,
+        __version__,
+    )
     scheduling = SchedulerConfig(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
@@ -211,7 +224,12 @@ def build_engine(
     if drafter is not None:
         lengths = DraftLengths(1 if draft else config.speculation.max_match + 1)
         speculator = Speculator(drafter, lengths, config.speculation.max_draft)
-    return Engine(runner, Scheduler(scheduling, BlockPool(plan.num_blocks)), limits, speculator)
+    pool = BlockPool(plan.num_blocks)
+    disk = None
+    if config.cache_disk_bytes and config.enable_prefix_caching:
+        folder = prefix_folder(config.cache_dir)
+        disk = PrefixDisk(folder, config.cache_disk_bytes, kv_cache, pool)
+    return Engine(runner, Scheduler(scheduling, pool, disk), limits, speculator, disk)
 
 
 def _allocate(loaded: LoadedDecoder, config: EngineConfig, num_blocks: int) -> PagedKVCache:

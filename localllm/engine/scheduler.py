@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from localllm.engine.block_pool import BlockPool, hash_block
+from localllm.engine.block_pool import BlockPool
+from localllm.engine.prefix_cache import PrefixCache, PrefixStore
 from localllm.engine.request import (
     FinishReason,
     Request,
@@ -97,9 +98,19 @@ class SampledToken:
 class Scheduler:
     """Requests in order of arrival, over one pool of blocks."""
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, store: PrefixStore | None = None
+    ) -> None:
+        """`store` keeps prefixes longer than the pool does."""
         self.config = config
         self.pool = pool
+        self._prefixes = PrefixCache(
+            pool,
+            config.block_size,
+            config.cache_root,
+            by_content=config.enable_prefix_caching,
+            store=store,
+        )
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._free_slots = list(reversed(range(config.max_num_seqs)))
@@ -313,7 +324,10 @@ class Scheduler:
             if self._waits_for_parent(request):
                 deferred.append(request)
                 continue
-            prefix = self._find_prefix(request)
+            prefix = self._prefixes.find(request, others_wait=bool(self._running))
+            if not prefix.is_whole:
+                self._waiting.appendleft(request)
+                break
             self.pool.share(prefix.block_ids)
             # All of its tokens must fit, not only the first chunk: a prompt that is preempted
             # half-way was computed for nothing. One more block may go to a copy.
@@ -349,41 +363,6 @@ class Scheduler:
             and parent.num_computed_tokens < parent.num_prompt_tokens
         )
 
-    def _find_prefix(self, request: Request) -> "_Prefix":
-        """Blocks that already hold the request's first tokens, all but the newest at most.
-
-        The newest token is always computed, since its logits are needed.
-        """
-        size = self.config.block_size
-        usable = request.num_tokens - 1
-        parent = request.parent
-        if parent is not None and parent.status is RequestStatus.RUNNING:
-            num_tokens = min(request.num_prompt_tokens, usable)
-            return _Prefix(list(parent.block_table[: -(-num_tokens // size)]), num_tokens, size)
-        if not self.config.enable_prefix_caching:
-            return _Prefix([], 0, size)
-        block_ids = self.pool.match_prefix(self._block_keys(request, usable // size))
-        return _Prefix(block_ids, len(block_ids) * size, size)
-
-    def _block_keys(self, request: Request, count: int) -> list[bytes]:
-        """Content keys of the request's first `count` blocks, which must be full of tokens."""
-        size, keys = self.config.block_size, request.block_keys
-        while len(keys) < count:
-            start = len(keys) * size
-            parent_key = keys[-1] if keys else self.config.cache_root
-            keys.append(hash_block(parent_key, request.token_ids[start : start + size]))
-        return keys[:count]
-
-    def _register_full_blocks(self, request: Request, num_tokens: int) -> None:
-        """Make the blocks of the request's first `num_tokens` tokens findable."""
-        if not self.config.enable_prefix_caching:
-            return
-        num_full = num_tokens // self.config.block_size
-        keys = self._block_keys(request, num_full)
-        for i in range(request.num_registered_blocks, num_full):
-            self.pool.register(request.block_table[i], keys[i])
-        request.num_registered_blocks = num_full
-
     def _book(self, entry: ScheduledRequest, tokens: Sequence[SampledToken]) -> list[TokenEvent]:
         """The events of one request's tokens, to its end at most; all but the last were drafted."""
         request = entry.request
@@ -411,7 +390,7 @@ class Scheduler:
                 break
         if request.status is RequestStatus.RUNNING:
             num_computed = entry.known_end + max(0, len(tokens) - 1)
-            self._register_full_blocks(request, min(num_computed, len(request.token_ids)))
+            self._prefixes.register(request, min(num_computed, len(request.token_ids)))
             if entry.draft:
                 request.num_computed_tokens = num_computed
                 self._trim(request)
@@ -428,6 +407,7 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
 
     def _release(self, request: Request) -> None:
+        self._prefixes.keep(request)
         self.pool.free(reversed(request.block_table))
         request.block_table = array("i")
         if request.slot >= 0:
@@ -457,16 +437,3 @@ def _failed(request: Request) -> TokenEvent:
 
 def _error_event(request: Request, error: RequestError) -> TokenEvent:
     return TokenEvent(request.request_id, request.sample, None, FinishReason.ERROR, error=error)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefix:
-    """Blocks that hold the first `num_tokens` tokens of a request."""
-
-    block_ids: list[int]
-    num_tokens: int
-    block_size: int
-
-    @property
-    def ends_in_shared_block(self) -> bool:
-        return self.num_tokens < len(self.block_ids) * self.block_size

@@ -62,12 +62,34 @@ class PagedKVCache:
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole blocks in all layers, (from, to) in order: a later copy sees earlier ones."""
-        stacked = self.stacked
-        parts = (stacked.key, stacked.value, stacked.key_scales, stacked.value_scales)
         for source, target in copies:
-            for part in parts:
-                if part is not None:
-                    part[:, target] = part[:, source]
+            for part in self._parts():
+                part[:, target] = part[:, source]
+
+    @property
+    def block_bytes(self) -> int:
+        """What a block takes in all layers."""
+        return sum(part[:, 0].nbytes for part in self._parts())
+
+    def read_block(self, block_id: int) -> Tensor:
+        """What a block holds in all layers, uint8 [block_bytes], on the host."""
+        parts = [part[:, block_id].contiguous().view(torch.uint8) for part in self._parts()]
+        return torch.cat([part.flatten() for part in parts]).cpu()
+
+    def write_block(self, block_id: int, values: Tensor) -> None:
+        """Fill a block with what `read_block` gave."""
+        start = 0
+        for part in self._parts():
+            block = part[:, block_id]
+            own = values[start : start + block.nbytes]
+            # A view of another type needs a storage that begins where such a value may.
+            block.copy_(own.clone().view(part.dtype).view(block.shape))
+            start += block.nbytes
+
+    def _parts(self) -> list[Tensor]:
+        own = self.stacked
+        parts = (own.key, own.value, own.key_scales, own.value_scales)
+        return [part for part in parts if part is not None]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

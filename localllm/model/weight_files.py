@@ -8,6 +8,8 @@ from localllm.json_file import read_json_object
 
 INDEX_NAME = "model.safetensors.index.json"
 MAX_INDEX_BYTES = 100_000_000
+# Of a file of weights, for its fingerprint.
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 1 << 12
 
 
 def find_weight_files(folder: Path) -> list[Path]:
@@ -41,16 +43,18 @@ def find_weight_files(folder: Path) -> list[Path]:
 def fingerprint(folder: Path, files: list[Path]) -> str:
     """Of a checkpoint's config and the weight files in it.
 
-    A file is known by its size, head and tail, which takes milliseconds; the head holds names,
-    shapes and places of its tensors.
+    A file is known by its size, its head, which holds names, shapes and places of its tensors, and
+    samples of all the rest, which takes milliseconds: what was trained further differs almost
+    everywhere, and may end in the same norm.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in files:
         size = path.stat().st_size
         with path.open("rb") as file:
-            head = file.read(1 << 16)
-            file.seek(max(0, size - (1 << 12)))
-            digest.update(f"{path.name} {size}".encode() + head + file.read())
+            digest.update(f"{path.name} {size}".encode() + file.read(1 << 16))
+            for i in range(1, _NUM_SAMPLES + 1):
+                file.seek(max(0, size * i // _NUM_SAMPLES - _SAMPLE_BYTES))
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()
 
 

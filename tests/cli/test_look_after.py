@@ -86,6 +86,30 @@ def test_caches_are_listed_and_cleared_by_kind(localllm: Run) -> None:
     assert not tunings.exists()
 
 
+def test_prompts_are_kept_on_disk_where_that_is_asked_for(localllm: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    kept = ("--cache-disk", "50MB", "--cache-dir", str(folder))
+    words = ("chat", "pocket", "x" * 100, "-n", "4", "--greedy", "--why", "--json")
+    assert localllm(*words, *kept, "--no-save").code == 0
+    assert not folder.exists()
+    first, again = (localllm(*words, *kept) for _ in range(2))
+    asked, told = (json.loads(each.out) for each in (first, again))
+    assert asked["usage"]["cached_tokens"] == 0
+    assert told["usage"]["cached_tokens"] >= told["usage"]["prompt_tokens"] - 16 > 0
+    assert told["text"] == asked["text"]
+    assert "was on disk" in again.err
+    assert "was on disk" not in first.err
+    mine = folder / "of mine"
+    mine.write_text("kept")
+    listed = localllm("cache", "list", "--json", "--cache-dir", str(folder)).out
+    sizes = {each["kind"]: each["bytes"] for each in map(json.loads, listed.splitlines())}
+    assert sizes["prefixes"] > 0
+    words = ("cache", "clear", "prefixes", "--yes", "--cache-dir", str(folder))
+    assert localllm(*words).code == 0
+    assert [path.name for path in folder.iterdir()] == ["of mine"]
+    assert localllm("chat", "pocket", "hi", "--cache-disk", "many").code == ExitCode.USAGE
+
+
 @pytest.fixture
 def store() -> SessionStore:
     store = SessionStore(sessions_file())

@@ -6,6 +6,9 @@ Not only the tokens: the logits they were drawn from must have the same bits.
 """
 
 import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -159,6 +162,29 @@ def test_a_warm_prefix_cache_gives_the_tokens_of_a_cold_one(
     for i, request in enumerate(wanted):
         full_blocks = (len(request[0]) - 1) // block_size
         assert answers[i, 0].num_cached_tokens >= full_blocks * block_size
+
+
+@exact
+@given(models, requests, st.sampled_from([4, 16]), st.integers(5, 100), st.booleans())
+def test_prefixes_from_disk_give_the_tokens_of_computed_ones(
+    model_name: str, wanted: list[Request], block_size: int, budget: int, overlaps: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        limits = Limits(
+            block_size,
+            3200 // block_size,
+            max_num_batched_tokens=budget,
+            enable_prefix_caching=True,
+            prefix_folder=Path(folder),
+        )
+        assert_exact(model_name, wanted, limits).finish()
+        # Another engine, as of another day.
+        engine = engine_of(model_name, replace(limits, overlaps=overlaps))
+        answers = run(engine, wanted)
+        assert_same_as_alone(model_name, wanted, answers)
+        for i, request in enumerate(wanted):
+            full_blocks = (len(request[0]) - 1) // block_size
+            assert answers[i, 0].num_cached_tokens >= full_blocks * block_size
 
 
 @exact

@@ -1,0 +1,167 @@
+"""Keys and values of prefixes on disk, so that what was read yesterday need not be computed today.
+
+A file a block, named by the block's key (see block_pool.py) and so by all that its values depend
+on: a digest of key and values, then the values. Several processes may share a folder: a file
+comes by a rename and is never changed. What is unused for longest is deleted; of a prefix the end
+goes before its beginning, without which it is of no use.
+
+Nothing that goes wrong here is an error of a request: what cannot be read is computed.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from localllm.engine.block_pool import BlockPool
+from localllm.model.inputs import PagedKVCache
+
+logger = logging.getLogger(__name__)
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_NAME = re.compile(r"[0-9a-f]{64}")
+# Where the limit is passed, so much of it is left.
+_KEPT_SHARE = 0.9
+# A file of which nothing has been written for so long is of a process that ended.
+_ABANDONED_S = 3600
+
+
+class PrefixDisk:
+    """The blocks of one cache in a folder, of at most `limit_bytes` together with all others there.
+
+    What is offered waits until `save_next` is called, in moments without requests.
+    """
+
+    def __init__(
+        self, folder: Path, limit_bytes: int, kv_cache: PagedKVCache, pool: BlockPool
+    ) -> None:
+        self._folder, self._limit_bytes = folder, limit_bytes
+        self._kv_cache, self._pool = kv_cache, pool
+        self._offered: deque[list[bytes]] = deque()
+        # Where the first of the offered prefixes is saved up to.
+        self._num_saved = 0
+        self._num_bytes: int | None = None  # of all files, once they are counted
+        self._is_writable = True
+
+    def load(self, key: bytes, block_id: int) -> bool:
+        """See PrefixStore."""
+        path = self._path(key)
+        try:
+            content = bytearray(path.read_bytes())
+        except OSError:
+            return False
+        values = memoryview(content)[_DIGEST_BYTES:]
+        is_whole = len(values) == self._kv_cache.block_bytes
+        if not is_whole or content[:_DIGEST_BYTES] != _digest(key, values):
+            logger.warning("a damaged block of a prefix is deleted, and computed: %s", path)
+            _delete(path)
+            return False
+        self._kv_cache.write_block(block_id, torch.frombuffer(values, dtype=torch.uint8))
+        return True
+
+    def offer(self, keys: Sequence[bytes]) -> None:
+        """See PrefixStore."""
+        if self._is_writable:
+            self._offered.append(list(keys))
+
+    def save_next(self) -> bool:
+        """Write the next block that is not there yet; False where nothing waits.
+
+        On a disk that takes no more, says so once and gives up.
+        """
+        while self._offered and self._is_writable:
+            keys = self._offered[0]
+            if self._num_saved == len(keys):
+                self._touch(keys)
+                self._offered.popleft()
+                self._num_saved = 0
+                continue
+            key = keys[self._num_saved]
+            self._num_saved += 1
+            held = self._pool.match_prefix([key])
+            if not held or self._path(key).exists():
+                continue
+            try:
+                self._save(key, self._kv_cache.read_block(held[0]).numpy().data)
+            except OSError as error:
+                self._is_writable = False
+                logger.warning("prefixes are not kept on disk: %s: %s", self._folder, error)
+            return True
+        self._offered.clear()
+        return False
+
+    def _save(self, key: bytes, values: memoryview) -> None:
+        # What was said in a conversation can be told from its keys and values.
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._num_bytes is None:
+            self._num_bytes = sum(size for _, size, _ in self._files())
+        handle, name = tempfile.mkstemp(suffix=".part", dir=self._folder)  # for its owner only
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_digest(key, values))
+                file.write(values)
+            Path(name).replace(self._path(key))
+        except BaseException:
+            _delete(Path(name))
+            raise
+        self._num_bytes += len(values)
+        if self._num_bytes > self._limit_bytes:
+            self._num_bytes = self._make_room()
+
+    def _make_room(self) -> int:
+        """Delete what is unused for longest; the bytes that are left."""
+        files = sorted(self._files())
+        left = sum(size for _, size, _ in files)
+        for used_s, size, path in files:
+            is_abandoned = path.suffix and time.time() - used_s > _ABANDONED_S
+            if is_abandoned or (left > _KEPT_SHARE * self._limit_bytes and not path.suffix):
+                _delete(path)
+                left -= size
+        return left
+
+    def _files(self) -> list[tuple[float, int, Path]]:
+        """When it was used last, size and path of each."""
+        found = []
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                if not _NAME.fullmatch(entry.name) and not entry.name.endswith(".part"):
+                    continue
+                try:
+                    stat = entry.stat(follow_symlinks=False)
+                except OSError:  # deleted meanwhile
+                    continue
+                found.append((stat.st_mtime, stat.st_size, Path(entry.path)))
+        return found
+
+    def _touch(self, keys: Sequence[bytes]) -> None:
+        """They were used now, the first of them last."""
+        now = time.time_ns()
+        for depth, key in enumerate(keys):
+            at = now - depth * 1000
+            try:
+                os.utime(self._path(key), ns=(at, at))
+            except OSError:
+                continue
+
+    def _path(self, key: bytes) -> Path:
+        return self._folder / key.hex()
+
+
+def _digest(key: bytes, values: memoryview) -> bytes:
+    digest = hashlib.sha256(key)
+    digest.update(values)
+    return digest.digest()
+
+
+def _delete(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        logger.debug("%s cannot be deleted", path, exc_info=True)

@@ -1,0 +1,153 @@
+"""Blocks of prefixes that outlive a process, and what may happen to them meanwhile."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from localllm.engine.block_pool import BlockPool
+from localllm.engine.prefix_disk import PrefixDisk
+from localllm.model.inputs import PagedKVCache
+
+KEYS = [bytes([i]) * 32 for i in range(8)]
+CPU = torch.device("cpu")
+
+
+class Kept:
+    """A cache whose blocks hold random values, and a disk for them."""
+
+    def __init__(
+        self, folder: Path, dtype: torch.dtype = torch.float32, limit_bytes: int = 1 << 30
+    ) -> None:
+        self.cache = PagedKVCache.allocate((2, 9, 2, 4, 6), dtype, CPU)
+        for part in self.parts():
+            bits = torch.randint(0, 100, part.shape, dtype=torch.uint8)
+            part.copy_(bits.to(part.dtype))
+        self.pool = BlockPool(9)
+        self.disk = PrefixDisk(folder, limit_bytes, self.cache, self.pool)
+
+    def parts(self) -> list[torch.Tensor]:
+        own = self.cache.stacked
+        parts = (own.key, own.value, own.key_scales, own.value_scales)
+        return [part for part in parts if part is not None]
+
+    def save(self, keys: list[bytes]) -> list[int]:
+        """Have a prefix saved; its blocks."""
+        blocks = self.pool.allocate(len(keys))
+        for block_id, key in zip(blocks, keys, strict=True):
+            self.pool.register(block_id, key)
+        self.disk.offer(keys)
+        while self.disk.save_next():
+            pass
+        return blocks
+
+    def bits(self, block_id: int) -> bytes:
+        return self.cache.read_block(block_id).numpy().tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+def test_a_block_comes_back_with_its_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    first, second = Kept(tmp_path, dtype), Kept(tmp_path, dtype)
+    blocks = first.save(KEYS[:3])
+    others = [second.bits(i) for i in range(9)]
+    for block_id, key in zip((7, 2, 5), KEYS, strict=False):
+        assert second.disk.load(key, block_id)
+    for there, here in zip((7, 2, 5), blocks, strict=True):
+        assert second.bits(there) == first.bits(here) != others[there]
+    for untouched in (0, 1, 3, 4, 6, 8):
+        assert second.bits(untouched) == others[untouched]
+    assert not second.disk.load(KEYS[3], 1)
+    assert len(first.bits(1)) == first.cache.block_bytes
+
+
+def test_what_is_on_disk_is_not_written_again(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.save(KEYS[:2])
+    written = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
+    assert len(written) > 2
+    kept.disk.offer(KEYS[:2])
+    assert not kept.disk.save_next()
+    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == written
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "empty", "long", "another's"])
+def test_a_damaged_block_is_never_used(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = Kept(tmp_path)
+    kept.save(KEYS[:2])
+    path = tmp_path / KEYS[0].hex()
+    content = path.read_bytes()
+    changed = {
+        "flipped": content[:-1] + bytes([content[-1] ^ 1]),
+        "short": content[:-1],
+        "empty": b"",
+        "long": content + b"\0",
+        "another's": (tmp_path / KEYS[1].hex()).read_bytes(),
+    }
+    path.write_bytes(changed[damage])
+    before = kept.bits(5)
+    assert not kept.disk.load(KEYS[0], 5)
+    assert kept.bits(5) == before
+    assert "damaged" in caplog.text
+    assert not path.exists()
+    assert kept.disk.load(KEYS[1], 5)
+
+
+def test_what_is_unused_for_longest_is_deleted_the_ends_first(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    kept = Kept(folder)
+    size = kept.cache.block_bytes + 32
+    old, new = KEYS[:4], KEYS[4:7]
+    kept.save(old)
+    for depth, key in enumerate(old):
+        at = 1_000_000 - depth
+        os.utime(folder / key.hex(), (at, at))
+    (folder / "notes").write_text("not ours")
+    crashed = folder / "x.part"
+    crashed.write_bytes(b"half")
+    os.utime(crashed, (1_000_000, 1_000_000))
+    # Six are over the limit, and nine tenths of it hold five.
+    small = Kept(folder, limit_bytes=int(5.6 * size))
+    small.save(new)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {key.hex() for key in (*old[:2], *new)} | {"notes"}
+    # A prefix that is used again is the newest, whenever it was written.
+    small.disk.offer(old[:2])
+    assert not small.disk.save_next()
+    ages = sorted((path.stat().st_mtime_ns, path.name) for path in folder.iterdir())
+    assert [name for _, name in ages[-2:]] == [old[1].hex(), old[0].hex()]
+
+
+def test_a_block_that_is_given_away_before_it_is_saved_is_left_out(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept")
+    blocks = kept.pool.allocate(2)
+    for block_id, key in zip(blocks, KEYS, strict=False):
+        kept.pool.register(block_id, key)
+    kept.pool.free(blocks)
+    kept.disk.offer(KEYS[:2])
+    kept.pool.allocate(7)  # the six empty ones, and the older of the two
+    while kept.disk.save_next():
+        pass
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == [KEYS[1].hex()]
+
+
+def test_a_folder_that_takes_nothing_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "file"
+    place.write_text("in the way")
+    kept = Kept(place / "folder")
+    kept.save(KEYS[:3])
+    kept.disk.offer(KEYS[3:5])
+    assert not kept.disk.save_next()
+    assert not kept.disk.load(KEYS[0], 1)
+    assert caplog.text.count("not kept on disk") == 1
+
+
+def test_others_do_not_read_them(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "folder"
+    Kept(folder).save(KEYS[:1])
+    assert folder.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
