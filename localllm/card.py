@@ -17,6 +17,7 @@ from localllm.model.weight_files import find_weight_files
 from localllm.tokenizer import Tokenizer
 
 # An element of a tensor of packed weights holds 32 bits of them.
+_LONGEST_FORMAT = 30
 _PACKED_SUFFIXES = ("qweight", "weight_packed")
 
 
@@ -121,6 +122,20 @@ def describe_quantization(config: Mapping[str, Any]) -> str:
     if fields.get("format") is not None:
         parts.append(str(fields["format"]))
     return ", ".join(parts)
+
+
+def describe_format(config: Mapping[str, Any]) -> str:
+    """How the weights are stored, in a word or two: "bf16", "awq int4"."""
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, Mapping):
+        method = str(quantization.get("quant_method", "unknown"))
+        fields = {**quantization, **_group_weights(quantization)}
+        bits = fields.get("bits") or fields.get("num_bits")
+        return (method if bits is None else f"{method} int{bits}")[:_LONGEST_FORMAT]
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "unknown")
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype)[
+        :_LONGEST_FORMAT
+    ]
 
 
 def _bits(config: Mapping[str, Any]) -> int:

@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from localllm.card import describe_format
 from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
 from localllm.errors import CatalogError, DiskError, LocalLLMError, RequestError
+from localllm.json_file import read_json_object
 from localllm.model.weight_files import find_weight_files
 from localllm.places import cache_folder
 
@@ -18,13 +20,14 @@ from localllm.places import cache_folder
 class LocalModel:
     """A model and its place. `last_used_s` counts from the epoch, None for a built-in one.
 
-    `problem` says why it cannot be run as it lies there.
+    `format`: how its weights are stored; `problem` says why it cannot be run as it lies there.
     """
 
     name: str
     repo: str | None
     folder: str
     num_bytes: int
+    format: str
     last_used_s: float | None
     problem: str | None
 
@@ -71,6 +74,7 @@ def _quantized_models() -> list[LocalModel]:
             None,
             str(folder),
             sum(path.stat().st_size for path in folder.glob("*") if path.is_file()),
+            _format(folder),
             folder.stat().st_mtime,
             _problem(folder),
         )
@@ -83,7 +87,7 @@ def _built_in_model(name: str) -> LocalModel:
     folder = resolve_model(name).folder
     assert folder is not None
     num_bytes = sum(path.stat().st_size for path in folder.glob("*"))
-    return LocalModel(name, None, str(folder), num_bytes, None, _problem(folder))
+    return LocalModel(name, None, str(folder), num_bytes, _format(folder), None, _problem(folder))
 
 
 def _cached_models() -> LocalModels:
@@ -108,11 +112,19 @@ def _cached_models() -> LocalModels:
                 repo.repo_id,
                 str(folder),
                 repo.size_on_disk,
+                _format(folder),
                 repo.last_accessed,
                 _problem(folder),
             )
         )
     return LocalModels(models, [str(warning) for warning in cache.warnings])
+
+
+def _format(folder: Path) -> str:
+    try:
+        return describe_format(read_json_object(folder / "config.json"))
+    except LocalLLMError:
+        return "unknown"
 
 
 def _problem(folder: Path) -> str | None:

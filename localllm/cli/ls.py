@@ -27,14 +27,18 @@ def ls(
         (
             model.name,
             size(model.num_bytes),
+            model.format,
             "built in" if model.last_used_s is None else age(time.time() - model.last_used_s),
             "ready" if model.problem is None else model.problem,
         )
         for model in found.models
     ]
-    header = ("MODEL", "SIZE", "USED", "STATE")
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(3)]
+    header = ("MODEL", "SIZE", "FORMAT", "USED", "STATE")
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(4)]
     for row in (header, *rows):
-        name, num_bytes, used, state = row
-        line = f"{name:{widths[0]}}  {num_bytes:>{widths[1]}}  {used:{widths[2]}}  {state}"
+        name, num_bytes, weights, used, state = row
+        line = (
+            f"{name:{widths[0]}}  {num_bytes:>{widths[1]}}  {weights:{widths[2]}}  "
+            f"{used:{widths[3]}}  {state}"
+        )
         write_stdout(show_controls(line.rstrip()) + "\n")

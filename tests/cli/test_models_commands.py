@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from localllm.card import describe_format
 from localllm.errors import ExitCode
 
 Run = Callable[..., Any]
@@ -131,9 +132,11 @@ def test_ls_lists_built_in_and_cached_models(
     assert models["pocket-draft"]["problem"] is None
     assert models["qwen3-0.6b"]["repo"] == "Qwen/Qwen3-0.6B"
     assert models["qwen3-0.6b"]["problem"] is None
+    assert models["qwen3-0.6b"]["format"] == "fp32"
+    assert models["org/empty"]["format"] == "unknown"
     assert "config.json" in models["org/empty"]["problem"]
     table = localllm("ls").out.splitlines()
-    assert table[0].split() == ["MODEL", "SIZE", "USED", "STATE"]
+    assert table[0].split() == ["MODEL", "SIZE", "FORMAT", "USED", "STATE"]
     assert any(line.startswith("pocket ") and line.endswith("ready") for line in table)
 
 
@@ -192,3 +195,27 @@ def test_eval_ends_with_10_over_a_threshold(localllm: Run, make_checkpoint, tmp_
 def test_eval_refuses_what_makes_no_sense(localllm: Run, arguments, code) -> None:  # type: ignore[no-untyped-def]
     stdin = b"" if not arguments else b"some text here"
     assert localllm("eval", "pocket", *arguments, stdin=stdin).code == code
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"torch_dtype": "bfloat16"}, "bf16"),
+        ({"dtype": "float16"}, "fp16"),
+        ({}, "unknown"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "awq int4"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"group_0": {"weights": {"num_bits": 8}}},
+                }
+            },
+            "compressed-tensors int8",
+        ),
+        ({"torch_dtype": "x" * 1000}, "x" * 30),
+    ],
+)
+def test_a_format_is_told_in_a_word_or_two(config: dict[str, Any], words: str) -> None:
+    assert describe_format(config) == words
