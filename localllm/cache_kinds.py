@@ -1,5 +1,6 @@
 """What localllm keeps in its cache folder, by kind; all of it can be made again."""
 
+import fcntl
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,14 @@ class CacheKind:
         return sum(path.stat().st_size for path in files)
 
     def clear(self) -> None:
-        """Delete it. Raises: DiskError."""
+        """Delete it. Raises: DiskError, also where somebody is at work in it."""
+        for lock in self.folder.glob("*.unfinished/lock"):
+            if _is_held(lock):
+                raise DiskError(
+                    f"a quantization is under way in {lock.parent.name}",
+                    where=f"process {lock.read_text().strip() or 'unknown'}",
+                    hint="wait for it, or end it",
+                )
         try:
             if self.folder.exists():
                 shutil.rmtree(self.folder)
@@ -31,6 +39,15 @@ class CacheKind:
                 f"{self.folder} cannot be deleted: {error.strerror}",
                 hint="check its permissions, and that no localllm is running",
             ) from error
+
+
+def _is_held(lock: Path) -> bool:
+    with lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def cache_kinds(prefixes: str | None) -> list[CacheKind]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import CatalogError, ExitCode
-from localllm.places import user_catalog
+from localllm.places import cache_folder, user_catalog
 
 BUILT_IN_MODEL = "pocket"
 # pocket, and the model that drafts for it; each a folder of the package.
@@ -173,10 +173,34 @@ def _broken(path: Path, problem: str, line: int | None = None) -> CatalogError:
     )
 
 
+def plain_name(name: str) -> str:
+    """A name without the address of the hub before it; an alias in its own spelling, where it has
+    capitals or, as elsewhere, its size behind a colon.
+    """
+    for address in ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/"):
+        if name.startswith(address):
+            return name.removeprefix(address).strip("/")
+    lower = name.lower().replace(":", "-")
+    is_alias = lower != name and (lower in BUILT_IN_MODELS or lower in load_catalog())
+    return lower if is_alias and not _is_folder(name) else name
+
+
+def nearest_models(name: str, cutoff: float = 0.6) -> list[str]:
+    """Aliases that somebody may have meant, at most three."""
+    names = [*BUILT_IN_MODELS, *load_catalog()]
+    # Other tools write the size behind a colon.
+    base, _, size = name.lower().partition(":")
+    spelt = f"{base}-{size}" if size and size != "latest" else base
+    begun = [each for each in names if each.startswith(spelt)] if len(spelt) > 2 else []
+    near = difflib.get_close_matches(spelt, names, n=3, cutoff=cutoff)
+    return list(dict.fromkeys([*begun, *near]))[:3]
+
+
 def is_model_name(name: str) -> bool:
     """Whether a lone argument is meant as a model: an alias, a folder, or `org/name[@revision]`."""
     if "\0" in name or len(name) > 1000:
         return False
+    name = plain_name(name)
     if name in BUILT_IN_MODELS or name in load_catalog():
         return True
     return _REPO_NAME.fullmatch(name) is not None or _is_folder(name)
@@ -190,6 +214,7 @@ def resolve_model(name: str) -> ModelSource:
     """
     if not name or "\0" in name:
         raise CatalogError(f"{name!r:.100} is not a model name", exit_code=ExitCode.USAGE)
+    name = plain_name(name)
     if name in BUILT_IN_MODELS:
         return ModelSource(name, folder=_PACKAGE / name)
     catalog = load_catalog()
@@ -200,6 +225,10 @@ def resolve_model(name: str) -> ModelSource:
         )
     if _is_folder(name):
         return ModelSource(name, folder=Path(name))
+    quantized = cache_folder("quantized") / name
+    if Path(name).name == name and _is_folder(str(quantized)):
+        return ModelSource(name, folder=quantized)
+    _refuse_file(name)
     if _REPO_NAME.fullmatch(name) and ".." not in name:
         repo, _, revision = name.partition("@")
         return ModelSource(name, repo=repo, revision=revision or None)
@@ -210,13 +239,35 @@ def resolve_model(name: str) -> ModelSource:
             hint="a folder with config.json, tokenizer.json and *.safetensors",
             exit_code=ExitCode.USAGE,
         )
-    names = [*BUILT_IN_MODELS, *catalog]
-    near = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.4)
+    near = nearest_models(name, cutoff=0.5)
+    others = "a folder, or a repository of the hub as org/name; localllm plan lists the known ones"
     raise CatalogError(
         f"unknown model {name!r:.200}",
-        where=f"nearest: {', '.join(near)}" if near else f"known: {', '.join(names)}",
-        hint="one of these, a folder, or a repository of the hub as org/name",
+        where=f"nearest: {', '.join(near)}" if near else "",
+        hint=f"one of these, {others}" if near else others,
     )
+
+
+def _refuse_file(name: str) -> None:
+    """Raises: CatalogError (exit code 2) for a file."""
+    is_gguf = name.lower().endswith(".gguf")
+    if is_file(name) or is_gguf:
+        raise CatalogError(
+            f"{name:.200} is {'a GGUF file, which is not supported' if is_gguf else 'a file'}",
+            where="a model is a folder with config.json, tokenizer.json and *.safetensors",
+            hint="the repository of the hub that it was made from"
+            if is_gguf
+            else "the folder that it is in",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def is_file(name: str) -> bool:
+    """Whether there is a file of this name; False for what cannot name one."""
+    try:
+        return bool(name) and Path(name).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _is_folder(name: str) -> bool:

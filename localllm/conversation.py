@@ -72,12 +72,17 @@ class ChatSession:
         return len(self.turns)
 
     def transcript(self) -> Transcript:
-        """All of it, with the answer that is being said now as far as it is."""
+        """All of it, with the answer that is being said now as far as it is, or the question that
+        got none.
+        """
         turns = self.turns if self._under_way is None else self._under_way()
+        if self._under_way is None and self.unanswered is not None:
+            turns = [*turns, Turn(self.unanswered, self.model.name)]
         return Transcript(self.model.name, self.system, tuple(turns))
 
     def reply(self, text: str, params: SamplingParams) -> tuple[Completion, EventStream]:
         """Ask `text`. Raises: RequestError, TemplateError."""
+        self.unanswered = text
         return self._ask(self.turns, text, params)
 
     def regenerate(self, params: SamplingParams) -> tuple[Completion, EventStream]:
@@ -154,7 +159,12 @@ class ChatSession:
         )
 
     def undo(self) -> Turn | None:
-        """Take back the last question with its answer, and return them; None without one."""
+        """Take back the last question with its answer, if it has one, and return them; None where
+        nothing was asked.
+        """
+        if self.unanswered is not None:
+            question, self.unanswered = self.unanswered, None
+            return Turn(question, self.model.name)
         if not self.turns:
             return None
         *self.turns, last = self.turns
@@ -169,7 +179,7 @@ class ChatSession:
         """Go on from other turns. A last question without any answer is left unanswered."""
         self.turns, self.unanswered = list(turns), None
         self._num_dropped, self._last_prompt = 0, None
-        if self.turns and not (self.turns[-1].answer or self.turns[-1].token_ids):
+        if self.turns and not self.turns[-1].is_answered:
             self.unanswered = self.turns.pop().question
 
     def close(self) -> None:
@@ -200,12 +210,13 @@ class ChatSession:
     def _ask(
         self, history: Sequence[Turn], question: str, params: SamplingParams
     ) -> tuple[Completion, EventStream]:
-        self.unanswered = question
         try:
             prompt, truncation = self._prompt(history, question, params)
             completion, events = self._stream(prompt, history, question, params)
         except ContextLengthError as error:
-            raise with_way_out(error, num_turns=len(history)) from error
+            fits_alone = bool(history) and self._fits([], question)
+            more = self.model.text_engine.engine.way_to_longer_context
+            raise with_way_out(error, more, fits_alone=fits_alone) from error
         completion.truncation = truncation
         return completion, events
 
@@ -232,6 +243,13 @@ class ChatSession:
         if dropped == 0:
             return prompt, None
         return prompt, Truncation(dropped, whole - len(prompt.token_ids), self.overflow)
+
+    def _fits(self, history: Sequence[Turn], question: str) -> bool:
+        try:
+            num_tokens = len(self._chat_prompt(history, question).token_ids)
+        except ContextLengthError:
+            return False
+        return num_tokens < self.model.context_length
 
     def _chat_prompt(self, history: Sequence[Turn], question: str) -> Prompt:
         messages = self._messages(history, question)

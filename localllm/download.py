@@ -99,7 +99,7 @@ def fetch_model(
     if here is not None and not refresh and verified.is_complete(here, with_weights=with_weights):
         _check_links(here)
         return here
-    name = f"{source.repo}@{source.revision}" if source.revision else source.repo
+    name = repo_name(source)
     with hub_errors(name, source.repo):
         try:
             snapshot = look_up(source.repo, source.revision, wanted)
@@ -119,6 +119,12 @@ def fetch_model(
     return folder
 
 
+def repo_name(source: ModelSource) -> str:
+    """A repository as users write it, with its revision if one is asked for."""
+    assert source.repo is not None
+    return f"{source.repo}@{source.revision}" if source.revision else source.repo
+
+
 def find_snapshot(repo: str, revision: str | None) -> Path | None:
     """The folder of a revision in the cache, whole or not; None where it was never fetched."""
     root = cache_root(repo)
@@ -129,6 +135,11 @@ def find_snapshot(repo: str, revision: str | None) -> Path | None:
         return None
     folder = root / "snapshots" / commit
     return folder if commit and folder.is_dir() else None
+
+
+def is_whole(snapshot: Path) -> bool:
+    """Whether a snapshot is known to have all its files, weights among them."""
+    return VerifiedFiles().is_complete(snapshot, with_weights=True)
 
 
 def cache_root(repo: str) -> Path:
@@ -332,12 +343,24 @@ def hub_errors(name: str, repo: str) -> Iterator[None]:
     except LocalLLMError:
         raise
     except errors.GatedRepoError as error:
+        from huggingface_hub import get_token
+
+        token = "https://huggingface.co/settings/tokens gives a token for HF_TOKEN"
+        if get_token() is not None:
+            token = "the token that is set (HF_TOKEN, or hf auth login) may not read it yet"
         raise DownloadError(
             f"{repo} is gated: its licence has to be accepted first",
-            hint=f"accept it at https://huggingface.co/{repo}, then set HF_TOKEN",
+            where=token,
+            hint=f"accept it at https://huggingface.co/{repo}",
             exit_code=ExitCode.MODEL,
         ) from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+    except errors.RevisionNotFoundError as error:
+        raise DownloadError(
+            f"{repo} has no revision {name.partition('@')[2]!r:.80}",
+            hint="a branch, a tag or a commit of it, or none for the newest",
+            exit_code=ExitCode.MODEL,
+        ) from error
+    except errors.RepositoryNotFoundError as error:
         raise DownloadError(
             f"the hub has no model {name!r}, or it is private",
             hint="check the spelling; for a private one set HF_TOKEN",

@@ -2,7 +2,7 @@
 
 import glob
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 from localllm.card import describe_format
 from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
 from localllm.errors import CatalogError, DiskError, LocalLLMError, RequestError
+from localllm.file_times import last_use
 from localllm.json_file import read_json_object
 from localllm.model.weight_files import find_weight_files
 from localllm.places import cache_folder
@@ -70,13 +71,13 @@ def _quantized_models() -> list[LocalModel]:
     """Each under the folder that it is run by; an unfinished one says so."""
     return [
         LocalModel(
-            str(folder),
+            folder.name,
             None,
             str(folder),
             sum(path.stat().st_size for path in folder.glob("*") if path.is_file()),
             _format(folder),
-            folder.stat().st_mtime,
-            _problem(folder),
+            last_use(folder) or folder.stat().st_mtime,
+            _unfinished_run(folder) or _problem(folder),
         )
         for folder in sorted(quantized_folder().glob("*"))
         if folder.is_dir()
@@ -105,19 +106,55 @@ def _cached_models() -> LocalModels:
         revisions = sorted(repo.revisions, key=lambda revision: -revision.last_modified)
         if repo.repo_type != "model" or not revisions:
             continue
-        folder = revisions[0].snapshot_path
+        folder, name = revisions[0].snapshot_path, aliases.get(repo.repo_id, repo.repo_id)
         models.append(
             LocalModel(
-                aliases.get(repo.repo_id, repo.repo_id),
+                name,
                 repo.repo_id,
                 str(folder),
                 repo.size_on_disk,
                 _format(folder),
-                repo.last_accessed,
-                _problem(folder),
+                last_use(folder) or repo.last_accessed,
+                _missing_weights(name, folder) or _problem(folder),
             )
         )
-    return LocalModels(models, [str(warning) for warning in cache.warnings])
+    unfinished = [_unfinished(place, aliases) for place in _without_snapshots(cache.repos)]
+    known = [model.folder for model in unfinished]
+    warnings = [str(each) for each in cache.warnings if not any(p in str(each) for p in known)]
+    return LocalModels([*models, *unfinished], warnings)
+
+
+def _without_snapshots(repos: Any) -> list[Path]:
+    """Folders of the hub's cache in which a download has begun, and no file is complete."""
+    from huggingface_hub import constants
+
+    known = {repo.repo_path for repo in repos}
+    return [
+        place
+        for place in Path(constants.HF_HUB_CACHE).glob("models--*--*")
+        if place not in known and (place / "blobs").is_dir() and not (place / "snapshots").exists()
+    ]
+
+
+def _unfinished(place: Path, aliases: Mapping[str, str]) -> LocalModel:
+    repo = place.name.removeprefix("models--").replace("--", "/")
+    name = aliases.get(repo, repo)
+    blobs = [path.stat() for path in (place / "blobs").iterdir()]
+    num_bytes = sum(status.st_size for status in blobs)
+    newest = max((status.st_mtime for status in blobs), default=place.stat().st_mtime)
+    problem = f"unfinished; localllm pull {name} goes on"
+    return LocalModel(name, repo, str(place), num_bytes, "unknown", newest, problem)
+
+
+def _unfinished_run(folder: Path) -> str | None:
+    return "unfinished; quantize --resume goes on" if folder.suffix == ".unfinished" else None
+
+
+def _missing_weights(name: str, folder: Path) -> str | None:
+    weights = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+    if not (folder / "config.json").exists() or any(p.suffix in weights for p in folder.iterdir()):
+        return None
+    return f"its weights are not here; localllm pull {name}"
 
 
 def _format(folder: Path) -> str:
@@ -155,7 +192,7 @@ def plan_removal(name: str) -> Removal:
     if name in BUILT_IN_MODELS:
         raise RequestError(f"{name} is built in", param="model", hint="localllm ls shows others")
     for model in _quantized_models():
-        if name in (model.name, Path(model.folder).name):
+        if name in (model.name, model.folder):
             return Removal(model.name, model.num_bytes, partial(_remove_folder, model.folder))
     repo = resolve_model(name).repo
     if repo is None:
@@ -171,6 +208,10 @@ def plan_removal(name: str) -> Removal:
         raise _not_here(name) from error
     found = next((each for each in cache.repos if each.repo_id == repo), None)
     if found is None:
+        for place in _without_snapshots(cache.repos):
+            begun = _unfinished(place, {repo: name})
+            if begun.repo == repo:
+                return Removal(name, begun.num_bytes, partial(_remove_folder, begun.folder))
         raise _not_here(name)
     strategy = cache.delete_revisions(*(each.commit_hash for each in found.revisions))
     return Removal(name, strategy.expected_freed_size, partial(_remove_repository, strategy))

@@ -20,13 +20,19 @@ def answer_reserve(context_length: int, max_tokens: int | None) -> int:
     return max(1, int(context_length * _RESERVED_SHARE))
 
 
-def with_way_out(error: ContextLengthError, *, num_turns: int) -> ContextLengthError:
-    """The same error, with what a conversation can do about it."""
-    if num_turns == 0:
+def with_way_out(
+    error: ContextLengthError, longer_context: str, *, fits_alone: bool
+) -> ContextLengthError:
+    """The same error, with what a conversation can do about it.
+
+    `longer_context`: how to get one; `fits_alone`: whether the question would fit without the turns
+    before it.
+    """
+    if not fits_alone:
         return error
     return ContextLengthError(
         error.message,
         param=error.param,
         where=error.where,
-        hint="/compact, a larger --ctx, or --overflow drop-oldest",
+        hint=f"/compact, {longer_context}, or start with --overflow drop-oldest",
     )

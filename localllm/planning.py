@@ -222,7 +222,7 @@ def _shape_of_files(name: str, folder: Path) -> Shape:
         name=name,
         config=config,
         spec=spec,
-        kind=config.dtype if quantization == "none" else quantization,
+        kind=str(dtype).removeprefix("torch.") if quantization == "none" else quantization,
         dtype=dtype,
         weights_bytes=weights.resident_bytes(dtype.itemsize),
         linear_bytes=linear_bytes,
@@ -242,9 +242,20 @@ def plan_model(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPla
     except GpuMemoryError as error:
         return replace(
             _unbounded(shape, machine, engine),
-            problem=error.message,
+            problem=_problem(error, shape, machine, engine),
             remedy=_remedy(shape, machine, engine),
         )
+
+
+def _problem(error: GpuMemoryError, shape: Shape, machine: Machine, engine: EngineConfig) -> str:
+    """What does not fit: the context that was asked for, or the model."""
+    if engine.max_model_len is not None:
+        try:
+            _fitting(shape, machine, replace(engine, max_model_len=None))
+        except GpuMemoryError:
+            return error.message
+        return f"the model fits, a context of {engine.max_model_len:,} tokens does not"
+    return error.message
 
 
 def _plan_memory(
@@ -325,17 +336,25 @@ def predict_speed(
     return decode, share * machine.operations_per_s / operations
 
 
+# Stands for the context that fits, before that is known.
+_CTX = "--ctx auto"
+
+
 def _remedy(shape: Shape, machine: Machine, engine: EngineConfig) -> str:
     """The one flag that makes it fit, or the largest model of the catalogue that does."""
     attempts: list[tuple[str, Shape, EngineConfig]] = []
-    if engine.max_model_len is not None:
-        attempts.append(("--ctx auto", shape, replace(engine, max_model_len=None)))
     if engine.kv_cache_dtype == "auto":
         attempts.append(("--kv-cache-dtype int8", shape, replace(engine, kv_cache_dtype="int8")))
+    shapes = [("", shape)]
     for kind in ("int8", "int4"):
         if not shape.is_here and kind != shape.kind and shape.kind in ("bf16", "int8", "fp8"):
             smaller = _shape_of_kind(shape.name, shape.config, shape.spec, kind, shape.entry)
+            shapes.append((f"--weights {kind}", smaller))
             attempts.append((f"--weights {kind}", smaller, engine))
+    if engine.max_model_len is not None:
+        # Less than was asked for; of the same weights, or else of smaller ones.
+        any_length = replace(engine, max_model_len=None)
+        attempts += [(f"{flag} {_CTX}".strip(), each, any_length) for flag, each in shapes]
     if engine.gpu_memory_utilization < 1:
         whole = replace(engine, gpu_memory_utilization=1.0)
         attempts.append(("--gpu-memory-utilization 1", shape, whole))
@@ -344,10 +363,9 @@ def _remedy(shape: Shape, machine: Machine, engine: EngineConfig) -> str:
             plan = _fitting(smaller, machine, config)
         except GpuMemoryError:
             continue
-        if flag == "--ctx auto":
-            return f"--ctx {plan.memory.max_model_len}"
-        return flag
-    others = [plan for plan in plan_catalog(machine, EngineConfig()) if plan.fits]
+        return flag.replace(_CTX, f"--ctx {plan.memory.max_model_len}")
+    plans = plan_catalog(machine, EngineConfig())
+    others = [plan for plan in plans if plan.fits and plan.shape.name != shape.name]
     if not others:
         return "a machine with more memory"
     best = max(others, key=lambda plan: plan.shape.num_parameters)

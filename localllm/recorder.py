@@ -36,7 +36,8 @@ class Recorder:
         """`path` is the store's; it is opened when there is something to save, or to find."""
         self._path, self._warn, self._clock = path, warn, clock
         self._store: SessionStore | None = None
-        self._has_failed = False
+        self._has_failed = self._has_given_up = False
+        self._problem = ""
         self._session: SavedSession | None = None
         self._name: str | None = None
         self._flushed_s = 0.0
@@ -139,13 +140,12 @@ class Recorder:
 
     def _fail(self, error: DiskError) -> None:
         self._has_failed = True
-        if self._lines_path is None:
-            self._lines_path = self._path.with_name(f"transcript-{time.time_ns()}.jsonl")
-            self._warn(f"{error.message}; this conversation is kept in {self._lines_path}")
+        self._problem = error.message
 
     def _write_lines(self, transcript: Transcript) -> None:
         """Append the turns that are not there yet, a line each; of one that changed both stay."""
-        assert self._lines_path is not None
+        is_first = self._lines_path is None
+        path = self._lines_path or self._path.with_name(f"transcript-{time.time_ns()}.jsonl")
         known = self._written.turns
         lines = [
             json.dumps({"position": i, **asdict(replace(turn, token_ids=()))}) + "\n"
@@ -155,9 +155,14 @@ class Recorder:
         if not lines:
             return
         try:
-            self._lines_path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._lines_path.open("a", encoding="ascii") as file:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with path.open("a", encoding="ascii") as file:
                 file.writelines(lines)
-            self._written = transcript
         except OSError as error:
-            self._warn(f"this conversation is not saved: {error.strerror} ({self._lines_path})")
+            if not self._has_given_up:
+                self._warn(f"this conversation is not saved: {error.strerror} ({path})")
+            self._has_given_up = True
+            return
+        if is_first:
+            self._warn(f"{self._problem}; this conversation is kept in {path}")
+        self._lines_path, self._written = path, transcript

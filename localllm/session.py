@@ -20,6 +20,7 @@ from localllm.download import DownloadProgress, fetch_model
 from localllm.engine.loading import LoadedDecoder, Report, load_draft, load_engine
 from localllm.engine.request import FinishReason
 from localllm.errors import CheckpointError, RequestError, TemplateError
+from localllm.file_times import note_use
 from localllm.generation_config import GenerationDefaults, read_generation_config
 from localllm.model.architectures import ArchSpec, read_model_config
 from localllm.prompt import Prompt, ThinkLevel
@@ -146,7 +147,8 @@ class LoadedModel:
 class Checkpoint:
     """A model's folder whose small files are read and checked; the weights are not touched yet.
 
-    `engine_config` is what was asked for, with what the model itself decides filled in.
+    `engine_config` is what was asked for, with what the model itself decides filled in; `open_s` is
+    what all that took.
     """
 
     name: str
@@ -157,6 +159,7 @@ class Checkpoint:
     defaults: GenerationDefaults
     eos_token_ids: frozenset[int]
     engine_config: EngineConfig
+    open_s: float
 
 
 def open_checkpoint(
@@ -169,12 +172,14 @@ def open_checkpoint(
 
     Raises: CatalogError, DownloadError, CheckpointError, UnsupportedModelError.
     """
+    started = time.monotonic()
     config = config or EngineConfig()
     source = resolve_model(name or BUILT_IN_MODEL)
     if source.name in BUILT_IN_MODELS and config.dtype == "auto":
         # So that the exactness contract holds as it comes; see docs/architecture.md.
         config = replace(config, dtype="float32")
     folder = fetch_model(source, progress=progress)
+    note_use(folder)
     model_config, spec = read_model_config(folder)
     defaults = read_generation_config(folder)
     tokenizer = Tokenizer.from_folder(folder, source.chat_template)
@@ -184,7 +189,15 @@ def open_checkpoint(
         eos.add(tokenizer.eos_token_id)
     _check_vocabulary(folder, tokenizer, model_config.vocab_size, eos)
     return Checkpoint(
-        source.name, folder, model_config, spec, tokenizer, defaults, frozenset(eos), config
+        name=source.name,
+        folder=folder,
+        model_config=model_config,
+        spec=spec,
+        tokenizer=tokenizer,
+        defaults=defaults,
+        eos_token_ids=frozenset(eos),
+        engine_config=config,
+        open_s=time.monotonic() - started,
     )
 
 
@@ -199,9 +212,7 @@ def open_model(
 
     Raises: as `open_checkpoint` and `load_checkpoint`.
     """
-    started = time.monotonic()
-    loaded = load_checkpoint(open_checkpoint(name, config, progress), report)
-    return replace(loaded, load_s=time.monotonic() - started)
+    return load_checkpoint(open_checkpoint(name, config, progress), report)
 
 
 def load_checkpoint(found: Checkpoint, report: Report = logger.info) -> LoadedModel:
@@ -224,7 +235,7 @@ def load_checkpoint(found: Checkpoint, report: Report = logger.info) -> LoadedMo
         name=found.name,
         text_engine=TextEngine(engine, found.tokenizer),
         defaults=found.defaults,
-        load_s=time.monotonic() - started,
+        load_s=found.open_s + time.monotonic() - started,
     )
 
 

@@ -36,7 +36,7 @@ class TextEngine:
                 raise ContextLengthError(
                     f"the prompt has over {num_tokens:,} tokens, the context {limit:,}",
                     param="prompt",
-                    hint="a shorter prompt, or a larger --ctx",
+                    hint=f"a shorter prompt, or {self.engine.way_to_longer_context}",
                 )
 
     def submit(self, prompt: Prompt, params: SamplingParams) -> int:

@@ -26,14 +26,22 @@ class Turn:
     token_ids: tuple[int, ...] = ()
 
     @property
+    def is_answered(self) -> bool:
+        """Whether anything was said, or that was all there is to say."""
+        return bool(self.answer or self.thinking or self.token_ids or self.finish_reason)
+
+    @property
     def messages(self) -> list[ChatMessage]:
         """As a chat template reads it. Thoughts go beside the answer, under the two names that
         templates know; a template that feeds them back, or drops them, does as it was written to.
         """
+        asked: ChatMessage = {"role": "user", "content": self.question}
+        if not self.is_answered:
+            return [asked]
         said: ChatMessage = {"role": "assistant", "content": self.answer}
         if self.thinking:
             said |= {"reasoning_content": self.thinking, "thinking": self.thinking}
-        return [{"role": "user", "content": self.question}, said]
+        return [asked, said]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +59,53 @@ class Transcript:
         return [*system, *(message for turn in self.turns for message in turn.messages)]
 
     def to_json(self) -> str:
-        """An object with `model` and `messages`."""
-        exported = {"model": self.model, "messages": self.messages}
+        """An object with `model` and `messages`, of which answers name their own model."""
+        models = iter([turn.model for turn in self.turns if turn.is_answered])
+        messages = [
+            {**message, "model": next(models)} if message["role"] == "assistant" else message
+            for message in self.messages
+        ]
+        exported = {"model": self.model, "messages": messages}
         return json.dumps(exported, ensure_ascii=False, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Transcript":
+        """What `to_json` gave, without the tokens. Raises: ValueError."""
+        raw = json.loads(text)
+        messages = raw.get("messages") if isinstance(raw, dict) else None
+        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+            raise ValueError("it needs `messages`, each with a role and a text as content")
+        system = None
+        if messages and messages[0]["role"] == "system":
+            system, messages = messages[0]["content"], messages[1:]
+        model, turns = str(raw.get("model") or ""), []
+        for i, message in enumerate(messages):
+            if message["role"] != ("user", "assistant")[i % 2]:
+                raise ValueError("questions and answers must take turns")
+            if message["role"] == "user":
+                turns.append(Turn(message["content"], model))
+                continue
+            turns[-1] = Turn(
+                turns[-1].question,
+                str(message.get("model") or model),
+                message["content"],
+                str(message.get("thinking") or ""),
+                FinishReason.STOP,
+            )
+        return cls(model, system, tuple(turns))
 
     def to_markdown(self) -> str:
         """A heading for each message."""
         parts = [f"## {message['role']}\n\n{message['content']}\n" for message in self.messages]
         return "\n".join([f"# Conversation with {self.model}\n", *parts])
+
+
+def _is_message(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.get("role") in ("system", "user", "assistant")
+        and isinstance(value.get("content"), str)
+    )
 
 
 def make_title(question: str, num_chars: int = 60) -> str:

@@ -88,6 +88,7 @@ def _fill(
 
     if partial.exists() and partial.stat().st_size > file.num_bytes:
         partial.unlink()
+    on_bytes(partial.stat().st_size if partial.exists() else 0)
     url, headers = hf_hub_url(repo, file.name, revision=commit), build_hf_headers()
 
     class Counter:

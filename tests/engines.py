@@ -135,7 +135,9 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
     if limits.prefix_folder is not None:
         disk = PrefixDisk(limits.prefix_folder, 1 << 30, kv_cache, pool)
     scheduler = Scheduler(scheduling, pool, disk)
-    vocabulary = EngineLimits(config.vocab_size, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID}))
+    vocabulary = EngineLimits(
+        config.vocab_size, MAX_MODEL_LEN, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID})
+    )
     speculator = None if limits.speculator is None else limits.speculator()
     return Engine(runner, scheduler, vocabulary, speculator, disk)
 

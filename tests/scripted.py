@@ -33,6 +33,7 @@ class ScriptedEngine:
     step_s: float = 0.0
     prefill_steps: int = 0
     context_length: int = 32768
+    way_to_longer_context: str = "another model"
     prompts: list[list[int]] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     _running: dict[int, list[int]] = field(default_factory=dict)

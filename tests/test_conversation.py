@@ -16,6 +16,7 @@ from localllm.conversation import ChatSession
 from localllm.engine.loading import load_engine
 from localllm.errors import ContextLengthError, GpuMemoryError, RequestError
 from localllm.session import open_model
+from localllm.transcript import Transcript
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -146,16 +147,56 @@ def test_text_that_goes_on_from_a_raw_prompt_keeps_its_leading_space(
 
 
 def test_what_no_longer_fits_names_the_ways_out(session: ChatSession) -> None:
-    say(session, "One")
-    for text in ("x" * 3000, "x" * 500_000):  # as tokens, and before it is made into any
+    say(session, "y" * 150)
+    with pytest.raises(ContextLengthError) as caught:
+        session.reply("x" * 300, GREEDY)
+    assert "drop-oldest" in caught.value.hint
+    assert "512" in caught.value.message
+    # What would not fit alone either is helped by none of that: as tokens, and before it is any.
+    for text in ("x" * 3000, "x" * 500_000):
         with pytest.raises(ContextLengthError) as caught:
             session.reply(text, GREEDY)
-        assert "drop-oldest" in caught.value.hint
-        assert "512" in caught.value.message
-    session.clear()
-    with pytest.raises(ContextLengthError) as caught:
+        assert "drop-oldest" not in caught.value.hint
+        assert "more than 512 tokens" in caught.value.hint
+
+
+def test_a_question_without_an_answer_is_kept_and_can_be_taken_back(session: ChatSession) -> None:
+    say(session, "One")
+    with pytest.raises(ContextLengthError):
         session.reply("x" * 3000, GREEDY)
-    assert "drop-oldest" not in caught.value.hint
+    kept = session.transcript()
+    assert [turn.question[:3] for turn in kept.turns] == ["One", "xxx"]
+    assert [message["role"] for message in kept.messages][-2:] == ["assistant", "user"]
+    again = Transcript.from_json(kept.to_json())
+    assert [turn.question for turn in again.turns] == [turn.question for turn in kept.turns]
+    assert [turn.answer for turn in again.turns] == [turn.answer for turn in kept.turns]
+    assert again.system == "Be brief."
+    session.restore(again.turns)
+    assert session.unanswered == "x" * 3000
+    taken = session.undo()
+    assert taken is not None
+    assert taken.question == "x" * 3000
+    assert session.num_turns == 1
+    # A new answer that fails leaves the old one, and no second question.
+    with pytest.raises(RequestError):
+        session.regenerate(SamplingParams(stop_token_ids=(10_000,)))
+    assert [turn.question for turn in session.transcript().turns] == ["One"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"messages": [{"role": "user"}]}',
+        '{"messages": [{"role": "assistant", "content": "Yes."}]}',
+        '{"messages": [{"role": "tool", "content": "Yes."}]}',
+    ],
+)
+def test_what_is_no_exported_conversation_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        Transcript.from_json(text)
 
 
 def test_oldest_turns_are_dropped_and_counted(session: ChatSession) -> None:

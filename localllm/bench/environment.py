@@ -2,6 +2,7 @@
 
 import platform
 import subprocess
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ def describe_environment(device: torch.device | None) -> dict[str, Any]:
     described: dict[str, Any] = {
         "processor": processor_name(),
         "system": platform.platform(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
     }
     if device is not None:

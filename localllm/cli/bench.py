@@ -143,6 +143,9 @@ def bench(
         from localllm.bench.plot import check_plot
 
         check_plot(plot)
+    for path in (json_file, plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise RequestError(f"there is no folder {path.absolute().parent}", param="json")
     if url is not None:
         report, was_interrupted = _bench_server(url, model, asked)
     elif kernels:
@@ -234,7 +237,7 @@ def _bench_model(
     was_interrupted = _run(suites)
     results = [result for suite in suites for result in suite.results()]
     limits = next((suite.limits for suite in suites if suite.limits is not None), None)
-    place = describe_environment(subject.device)
+    place = describe_environment(subject.device) | {"kv_cache_dtype": config.kv_cache_dtype}
     report = Report(place, describe_model(subject), limits, asked.seed, results)
     return report, was_interrupted
 

@@ -4,19 +4,26 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli import options
+from localllm.cli import options, suggestions
 from localllm.cli.output import json_line, note, write_stdout
 from localllm.cli.terminal import may_delete
 from localllm.cli.words import size
 from localllm.errors import RequestError
 
 cache = typer.Typer(
-    no_args_is_help=True,
+    invoke_without_command=True,
     help="What is kept because it takes time to make again: quantized models, prompts' keys and "
     "values, tunings, kernels.",
 )
 
 
+@cache.callback()
+def _alone(context: typer.Context, cache_dir: options.CacheDir = None) -> None:
+    if context.invoked_subcommand is None:
+        list_(cache_dir=cache_dir)
+
+
+@cache.command("ls", hidden=True)
 @cache.command("list")
 def list_(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
@@ -39,7 +46,11 @@ def list_(
 @cache.command()
 def clear(
     kinds: Annotated[
-        list[str] | None, typer.Argument(help="quantized, prefixes, tunings, kernels, downloads.")
+        list[str] | None,
+        typer.Argument(
+            help="quantized, prefixes, tunings, kernels, downloads.",
+            autocompletion=suggestions.cache_kinds,
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
@@ -63,4 +74,4 @@ def clear(
         return
     for kind in chosen:
         kind.clear()
-    note(f"deleted {names}; {freed} are free")
+    note(f"deleted {names}; freed {freed}")

@@ -1,31 +1,37 @@
 """`localllm chat`: one answer, or a conversation on a terminal."""
 
+import shlex
 import sys
+import time
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.catalog import BUILT_IN_MODEL, is_model_name
+from localllm.catalog import BUILT_IN_MODEL, is_file, is_model_name, nearest_models
 from localllm.cli import options, suggestions
 from localllm.cli.answer import AnswerForm, AnswerPrinter
 from localllm.cli.figures import describe_cache, describe_truncation
 from localllm.cli.first_start import welcome
-from localllm.cli.output import choose_colour, is_terminal, note
+from localllm.cli.output import choose_colour, is_terminal, note, show_controls
 from localllm.cli.render import Shown, check_render_mode, make_printer
 from localllm.cli.saved import find_session, open_recorder
+from localllm.cli.status_line import StatusLine
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.cli.variants import choose_variant
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import RequestError
+from localllm.places import cache_folder
 from localllm.settings import default_model
 
 if TYPE_CHECKING:
     from localllm.conversation import ChatSession
     from localllm.prompt import ThinkLevel
     from localllm.session import LoadedModel
+
+# A model that is loaded sooner shows nothing.
+LOADING_SHOWN_S = 1.0
 
 
 def chat(
@@ -57,7 +63,9 @@ def chat(
     raw: Annotated[
         bool, options.option("--raw", help="Complete the prompt as it stands, without template.")
     ] = False,
-    json_output: Annotated[bool, options.option("--json", help="One JSON object.")] = False,
+    json_output: Annotated[
+        bool, options.option("--json", help="The answer and its figures as one JSON object.")
+    ] = False,
     stream_json: Annotated[
         bool, options.option("--stream-json", help="One JSON object per event, a line each.")
     ] = False,
@@ -184,6 +192,8 @@ def chat(
             hint='localllm chat "your question", or pipe some text into it',
         )
     if system_file is not None:
+        if system is not None:
+            raise RequestError("--system and --system-file exclude each other")
         system = read_file(system_file).strip("\n")
     if raw and system is not None:
         raise RequestError("--raw has no place for a system prompt", hint="leave out one of them")
@@ -211,9 +221,13 @@ def chat(
         session.restore(saved.transcript.turns)
     if text is None:
         from localllm.cli.repl import Repl
+        from localllm.cli.slash_turns import recall
 
         shown = Shown(render_mode, "hide" if hide_thinking else "fold", shows_why=why)
-        return Repl(session, engine, sampling, shown, recorder).run()
+        repl = Repl(session, engine, sampling, shown, recorder)
+        if saved is not None:
+            recall(repl, saved.transcript)
+        return repl.run()
     # What runs in a pipe or a script is saved where that is asked for.
     is_asked_for = saved is not None or session_name is not None
     if not is_asked_for and not (on_terminal and form == "text"):
@@ -235,7 +249,10 @@ def chat(
     )
     printer.print(events, form)
     if form == "text" and max_tokens is None and completion.finish_reason == "length":
-        note(f"cut after {completion.num_generated_tokens} tokens; -n sets the limit", dim=True)
+        used = completion.num_prompt_tokens + completion.num_generated_tokens
+        is_full = used >= session.model.context_length
+        limit = "the context is full" if is_full else "-n sets the limit"
+        note(f"cut after {completion.num_generated_tokens} tokens; {limit}", dim=True)
     report = session.report_cache() if why else None
     if report is not None:
         for line in describe_cache(report, completion):
@@ -270,13 +287,29 @@ def choose_model_and_prompt(
             )
         model, prompt = first, second
     elif first is not None:
+        _refuse_file(first)
         if model_flag is None and (prompt_flag is not None or is_model_name(first)):
             model = first
         elif prompt_flag is None:
             prompt = first
+            near = nearest_models(first) if " " not in first else []
+            if near and model_flag is None:
+                note(
+                    f"{show_controls(repr(first))} is taken as the question; as a model (-m), "
+                    f"nearest: {', '.join(near)}"
+                )
         else:
             raise RequestError("model and prompt are given twice", hint="leave out -m or -p")
     return Choice(model or default_model(), prompt, is_said=model is not None)
+
+
+def _refuse_file(word: str) -> None:
+    """Raises: RequestError for a file in the place of a question or a model."""
+    if is_file(word):
+        raise RequestError(
+            f"{word} is a file, neither a question nor a model",
+            hint=f"-f {shlex.quote(word)} puts it before a question; a model is a folder",
+        )
 
 
 def choose_form(json_output: bool, stream_json: bool, extract_code: bool) -> AnswerForm:
@@ -296,8 +329,9 @@ def choose_form(json_output: bool, stream_json: bool, extract_code: bool) -> Ans
 def open_noted(name: str | None, engine: EngineConfig, *, is_conversation: bool) -> "LoadedModel":
     """Open the model, with the notice that none was asked for, or how memory is divided."""
     from localllm.cli.download_progress import TerminalProgress
-    from localllm.session import open_model
 
+    with _loading(name or BUILT_IN_MODEL):
+        from localllm.session import load_checkpoint, open_checkpoint
     if name is None and is_conversation:
         welcome(engine)
     elif name is None:
@@ -307,10 +341,27 @@ def open_noted(name: str | None, engine: EngineConfig, *, is_conversation: bool)
             dim=True,
         )
     chosen = choose_variant(name, engine)
-    if is_conversation:
-        tell = partial(note, dim=True)
-        return open_model(chosen, engine, report=tell, progress=TerminalProgress())
-    return open_model(chosen, engine, progress=TerminalProgress())
+    found = open_checkpoint(chosen, engine, TerminalProgress())
+    with _loading(found.name) as line:
+
+        def tell(text: str) -> None:
+            line.end()
+            note(text, dim=True)
+
+        return load_checkpoint(found, tell) if is_conversation else load_checkpoint(found)
+
+
+def _loading(name: str) -> StatusLine:
+    """Says so, where it takes long."""
+    began_s = time.monotonic()
+    kernels = cache_folder("kernels")
+    is_first = not (kernels.is_dir() and any(kernels.iterdir()))
+    why = "; kernels are compiled for this processor, once" if is_first else ""
+
+    def describe() -> str:
+        return f"loading {show_controls(name)}, {time.monotonic() - began_s:.0f} s{why}"
+
+    return StatusLine(describe, LOADING_SHOWN_S)
 
 
 def start_session(

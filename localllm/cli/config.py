@@ -1,22 +1,70 @@
 """`localllm config`: the user's settings, and the defaults that they give to flags."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
+from localllm.catalog import resolve_model
+from localllm.cli import options
 from localllm.cli.output import note, show_controls, write_stdout
+from localllm.cli.render import check_render_mode
+from localllm.cli.slash_commands import SETTINGS
+from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
 from localllm.places import config_file, user_catalog
 from localllm.settings import DEFAULT_MODEL, read_settings
 
 config = typer.Typer(
-    no_args_is_help=True, help="Settings that hold where no flag and no variable says otherwise."
+    invoke_without_command=True,
+    help="Settings that hold where no flag and no variable says otherwise.",
 )
+
+
+def _in_field(kind: type, field: str, value: object) -> None:
+    kind(**{field: value})
+
+
+# What refuses a value that its flag would refuse at every start.
+_CHECKS: dict[str, Callable[[Any], object]] = {
+    "cache_disk": lambda text: options.parse_size(text, "cache-disk"),
+    "ctx": options.parse_context,
+    "overflow": options.parse_overflow,
+    "render": check_render_mode,
+    "reserve": lambda text: options.parse_size(text, "reserve"),
+    "spec": lambda text: options.parse_speculation(text, options.SPEC_MAX, options.SPEC_NGRAM),
+    "spec_max": lambda count: options.parse_speculation(options.SPEC, count, options.SPEC_NGRAM),
+    "spec_ngram": lambda text: options.parse_speculation(options.SPEC, options.SPEC_MAX, text),
+    "think": options.parse_think,
+    **{
+        name.replace("-", "_"): partial(_in_field, SamplingParams, field)
+        for name, (field, _) in SETTINGS.items()
+    },
+    **{
+        name: partial(_in_field, EngineConfig, name)
+        for name in (
+            "backend",
+            "device",
+            "dtype",
+            "gpu_memory_utilization",
+            "kv_cache_dtype",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+        )
+    },
+}
 Name = Annotated[str, typer.Argument(help="A flag's name, or default_model.", show_default=False)]
 
 
+@config.callback()
+def _alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        get(context)
+
+
+@config.command("list", hidden=True)
 @config.command("get")
 def get(
     context: typer.Context,
@@ -55,16 +103,19 @@ def set_(
 
 
 @config.command("unset")
-def unset(name: Name) -> None:
+def unset(context: typer.Context, name: Name) -> None:
     """Take a setting back."""
     document = _document()
     key = name.lstrip("-").replace("-", "_")
+    if key not in document and key.replace("_", "-") not in document:
+        key = _known(context, name)
     spellings = [each for each in {key, key.replace("_", "-")} if each in document]
     if not spellings:
         raise RequestError(f"{name!r:.60} is not set", param="name", hint="localllm config get")
     for spelling in spellings:
         del document[spelling]
     _write(document)
+    note(f"{key} is not set any more", dim=True)
 
 
 @config.command("path")
@@ -118,6 +169,13 @@ def _flags(group: Any) -> dict[str, dict[str, Any]]:
 def _known(context: typer.Context, name: str) -> str:
     key = name.lstrip("-").replace("-", "_")
     flags = _flags(context.find_root().command)
+    if key in ("model", "m"):
+        return DEFAULT_MODEL
+    for known, commands in flags.items():
+        # By any name that the flag has.
+        spellings = [each.lstrip("-") for each in next(iter(commands.values())).opts]
+        if key.replace("_", "-") in spellings:
+            return known
     if key not in flags and key != DEFAULT_MODEL:
         near = difflib.get_close_matches(key, [*flags, DEFAULT_MODEL], n=3)
         raise RequestError(
@@ -132,12 +190,16 @@ def _known(context: typer.Context, name: str) -> str:
 def _converted(context: typer.Context, key: str, value: str) -> Any:
     """The text in the type of its flag. Raises: RequestError."""
     if key == DEFAULT_MODEL:
+        resolve_model(value)
         return value
     parameter = next(iter(_flags(context.find_root().command)[key].values()))
     try:
         converted = parameter.process_value(context, [value] if parameter.multiple else value)
     except Exception as error:  # typer's own, which has no public name
         raise RequestError(f"{key}: {error}", param="value") from error
+    check = _CHECKS.get(key)
+    if check is not None:
+        check(converted)
     return list(converted) if parameter.multiple else converted
 
 

@@ -1,6 +1,8 @@
 """How a download goes: bars on a terminal, a line where there is none."""
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -30,7 +32,14 @@ class TerminalProgress:
 
     @contextmanager
     def begin(self, what: str, files: "list[HubFile]") -> Iterator[None]:
-        """A bar for each of the larger files and one for all, as long as the block."""
+        """A bar for each of the larger files and one for all, as long as the block. Who stops it is
+        told that nothing is lost.
+        """
+        with _stoppable(), self._show(what, files):
+            yield
+
+    @contextmanager
+    def _show(self, what: str, files: "list[HubFile]") -> Iterator[None]:
         total = sum(file.num_bytes for file in files)
         if total < _SMALL_BYTES:
             yield
@@ -85,3 +94,20 @@ class TerminalProgress:
             transient=True,
             expand=True,
         )
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Ctrl-C is an exception within the block, and is explained."""
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("stopped; what has come is kept, and the same command goes on from there")
+        raise
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, handler)

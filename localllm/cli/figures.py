@@ -13,14 +13,15 @@ def describe_turn(completion: Completion, context_length: int) -> str:
     """The line of figures under an answer."""
     used = completion.num_prompt_tokens + completion.num_generated_tokens
     drafted, accepted = completion.num_drafted_tokens, completion.num_accepted_tokens
-    drafts = f"drafts {accepted}/{drafted} · " if drafted else ""
+    drafts = f" · drafts {accepted:,}/{drafted:,}" if drafted else ""
+    computed = completion.num_prompt_tokens - completion.num_cached_tokens
+    # Of a few tokens it would be the time of a step.
+    rate = f", {completion.prefill_tokens_per_s:,.0f} tok/s" if computed > _BLOCK_TOKENS else ""
     return (
-        f"prompt {completion.num_prompt_tokens} ({completion.num_cached_tokens} cached) "
-        f"{completion.prefill_tokens_per_s:.0f} tok/s · "
-        f"first {completion.ttft_s:.2f} s · "
-        f"{completion.decode_tokens_per_s:.0f} tok/s · "
-        f"{drafts}"
-        f"context {used}/{context_length}"
+        f"prompt {completion.num_prompt_tokens:,} ({completion.num_cached_tokens:,} cached){rate}"
+        f" · first token {completion.ttft_s:.2f} s"
+        f" · answer {completion.decode_tokens_per_s:,.0f} tok/s{drafts}"
+        f" · context {used:,}/{context_length:,}"
     )
 
 

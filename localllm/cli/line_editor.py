@@ -20,7 +20,9 @@ from localllm.places import history_file
 
 logger = logging.getLogger(__name__)
 
-PROMPT, MULTI_PROMPT = "> ", "| "
+PROMPT, MULTI_PROMPT, EDIT_PROMPT = "> ", "| ", "edit> "
+# A message that begins with these goes on over lines until they come again.
+QUOTES = '"""'
 # The line below the prompt is as weak as other notes, not a bar.
 _STYLE = Style.from_dict(
     {"bottom-toolbar": "noreverse", "bottom-toolbar.text": "fg:ansibrightblack"}
@@ -42,8 +44,9 @@ class LineEditor:
         status: Callable[[], str],
     ) -> None:
         self.is_multi = False
+        self._is_editing = False
         self._session: PromptSession[str] = PromptSession(
-            message=lambda: MULTI_PROMPT if self.is_multi else PROMPT,
+            message=self._prompt,
             prompt_continuation=lambda width, line, is_soft: "" if is_soft else ". ".rjust(width),
             multiline=True,
             completer=completer,
@@ -57,12 +60,27 @@ class LineEditor:
             style=_STYLE,
         )
 
-    def read(self, text: str = "") -> str:
-        """The next message, to the letter; `text` is there to begin with.
+    def read(self) -> str:
+        """The next message, to the letter.
 
         Raises: EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C, both at an empty prompt.
         """
-        return self._session.prompt(default=text)
+        return self._session.prompt()
+
+    def edit(self, text: str) -> str | None:
+        """What becomes of `text`; None where Ctrl-C or Ctrl-D leaves it as it was."""
+        self._is_editing = True
+        try:
+            return self._session.prompt(default=text)
+        except (EOFError, KeyboardInterrupt):
+            return None
+        finally:
+            self._is_editing = False
+
+    def _prompt(self) -> str:
+        if self._is_editing:
+            return EDIT_PROMPT
+        return MULTI_PROMPT if self.is_multi else PROMPT
 
     def _key_bindings(self, on_toggle_thinking: Callable[[], None]) -> KeyBindings:
         keys = KeyBindings()
@@ -73,7 +91,7 @@ class LineEditor:
             buffer = event.current_buffer
             if buffer.complete_state and buffer.complete_state.current_completion:
                 buffer.complete_state = None  # the first Enter takes what the menu offers
-            elif self.is_multi:
+            elif self.is_multi or _is_open(buffer.text):
                 buffer.newline(copy_margin=False)
             elif buffer.document.text_before_cursor.endswith("\\"):
                 buffer.delete_before_cursor()
@@ -91,7 +109,7 @@ class LineEditor:
 
         @keys.add("c-c")
         def _clear_or_interrupt(event: KeyPressEvent) -> None:
-            if event.current_buffer.text:
+            if event.current_buffer.text and not self._is_editing:
                 event.current_buffer.reset()
             else:
                 event.app.exit(exception=KeyboardInterrupt)
@@ -133,6 +151,18 @@ class CommandCompleter(Completer):
             yield from self._paths.get_completions(Document(argument), complete_event)
         else:
             yield from _starting_with(argument, self._arguments(command))
+
+
+def unquoted(text: str) -> str:
+    """A message without the quotes that stood around its lines."""
+    stripped = text.strip()
+    if len(stripped) >= 2 * len(QUOTES) and stripped.startswith(QUOTES):
+        return stripped.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+    return text
+
+
+def _is_open(text: str) -> bool:
+    return text.lstrip().startswith(QUOTES) and text.count(QUOTES) == 1
 
 
 def _fitted(text: str) -> str:

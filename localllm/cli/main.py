@@ -10,7 +10,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from types import FrameType
 from typing import Annotated, cast
 
@@ -39,9 +38,12 @@ _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # The common base of typer's usage errors, which has changed its module over typer's versions.
 _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__bases__[0])
 
+# Global options that are known behind the command too.
+_ANYWHERE = ("--debug", "--verbose", "--no-config")
+
 app = typer.Typer(
     name="localllm",
-    help="Run a language model on your own machine.",
+    help="Run a language model on your own machine. Begin with: localllm chat",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=_HELP_NAMES,
@@ -107,10 +109,14 @@ def _global_options(
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit code. Only SystemExit (a SIGTERM) gets out."""
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
-    # Global options stand before the command.
-    show_traceback = "--debug" in takewhile(lambda word: word.startswith("-"), arguments)
+    show_traceback = "--debug" in arguments
     try:
-        code = app(args=list(arguments) or ["--help"], standalone_mode=False)
+        words = sorted(arguments, key=lambda word: word not in _ANYWHERE) or ["--help"]
+        if words[0] == "help":
+            words = [*words[1:], "--help"]
+        elif words[0] == "version":
+            words = ["--version"]
+        code = app(args=words, standalone_mode=False)
         if sys.stdout is None:
             raise StdoutClosedError
         sys.stdout.flush()
@@ -122,7 +128,8 @@ def run(arguments: Sequence[str]) -> int:
         return error.exit_code
     except _USAGE_ERROR as error:
         context: typer.Context | None = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "localllm"
+        word = next((word for word in arguments if word in _COMMANDS), "")
+        command = context.command_path if context is not None else f"localllm {word}".rstrip()
         message = str(getattr(error, "format_message", error.__str__)())
         print_error(message[:1].lower() + message[1:], "", f"{command} --help")
         return ExitCode.USAGE

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from localllm.config import EngineConfig
+from localllm.cli.suggestions import one_of
+from localllm.config import KV_CACHE_DTYPES, EngineConfig
 from localllm.errors import RequestError
 from localllm.overflow import OVERFLOW_POLICIES, OverflowPolicy
 from localllm.prompt import THINK_LEVELS, ThinkLevel
@@ -68,10 +69,22 @@ Logprobs = Annotated[
 Greedy = Annotated[bool, option("--greedy", help="Temperature 0.")]
 
 Think = Annotated[
-    str | None, option("--think", help="Let the model think: off, on, low, medium or high.")
+    str | None,
+    option(
+        "--think",
+        help="Let the model think: off, on, low, medium or high.",
+        suggest=one_of(*THINK_LEVELS),
+    ),
 ]
 HideThinking = Annotated[bool, option("--hide-thinking", help="Do not show the model's thoughts.")]
-Render = Annotated[str, option("--render", help="On a terminal: auto, blocks (markdown) or plain.")]
+Render = Annotated[
+    str,
+    option(
+        "--render",
+        help="On a terminal: auto, blocks (markdown) or plain.",
+        suggest=one_of("auto", "blocks", "plain"),
+    ),
+]
 ParseSpecial = Annotated[
     bool, option("--parse-special", help="Text like <|im_end|> in a prompt is a special token.")
 ]
@@ -109,12 +122,29 @@ CacheDisk = Annotated[
     ),
 ]
 CacheDir = Annotated[str | None, option("--cache-dir", help="Keep them in DIR.", metavar="DIR")]
-Backend = Annotated[str, option("--backend", help="auto, torch or triton.")]
-Device = Annotated[str, option("--device", help="auto, cuda or cpu.")]
-KVCacheDTypeName = Annotated[
-    str, option("--kv-cache-dtype", help="Keys and values as auto, bf16, int8 or fp8.")
+Backend = Annotated[
+    str,
+    option("--backend", help="auto, torch or triton.", suggest=one_of("auto", "torch", "triton")),
 ]
-DTypeName = Annotated[str, option("--dtype", help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[
+    str, option("--device", help="auto, cuda or cpu.", suggest=one_of("auto", "cuda", "cpu"))
+]
+KVCacheDTypeName = Annotated[
+    str,
+    option(
+        "--kv-cache-dtype",
+        help="Keys and values as auto, bf16, int8 or fp8.",
+        suggest=one_of(*KV_CACHE_DTYPES),
+    ),
+]
+DTypeName = Annotated[
+    str,
+    option(
+        "--dtype",
+        help="auto, float32, bfloat16 or float16.",
+        suggest=one_of("auto", "float32", "bfloat16", "float16"),
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +273,10 @@ def parse_size(text: str, param: str) -> int:
     if found is None or (found[2] == "" and "." in found[1]):
         raise RequestError(
             f"--{param} must be a size like 512MiB or 2GiB, found {text!r:.40}", param=param
+        )
+    if not found[2] and not found[3] and 0 < int(found[1]) < 1024:
+        raise RequestError(
+            f"--{param} {text}: {text} of what?", param=param, hint=f"--{param} {text}GiB"
         )
     # A letter alone, or with iB, counts in 1,024; with B, as disks are sold, in 1,000.
     unit = 1000 if found[3] == "b" else 1024

@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from typing import Any, TextIO
 
@@ -40,9 +42,26 @@ def write_stderr(text: str) -> None:
         return
 
 
-def note(text: str, *, dim: bool = False) -> None:
-    """One line on stderr."""
+def note(text: str, *, dim: bool = False, indent: int = 2) -> None:
+    """One line on stderr; on a terminal that is narrower it breaks between words, and goes on
+    `indent` columns in.
+    """
+    if is_terminal(sys.stderr):
+        text = _wrapped(text, indent)
     write_stderr((dimmed(text) if dim else text) + "\n")
+
+
+def _wrapped(text: str, indent: int) -> str:
+    columns = shutil.get_terminal_size().columns
+    if len(text) <= columns or "\n" in text or columns < 2 * indent:
+        return text
+    return textwrap.fill(
+        text,
+        columns,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def tinted(text: str) -> str:

@@ -129,9 +129,9 @@ def plan_table(plan: "ModelPlan") -> str:
         )
         if plan.chats_at_once > 1:
             rows.append(("chats at once", f"{plan.chats_at_once}", "with 4,096 tokens each"))
-    if plan.decode_tokens_per_s is not None:
+    if plan.fits and plan.decode_tokens_per_s is not None:
         rows.append(("answers", _speed(plan.decode_tokens_per_s), "tokens a second, predicted"))
-    if plan.prefill_tokens_per_s is not None:
+    if plan.fits and plan.prefill_tokens_per_s is not None:
         rows.append(("reads", _speed(plan.prefill_tokens_per_s), "tokens a second, predicted"))
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     lines = [f"{shape.name} on {plan.machine.name}, {size(plan.machine.free_bytes)} free"]
@@ -139,7 +139,7 @@ def plan_table(plan: "ModelPlan") -> str:
     if plan.fits:
         lines.append("it fits")
     else:
-        lines += [f"it does not fit: {plan.problem}", f"  try: {plan.remedy}"]
+        lines += [f"no: {plan.problem}", f"  try: {plan.remedy}"]
     return "\n".join(lines) + "\n"
 
 

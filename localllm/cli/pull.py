@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.catalog import ModelSource, load_catalog, resolve_model
+from localllm.catalog import BUILT_IN_MODELS, ModelSource, load_catalog, resolve_model
 from localllm.cli import suggestions
 from localllm.cli.output import note, write_stdout
 from localllm.cli.words import size
-from localllm.errors import RequestError
+from localllm.errors import DownloadError, ExitCode, RequestError
 
 if TYPE_CHECKING:
     from localllm.download import HubSnapshot
@@ -31,12 +31,30 @@ def pull(
     A download that was stopped goes on where it was, every file is held against its hash, and the
     folder is printed.
     """
-    from localllm.download import check_disk, hub_errors, look_up
+    from localllm.download import (
+        check_disk,
+        find_snapshot,
+        hub_errors,
+        is_whole,
+        look_up,
+        repo_name,
+    )
 
+    if model in BUILT_IN_MODELS:
+        note(f"{model} is built in; there is nothing to fetch")
+        return
     source = choose_source(model, int4=int4)
     assert source.repo is not None
-    with hub_errors(source.name, source.repo):
-        snapshot = look_up(source.repo, source.revision)
+    try:
+        with hub_errors(repo_name(source), source.repo):
+            snapshot = look_up(source.repo, source.revision)
+    except DownloadError as error:
+        here = find_snapshot(source.repo, source.revision)
+        if error.exit_code != ExitCode.NETWORK or here is None or not is_whole(here):
+            raise
+        note(f"{model} is here; the hub cannot be reached, so whether there is a newer one is open")
+        write_stdout(f"{here}\n")
+        return
     note(describe_snapshot(snapshot), dim=True)
     if dry_run:
         check_disk(snapshot)
@@ -46,6 +64,7 @@ def pull(
         return
     folder = fetch_shown(source, refresh=True)
     write_stdout(f"{folder}\n")
+    note(f"localllm chat {source.name}", dim=True)
 
 
 def fetch_shown(source: ModelSource, *, refresh: bool = False) -> Path:

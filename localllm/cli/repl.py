@@ -4,14 +4,14 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from localllm.cli.download_progress import TerminalProgress
 from localllm.cli.figures import describe_cache, describe_truncation, describe_turn
 from localllm.cli.idle import meanwhile
-from localllm.cli.line_editor import CommandCompleter, LineEditor
+from localllm.cli.line_editor import CommandCompleter, LineEditor, unquoted
 from localllm.cli.output import StdoutClosedError, note, print_error, show_controls
 from localllm.cli.prefill_progress import with_progress
 from localllm.cli.render import AnswerView, Shown, make_printer
@@ -19,6 +19,7 @@ from localllm.cli.slash_commands import (
     SLASH_COMMANDS,
     complete_argument,
     find_command,
+    suggest_command,
     takes_path,
 )
 from localllm.cli.terminal import keys_held
@@ -26,7 +27,7 @@ from localllm.cli.variants import choose_variant
 from localllm.completion import Completion
 from localllm.config import EngineConfig, SamplingParams
 from localllm.conversation import ChatSession
-from localllm.errors import ExitCode, LocalLLMError
+from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.overflow import WARNED_SHARE
 from localllm.recorder import Recorder
 from localllm.session import LoadedModel, load_checkpoint, open_checkpoint, open_model
@@ -36,6 +37,14 @@ logger = logging.getLogger(__name__)
 
 # Two Ctrl-C at an empty prompt within this time leave.
 LEAVE_WINDOW_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file that goes with the next message."""
+
+    name: str
+    text: str
 
 
 class Repl:
@@ -57,7 +66,7 @@ class Repl:
         self.recorder = recorder
         self.given = given
         self.shown = shown
-        self.attachments: list[str] = []
+        self.attachments: list[Attachment] = []
         self.last_completion: Completion | None = None
         self.used_tokens = 0  # of the context, as far as is known
         self.is_over = False
@@ -102,6 +111,10 @@ class Repl:
                 logger.debug("in a conversation", exc_info=True)
                 print_error(f"{type(error).__name__}: {error}", hint="--debug shows where")
         self._close()
+        saved = self.recorder.session if self.recorder is not None else None
+        if saved is not None:
+            name = show_controls(saved.name or str(saved.id))
+            note(f"saved as session {name}; localllm chat --continue goes on", dim=True)
         return ExitCode.OK
 
     def _close(self) -> None:
@@ -116,13 +129,29 @@ class Repl:
 
     def ask(self, text: str) -> None:
         """Send `text`, with the files that wait for it, and show the answer."""
-        message = "\n\n".join([*self.attachments, text])
+        message = "\n\n".join([*(file.text for file in self.attachments), text])
         try:
             self.answer(lambda params: self.session.reply(message, params))
         finally:
             if self.session.unanswered != message:  # refused, they wait for the next one
                 self.attachments.clear()
         self._num_regenerated = 0
+
+    def attach(self, name: str, text: str) -> None:
+        """Put a file before the next message. Raises: RequestError for one that no message fits
+        beside.
+        """
+        model = self.session.model
+        window = model.context_length
+        # What is far too long is not read to its end.
+        num_tokens = model.tokenizer.count_at_least(text, 20 * window)
+        if num_tokens >= window:
+            raise RequestError(
+                f"{name} is not taken: it has about {num_tokens:,} tokens"
+                f"{' or more' if num_tokens > 20 * window else ''}, the context holds {window:,}",
+                hint=f"a part of it, or {model.text_engine.engine.way_to_longer_context}",
+            )
+        self.attachments.append(Attachment(name, text.strip("\n")))
 
     def regenerate(self) -> None:
         """Another answer to the last question, also where the seed is fixed."""
@@ -148,6 +177,9 @@ class Repl:
             self.save()
         if completion.error is not None:
             raise completion.error
+        if completion.finish_reason is None and completion.num_generated_tokens == 0:
+            note("interrupted before the answer; /retry asks again", dim=True)
+            return
         self.used_tokens = completion.num_prompt_tokens + completion.num_generated_tokens
         self._note_outcome(completion)
 
@@ -204,25 +236,26 @@ class Repl:
                 raise
 
         self.session.change_model(lambda: load_checkpoint(found, tell), load_back)
+        self.used_tokens = self.session.count_tokens()
         self.save()
 
     def _handle(self, text: str) -> None:
         stripped = text.strip()
         if not stripped:
             return
+        if stripped.lower() in ("exit", "quit"):
+            self.is_over = True
+            return
         if stripped.startswith("/") and not stripped.startswith("//"):
             word, _, argument = stripped.partition(" ")
             command = find_command(word)
             if command is None:
-                print_error(
-                    f"unknown command {word!r:.40}",
-                    hint="/help shows them; begin with // to send a message that starts with /",
-                )
+                print_error(f"unknown command {word!r:.40}", hint=suggest_command(word, argument))
             else:
                 command.run(self, argument.strip())
             return
         if not self.session.completes_text:
-            text = stripped
+            text = unquoted(stripped)
         self.ask(text.lstrip()[1:] if stripped.startswith("//") else text)
 
     def _note_outcome(self, completion: Completion) -> None:
@@ -241,7 +274,7 @@ class Repl:
         share = self.used_tokens / window
         if share >= WARNED_SHARE and not self._was_warned and not self.session.completes_text:
             self._was_warned = True
-            note(f"the context is {share:.0%} full; /compact has the older turns summarised")
+            note(f"the context is {share:.0%} full; /compact makes room, by a summary")
         elif share < WARNED_SHARE:
             self._was_warned = False
 

@@ -14,7 +14,7 @@ def rm(
     models: Annotated[
         list[str],
         typer.Argument(
-            help="Names as `localllm ls` shows them.", autocompletion=suggestions.models
+            help="Names as `localllm ls` shows them.", autocompletion=suggestions.removable
         ),
     ],
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
@@ -33,4 +33,4 @@ def rm(
         return
     for removal in removals:
         removal.carry_out()
-    note(f"deleted {names}; {freed} are free")
+    note(f"deleted {names}; freed {freed}")

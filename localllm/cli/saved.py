@@ -1,6 +1,6 @@
 """Which saved conversation a `chat` goes on with, and whether it is saved at all."""
 
-from localllm.cli.output import note
+from localllm.cli.output import note, show_controls
 from localllm.cli.slash_turns import check_name
 from localllm.errors import RequestError
 from localllm.places import sessions_file
@@ -27,6 +27,7 @@ def find_session(recorder: Recorder, name: str | None, *, goes_on: bool) -> Save
         found = recorder.store().find(name)
         if found is None:
             check_name(name)
+            note(f"a new conversation, {show_controls(repr(name))}", dim=True)
         recorder.begin(name=name, session=found)
         return found
     if not goes_on:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from localllm.sessions import SavedSession, SessionStore
 
 sessions = typer.Typer(
-    no_args_is_help=True, help="List, show, export and delete saved conversations."
+    invoke_without_command=True, help="List, show, name, export and delete saved conversations."
 )
 Name = Annotated[
     str,
@@ -29,14 +29,27 @@ Name = Annotated[
 ]
 
 
+@sessions.callback()
+def _alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        list_sessions()
+
+
+@sessions.command("ls", hidden=True)
 @sessions.command("list")
 def list_sessions(
+    text: Annotated[
+        str | None, typer.Argument(help="Only those with this in name or first question.")
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """List them, the newest first."""
     rows = _store().rows()
+    found = [row for row in rows if (text or "").lower() in f"{row.name} {row.title}".lower()]
+    if rows and not found:
+        note(f"none of the {len(rows)} conversations has {show_controls(repr(text))} in it")
     if json_output:
-        for row in rows:
+        for row in found:
             write_stdout(json_line(asdict(row)))
         return
     if not rows:
@@ -51,7 +64,7 @@ def list_sessions(
             row.model,
             row.title,
         )
-        for row in rows
+        for row in found
     ]
     header = ("ID", "NAME", "TURNS", "USED", "MODEL", "FIRST QUESTION")
     widths = [max(len(row[i]) for row in [header, *cells]) for i in range(5)]
@@ -74,16 +87,47 @@ def show(
 @sessions.command()
 def export(
     name: Name,
-    path: Annotated[Path, typer.Argument(help="A new .md or .json file.", show_default=False)],
+    path: Annotated[
+        Path | None,
+        typer.Argument(help="A new .md or .json file; without one: stdout.", show_default=False),
+    ] = None,
 ) -> None:
     """Write a conversation to a file."""
     from localllm.cli.slash_turns import export_transcript
 
+    if path is None:
+        show(name)
+        return
     transcript = _store().get(name).transcript
     export_transcript(transcript, user_path(str(path)))
     note(f"{len(transcript.messages)} messages are in {path}")
 
 
+@sessions.command()
+def rename(
+    name: Name, new: Annotated[str, typer.Argument(help="Its new name.", show_default=False)]
+) -> None:
+    """Give a conversation another name."""
+    from localllm.cli.slash_turns import check_name
+
+    check_name(new)
+    store = _store()
+    store.rename(store.get(name), new)
+    note(f"it is {show_controls(new)} now")
+
+
+@sessions.command("import")
+def import_(
+    path: Annotated[Path, typer.Argument(help="A .json file that was exported.")],
+) -> None:
+    """Save an exported conversation here."""
+    from localllm.cli.slash_turns import read_transcript
+
+    session = _store().create(read_transcript(user_path(str(path))))
+    note(f"it is session {session.id}; localllm chat --session {session.id} goes on with it")
+
+
+@sessions.command("delete", hidden=True)
 @sessions.command()
 def rm(
     names: Annotated[

@@ -6,7 +6,7 @@ import typer
 
 from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
 from localllm.cli import suggestions
-from localllm.cli.output import json_line, show_controls, write_stdout
+from localllm.cli.output import json_line, note, show_controls, write_stdout
 from localllm.errors import CheckpointError, TemplateError
 
 EXAMPLE = (
@@ -31,9 +31,11 @@ def show(
     Of a model that is not on this machine only the small files are fetched.
     """
     from localllm.card import read_card
-    from localllm.download import fetch_model
+    from localllm.download import fetch_model, find_snapshot
 
     source = resolve_model(model)
+    if source.repo is not None and find_snapshot(source.repo, source.revision) is None:
+        note(f"{model} is not on this machine; its small files are fetched", dim=True)
     card = read_card(source, fetch_model(source, with_weights=False))
     if template:
         if card.tokenizer is None:

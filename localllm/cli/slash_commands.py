@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from localllm.catalog import BUILT_IN_MODEL, load_catalog
@@ -46,8 +47,9 @@ class SlashCommand:
 
 def _help(repl: "Repl", argument: str) -> None:
     width = max(len(command.usage) for command in SLASH_COMMANDS.values())
+    indent = width + 4
     for command in SLASH_COMMANDS.values():
-        note(f"  {command.usage:{width}}  {command.meaning}")
+        note(f"  {command.usage:{width}}  {command.meaning}", indent=indent)
     note("")
     for keys, meaning in (
         ("Enter", "send; Alt-Enter, or \\ at the end of a line, adds a line"),
@@ -57,8 +59,9 @@ def _help(repl: "Repl", argument: str) -> None:
         ("Ctrl-O", "show or hide thinking"),
         ("Ctrl-R", "search the history; Ctrl-X Ctrl-E opens your editor"),
         ("//text", "send a message that begins with /"),
+        ('"""', "begin a message of several lines; again: end it"),
     ):
-        note(f"  {keys:{width}}  {meaning}")
+        note(f"  {keys:{width}}  {meaning}", indent=indent)
 
 
 def _model(repl: "Repl", argument: str) -> None:
@@ -168,9 +171,16 @@ def _think(repl: "Repl", argument: str) -> None:
 def _file(repl: "Repl", argument: str) -> None:
     name, text = _split_path(argument)
     if not name:
-        raise RequestError("/file needs a path", hint="/file notes.txt What does it say?")
+        names = ", ".join(file.name for file in repl.attachments)
+        note(f"with the next message: {show_controls(names) or 'no file'}")
+        note("/file PATH adds one, /file off takes them away", dim=True)
+        return
+    if argument == "off":
+        repl.attachments.clear()
+        note("no file goes with the next message")
+        return
     content = read_file(user_path(name))
-    repl.attachments.append(content.strip("\n"))
+    repl.attach(name, content)
     if text:
         repl.ask(text)
     else:
@@ -232,7 +242,7 @@ SLASH_COMMANDS = {
         SlashCommand(
             "/think [LEVEL|fold|show|hide]", "how much the model thinks, and who sees it", _think
         ),
-        SlashCommand("/file PATH [TEXT]", "put a file before the next message", _file, True),
+        SlashCommand("/file [PATH [TEXT]|off]", "put a file before the next message", _file, True),
         SlashCommand("/multi", "messages of several lines: Enter no longer sends", _multi),
         SlashCommand("/edit", "change the last question and ask it again", turns.edit),
         SlashCommand("/regen", "another answer to the last question", turns.regenerate),
@@ -244,7 +254,9 @@ SLASH_COMMANDS = {
         SlashCommand(
             "/save [NAME]", "give the conversation a name; it is saved anyway", turns.save
         ),
-        SlashCommand("/load NAME", "go on with a saved conversation", turns.load),
+        SlashCommand(
+            "/load NAME", "go on with a saved conversation, or an exported .json file", turns.load
+        ),
         SlashCommand("/sessions", "list the saved conversations", turns.list_sessions),
         SlashCommand(
             "/export PATH", "write the conversation to a .md or .json file", turns.export, True
@@ -253,12 +265,38 @@ SLASH_COMMANDS = {
     )
 }
 # Words that users of other tools type.
-ALIASES = {"/bye": "/exit", "/quit": "/exit", "/?": "/help", "/new": "/clear", "/redo": "/regen"}
+ALIASES = {
+    "/?": "/help",
+    "/attach": "/file",
+    "/bye": "/exit",
+    "/history": "/sessions",
+    "/models": "/model",
+    "/new": "/clear",
+    "/quit": "/exit",
+    "/read": "/file",
+    "/redo": "/regen",
+    "/regenerate": "/regen",
+    "/rename": "/save",
+    "/reset": "/clear",
+    "/resume": "/load",
+}
 
 
 def find_command(word: str) -> SlashCommand | None:
     """The command that `word` names."""
     return SLASH_COMMANDS.get(ALIASES.get(word, word))
+
+
+def suggest_command(word: str, argument: str) -> str:
+    """What somebody may have meant who typed an unknown command."""
+    setting = word.lstrip("/").replace("_", "-")
+    fields = {field: name for name, (field, _) in SETTINGS.items()}
+    name = setting if setting in SETTINGS else fields.get(setting.replace("-", "_"))
+    if name is not None:
+        return f"/set {name} {argument}".rstrip()
+    near = get_close_matches(word, [*SLASH_COMMANDS, *ALIASES], n=2)
+    meant = f"{' or '.join(near)}; " if near else ""
+    return f"{meant}/help shows them all; // sends a message that begins with /"
 
 
 def complete_argument(command: str) -> Sequence[str]:

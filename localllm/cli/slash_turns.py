@@ -1,5 +1,6 @@
 """The commands of a conversation that change or keep what was said."""
 
+import shlex
 import time
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from localllm.cli.files import user_path, write_new_file
 from localllm.cli.output import note, show_controls
 from localllm.cli.terminal import confirm
 from localllm.cli.words import age
-from localllm.errors import RequestError
+from localllm.errors import ContextLengthError, RequestError
 from localllm.transcript import Transcript, make_title
 
 if TYPE_CHECKING:
@@ -48,10 +49,15 @@ def edit(repl: "Repl", argument: str) -> None:
         if not repl.session.turns:
             raise RequestError("there is no question to change yet")
         question = repl.session.turns[-1].question
-    text = repl.editor.read(question)
-    if text.strip() in ("", question.strip()):
+    note("Enter asks it anew, Ctrl-C leaves it as it is", dim=True)
+    text = repl.editor.edit(question)
+    if text is None or text.strip() in ("", question.strip()):
         note("nothing was changed")
         return
+    if text.startswith("/") and not question.startswith("/"):
+        raise RequestError(
+            "nothing was changed: that looks like a command", hint="type it at the prompt >"
+        )
     if repl.session.unanswered is None:
         repl.session.undo()
     repl.ask(text)
@@ -64,6 +70,7 @@ def undo(repl: "Repl", argument: str) -> None:
         note("there is nothing to take back")
     else:
         note(f"taken back: {show_controls(make_title(turn.question))}")
+        repl.used_tokens = repl.session.count_tokens()
         repl.save()
 
 
@@ -80,12 +87,19 @@ def compact(repl: "Repl", argument: str) -> None:
     if len(session.turns) <= _KEPT_TURNS:
         raise RequestError("there is nothing to summarise yet")
     used = repl.used_tokens
-    completion, events, put = session.summarise(_KEPT_TURNS, repl.params())
+    try:
+        completion, events, put = session.summarise(_KEPT_TURNS, repl.params())
+    except ContextLengthError as error:
+        raise RequestError(
+            "the turns to be summarised do not fit into the context themselves",
+            where=error.message,
+            hint="/model NAME, one with a longer context",
+        ) from error
     repl.show(completion, events)
     if completion.error is not None:
         raise completion.error
     if completion.finish_reason != "stop":
-        note("the summary is not complete, so nothing was changed")
+        note("the summary is not complete, so nothing was changed; /set max-tokens allows more")
         return
     if not confirm("go on from this summary in place of the older turns? [Y/n] ", default=True):
         note("nothing was changed")
@@ -114,7 +128,10 @@ def save(repl: "Repl", argument: str) -> None:
         return
     check_name(name)
     repl.recorder.rename(name, repl.session.transcript())
-    note(f"this conversation is {name}; localllm chat --session {name} goes on with it")
+    if Path(name).suffix in (".md", ".json"):
+        note(f"that is its name; /export {name} writes a file", dim=True)
+    command = f"localllm chat --session {shlex.quote(name)}"
+    note(f"this conversation is {name!r}; {command} goes on with it")
 
 
 def load(repl: "Repl", argument: str) -> None:
@@ -123,7 +140,20 @@ def load(repl: "Repl", argument: str) -> None:
         raise RequestError("sessions are off", hint="start without --no-save")
     if not argument:
         raise RequestError("/load needs a name or a number", hint="/sessions lists them")
-    saved = repl.recorder.store().get(argument)
+    path = user_path(argument)
+    if path.suffix == ".json" and path.is_file() and repl.recorder.store().find(argument) is None:
+        transcript = read_transcript(path)
+        repl.start_anew()
+        repl.session.system = transcript.system
+        repl.session.restore(transcript.turns)
+        recall(repl, transcript)
+        repl.save()
+        return
+    try:
+        saved = repl.recorder.store().get(argument)
+    except RequestError as error:
+        hint = "/sessions lists them; a file that /export wrote is read too, if it ends in .json"
+        raise RequestError(error.message, where=error.where, hint=hint) from error
     repl.start_anew()
     repl.recorder.begin(session=saved)
     repl.session.system = saved.transcript.system
@@ -188,11 +218,27 @@ def export_transcript(transcript: Transcript, path: Path) -> None:
     write_new_file(path, transcript.to_json() if is_json else transcript.to_markdown())
 
 
+def read_transcript(path: Path) -> Transcript:
+    """The conversation in a `.json` file. Raises: RequestError."""
+    try:
+        return Transcript.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RequestError(
+            f"{path.name} is not a conversation: {error!s:.200}",
+            param="path",
+            hint="a .json file that /export wrote",
+        ) from error
+
+
 def check_name(name: str) -> None:
     """Raises: RequestError for what cannot name a session."""
-    if len(name) > 60 or not name.isprintable() or name.isdigit() or name.startswith("-"):
+    if name.isdigit():
+        raise RequestError(
+            f"there is no session {name:.40}", param="session", hint="localllm sessions list"
+        )
+    if len(name) > 60 or not name.isprintable() or name.startswith("-"):
         raise RequestError(
             f"{name!r:.80} cannot name a session",
             param="session",
-            hint="up to 60 letters, figures and signs, and not figures alone",
+            hint="up to 60 letters, figures and signs, not figures alone",
         )

@@ -1,6 +1,7 @@
 """What the shell offers when Tab is pressed: names of models, sessions and settings."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from localllm.errors import LocalLLMError
@@ -9,16 +10,38 @@ from localllm.errors import LocalLLMError
 def models(incomplete: str) -> list[str]:
     """Aliases, and what is on this machine; without the hub's client, which takes half a second."""
     from localllm.catalog import BUILT_IN_MODELS, load_catalog
-    from localllm.places import cache_folder
 
     try:
         names = {*BUILT_IN_MODELS, *load_catalog()}
     except LocalLLMError:
         names = {*BUILT_IN_MODELS}
-    for folder in _hub_cache().glob("models--*"):
-        names.add(folder.name.removeprefix("models--").replace("--", "/", 1))
-    names |= {str(folder) for folder in cache_folder("quantized").glob("*") if folder.is_dir()}
+    names |= _fetched() | _quantized()
     return sorted(name for name in names if name.startswith(incomplete)) + _folders(incomplete)
+
+
+def removable(incomplete: str) -> list[str]:
+    """What is on this machine and can be deleted."""
+    from localllm.catalog import load_catalog
+
+    fetched = _fetched()
+    try:
+        aliases = {entry.repo: alias for alias, entry in load_catalog().items()}
+    except LocalLLMError:
+        aliases = {}
+    names = {aliases.get(repo, repo) for repo in fetched} | _quantized()
+    return sorted(name for name in names if name.startswith(incomplete))
+
+
+def cache_kinds(incomplete: str) -> list[str]:
+    """What `cache clear` knows."""
+    from localllm.cache_kinds import cache_kinds
+
+    return [kind.name for kind in cache_kinds(None) if kind.name.startswith(incomplete)]
+
+
+def one_of(*words: str) -> Callable[[str], list[str]]:
+    """Offers words of a flag that takes one of them."""
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
 def sessions(incomplete: str) -> list[str]:
@@ -39,6 +62,17 @@ def gpus(incomplete: str) -> list[str]:
     from localllm.gpus import GPUS
 
     return [name for name in GPUS if name.startswith(incomplete)]
+
+
+def _fetched() -> set[str]:
+    folders = _hub_cache().glob("models--*")
+    return {folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders}
+
+
+def _quantized() -> set[str]:
+    from localllm.places import cache_folder
+
+    return {folder.name for folder in cache_folder("quantized").glob("*") if folder.is_dir()}
 
 
 def _hub_cache() -> Path:

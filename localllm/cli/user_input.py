@@ -22,7 +22,13 @@ def gather_prompt(prompt: str | None, files: Sequence[Path]) -> str | None:
     Raises: RequestError for a binary or missing file; ContextLengthError over 64 MiB; exit code 5
     for a file that may not be read.
     """
-    parts = [_read_stdin(), *(read_file(path) for path in files), prompt or ""]
+    # As other programs have it, "-" is stdin, which is read anyway.
+    named = [path for path in files if str(path) != "-"]
+    parts = [
+        _read_stdin(),
+        *(read_file(path) for path in named),
+        "" if prompt in (None, "-") else prompt,
+    ]
     present = [part for part in parts if part.strip()]
     if len(present) == 1 and present[0] == prompt:
         return prompt  # to the letter: nothing was joined to it

@@ -89,11 +89,14 @@ def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
 def _quantize_seconds(entry: CatalogEntry, engine: EngineConfig) -> float:
     from localllm.bench.subject import catalog_shape
     from localllm.engine.loading import select_device
+    from localllm.quantize.calibrate import CalibrationRequest
     from localllm.quantize.estimate import quantize_seconds
     from localllm.quantize.recipe import Recipe
 
     config, spec, _ = catalog_shape(entry.alias)
-    return quantize_seconds(config, spec, Recipe(), _CALIBRATION_TOKENS, select_device(engine))
+    asked = CalibrationRequest()
+    num_tokens = asked.num_windows * asked.length
+    return quantize_seconds(config, spec, Recipe(), num_tokens, select_device(engine))
 
 
 def _ask(count: int) -> int:

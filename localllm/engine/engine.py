@@ -22,6 +22,8 @@ class EngineLimits:
 
     vocab_size: int
     max_model_len: int
+    # Positions that the model knows; `max_model_len` may be less.
+    num_positions: int
     eos_token_ids: frozenset[int]
 
 
@@ -78,6 +80,15 @@ class Engine:
     def context_length(self) -> int:
         """The longest request, prompt and answer together."""
         return min(self.limits.max_model_len, self.scheduler.max_request_tokens)
+
+    @property
+    def way_to_longer_context(self) -> str:
+        """What a user can do for a longer one."""
+        if self.context_length < self.limits.max_model_len:
+            return "a larger KV cache"
+        if self.limits.max_model_len < self.limits.num_positions:
+            return "a larger --ctx"
+        return f"a model that knows more than {self.limits.num_positions:,} tokens"
 
     def add_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
         """Queue a request of `params.n` samples; returns its id, which its events carry.
@@ -293,7 +304,5 @@ class Engine:
                 "of which 1 at least is kept for the answer",
                 param="prompt",
                 where="the KV cache holds no more than that" if held_by_cache else "",
-                hint="a larger KV cache"
-                if held_by_cache
-                else "a shorter prompt, or a larger --ctx",
+                hint=f"a shorter prompt, or {self.way_to_longer_context}",
             )

@@ -207,6 +207,7 @@ def build_engine(
     limits = EngineLimits(
         vocab_size=model_config.vocab_size,
         max_model_len=plan.max_model_len,
+        num_positions=model_config.max_position_embeddings,
         eos_token_ids=eos_token_ids,
     )
     longest = plan.max_model_len

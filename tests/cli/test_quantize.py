@@ -101,7 +101,7 @@ def test_without_a_folder_it_goes_to_the_cache(
     made = user_directories / "localllm" / "quantized" / "source-rtn-g32"
     assert (made / "config.json").exists()
     assert str(made) in outcome.out
-    assert str(made) in localllm("ls").out
+    assert f"\n{made.name} " in localllm("ls").out
     card = json.loads(localllm("show", str(made), "--json").out)
     assert card["quantization"] == "compressed-tensors, 4 bits, 32 a group, pack-quantized"
     plain = json.loads(localllm("show", str(source), "--json").out)

@@ -193,7 +193,7 @@ def test_another_model_goes_on_with_the_conversation(open_window: Open) -> None:
     window.wait_for("pocket answers from here on")
     window.say("/set max-tokens 5")
     window.say("hello again")
-    window.wait_for(r"context \d+/2048")
+    window.wait_for(r"context \d+/2,048")
 
 
 def test_a_file_goes_with_the_next_message(open_window: Open, tmp_path: Path) -> None:
@@ -338,6 +338,6 @@ def test_the_real_model_answers(tmp_path: Path) -> None:
     window = Window(["-m", "localllm", "chat", "--seed", "1", "-n", "20"], 100, 40, tmp_path)
     window.wait_for(r"\n>")
     window.say("hello")
-    window.wait_for(r"prompt \d+ \(0 cached\) \d+ tok/s .*context \d+/2048")
+    window.wait_for(r"prompt \d+ \(0 cached\) .*answer [\d,]+ tok/s .*context \d+/2,048")
     window.send("\x04")
     assert window.exit_code() == 0

@@ -35,7 +35,7 @@ def test_a_conversation_is_saved_by_itself_and_taken_up_again(
     first = open_window("It is blue.", rows=30, tells_cursor=True)
     ask(first, "What colour is the sky?", r"It is blue\.")
     first.say("/save colours")
-    first.wait_for("this conversation is colours")
+    first.wait_for("this conversation is 'colours'; localllm chat --session colours")
     # The line below the prompt.
     first.wait_for(r"\nscripted · session colours · context \d+/32,768 \(0%\)")
     first.send("\x04")
@@ -141,7 +141,7 @@ def test_what_was_not_answered_is_asked_again(open_window: Open, tmp_path: Path)
 def test_the_context_fills_up_is_said_and_compacted(open_window: Open, tmp_path: Path) -> None:
     long, summary = "Many words. " * 40, "We spoke of words."
     window = open_window(long, long, summary, "Yes.", rows=60, flags=("--ctx", "1200"))
-    ask(window, "Talk.", r"context \d+/1200")
+    ask(window, "Talk.", r"context \d+/1,200")
     assert "full" not in window.text
     ask(window, "More.", r"the context is \d\d% full; /compact")
     window.say("/compact")
@@ -159,9 +159,13 @@ def test_the_context_fills_up_is_said_and_compacted(open_window: Open, tmp_path:
 def test_a_prompt_that_is_too_long_is_an_error_with_a_way_out(open_window: Open) -> None:
     window = open_window("Many words. " * 20, "x", rows=60, flags=("--ctx", "300"))
     ask(window, "Talk.", r"context \d+/300")
-    window.say("word " * 150)
-    text = window.wait_for("try: /compact, a larger --ctx, or --overflow drop-oldest")
+    window.say("word " * 30)
+    text = window.wait_for("try: /compact, another model, or start with --overflow drop-oldest")
     assert "error: the prompt has" in text
+    # Alone it would not fit either.
+    window.say("word " * 150)
+    window.settle()
+    assert window.text.count("drop-oldest") == 1
 
 
 def test_why_tells_where_the_prompt_leaves_the_cache(open_window: Open) -> None:

@@ -1,0 +1,55 @@
+"""A line on a terminal's stderr that says what is going on, while it does."""
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+
+from localllm.cli.output import dimmed, is_terminal, write_stderr
+
+INTERVAL_S = 0.2
+
+
+class StatusLine:
+    """Drawn by a thread of its own, since what is waited for can take longer than a moment.
+
+    `describe` gives the text, or None where there is nothing to say yet; what ends within
+    `first_shown_s` shows nothing.
+    """
+
+    def __init__(self, describe: Callable[[], str | None], first_shown_s: float) -> None:
+        self._describe, self._first_shown_s = describe, first_shown_s
+        self._is_over = threading.Event()
+        self._is_drawn = False
+        self._thread = threading.Thread(target=self._run, name="status-line", daemon=True)
+
+    def __enter__(self) -> "StatusLine":
+        if is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb":
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Erase the line; nothing is drawn any more."""
+        if self._is_over.is_set():
+            return
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._is_drawn:
+            write_stderr("\r\x1b[K")
+
+    def _run(self) -> None:
+        if self._is_over.wait(self._first_shown_s):
+            return
+        while True:
+            text = self._describe()
+            if text is not None:
+                self._is_drawn = True
+                width = shutil.get_terminal_size().columns - 1
+                write_stderr("\r" + dimmed(text[:width]) + "\x1b[K")
+            if self._is_over.wait(INTERVAL_S):
+                return

@@ -1,0 +1,324 @@
+"""What people type first who know other tools, and what they are told where it is something else.
+
+Found by trying twenty tasks with no more than the README.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from window import Open
+
+from localllm.catalog import CatalogEntry, load_catalog, nearest_models, resolve_model
+from localllm.errors import CatalogError, ExitCode
+from localllm.local_models import find_local_models, plan_removal
+from localllm.places import cache_folder, sessions_file
+from localllm.sessions import SessionStore
+from localllm.transcript import Transcript, Turn
+
+Run = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("Qwen2.5-0.5B", "qwen2.5-0.5b"),
+        ("qwen3:0.6b", "qwen3-0.6b"),
+        ("POCKET", "pocket"),
+        ("https://huggingface.co/Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+        ("hf.co/Qwen/Qwen3-0.6B/", "Qwen/Qwen3-0.6B"),
+    ],
+)
+def test_a_model_is_known_by_other_spellings(typed: str, meant: str) -> None:
+    assert resolve_model(typed).name == meant
+
+
+def test_what_was_quantized_here_has_its_folder_as_its_name(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    place = cache_folder("quantized") / "tiny-rtn-g128"
+    place.parent.mkdir(parents=True)
+    make_checkpoint().rename(place)
+    assert resolve_model("tiny-rtn-g128").folder == place
+    (cache_folder("quantized") / "other-awq.unfinished").mkdir()
+    listed = {model.name: model for model in find_local_models().models}
+    assert listed["tiny-rtn-g128"].problem is None
+    assert "--resume" in str(listed["other-awq.unfinished"].problem)
+    assert plan_removal("tiny-rtn-g128").freed_bytes > 0
+    for name in ("../quantized/tiny-rtn-g128", "x\0y"):
+        with pytest.raises(CatalogError):
+            resolve_model(name)
+
+
+@pytest.mark.parametrize(
+    ("word", "nearest"),
+    [("qwen3", "qwen3-0.6b"), ("llama3", "llama-3.2-3b"), ("pocket:latest", "pocket")],
+)
+def test_a_word_like_a_model_is_a_question_with_a_hint(
+    localllm: Run, word: str, nearest: str
+) -> None:
+    assert nearest in nearest_models(word)
+    outcome = localllm("run", word, "-n", "2", stdin=b"")
+    assert outcome.code == 0
+    assert "is taken as the question" in outcome.err
+    assert nearest in outcome.err
+
+
+@pytest.mark.parametrize("word", ["hello", "summarise", "why", "hi there"])
+def test_an_ordinary_word_gets_none(word: str, localllm: Run) -> None:
+    assert "taken as" not in localllm("chat", word, "-n", "2").err
+
+
+def test_a_file_is_neither_a_question_nor_a_model(localllm: Run, tmp_path: Path) -> None:
+    notes = tmp_path / "my notes.txt"
+    notes.write_text("Buy milk.")
+    outcome = localllm("chat", str(notes))
+    assert outcome.code == ExitCode.USAGE
+    assert f"-f '{notes}'" in outcome.err
+    weights = tmp_path / "m.gguf"
+    for arguments in ((str(weights), "hi"), ("m.gguf", "hi")):
+        weights.write_bytes(b"GGUF")
+        outcome = localllm("chat", *arguments)
+        assert outcome.code == ExitCode.USAGE
+        assert "GGUF file, which is not supported" in outcome.err
+    outcome = localllm("chat", str(notes), "hi")
+    assert outcome.code == ExitCode.USAGE
+    assert "is a file" in outcome.err
+
+
+def test_a_dash_is_stdin(localllm: Run) -> None:
+    plain = localllm("chat", "-n", "2", "--json", stdin=b"What is the KV cache?")
+    for words in (("pocket", "-"), ("-f", "-")):
+        outcome = localllm("chat", *words, "-n", "2", "--json", stdin=b"What is the KV cache?")
+        assert json.loads(outcome.out)["usage"] == json.loads(plain.out)["usage"]
+
+
+def test_global_options_are_known_behind_the_command(localllm: Run) -> None:
+    outcome = localllm("chat", "hi", "--backend", "nope", "--debug")
+    assert outcome.code == ExitCode.USAGE
+    assert "Traceback" in outcome.err
+    assert localllm("help", "plan").out == localllm("plan", "--help").out
+    assert localllm("version").out == localllm("--version").out
+    assert "try: localllm bench --help" in localllm("bench", "--json").err
+
+
+def test_groups_alone_list_what_there_is(localllm: Run) -> None:
+    for group in ("sessions", "config", "cache"):
+        outcome = localllm(group)
+        assert outcome.code == 0, group
+        assert (outcome.out, outcome.err) == (
+            (listed := localllm(group, "list")).out,
+            listed.err,
+        )
+    assert localllm("cache", "ls").out == localllm("cache", "list").out
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("temp", "500", "from 0 to 100"),
+        ("render", "fancy", "--render must be"),
+        ("ctx", "long", "--ctx must be"),
+        ("cache-disk", "10q", "--cache-disk must be"),
+        ("reserve", "2", "2 of what?"),
+        ("think", "hard", "--think must be"),
+        ("overflow", "crash", "--overflow must be"),
+        ("spec", "x", "spec"),
+        ("spec-ngram", "8", "--spec-ngram must be"),
+        ("dtype", "int4", "dtype must be"),
+        ("default_model", "nosuch", "unknown model"),
+    ],
+)
+def test_a_setting_is_refused_when_it_is_set(
+    localllm: Run, name: str, value: str, message: str
+) -> None:
+    outcome = localllm("config", "set", name, value)
+    assert outcome.code != 0
+    assert message in outcome.err
+    assert "nothing is set" in localllm("config", "list").err
+
+
+def test_a_setting_has_all_names_of_its_flag(localllm: Run) -> None:
+    assert localllm("config", "set", "temperature", "0.2").code == 0
+    assert localllm("config", "set", "model", "pocket").code == 0
+    assert localllm("config").out == "temp = 0.2\ndefault_model = pocket\n"
+    outcome = localllm("config", "unset", "temperature")
+    assert outcome.code == 0
+    assert "temp is not set any more" in outcome.err
+    assert localllm("config", "get").out == "default_model = pocket\n"
+
+
+def test_sessions_are_searched_renamed_exported_and_brought_back(
+    localllm: Run, tmp_path: Path
+) -> None:
+    store = SessionStore(sessions_file())
+    store.create(Transcript("pocket", "Be brief.", [Turn("Why?", "pocket", "Because.")]))
+    store.create(Transcript("pocket", None, [Turn("How?", "pocket", "So.")]))
+    store.close()
+    assert "How?" not in localllm("sessions", "list", "WHY").out
+    assert "none of the 2" in localllm("sessions", "list", "where").err
+    assert localllm("sessions", "rename", "1", "my reasons").code == 0
+    assert "my reasons" in localllm("sessions", "ls").out
+    assert localllm("sessions", "export", "my reasons").out.startswith("# Conversation")
+    file = tmp_path / "chat.json"
+    assert localllm("sessions", "export", "1", str(file)).code == 0
+    outcome = localllm("sessions", "import", str(file))
+    assert outcome.code == 0
+    assert "session 3" in outcome.err
+    assert localllm("sessions", "show", "3").out == localllm("sessions", "show", "1").out
+    file.write_text("{}")
+    assert localllm("sessions", "import", str(file)).code == ExitCode.USAGE
+    assert localllm("sessions", "delete", "3", "--yes").code == 0
+    for name in ("77", "-x"):
+        assert localllm("sessions", "rename", "--", "1", name).code == ExitCode.USAGE
+
+
+def test_a_new_session_is_told_and_a_number_is_none(localllm: Run) -> None:
+    outcome = localllm("chat", "hi", "-n", "2", "--session", "fresh")
+    assert "a new conversation, 'fresh'" in outcome.err
+    assert "a new" not in localllm("chat", "hi", "-n", "2", "--session", "fresh").err
+    outcome = localllm("chat", "hi", "--session", "77")
+    assert outcome.code == ExitCode.USAGE
+    assert "there is no session 77" in outcome.err
+
+
+def test_a_plan_that_fails_never_advises_the_same_model(localllm: Run) -> None:
+    for words, remedy in (
+        (("--weights", "bf16", "--ctx", "32k"), "--weights int4 --ctx "),
+        (("--ctx", "32k"), "--ctx "),
+        (("--weights", "int8", "--ctx", "1k"), "--weights int4"),
+    ):
+        outcome = localllm("plan", "llama-3.1-8b", "--gpu", "rtx-4060", *words)
+        assert outcome.code == ExitCode.MEMORY
+        assert f"try: {remedy}" in outcome.out
+        assert "predicted" not in outcome.out
+    assert (
+        "the model fits, a context of 131,072"
+        in localllm("plan", "llama-3.1-8b", "--gpu", "rtx-4060", "--ctx", "128k").out
+    )
+    assert "8 of what?" in localllm("plan", "qwen3-8b", "--vram", "8").err
+
+
+def test_the_catalogue_is_not_recited(localllm: Run) -> None:
+    outcome = localllm("chat", "zzzzzz", "hi")
+    assert outcome.code == ExitCode.MODEL
+    assert "localllm plan lists the known ones" in outcome.err
+    entries: dict[str, CatalogEntry] = load_catalog()
+    assert sum(alias in outcome.err for alias in entries) == 0
+
+
+def test_a_command_that_nobody_knows_names_what_was_meant(open_window: Open) -> None:
+    window = open_window("One.", rows=50)
+    for typed, told in (
+        ("/regenerat", "try: /regen"),
+        ("/temp 0.2", "try: /set temp 0.2"),
+        ("/temperature 0.2", "try: /set temp 0.2"),
+        ("/zzz", "/help shows them all"),
+    ):
+        window.say(typed)
+        window.wait_for(told)
+    window.say("/regenerate")
+    window.wait_for("there is no answer yet")
+    window.say("quit")
+    assert window.exit_code() == 0
+
+
+def test_quotes_hold_a_message_of_several_lines(open_window: Open, tmp_path: Path) -> None:
+    window = open_window("Read.", rows=30)
+    window.say('"""first')
+    window.settle()
+    window.say("second")
+    window.settle()
+    assert "Read." not in window.text
+    window.say('third"""')
+    window.wait_for(r"Read\.")
+    file = tmp_path / "chat.json"
+    window.say(f"/export {file}")
+    window.wait_for("messages are in")
+    window.settle()
+    question = json.loads(file.read_text())["messages"][0]["content"]
+    assert question == "first\nsecond\nthird"
+
+
+def test_an_edit_can_be_left_and_no_command_becomes_a_question(open_window: Open) -> None:
+    window = open_window("One.", "Two.", rows=50)
+    window.say("What is a token?")
+    window.wait_for(r"One\.")
+    window.settle()
+    for keys in ("\x03", "\x15\x04"):  # Ctrl-C; the line deleted, and Ctrl-D
+        window.say("/edit")
+        window.wait_for(r"edit> What is a token\?")
+        window.settle()
+        window.send(keys)
+        window.wait_for("nothing was changed")
+        window.settle()
+        window.say("/stats off")
+        window.wait_for("line under an answer is off")
+        window.settle()
+    window.say("/edit")
+    window.settle()
+    window.send("\x15/stats\r")
+    window.wait_for("that looks like a command")
+    window.say("/edit")
+    window.settle()
+    window.say(" Really?")
+    window.wait_for(r"Two\.")
+
+
+def test_a_file_that_never_fits_is_not_taken_and_others_can_be_put_away(
+    open_window: Open, tmp_path: Path
+) -> None:
+    window = open_window("One.", rows=50, columns=160, flags=("--ctx", "300"))
+    long, short = tmp_path / "long.txt", tmp_path / "short.txt"
+    long.write_text("word " * 500)
+    short.write_text("milk")
+    window.say(f"/file {long}")
+    window.wait_for(r"long\.txt is not taken: it has about 2,\d\d\d tokens, the context holds 300")
+    window.say(f"/file {short}")
+    window.wait_for("go with the next message")
+    window.say("/file")
+    window.wait_for(r"with the next message: .*short\.txt")
+    window.say("/file off")
+    window.wait_for("no file goes with")
+    window.say("hello")
+    window.wait_for(r"One\.")
+
+
+def test_what_was_stopped_before_the_answer_is_kept_and_asked_again(open_window: Open) -> None:
+    window = open_window("One.", rows=50, step_ms=20, prefill_steps=200)
+    window.say("hello")
+    window.wait_for("reading ")
+    window.send("\x03")
+    window.wait_for("interrupted before the answer; /retry asks again")
+    assert "0 tok/s" not in window.text
+    window.say("/sessions")
+    window.wait_for(r"1 turn +just now +hello")
+    window.say("/undo")
+    window.wait_for("taken back: hello")
+    window.say("/undo")
+    window.wait_for("nothing to take back")
+
+
+def test_a_conversation_says_how_to_go_on_and_shows_where_it_stood(
+    open_window: Open, tmp_path: Path
+) -> None:
+    window = open_window("It is blue.", rows=40)
+    window.say("What colour?")
+    window.wait_for(r"It is blue\.")
+    window.settle()
+    file = tmp_path / "chat.json"
+    window.say(f"/export {file}")
+    window.wait_for("messages are in")
+    window.say("/save the sky")
+    window.wait_for("--session 'the sky' goes on")
+    window.say("/clear")
+    window.wait_for("a new conversation")
+    window.say("/load nothing.json")
+    window.wait_for("/sessions lists them")
+    window.say(f"/load {file}")
+    window.wait_for(r"> What colour\?\n +It is blue\.")
+    window.say("/exit")
+    window.wait_for("saved as session 2; localllm chat --continue goes on")
+    assert window.exit_code() == 0
