@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -32,6 +32,7 @@ from localllm.cli.rm import rm
 from localllm.cli.sessions import sessions
 from localllm.cli.show import show
 from localllm.errors import ExitCode, LocalLLMError
+from localllm.places import config_file
 from localllm.settings import read_settings
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -131,7 +132,8 @@ def run(arguments: Sequence[str]) -> int:
         word = next((word for word in arguments if word in _COMMANDS), "")
         command = context.command_path if context is not None else f"localllm {word}".rstrip()
         message = str(getattr(error, "format_message", error.__str__)())
-        print_error(message[:1].lower() + message[1:], "", f"{command} --help")
+        where = _origin(getattr(error, "param", None), context)
+        print_error(message[:1].lower() + message[1:], where, f"{command} --help")
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.SIGINT
@@ -158,6 +160,17 @@ def run(arguments: Sequence[str]) -> int:
             "--debug (before the command) shows where; please report it",
         )
         return ExitCode.FAILURE
+
+
+def _origin(parameter: Any, context: typer.Context | None) -> str:
+    """Where a value comes from that was not typed as a flag."""
+    if parameter is None or context is None:
+        return ""
+    source = context.get_parameter_source(parameter.name)
+    kind = "" if source is None else source.name
+    if kind == "ENVIRONMENT":
+        return f"the variable {parameter.envvar} has it"
+    return f"a setting has it: {config_file()}" if kind == "DEFAULT_MAP" else ""
 
 
 def main() -> None:

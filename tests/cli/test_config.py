@@ -52,6 +52,19 @@ def test_a_value_of_the_wrong_kind_or_name_is_refused(localllm: Run) -> None:
     assert not config_file().exists()
 
 
+def test_an_error_tells_where_a_value_comes_from(
+    localllm: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config_file().parent.mkdir(parents=True, exist_ok=True)
+    config_file().write_text('temp = "hot"\n')
+    assert f"a setting has it: {config_file()}" in localllm("chat", "hi").err
+    monkeypatch.setenv("LOCALLLM_TEMP", "warm")
+    assert "the variable LOCALLLM_TEMP has it" in localllm("chat", "hi").err
+    outcome = localllm("chat", "hi", "--temp", "x")
+    assert outcome.code == ExitCode.USAGE
+    assert "has it" not in outcome.err
+
+
 def test_comments_survive_a_change(localllm: Run) -> None:
     config_file().parent.mkdir(parents=True, exist_ok=True)
     config_file().write_text("# mine\ntemp = 0.5  # not too hot\n")
