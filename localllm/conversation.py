@@ -227,7 +227,7 @@ class ChatSession:
         many of the newest turns as fit. Raises: RequestError, TemplateError.
         """
         if self.completes_text:
-            return self.model.text_prompt(question, parse_special=self.parse_special), None
+            return self.model.prompts.text(question, parse_special=self.parse_special), None
         if self.overflow == "error":
             return self._chat_prompt(history, question), None
         window = self.model.context_length
@@ -254,7 +254,7 @@ class ChatSession:
     def _chat_prompt(self, history: Sequence[Turn], question: str) -> Prompt:
         messages = self._messages(history, question)
         if self.overflow == "error":
-            return self.model.chat_prompt(
+            return self.model.prompts.chat(
                 messages, think=self.think, parse_special=self.parse_special
             )
         # However long it is, since it becomes shorter.

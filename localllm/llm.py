@@ -52,7 +52,7 @@ class LLM:
         params = params or self.sampling_params()
         is_one = isinstance(prompts, str) or (len(prompts) > 0 and _is_integer(prompts[0]))
         several: Sequence[Any] = [prompts] if is_one else prompts
-        return self.model.complete([partial(self.model.text_prompt, p) for p in several], params)
+        return self.model.complete([partial(self.model.prompts.text, p) for p in several], params)
 
     def chat(
         self,
@@ -65,7 +65,7 @@ class LLM:
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         several: Sequence[Any] = [messages] if is_one else messages
         return self.model.complete(
-            [partial(self.model.chat_prompt, m, tools) for m in several], params
+            [partial(self.model.prompts.chat, m, tools) for m in several], params
         )
 
     def stream(
@@ -77,7 +77,7 @@ class LLM:
         """
         params = params or self.sampling_params(n=1)
         is_conversation = len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        read = self.model.chat_prompt if is_conversation else self.model.text_prompt
+        read = self.model.prompts.chat if is_conversation else self.model.prompts.text
         _, events = self.model.stream(read(prompt), params)  # type: ignore[arg-type]
         try:
             for event in events:

@@ -7,9 +7,8 @@ the faces above only text.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +22,12 @@ from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.file_times import note_use
 from localllm.generation_config import GenerationDefaults, read_generation_config
 from localllm.model.architectures import ArchSpec, read_model_config
-from localllm.prompt import Prompt, ThinkLevel
+from localllm.prompt import Prompt
+from localllm.prompt_writer import PromptWriter
 from localllm.text_engine import EventStream, TextEngine
-from localllm.tokenizer import Message, Tokenizer
+from localllm.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-# Enough for whatever a token's text may depend on before it.
-NUM_CONTEXT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,45 +56,11 @@ class LoadedModel:
         """
         return SamplingParams(**{**self.defaults.sampling, **given})
 
-    def text_prompt(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Prompt:
-        """A prompt that is completed as it stands, with the tokenizer's own start token.
-
-        Special-token text in it is plain text unless `parse_special`. Raises: RequestError.
-        """
-        if isinstance(prompt, str):
-            self.text_engine.check_length(prompt)
-            ids = self.tokenizer.encode(
-                prompt, add_special_tokens=True, parse_special=parse_special
-            )
-        else:
-            try:
-                ids = [index(token_id) for token_id in prompt]
-            except TypeError as error:
-                raise RequestError(
-                    f"a prompt is a text or whole numbers ({error})", param="prompt"
-                ) from error
-        return Prompt(ids, num_context=min(len(ids), NUM_CONTEXT_TOKENS))
-
-    def chat_prompt(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        think: ThinkLevel | None = None,
-        parse_special: bool = False,
-        **variables: Any,
-    ) -> Prompt:
-        """A conversation; a model without a template completes the messages' text.
-
-        Raises: TemplateError, RequestError.
-        """
-        text = "\n\n".join(str(message.get("content") or "") for message in messages)
-        if not self.tokenizer.has_chat_template:
-            return self.text_prompt(text, parse_special=parse_special)
-        self.text_engine.check_length(text)
-        return self.tokenizer.encode_chat(
-            messages, tools, think=think, parse_special=parse_special, **variables
-        )
+    @property
+    def prompts(self) -> PromptWriter:
+        """Writes prompts for it."""
+        engine = self.text_engine.engine
+        return PromptWriter(self.tokenizer, self.context_length, engine.way_to_longer_context)
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> tuple[Completion, EventStream]:
         """Start one request: its growing completion, and the events that make it grow.

@@ -8,7 +8,6 @@ from localllm.completion import TextEvent, TokenInfo
 from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
 from localllm.engine.request import FinishReason, TokenEvent
-from localllm.errors import ContextLengthError
 from localllm.prompt import Prompt
 from localllm.stop_strings import StopMatcher
 from localllm.thinking import Split, ThinkingSplitter
@@ -27,21 +26,12 @@ class TextEngine:
         self._assemblers: dict[tuple[int, int], _TextAssembler] = {}
         self._inboxes: dict[int, deque[TextEvent]] = {}
 
-    def check_length(self, text: str) -> None:
-        """Raises: ContextLengthError early, for a text that is far too long to be encoded whole."""
-        limit = self.engine.context_length
-        if len(text) > 64 * limit:
-            num_tokens = self.tokenizer.count_at_least(text, limit)
-            if num_tokens > limit:
-                raise ContextLengthError(
-                    f"the prompt has over {num_tokens:,} tokens, the context {limit:,}",
-                    param="prompt",
-                    hint=f"a shorter prompt, or {self.engine.way_to_longer_context}",
-                )
+    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
+        """Queue a request; its id is for `events` and `abort`; `salt`: see Engine.add_request.
 
-    def submit(self, prompt: Prompt, params: SamplingParams) -> int:
-        """Queue a request; its id is for `events` and `abort`. Raises: RequestError."""
-        request_id = self.engine.add_request(prompt.token_ids, params)
+        Raises: RequestError.
+        """
+        request_id = self.engine.add_request(prompt.token_ids, params, salt)
         for sample in range(params.n):
             self._assemblers[request_id, sample] = _TextAssembler(self.tokenizer, prompt, params)
         self._inboxes[request_id] = deque()

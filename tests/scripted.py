@@ -40,9 +40,7 @@ class ScriptedEngine:
     _waiting: dict[int, int] = field(default_factory=dict)
     _room: dict[int, int] = field(default_factory=dict)
 
-    def add_request(
-        self, prompt: Sequence[int], params: SamplingParams, salt: bytes = b""
-    ) -> int:
+    def add_request(self, prompt: Sequence[int], params: SamplingParams, salt: bytes = b"") -> int:
         if len(prompt) >= self.context_length:
             raise ContextLengthError(f"the prompt has {len(prompt)} tokens", param="prompt")
         request_id = len(self.prompts)

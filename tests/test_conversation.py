@@ -138,10 +138,10 @@ def test_text_that_goes_on_from_a_raw_prompt_keeps_its_leading_space(
     metaspace_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text("{}")
     model = scripted_model(folder, ["hello"])
-    raw, events = model.stream(model.text_prompt("hello world"), SamplingParams())
+    raw, events = model.stream(model.prompts.text("hello world"), SamplingParams())
     list(events)
     assert raw.text == " hello"
-    chat, events = model.stream(model.text_prompt([5]), SamplingParams())
+    chat, events = model.stream(model.prompts.text([5]), SamplingParams())
     list(events)
     assert chat.text == " hello"
 

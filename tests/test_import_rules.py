@@ -50,8 +50,9 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"localllm_kernels", "model"},
     "completion": {"engine"},
     "text_engine": {"engine", "tokenizer", "thinking", "prompt", "completion"},
+    "prompt_writer": {"prompt", "tokenizer"},
     "session": {"engine", "model", "text_engine", "completion", "tokenizer", "prompt"}
-    | {"generation_config", "catalog", "download"},
+    | {"generation_config", "catalog", "download", "prompt_writer"},
     "transcript": {"engine"},
     "sessions": {"engine", "transcript"},
     "recorder": {"sessions", "transcript"},

@@ -47,7 +47,7 @@ def test_its_sizes_are_within_the_limits_it_was_made_for() -> None:
 
 def test_unseen_english_is_far_likelier_than_chance() -> None:
     llm = LLM(max_num_seqs=1)
-    ids = llm.model.text_prompt(UNSEEN).token_ids
+    ids = llm.model.prompts.text(UNSEEN).token_ids
     # The likelihood of each token, one request a prefix; the cache makes them cheap.
     logprobs = []
     for end in range(1, len(ids)):

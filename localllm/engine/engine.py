@@ -90,10 +90,13 @@ class Engine:
             return "a larger --ctx"
         return f"a model that knows more than {self.limits.num_positions:,} tokens"
 
-    def add_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
+    def add_request(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, salt: bytes = b""
+    ) -> int:
         """Queue a request of `params.n` samples; returns its id, which its events carry.
 
-        The answer is clipped to the room left in the context.
+        The answer is clipped to the room left in the context. What requests of one `salt` have
+        computed or said makes those of another no faster, so that nobody learns of it by the clock.
 
         Raises: RequestError for token ids out of range; ContextLengthError for a prompt that
         leaves no room for a single new token. Other requests are not touched. DeviceError: see
@@ -122,6 +125,7 @@ class Engine:
                 stop_token_ids=stop_ids,
                 max_total_tokens=num_prompt + max_tokens,
                 parent=first,
+                salt=salt,
                 needs_ids=self._runner.needs_ids(params),
             )
             first = first or request

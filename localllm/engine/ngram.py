@@ -5,7 +5,7 @@ long ago: earlier turns, and phrases that come again. It costs no arithmetic, so
 wherever text repeats itself: edits, quotations, code.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,8 +42,13 @@ class NgramDrafter:
         # None until it is begun; and the requests whose text is not indexed up to its end.
         self._indices: dict[Request, SuffixIndex | None] = {}
         self._behind: dict[Request, None] = {}
-        self._prompts: deque[SuffixIndex] = deque(maxlen=_KEPT_PROMPTS)
-        self._phrases = _Phrases(min_match, max_match)
+        # What is remembered of ended requests, for each salt.
+        self._prompts: defaultdict[bytes, deque[SuffixIndex]] = defaultdict(
+            lambda: deque(maxlen=_KEPT_PROMPTS)
+        )
+        self._phrases: defaultdict[bytes, _Phrases] = defaultdict(
+            lambda: _Phrases(min_match, max_match)
+        )
 
     def renewed(self) -> "NgramDrafter":
         """See Drafter."""
@@ -56,7 +61,7 @@ class NgramDrafter:
     @property
     def has_work(self) -> bool:
         """See Drafter."""
-        return bool(self._behind or self._phrases.num_missing)
+        return bool(self._behind) or any(each.num_missing for each in self._phrases.values())
 
     def work(self, batch: ScheduledBatch) -> None:
         """See Drafter: takes tokens of the requests, and of what was said, into the indices."""
@@ -65,7 +70,8 @@ class NgramDrafter:
             if num_tokens <= 0:
                 return
             num_tokens -= self._index(request, num_tokens)
-        self._phrases.work(num_tokens)
+        for phrases in self._phrases.values():
+            num_tokens -= phrases.work(num_tokens)
 
     def propose(self, request: Request, count: int) -> Proposal | None:
         """Up to `count` tokens behind those of `request`, whose ids must all be here; None where
@@ -80,8 +86,9 @@ class NgramDrafter:
             return None
         index.extend(missing)
         own = index.match
-        if own.length < self._max and len(self._phrases):
-            said = self._phrases.propose(request.token_ids[-self._max :], count)
+        phrases = self._phrases.get(request.salt)
+        if own.length < self._max and phrases is not None and len(phrases):
+            said = phrases.propose(request.token_ids[-self._max :], count)
             if said is not None and said.match_length > own.length:
                 return said
         if own.length == 0:
@@ -96,11 +103,12 @@ class NgramDrafter:
         self._behind.pop(request, None)
         if self._indices.pop(request, None) is not None:
             # What the cache held was said by a request before this one.
-            self._phrases.add(request.token_ids[request.num_cached_tokens :])
+            self._phrases[request.salt].add(request.token_ids[request.num_cached_tokens :])
 
-    def _begin(self, token_ids: Sequence[int]) -> SuffixIndex:
-        """The index of the longest text that is kept and that the tokens begin with."""
-        kept = [index for index in self._prompts if index.begins(token_ids)]
+    def _begin(self, request: Request) -> SuffixIndex:
+        """The index of the longest text that is kept and that the request's tokens begin with."""
+        prompts = self._prompts[request.salt]
+        kept = [index for index in prompts if index.begins(request.token_ids)]
         if kept:
             return max(kept, key=len).copy()
         return SuffixIndex(self._min, self._max)
@@ -109,12 +117,12 @@ class NgramDrafter:
         """Take up to `num_tokens` into a request's index; how many it were."""
         index = self._indices[request]
         if index is None:
-            index = self._indices[request] = self._begin(request.token_ids)
+            index = self._indices[request] = self._begin(request)
         begin, prompt = len(index), request.num_prompt_tokens
         end = min(len(request.token_ids), begin + num_tokens)
         if begin < prompt <= end:
             index.extend(request.token_ids[begin:prompt])
-            self._prompts.append(index.copy())
+            self._prompts[request.salt].append(index.copy())
         index.extend(request.token_ids[len(index) : end])
         if end == len(request.token_ids):
             del self._behind[request]
@@ -141,11 +149,13 @@ class _Phrases:
         self._missing.extend(token_ids[-PHRASE_TOKENS:])
         self._missing.append(END_OF_TEXT)
 
-    def work(self, num_tokens: int) -> None:
+    def work(self, num_tokens: int) -> int:
+        """Index up to so many; how many it were."""
         num_new = min(len(self._missing), num_tokens)
         self._younger.extend([self._missing.popleft() for _ in range(num_new)])
         if len(self._younger) >= PHRASE_TOKENS:
             self._older, self._younger = self._younger, SuffixIndex(*self._limits)
+        return num_new
 
     def propose(self, newest: Sequence[int], count: int) -> Proposal | None:
         found = None

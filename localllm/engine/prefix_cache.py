@@ -97,7 +97,7 @@ class PrefixCache:
         size, keys = self._block_size, request.block_keys
         while len(keys) < count:
             start = len(keys) * size
-            parent_key = keys[-1] if keys else self._root
+            parent_key = keys[-1] if keys else self._root + request.salt
             keys.append(hash_block(parent_key, request.token_ids[start : start + size]))
         return keys[:count]
 

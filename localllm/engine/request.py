@@ -60,7 +60,7 @@ class Request:
     Tokens before `num_computed_tokens` have their keys and values in the blocks of `block_table`.
     `num_pending` more, at most, are sampled, but their ids are still on the device: one, and those
     of a draft that is being verified. `parent` is sample 0 of the same request, whose prompt blocks
-    a sample shares once they are computed.
+    a sample shares once they are computed. With requests of another `salt` it shares nothing.
     """
 
     request_id: int
@@ -72,6 +72,7 @@ class Request:
     stop_token_ids: frozenset[int]
     max_total_tokens: int
     parent: "Request | None" = None
+    salt: bytes = b""
     status: RequestStatus = RequestStatus.WAITING
     # Whether a step with this request is prepared from its ids, on the host.
     needs_ids: bool = False

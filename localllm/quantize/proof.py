@@ -81,7 +81,7 @@ def decode_speed(model: str, config: EngineConfig) -> float | None:
         loaded = open_model(model, replace(config, speculation=SpeculationConfig("off")))
     except LocalLLMError:
         return None
-    prompt = loaded.text_prompt("Once upon a time there was")
+    prompt = loaded.prompts.text("Once upon a time there was")
     speed = 0.0
     for num_tokens in (WARM_UP_TOKENS, SPEED_TOKENS):
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)

@@ -121,3 +121,15 @@ def test_an_unfit_output_is_not_kept() -> None:
     [event] = scheduler.update(scheduler.schedule(), [[SampledToken(None)]])
     assert event.error is not None
     assert not store.keys
+
+
+def test_requests_of_another_salt_share_nothing() -> None:
+    scheduler = make_scheduler(150)
+    cached = {}
+    for salt in (b"", b"a", b"b", b"a", b""):
+        request = make_request(0, 41)
+        request.salt = salt
+        scheduler.add(request)
+        finish(scheduler)
+        cached.setdefault(salt, []).append(request.num_cached_tokens)
+    assert cached == {b"": [0, 40], b"a": [0, 40], b"b": [0]}

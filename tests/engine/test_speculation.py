@@ -127,6 +127,22 @@ def test_what_an_ended_request_said_is_found_by_the_next() -> None:
     assert forgetful.speedup < 1.1
 
 
+def test_what_a_request_of_another_salt_said_is_not_found() -> None:
+    drafter = NgramDrafter(2, 8)
+    said = make_request(0, 40)
+    said.salt = b"a"
+    drafter.add(said)
+    drafter.work(step_of(said, num_tokens=40))
+    drafter.forget(said)
+    for salt, is_found in ((b"a", True), (b"", False), (b"b", False)):
+        request = make_request(1, 4)
+        request.token_ids[:] = [500, *said.token_ids[10:13]]
+        request.salt = salt
+        drafter.add(request)
+        drafter.work(step_of(request, num_tokens=40))
+        assert (drafter.propose(request, 4) is not None) == is_found
+
+
 def test_a_long_prompt_is_indexed_beside_its_steps_and_not_at_once() -> None:
     drafter = NgramDrafter(2, 8)
     request = make_request(0, 5000)
