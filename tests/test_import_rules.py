@@ -63,6 +63,8 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {"session", "engine"},
     "quantize": {"session", "evaluation", "model", "tokenizer", "prompt", "localllm_kernels"},
     "bench": {"session", "engine", "model", "catalog", "tokenizer", "localllm_kernels"},
+    "server": {"session", "engine", "text_engine", "completion", "tokenizer", "prompt"}
+    | {"prompt_writer", "thinking", "generation_config", "speculation_config"},
     "card": {"catalog", "generation_config", "model", "tokenizer"},
     "local_models": {"card", "catalog", "model"},
     "cli": {
@@ -77,6 +79,8 @@ ALLOWED: dict[str, set[str]] = {
         "local_models",
         "quantize",
         "bench",
+        "server",
+        "prompt_writer",
         "model",
         "engine",
         "prompt",

@@ -8,6 +8,10 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         'localllm chat -f report.md "Summarise this." --json',
         'localllm chat --continue "And in one sentence?"',
     ),
+    "serve": (
+        "localllm serve qwen3-4b",
+        "localllm serve qwen3-4b --host 0.0.0.0 --api-key $(openssl rand -hex 16)",
+    ),
     "quantize": (
         "localllm quantize qwen3-4b",
         "localllm quantize qwen3-4b ./small --method awq+gptq --group-size 32",

@@ -29,6 +29,7 @@ from localllm.cli.plan import plan
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
 from localllm.cli.rm import rm
+from localllm.cli.serve import serve
 from localllm.cli.sessions import sessions
 from localllm.cli.show import show
 from localllm.errors import ExitCode, LocalLLMError
@@ -52,6 +53,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, Callable[..., int | None]] = {
     "chat": chat,
     "run": chat,
+    "serve": serve,
     "quantize": quantize,
     "eval": evaluate_model,
     "bench": bench,

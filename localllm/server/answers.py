@@ -1,0 +1,179 @@
+"""Answers in OpenAI's forms, whole and in chunks, from the events of the engine.
+
+Source: OpenAI's API reference, "The chat completion object", "The chat completion chunk object" and
+"The completion object"; `reasoning_content` is DeepSeek's name for what a model thinks.
+"""
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from localllm.completion import TextEvent, TokenInfo
+from localllm.tokenizer import Tokenizer
+
+Kind = Literal["chat", "text"]
+_REASONS = {"stop": "stop", "length": "length", "abort": "stop"}
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a request, of all its prompts and samples."""
+
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_completion: int = 0
+    num_accepted: int = 0
+
+    def add(self, event: TextEvent) -> None:
+        """Count an event's token."""
+        if event.token is not None:
+            self.num_completion += 1
+            self.num_accepted += event.token.is_draft
+
+    def as_json(self) -> dict[str, Any]:
+        """As OpenAI's API has it."""
+        return {
+            "prompt_tokens": self.num_prompt,
+            "completion_tokens": self.num_completion,
+            "total_tokens": self.num_prompt + self.num_completion,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached},
+            "completion_tokens_details": {"accepted_prediction_tokens": self.num_accepted},
+        }
+
+
+@dataclass(slots=True)
+class _Choice:
+    text: str = ""
+    thinking: str = ""
+    reason: str | None = None
+    tokens: list[TokenInfo] = field(default_factory=list)
+
+
+class Writer:
+    """Writes the answers to one request; `num_choices` of them."""
+
+    def __init__(
+        self, kind: Kind, model: str, tokenizer: Tokenizer, num_choices: int, *, has_logprobs: bool
+    ) -> None:
+        self._kind, self._model, self._tokenizer = kind, model, tokenizer
+        self._has_logprobs = has_logprobs
+        self._id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._choices = [_Choice() for _ in range(num_choices)]
+        self._has_begun = [False] * num_choices
+        self._offsets = [0] * num_choices
+        self.usage = Usage()
+
+    def add(self, index: int, event: TextEvent) -> None:
+        """Book an event of choice `index`."""
+        choice = self._choices[index]
+        choice.text += event.text
+        choice.thinking += event.thinking
+        if event.token is not None:
+            choice.tokens.append(event.token)
+        if event.finish_reason is not None:
+            choice.reason = _REASONS.get(event.finish_reason, "stop")
+        self.usage.add(event)
+
+    def whole(self, echoes: Sequence[str] = ()) -> dict[str, Any]:
+        """The object of an answer that is not streamed."""
+        choices = []
+        for index, choice in enumerate(self._choices):
+            described: dict[str, Any] = {"index": index, "finish_reason": choice.reason}
+            if self._kind == "chat":
+                message: dict[str, Any] = {"role": "assistant", "content": choice.text}
+                if choice.thinking:
+                    message["reasoning_content"] = choice.thinking
+                described["message"] = message
+            else:
+                described["text"] = (echoes[index] if echoes else "") + choice.text
+            described["logprobs"] = self._logprobs(choice.tokens, index)
+            choices.append(described)
+        kind = "chat.completion" if self._kind == "chat" else "text_completion"
+        return {**self._head(kind), "choices": choices, "usage": self.usage.as_json()}
+
+    def first_chunks(self, echoes: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
+        """What comes before any token."""
+        for index in range(len(self._choices)):
+            if self._kind == "chat":
+                yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
+            elif echoes and echoes[index]:
+                yield self._chunk(index, {"text": echoes[index]}, None)
+
+    def chunks(self, index: int, event: TextEvent) -> Iterable[dict[str, Any]]:
+        """What one event adds, after `add` had it."""
+        tokens = [event.token] if event.token is not None else []
+        logprobs = self._logprobs(tokens, index) if tokens else None
+        if self._kind == "text":
+            if event.text or logprobs:
+                yield self._chunk(index, {"text": event.text}, None, logprobs)
+        else:
+            delta = {"reasoning_content": event.thinking, "content": event.text}
+            said = {name: text for name, text in delta.items() if text}
+            if said or logprobs:
+                yield self._chunk(index, {"delta": said}, None, logprobs)
+        if event.finish_reason is not None:
+            empty: dict[str, Any] = {"text": ""} if self._kind == "text" else {"delta": {}}
+            yield self._chunk(index, empty, self._choices[index].reason)
+
+    def usage_chunk(self) -> dict[str, Any]:
+        """The last chunk, where usage was asked for."""
+        return {**self._head(self._chunk_kind), "choices": [], "usage": self.usage.as_json()}
+
+    @property
+    def _chunk_kind(self) -> str:
+        return "chat.completion.chunk" if self._kind == "chat" else "text_completion"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+        }
+
+    def _chunk(
+        self, index: int, content: dict[str, Any], reason: str | None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, **content, "finish_reason": reason, "logprobs": logprobs}
+        return {**self._head(self._chunk_kind), "choices": [choice]}
+
+    def _logprobs(self, tokens: Sequence[TokenInfo], index: int) -> dict[str, Any] | None:
+        if not self._has_logprobs:
+            return None
+        if self._kind == "chat":
+            return {"content": [self._token(token) for token in tokens]}
+        texts = [self._tokenizer.decode([token.token_id]) for token in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [_logprob(token) for token in tokens],
+            "top_logprobs": [
+                {self._tokenizer.decode([i]): logprob for i, logprob in _top(token)}
+                for token in tokens
+            ],
+            "text_offset": offsets,
+        }
+
+    def _token(self, token: TokenInfo) -> dict[str, Any]:
+        top = [self._described(token_id, logprob) for token_id, logprob in _top(token)]
+        return {**self._described(token.token_id, _logprob(token)), "top_logprobs": top}
+
+    def _described(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._tokenizer.decode([token_id])
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _logprob(token: TokenInfo) -> float:
+    # JSON knows no infinities; OpenAI's own servers say this.
+    return max(-9999.0, token.logprobs.logprob) if token.logprobs is not None else -9999.0
+
+
+def _top(token: TokenInfo) -> list[tuple[int, float]]:
+    top = token.logprobs.top if token.logprobs is not None else ()
+    return [(token_id, max(-9999.0, logprob)) for token_id, logprob in top]

@@ -1,0 +1,292 @@
+"""The front's side of the engine: starts its process, watches it, starts it again.
+
+A process that has died, or says nothing for too long, ends what it was at with an error, each
+request under its own number; the next process takes requests as soon as it is ready.
+"""
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from localllm.completion import TextEvent
+from localllm.config import EngineConfig, SamplingParams
+from localllm.errors import ExitCode, LocalLLMError, RequestError
+from localllm.prompt import Prompt
+from localllm.server.engine_process import config_to_wire
+from localllm.server.wire import (
+    Message,
+    Unpacker,
+    error_from_wire,
+    event_from_wire,
+    pack,
+    params_to_wire,
+    prompt_to_wire,
+)
+
+logger = logging.getLogger(__name__)
+
+State = Literal["starting", "ready", "stopped", "failed"]
+# A process is asked so often whether it is there; one that has said nothing for so long hangs. A
+# step on a CPU takes seconds, a kernel that is compiled for it a minute.
+PING_S, HANGS_S = 2.0, 180.0
+# Before a process is started again; twice as long after each one that did not become ready.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
+# For a process to end that nobody talks to any more.
+_ENDS_S = 5.0
+# Events of a request that nobody has read; then its reader is too slow.
+_MAX_UNREAD = 8192
+
+
+class EngineDownError(LocalLLMError):
+    """There is no engine at the moment, or it died under a request."""
+
+
+class QueueFullError(LocalLLMError):
+    """As many requests as are taken are there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a ready engine says of its model."""
+
+    name: str
+    context_length: int
+    vocab_size: int
+    longer_context: str
+    load_s: float
+    pid: int
+
+
+@dataclass(slots=True)
+class Stats:
+    """What an engine said last of its load."""
+
+    running: int = 0
+    waiting: int = 0
+    used_blocks: int = 0
+    blocks: int = 1
+    preemptions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class RequestStream:
+    """The events of one request, to be read by one task; closing it ends the request."""
+
+    client: "EngineClient"
+    request_id: int
+    num_samples: int
+    events: "asyncio.Queue[TextEvent | LocalLLMError]" = field(default_factory=asyncio.Queue)
+    num_ended: int = 0
+
+    async def __aiter__(self) -> AsyncIterator[TextEvent]:
+        """Raises: RequestError for a request that is refused; EngineDownError."""
+        try:
+            while self.num_ended < self.num_samples:
+                event = await self.events.get()
+                if isinstance(event, LocalLLMError):
+                    raise event
+                if event.finish_reason is not None:
+                    self.num_ended += 1
+                yield event
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the request, if it still runs."""
+        self.client.forget(self)
+
+
+class EngineClient:
+    """One engine, whichever process it is in at the moment."""
+
+    def __init__(
+        self, model: str | None, config: EngineConfig, max_requests: int, log_level: int
+    ) -> None:
+        self._model, self._config = model, config
+        self._max_requests, self._log_level = max_requests, log_level
+        self._state: State = "starting"
+        self.info: EngineInfo | None = None
+        self.failure: LocalLLMError | None = None
+        self.stats = Stats()
+        self.num_restarts = 0
+        self._next_id = 0
+        self._streams: dict[int, RequestStream] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        self._heard_s = 0.0
+
+    @property
+    def state(self) -> State:
+        """Where the engine stands."""
+        return self._state
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are under way or wait."""
+        return len(self._streams)
+
+    async def start(self) -> EngineInfo:
+        """Start the engine, and wait until it is ready.
+
+        Raises: LocalLLMError where the model cannot be loaded.
+        """
+        self._supervisor = asyncio.create_task(self._supervise())
+        await self._settled.wait()
+        if self.info is None:
+            assert self.failure is not None
+            raise self.failure
+        return self.info
+
+    async def stop(self) -> None:
+        """End the process; what it is at ends with an error."""
+        self._state = "stopped"
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+
+    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> RequestStream:
+        """Start a request. Raises: EngineDownError, QueueFullError."""
+        if self._writer is None or self.state != "ready":
+            raise EngineDownError("the engine is starting", hint="try again in a moment")
+        if len(self._streams) >= self._max_requests:
+            raise QueueFullError(f"{len(self._streams)} requests are under way or wait already")
+        stream = RequestStream(self, self._next_id, params.n)
+        self._next_id += 1
+        self._streams[stream.request_id] = stream
+        self._send(
+            {
+                "type": "submit",
+                "id": stream.request_id,
+                "prompt": prompt_to_wire(prompt),
+                "params": params_to_wire(params),
+                "salt": salt,
+            }
+        )
+        return stream
+
+    def forget(self, stream: RequestStream) -> None:
+        """Nobody reads a request's events any more."""
+        known = self._streams.pop(stream.request_id, None)
+        if known is not None and stream.num_ended < stream.num_samples:
+            self._send({"type": "abort", "id": stream.request_id})
+
+    def _send(self, message: Message) -> None:
+        if self._writer is not None:
+            self._writer.write(pack(message))
+
+    async def _supervise(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                was_ready = await self._run_once()
+            finally:
+                self._end_all()
+            if self.failure is not None:
+                self._state = "failed"
+                self._settled.set()
+                return
+            pause = _FIRST_PAUSE_S if was_ready else min(2 * pause, _LONGEST_PAUSE_S)
+            self.num_restarts += 1
+            logger.error("the engine's process ended; it is started again")
+            await asyncio.sleep(pause)
+
+    async def _run_once(self) -> bool:
+        """One process, to its end; whether it was ready."""
+        ours, theirs = socket.socketpair()
+        self._state = "starting"
+        command = [sys.executable, "-m", "localllm.server.engine_process", str(theirs.fileno())]
+        process = await asyncio.create_subprocess_exec(*command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        was_ready = False
+        watch = asyncio.create_task(self._watch(process))
+        try:
+            self._send(
+                {
+                    "type": "open",
+                    "model": self._model,
+                    "config": config_to_wire(self._config),
+                    "log_level": self._log_level,
+                }
+            )
+            unpacker = Unpacker()
+            self._heard_s = time.monotonic()
+            while data := await reader.read(1 << 16):
+                self._heard_s = time.monotonic()
+                for message in unpacker.feed(data):
+                    self._take(message)
+                was_ready = was_ready or self.state == "ready"
+        except (ConnectionError, ValueError):
+            logger.debug("the engine's channel is broken", exc_info=True)
+        finally:
+            watch.cancel()
+            self._writer.close()
+            self._writer = None
+            if self.state == "ready":
+                self._state = "starting"
+            try:  # it ends by itself, and saves what it keeps
+                code = await asyncio.wait_for(process.wait(), _ENDS_S)
+            except TimeoutError:
+                process.kill()
+                code = await process.wait()
+            if not was_ready and self.failure is None and self.num_restarts == 0:
+                self.failure = LocalLLMError(
+                    "the engine's process ended before its model was loaded",
+                    where=f"exit code {code}",
+                    hint="localllm chat with the same model and flags shows more",
+                )
+        return was_ready
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Ask the process whether it is there, and end one that hangs."""
+        while True:
+            await asyncio.sleep(PING_S)
+            if self.state == "ready":
+                self._send({"type": "ping", "id": 0})
+                if time.monotonic() - self._heard_s > HANGS_S:
+                    logger.error("the engine has said nothing for %.0f s; it is ended", HANGS_S)
+                    process.kill()
+
+    def _take(self, message: Message) -> None:
+        match message["type"]:
+            case "ready":
+                fields = {key: value for key, value in message.items() if key != "type"}
+                self.info, self._state = EngineInfo(**fields), "ready"
+                self._settled.set()
+            case "failed":
+                self.failure = error_from_wire(message["error"])
+                self.failure.exit_code = ExitCode(message["code"])
+            case "events":
+                for raw in message["events"]:
+                    event = event_from_wire(raw)
+                    self._deliver(event.request_id, event)
+            case "refused":
+                self._deliver(message["id"], error_from_wire(message["error"]))
+            case "pong":
+                self.stats = Stats(**message["stats"])
+
+    def _deliver(self, request_id: int, event: TextEvent | LocalLLMError) -> None:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        if stream.events.qsize() >= _MAX_UNREAD:
+            self.forget(stream)
+            event = RequestError("the answer was read too slowly, and is given up")
+        stream.events.put_nowait(event)
+
+    def _end_all(self) -> None:
+        """Tell everybody that the engine is gone."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.events.put_nowait(
+                EngineDownError(
+                    f"the engine ended under request {stream.request_id}",
+                    hint="it is started again; ask once more",
+                )
+            )

@@ -1,0 +1,147 @@
+"""What stands before every route: who may ask, from where, and how much.
+
+Pages of a browser reach loopback too, by a name that resolves there or from a foreign origin; so a
+server without a key still asks under which name it was called (Ollama's CVE-2024-28224).
+"""
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+from urllib.parse import urlsplit
+
+from localllm.server.limits import LIMITS
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask. Without keys everybody may who calls it by one of its names."""
+
+    keys: Sequence[str] = ()
+    hosts: Sequence[str] = LOOPBACK_NAMES
+    origins: Sequence[str] = ()
+
+    def salt(self, key: str) -> bytes:
+        """What keeps the cache of one key's requests from another's."""
+        return sha256(key.encode()).digest() if self.keys else b""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer in OpenAI's form for errors."""
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The body."""
+        told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": told}
+
+
+class Guard:
+    """Passes on what may be asked."""
+
+    def __init__(self, app: App, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        refusal = self._check(scope["method"], headers)
+        if refusal is not None:
+            await _refuse(send, refusal)
+            return
+        key = _bearer(headers)
+        scope["salt"] = self._access.salt(key)
+        scope["key"] = key if self._access.keys else ""
+        await self._app(scope, receive, send)
+
+    def _check(self, method: str, headers: dict[str, str]) -> Refusal | None:
+        host = headers.get("host", "")
+        if _hostname(f"//{host}") not in self._access.hosts:
+            return Refusal(400, f"this server is not called {host!r:.100}", code="unknown_host")
+        origin = headers.get("origin")
+        own = (f"http://{host}", f"https://{host}")
+        if origin is not None and origin not in (*own, *self._access.origins):
+            return Refusal(403, "requests of other origins are not taken", code="bad_origin")
+        if self._access.keys and not self._knows(_bearer(headers)):
+            return Refusal(
+                401,
+                "the API key is missing or wrong",
+                "authentication_error",
+                "invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        if method not in ("POST", "PUT", "PATCH"):
+            return None
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            return Refusal(415, "the body must be application/json")
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > LIMITS.body_bytes:
+            return _too_large()
+        return None
+
+    def _knows(self, given: str) -> bool:
+        # All are compared, each in a time that tells nothing.
+        found = [hmac.compare_digest(given.encode(), key.encode()) for key in self._access.keys]
+        return any(found)
+
+
+async def read_body(receive: Receive) -> bytes | Refusal:
+    """A body, no longer than is taken, however it is sent."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return Refusal(400, "the client has gone")
+        body += message.get("body", b"")
+        if len(body) > LIMITS.body_bytes:
+            return _too_large()
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+def _too_large() -> Refusal:
+    return Refusal(413, f"the body is larger than {LIMITS.body_bytes:,} bytes")
+
+
+def _hostname(address: str) -> str:
+    try:
+        return (urlsplit(address).hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _bearer(headers: dict[str, str]) -> str:
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
+
+
+async def _refuse(send: Send, refusal: Refusal) -> None:
+    body = json.dumps(refusal.content).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    headers |= refusal.headers
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,27 @@
+"""`localllm serve` as it is typed; what it answers is tested in tests/server."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.errors import ExitCode
+
+
+def test_an_open_address_needs_a_key(localllm: Callable[..., Any]) -> None:
+    outcome = localllm("serve", "pocket", "--host", "0.0.0.0")
+    assert outcome.code == ExitCode.USAGE
+    assert "--api-key" in outcome.err
+    assert localllm("serve", "pocket", "--api-key", "").code == ExitCode.USAGE
+
+
+def test_a_model_that_cannot_be_served_is_told_before_anything_listens(
+    localllm: Callable[..., Any],
+) -> None:
+    assert localllm("serve", "no-such-model-at-all").code == ExitCode.MODEL
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    outcome = localllm("serve", "pocket", "--device", "cuda")
+    assert outcome.code == ExitCode.MEMORY
+    assert "no usable GPU" in outcome.err

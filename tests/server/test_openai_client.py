@@ -1,0 +1,230 @@
+"""OpenAI's client, unchanged, against our server."""
+
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+
+from localllm import LLM, SamplingParams
+
+QUESTION = [{"role": "user", "content": "What is the KV cache?"}]
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("pocket")
+
+
+def test_a_chat_has_the_text_of_the_library(client: OpenAI, llm: LLM) -> None:
+    [expected] = llm.chat(QUESTION, GREEDY)
+    answer = client.chat.completions.create(
+        model="pocket", messages=QUESTION, temperature=0, max_tokens=24
+    )
+    [choice] = answer.choices
+    assert choice.message.content == expected.text
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == expected.finish_reason
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == expected.num_prompt_tokens
+    assert answer.usage.completion_tokens == expected.num_generated_tokens
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + 24
+
+
+def test_a_stream_adds_up_to_the_whole(client: OpenAI, llm: LLM) -> None:
+    [expected] = llm.chat(QUESTION, GREEDY)
+    chunks = list(
+        client.chat.completions.create(
+            model="pocket",
+            messages=QUESTION,
+            temperature=0,
+            max_tokens=24,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert said == expected.text
+    reasons = [c.choices[0].finish_reason for c in chunks if c.choices]
+    assert reasons[-1] == "length"
+    assert set(reasons[:-1]) == {None}
+    assert len({chunk.id for chunk in chunks}) == 1
+    usage = chunks[-1].usage
+    assert usage is not None
+    assert usage.completion_tokens == 24
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == 16
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_samples_of_a_seed_are_those_of_the_library(
+    client: OpenAI, llm: LLM, is_streamed: bool
+) -> None:
+    params = SamplingParams(temperature=0.9, seed=7, n=3, max_tokens=12, top_p=0.9, top_k=50)
+    [expected] = llm.generate(["The cache"], params)
+    arguments = {
+        "model": "pocket",
+        "prompt": "The cache",
+        "temperature": 0.9,
+        "seed": 7,
+        "n": 3,
+        "max_tokens": 12,
+        "top_p": 0.9,
+        "extra_body": {"top_k": 50},
+    }
+    texts = {0: "", 1: "", 2: ""}
+    if is_streamed:
+        for chunk in client.completions.create(stream=True, **arguments):
+            texts[chunk.choices[0].index] += chunk.choices[0].text
+    else:
+        answer = client.completions.create(**arguments)
+        texts = {choice.index: choice.text for choice in answer.choices}
+    assert [texts[i] for i in range(3)] == [sample.text for sample in expected.samples]
+    assert len(set(texts.values())) > 1
+
+
+def test_many_prompts_as_texts_or_tokens_echoed_or_not(client: OpenAI, llm: LLM) -> None:
+    texts = ["The cache", "A token is"]
+    ids = [list(llm.model.prompts.text(text).token_ids) for text in texts]
+    expected = [each.text for each in llm.generate(texts, GREEDY)]
+    for prompt in (texts, ids):
+        answer = client.completions.create(
+            model="pocket", prompt=prompt, temperature=0, max_tokens=24
+        )
+        assert [choice.text for choice in answer.choices] == expected
+    echoed = client.completions.create(
+        model="pocket", prompt=texts[0], temperature=0, max_tokens=24, echo=True
+    )
+    assert echoed.choices[0].text == texts[0] + expected[0]
+    single = client.completions.create(model="pocket", prompt=ids[1], temperature=0, max_tokens=24)
+    assert single.choices[0].text == expected[1]
+
+
+def test_stop_strings_biases_and_penalties_reach_the_engine(client: OpenAI, llm: LLM) -> None:
+    [plain] = llm.chat(QUESTION, GREEDY)
+    word = plain.text.split()[3]
+    stopped = client.chat.completions.create(
+        model="pocket", messages=QUESTION, temperature=0, max_tokens=24, stop=[word]
+    )
+    assert stopped.choices[0].message.content == plain.text[: plain.text.index(word)]
+    assert stopped.choices[0].finish_reason == "stop"
+    token = plain.samples[0].tokens[0].token_id
+    biased = client.chat.completions.create(
+        model="pocket",
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=1,
+        logit_bias={str(token): -100},
+    )
+    assert biased.choices[0].message.content != llm.model.tokenizer.decode([token])
+    penalized = client.chat.completions.create(
+        model="pocket",
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=60,
+        presence_penalty=2,
+        frequency_penalty=2,
+        extra_body={"repetition_penalty": 1.5},
+    )
+    [expected] = llm.chat(
+        QUESTION,
+        SamplingParams(
+            temperature=0,
+            max_tokens=60,
+            presence_penalty=2,
+            frequency_penalty=2,
+            repetition_penalty=1.5,
+        ),
+    )
+    assert penalized.choices[0].message.content == expected.text
+
+
+def test_log_probabilities_in_both_forms(client: OpenAI, llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=2)
+    [expected] = llm.chat(QUESTION, params)
+    answer = client.chat.completions.create(
+        model="pocket",
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=3,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    for found, token in zip(logprobs.content, expected.samples[0].tokens, strict=True):
+        assert token.logprobs is not None
+        assert found.logprob == pytest.approx(token.logprobs.logprob, abs=1e-5)
+        assert bytes(found.bytes or []).decode() == found.token
+        assert len(found.top_logprobs) == 2
+        assert found.top_logprobs[0].token == found.token
+    text = client.completions.create(
+        model="pocket", prompt="The cache", temperature=0, max_tokens=3, logprobs=2
+    )
+    old = text.choices[0].logprobs
+    assert old is not None
+    assert "".join(old.tokens or []) == text.choices[0].text
+    assert old.text_offset == [
+        0,
+        len((old.tokens or [""])[0]),
+        len("".join((old.tokens or [])[:2])),
+    ]
+
+
+def test_a_conversation_with_parts_and_all_roles(client: OpenAI, llm: LLM) -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What is a token?"}]},
+        {"role": "assistant", "content": "A piece of text."},
+        {"role": "user", "content": "And the cache?"},
+    ]
+    plain = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is a token?"},
+        *messages[2:],
+    ]
+    [expected] = llm.chat(plain, GREEDY)
+    answer = client.chat.completions.create(
+        model="pocket", messages=messages, temperature=0, max_completion_tokens=24
+    )
+    assert answer.choices[0].message.content == expected.text
+
+
+def test_the_model_is_listed_and_others_are_unknown(client: OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["pocket"]
+    assert client.models.retrieve("pocket").id == "pocket"
+    for ask in (
+        lambda: client.models.retrieve("gpt-4o"),
+        lambda: client.chat.completions.create(model="gpt-4o", messages=QUESTION),
+    ):
+        with pytest.raises(NotFoundError) as caught:
+            ask()
+        assert caught.value.code == "model_not_found"
+        assert "pocket" in caught.value.message
+
+
+def test_a_prompt_that_is_too_long_is_told_with_its_length(client: OpenAI) -> None:
+    for words in (3000, 300_000):
+        with pytest.raises(BadRequestError) as caught:
+            client.completions.create(model="pocket", prompt="word " * words)
+        assert caught.value.code == "context_length_exceeded"
+        assert "2,048" in caught.value.message
+
+
+def test_what_is_not_supported_is_refused(client: OpenAI) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    for arguments in (
+        {"tools": [tool]},
+        {"response_format": {"type": "json_object"}},
+        {"n": 9},
+        {"temperature": -1},
+        {"top_logprobs": 2},
+        {"logit_bias": {"99999": 1}},
+        {"extra_body": {"chat_template_kwargs": {"x": "y"}}},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            client.chat.completions.create(**{"model": "pocket", "messages": QUESTION, **arguments})
+        assert caught.value.type == "invalid_request_error"
+    with pytest.raises(BadRequestError, match="suffix is not supported"):
+        client.completions.create(model="pocket", prompt="a", suffix="b")
