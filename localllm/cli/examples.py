@@ -27,6 +27,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "localllm bench --url http://127.0.0.1:8000 --batch 16",
     ),
     "pull": ("localllm pull qwen3-8b --int4", "localllm pull org/name@revision --dry-run"),
+    "limits": ("localllm limits",),
     "ls": ("localllm ls", "localllm ls --json | jq .name"),
     "show": ("localllm show qwen3-4b", "localllm show ./my-checkpoint --template"),
     "rm": ("localllm rm qwen3-8b",),

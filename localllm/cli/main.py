@@ -23,6 +23,7 @@ from localllm.cli.config import config, flag_defaults
 from localllm.cli.doctor import doctor
 from localllm.cli.eval import evaluate_model
 from localllm.cli.examples import examples
+from localllm.cli.limits import limits
 from localllm.cli.ls import ls
 from localllm.cli.output import StdoutClosedError, print_error
 from localllm.cli.plan import plan
@@ -54,6 +55,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "chat": chat,
     "run": chat,
     "serve": serve,
+    "limits": limits,
     "quantize": quantize,
     "eval": evaluate_model,
     "bench": bench,

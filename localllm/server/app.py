@@ -32,6 +32,7 @@ from localllm.server.engine_client import (
 )
 from localllm.server.guard import Access, Guard, Refusal, read_body
 from localllm.server.limits import LIMITS
+from localllm.server.metrics import Meter, Metrics
 from localllm.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -87,8 +88,9 @@ def create_app(engine: EngineClient, model: ServedModel, access: Access) -> Guar
         ("/v1/models", server.models),
         ("/v1/models/{name:path}", server.model),
         ("/health", server.health),
+        ("/metrics", server.metrics),
     ):
-        app.add_api_route(path, look, methods=["GET"], response_class=JSONResponse)
+        app.add_api_route(path, look, methods=["GET"], response_model=None)
     return Guard(app, access)
 
 
@@ -116,6 +118,7 @@ def _described(schema: type[BaseModel]) -> dict[str, Any]:
 class _Server:
     def __init__(self, engine: EngineClient, model: ServedModel) -> None:
         self._engine, self._model = engine, model
+        self._metrics = Metrics(model.name)
         self._by_key: Counter[str] = Counter()
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
@@ -188,6 +191,11 @@ class _Server:
         }
         return JSONResponse(told, 200 if state == "ready" else 503)
 
+    async def metrics(self) -> Response:
+        """`GET /metrics`"""
+        text = self._metrics.text(self._engine.stats, self._engine.num_restarts)
+        return Response(text, media_type="text/plain; version=0.0.4")
+
     @property
     def _tokenizer(self) -> Any:
         return self._model.prompts.tokenizer
@@ -255,16 +263,20 @@ class _Server:
             for stream in streams:
                 stream.close()
             self._by_key[key] -= len(prompts)
+            meter.close()
 
-        events = _merged(streams, params.n, writer)
+        meter = Meter(self._metrics, writer.usage.num_prompt, len(prompts) * params.n)
+        events = _merged(streams, params.n, writer, meter)
         if not body.stream:
             return _Whole(events, writer, echoes, finished)
-        wants_usage = body.stream_options is not None and body.stream_options.include_usage
-        return _Stream(events, writer, echoes, finished, wants_usage=wants_usage)
+        stream_of_chunks = _Stream(events, writer, echoes, finished)
+        asked = body.stream_options
+        stream_of_chunks.wants_usage = asked is not None and asked.include_usage
+        return stream_of_chunks
 
 
 async def _merged(
-    streams: Sequence[RequestStream], num_samples: int, writer: Writer
+    streams: Sequence[RequestStream], num_samples: int, writer: Writer, meter: Meter
 ) -> AsyncIterator[tuple[int, TextEvent]]:
     """Events of all streams as they come, each with the number of its choice; booked.
 
@@ -278,9 +290,9 @@ async def _merged(
                 if event.finish_reason is FinishReason.ERROR:
                     assert event.error is not None
                     raise event.error
-                await arrived.put((number * num_samples + event.sample, event))
                 if event.sample == 0 and event.token is not None:
                     cached[number] = event.num_cached_tokens
+                await arrived.put((number * num_samples + event.sample, event))
             await arrived.put(None)
         except LocalLLMError as error:
             await arrived.put(error)
@@ -298,6 +310,7 @@ async def _merged(
                 continue
             writer.add(*found)
             writer.usage.num_cached = sum(cached)
+            meter.add(*found, writer.usage.num_cached)
             yield found
     finally:
         for task in tasks:
@@ -305,10 +318,17 @@ async def _merged(
 
 
 class _UntilGone(Response):
-    """A response whose work ends when the client goes, whether anything was sent or not."""
+    """An answer whose work ends when the client goes, whether anything was sent or not."""
 
-    def __init__(self, finished: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[tuple[int, TextEvent]],
+        writer: Writer,
+        echoes: Sequence[str],
+        finished: Callable[[], None],
+    ) -> None:
         super().__init__()
+        self._events, self._writer, self._echoes = events, writer, echoes
         self._finished = finished
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -329,16 +349,6 @@ class _UntilGone(Response):
 
 
 class _Whole(_UntilGone):
-    def __init__(
-        self,
-        events: AsyncIterator[tuple[int, TextEvent]],
-        writer: Writer,
-        echoes: Sequence[str],
-        finished: Callable[[], None],
-    ) -> None:
-        super().__init__(finished)
-        self._events, self._writer, self._echoes = events, writer, echoes
-
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async for _ in self._events:
@@ -350,18 +360,7 @@ class _Whole(_UntilGone):
 
 
 class _Stream(_UntilGone):
-    def __init__(
-        self,
-        events: AsyncIterator[tuple[int, TextEvent]],
-        writer: Writer,
-        echoes: Sequence[str],
-        finished: Callable[[], None],
-        *,
-        wants_usage: bool,
-    ) -> None:
-        super().__init__(finished)
-        self._events, self._writer, self._echoes = events, writer, echoes
-        self._wants_usage = wants_usage
+    wants_usage = False
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
@@ -386,7 +385,7 @@ class _Stream(_UntilGone):
                     await say(*first, *writer.chunks(index, event))
                 elif chunks := list(writer.chunks(index, event)):
                     await say(*chunks)
-            if self._wants_usage:
+            if self.wants_usage:
                 await say(writer.usage_chunk())
         except LocalLLMError as error:
             refusal = _refusal_of(error)

@@ -1,5 +1,6 @@
 """`localllm serve` as it is typed; what it answers is tested in tests/server."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,11 @@ def test_an_open_address_needs_a_key(localllm: Callable[..., Any]) -> None:
     assert outcome.code == ExitCode.USAGE
     assert "--api-key" in outcome.err
     assert localllm("serve", "pocket", "--api-key", "").code == ExitCode.USAGE
+
+
+def test_limits_are_printed(localllm: Callable[..., Any]) -> None:
+    assert "body bytes" in localllm("limits").out
+    assert json.loads(localllm("limits", "--json").out)["samples"] == 8
 
 
 def test_a_model_that_cannot_be_served_is_told_before_anything_listens(

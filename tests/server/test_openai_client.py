@@ -1,5 +1,8 @@
 """OpenAI's client, unchanged, against our server."""
 
+from typing import Any
+
+import httpx
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
@@ -209,6 +212,38 @@ def test_a_prompt_that_is_too_long_is_told_with_its_length(client: OpenAI) -> No
             client.completions.create(model="pocket", prompt="word " * words)
         assert caught.value.code == "context_length_exceeded"
         assert "2,048" in caught.value.message
+
+
+def test_metrics_count_what_was_done(server: Any, client: OpenAI) -> None:
+    def read() -> dict[str, float]:
+        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+        values = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: float(value) for name, value in values}
+
+    before = read()
+    for is_streamed in (False, True):
+        answer = client.completions.create(
+            model="pocket", prompt="A metre", temperature=0, max_tokens=5, n=2, stream=is_streamed
+        )
+        if is_streamed:
+            assert list(answer)
+    after = read()
+
+    def grown(name: str, labels: str = "") -> float:
+        key = f'localllm:{name}{{{labels}model_name="pocket"}}'
+        return after[key] - before.get(key, 0.0)
+
+    num_prompt = len(
+        client.post("/../tokenize", body={"prompt": "A metre"}, cast_to=dict)["tokens"]
+    )
+    assert grown("generation_tokens_total") == 20
+    assert grown("prompt_tokens_total") == 2 * num_prompt
+    assert grown("time_to_first_token_seconds_count") == 2
+    assert grown("inter_token_latency_seconds_count") == 16
+    assert grown("e2e_request_latency_seconds_count") == 2
+    key = 'localllm:request_success_total{finished_reason="length",model_name="pocket"}'
+    assert after[key] - before.get(key, 0.0) == 4
+    assert after['localllm:num_requests_running{model_name="pocket"}'] >= 0
 
 
 def test_what_is_not_supported_is_refused(client: OpenAI) -> None:

@@ -1,0 +1,21 @@
+"""`localllm limits`: what a client of the server may ask for at most."""
+
+from typing import Annotated
+
+import typer
+
+from localllm.cli.output import json_line, write_stdout
+from localllm.server.limits import LIMITS
+
+
+def limits(
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Print what `localllm serve` lets a client ask for."""
+    rows = LIMITS.rows()
+    if json_output:
+        write_stdout(json_line({name.replace(" ", "_"): value for name, value in rows}))
+        return
+    names, values = max(len(name) for name, _ in rows), max(len(f"{v:,}") for _, v in rows)
+    for name, value in rows:
+        write_stdout(f"{name:{names}}  {value:>{values},}\n")

@@ -1,0 +1,111 @@
+"""Counters for Prometheus, by vLLM's names behind our prefix, so that dashboards fit.
+
+Source: vLLM's documentation, "Production metrics".
+"""
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from localllm.completion import TextEvent
+from localllm.server.engine_client import Stats
+
+_PREFIX = "localllm:"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class Metrics:
+    """Of one server, since it was started."""
+
+    def __init__(self, model: str) -> None:
+        self._registry = CollectorRegistry()
+        self._model = model
+        self._running = self._gauge("num_requests_running", "Requests in a batch.")
+        self._waiting = self._gauge("num_requests_waiting", "Requests that wait for blocks.")
+        self._usage = self._gauge("kv_cache_usage_perc", "Share of the blocks in use; 1 is all.")
+        self._preemptions = self._gauge("num_preemptions", "Requests that had to start again.")
+        self._restarts = self._gauge("engine_restarts", "Engines that ended and were replaced.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
+        self.generated_tokens = self._counter("generation_tokens", "Tokens of answers.")
+        self.asked_tokens = self._counter("prefix_cache_queries", "Prompt tokens looked up.")
+        self.cached_tokens = self._counter("prefix_cache_hits", "Prompt tokens found.")
+        self.drafted_tokens = self._counter("spec_decode_num_draft_tokens", "Tokens proposed.")
+        self.accepted_tokens = self._counter(
+            "spec_decode_num_accepted_tokens", "Proposed tokens that the model chose too."
+        )
+        self.endings = Counter(
+            f"{_PREFIX}request_success",
+            "Samples that ended, by why.",
+            ("model_name", "finished_reason"),
+            registry=self._registry,
+        )
+        self.first_token_s = self._histogram("time_to_first_token_seconds", "To the first token.")
+        self.token_s = self._histogram("inter_token_latency_seconds", "Between two tokens.")
+        self.whole_s = self._histogram("e2e_request_latency_seconds", "To the end.")
+
+    def ended(self, reason: str) -> None:
+        """A sample has ended."""
+        self.endings.labels(self._model, reason).inc()
+
+    def text(self, stats: Stats, num_restarts: int) -> bytes:
+        """All of them, in Prometheus's form."""
+        self._running.set(stats.running)
+        self._waiting.set(stats.waiting)
+        self._usage.set(stats.used_blocks / max(1, stats.blocks))
+        self._preemptions.set(stats.preemptions)
+        self._restarts.set(num_restarts)
+        return generate_latest(self._registry)
+
+    def _gauge(self, name: str, meaning: str) -> Gauge:
+        made = Gauge(f"{_PREFIX}{name}", meaning, ("model_name",), registry=self._registry)
+        return made.labels(self._model)
+
+    def _counter(self, name: str, meaning: str) -> Counter:
+        made = Counter(f"{_PREFIX}{name}", meaning, ("model_name",), registry=self._registry)
+        return made.labels(self._model)
+
+    def _histogram(self, name: str, meaning: str) -> Histogram:
+        made = Histogram(
+            f"{_PREFIX}{name}",
+            meaning,
+            ("model_name",),
+            registry=self._registry,
+            buckets=_SECONDS,
+        )
+        return made.labels(self._model)
+
+
+class Meter:
+    """Measures one request of some choices, by its events."""
+
+    def __init__(self, metrics: Metrics, num_prompt: int, num_choices: int) -> None:
+        self._metrics, self._num_prompt = metrics, num_prompt
+        self._began_s = time.monotonic()
+        self._newest_s: list[float | None] = [None] * num_choices
+        self._num_drafted = [0] * num_choices
+        self._has_begun = False
+
+    def add(self, index: int, event: TextEvent, num_cached: int) -> None:
+        """An event of choice `index`; `num_cached`: tokens of all prompts, as far as is known."""
+        metrics, now = self._metrics, time.monotonic()
+        if event.token is not None:
+            newest = self._newest_s[index]
+            if newest is not None:
+                metrics.token_s.observe(now - newest)
+            elif not self._has_begun:
+                self._has_begun = True
+                metrics.first_token_s.observe(now - self._began_s)
+                metrics.prompt_tokens.inc(self._num_prompt)
+                metrics.asked_tokens.inc(self._num_prompt)
+                metrics.cached_tokens.inc(num_cached)
+            self._newest_s[index] = now
+            metrics.generated_tokens.inc()
+            metrics.accepted_tokens.inc(event.token.is_draft)
+            metrics.drafted_tokens.inc(event.num_drafted_tokens - self._num_drafted[index])
+            self._num_drafted[index] = event.num_drafted_tokens
+        if event.finish_reason is not None:
+            metrics.ended(str(event.finish_reason))
+
+    def close(self) -> None:
+        """It is over, however it ended."""
+        self._metrics.whole_s.observe(time.monotonic() - self._began_s)
