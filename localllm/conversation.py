@@ -1,6 +1,7 @@
 """A conversation: turns that grow by questions and answers, and can be taken back."""
 
 import gc
+import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from localllm.cache_report import CacheReport, report_cache
 from localllm.completion import Completion, Truncation
 from localllm.config import SamplingParams
 from localllm.engine.request import FinishReason
-from localllm.errors import ContextLengthError, RequestError
+from localllm.errors import ContextLengthError, LocalLLMError, RequestError
 from localllm.overflow import OverflowPolicy, answer_reserve, with_way_out
 from localllm.prompt import Prompt, ThinkLevel
 from localllm.session import LoadedModel
@@ -76,7 +77,8 @@ class ChatSession:
         got none.
         """
         turns = self.turns if self._under_way is None else self._under_way()
-        if self._under_way is None and self.unanswered is not None:
+        is_asked = bool(turns) and turns[-1].question == self.unanswered
+        if self.unanswered is not None and (self._under_way is None or not is_asked):
             turns = [*turns, Turn(self.unanswered, self.model.name)]
         return Transcript(self.model.name, self.system, tuple(turns))
 
@@ -143,7 +145,11 @@ class ChatSession:
         """Tokens that the conversation so far takes of the context, about."""
         if self.completes_text or not (self.turns or self.system):
             return 0
-        return len(self._chat_prompt(self.turns, "").token_ids)
+        try:
+            return len(self._chat_prompt(self.turns, "").token_ids)
+        except LocalLLMError:  # far too long, or not to this template's liking
+            text = "".join(turn.question + turn.answer for turn in self.turns)
+            return self.model.tokenizer.count_at_least(text, 4 * self.model.context_length)
 
     def report_cache(self) -> CacheReport | None:
         """What of the newest prompt came from the cache, and why not all; None without one."""
@@ -196,16 +202,18 @@ class ChatSession:
         cannot be loaded, `load_back` brings it back. Raises: what `load` does.
         """
         self.close()
-        self._model = None
+        self._model, self._last_prompt, self._num_dropped = None, None, 0
+        self._asked, self._earlier = None, []
         gc.collect()  # an engine's parts refer to each other
+        failure: BaseException | None = None
         try:
             self._model = load()
-        except BaseException:
+        except BaseException as error:
+            failure = error
+        if failure is not None:
+            _let_go(failure)
             self._model = load_back()
-            raise
-        finally:
-            self._last_prompt, self._num_dropped = None, 0
-            self._asked, self._earlier = None, []
+            raise failure
 
     def _ask(
         self, history: Sequence[Turn], question: str, params: SamplingParams
@@ -295,11 +303,21 @@ class ChatSession:
             self._under_way = None
             if completion.error is None and not _is_untouched(completion):
                 self.turns = turns_so_far()
-                self._last_prompt, self.unanswered = prompt, None
+                self._last_prompt = prompt
+                if self.unanswered == question:
+                    self.unanswered = None
 
         self._under_way = turns_so_far
         events.on_close.append(remember)
         return completion, events
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Of what the calls that an error came through hold: half a model, it may be."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+    gc.collect()
 
 
 def _is_untouched(completion: Completion) -> bool:

@@ -30,7 +30,7 @@ class PromptWriter:
         Special-token text in it is plain text unless `parse_special`. Raises: RequestError.
         """
         if isinstance(prompt, str):
-            self._check_length(prompt)
+            self.check_length(prompt)
             ids = self.tokenizer.encode(
                 prompt, add_special_tokens=True, parse_special=parse_special
             )
@@ -59,12 +59,12 @@ class PromptWriter:
         text = "\n\n".join(str(message.get("content") or "") for message in messages)
         if not self.tokenizer.has_chat_template:
             return self.text(text, parse_special=parse_special)
-        self._check_length(text)
+        self.check_length(text)
         return self.tokenizer.encode_chat(
             messages, tools, think=think, parse_special=parse_special, **variables
         )
 
-    def _check_length(self, text: str) -> None:
+    def check_length(self, text: str) -> None:
         """Raises: ContextLengthError early, for a text that is far too long to be encoded whole."""
         limit = self.context_length
         if len(text) > 64 * limit:

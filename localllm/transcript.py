@@ -71,7 +71,11 @@ class Transcript:
     @classmethod
     def from_json(cls, text: str) -> "Transcript":
         """What `to_json` gave, without the tokens. Raises: ValueError."""
-        raw = json.loads(text)
+        try:
+            raw = json.loads(text)
+            text.encode()
+        except RecursionError as error:
+            raise ValueError("it is nested too deeply") from error
         messages = raw.get("messages") if isinstance(raw, dict) else None
         if not isinstance(messages, list) or not all(map(_is_message, messages)):
             raise ValueError("it needs `messages`, each with a role and a text as content")

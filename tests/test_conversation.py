@@ -11,6 +11,7 @@ from scripted import scripted_model
 from localllm import LLM, SamplingParams
 from localllm.cli.render import Shown
 from localllm.cli.repl import Repl
+from localllm.cli.slash_turns import edit
 from localllm.config import EngineConfig
 from localllm.conversation import ChatSession
 from localllm.engine.loading import load_engine
@@ -270,4 +271,37 @@ def test_a_model_that_cannot_be_loaded_brings_the_one_before_back(
         assert repl.session.model.name == str(first)
         repl.ask("Are you there?")
         assert repl.session.num_turns == 2
+    repl.session.close()
+
+
+def test_another_answer_leaves_a_later_question_that_got_none(session: ChatSession) -> None:
+    say(session, "One")
+    with pytest.raises(ContextLengthError):
+        session.reply("x" * 3000, GREEDY)
+    _, events = session.regenerate(GREEDY)
+    assert [turn.question[:3] for turn in session.transcript().turns] == ["One", "xxx"]
+    list(events)
+    assert session.unanswered == "x" * 3000
+    assert [turn.question[:3] for turn in session.transcript().turns] == ["One", "xxx"]
+
+
+def test_a_refused_edit_leaves_the_turn_and_files_go_once(
+    make_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repl = Repl(
+        ChatSession(open_model(str(make_checkpoint()))),
+        EngineConfig(),
+        {"max_tokens": 4},
+        Shown("plain", "fold"),
+    )
+    repl.attach("notes.txt", "milk")
+    repl.ask("What?")
+    assert repl.attachments == []
+    monkeypatch.setattr(repl.editor, "edit", lambda text: "x" * 3000)
+    with pytest.raises(ContextLengthError):
+        edit(repl, "")
+    assert [turn.question for turn in repl.session.turns] == ["milk\n\nWhat?"]
+    assert repl.session.unanswered is None
+    with pytest.raises(RequestError, match="is not taken"):
+        repl.attach("book.txt", "x" * 5000)
     repl.session.close()

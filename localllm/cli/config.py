@@ -218,6 +218,7 @@ def _write(document: Any) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".new")
+        partial.touch(mode=0o600)  # keys may be in it
         partial.write_text(tomlkit.dumps(document), encoding="utf-8")
         partial.replace(path)
     except OSError as error:

@@ -130,10 +130,11 @@ class Repl:
     def ask(self, text: str) -> None:
         """Send `text`, with the files that wait for it, and show the answer."""
         message = "\n\n".join([*(file.text for file in self.attachments), text])
+        before = self.last_completion
         try:
             self.answer(lambda params: self.session.reply(message, params))
         finally:
-            if self.session.unanswered != message:  # refused, they wait for the next one
+            if self.last_completion is not before:  # else refused, and they wait for the next one
                 self.attachments.clear()
         self._num_regenerated = 0
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import signal
+import socket
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,6 +93,8 @@ def serve(
 
     found = open_checkpoint(model or default_model(), config, TerminalProgress())
     name = served_model_name or found.name
+    # Ctrl-C ends the engine too: it is an exception, behind which things are put away.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     return asyncio.run(_serve(found, name, access, host, port))
 
 
@@ -98,8 +102,11 @@ def find_access(host: str, keys: list[str], hosts: list[str], origins: list[str]
     """Who may ask. Raises: RequestError for an open address without a key."""
     from localllm.server.guard import LOOPBACK_NAMES, Access
 
-    if not all(keys):
-        raise RequestError("an empty --api-key is none", param="api_key")
+    if not all(key.isascii() and key.isprintable() and key.split() == [key] for key in keys):
+        raise RequestError(
+            "an --api-key must be letters, figures and signs of ASCII, without spaces",
+            param="api_key",
+        )
     if host not in LOOPBACK_NAMES and not keys:
         raise RequestError(
             f"{host} can be reached by others, and there is no key",
@@ -119,7 +126,13 @@ async def _serve(found: "Checkpoint", name: str, access: "Access", host: str, po
     from localllm.server.limits import LIMITS
 
     level = logging.getLogger().level
-    engine = EngineClient(str(found.folder), found.engine_config, LIMITS.requests, level)
+    # It has a warning for each byte that is sent to a client who has just gone.
+    logging.getLogger("asyncio").setLevel(max(level, logging.ERROR))
+    # Before the model is loaded, which may take long. The folder as it is: a relative one could be
+    # taken for an alias.
+    listener = _listen(host, port)
+    folder = str(found.folder.resolve())
+    engine = EngineClient(folder, found.engine_config, LIMITS.requests, level)
     try:
         info = await engine.start()
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
@@ -138,19 +151,33 @@ async def _serve(found: "Checkpoint", name: str, access: "Access", host: str, po
         server = uvicorn.Server(settings)
         announced = asyncio.create_task(_announce(server, name))
         try:
-            await server.serve()
+            await server.serve(sockets=[listener])
         finally:
             announced.cancel()
     finally:
+        listener.close()
         await engine.stop()
     return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Raises: RequestError for an address that cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        raise RequestError(
+            f"cannot listen on {host}, port {port}: {error!s:.100}",
+            param="port",
+            hint="another --port, or 0 for any that is free",
+        ) from error
 
 
 async def _announce(server: "uvicorn.Server", name: str) -> None:
     """Say where it listens, once it does."""
     while not server.started:
         await asyncio.sleep(0.01)
-    sockets = [socket for each in server.servers for socket in each.sockets]
+    sockets = [each for listening in server.servers for each in listening.sockets]
     address, port = sockets[0].getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
     note(f"{show_controls(name)} answers at http://{shown}:{port}/v1; Ctrl-C ends")

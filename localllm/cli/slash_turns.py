@@ -10,7 +10,7 @@ from localllm.cli.files import user_path, write_new_file
 from localllm.cli.output import note, show_controls
 from localllm.cli.terminal import confirm
 from localllm.cli.words import age
-from localllm.errors import ContextLengthError, RequestError
+from localllm.errors import ContextLengthError, LocalLLMError, RequestError
 from localllm.transcript import Transcript, make_title
 
 if TYPE_CHECKING:
@@ -58,9 +58,16 @@ def edit(repl: "Repl", argument: str) -> None:
         raise RequestError(
             "nothing was changed: that looks like a command", hint="type it at the prompt >"
         )
-    if repl.session.unanswered is None:
-        repl.session.undo()
-    repl.ask(text)
+    taken = repl.session.undo()
+    before = repl.last_completion
+    try:
+        repl.ask(text)
+    except LocalLLMError:
+        if taken is not None and taken.is_answered and repl.last_completion is before:
+            # It was refused: what stood there stands again.
+            repl.session.turns.append(taken)
+            repl.session.unanswered = None
+        raise
 
 
 def undo(repl: "Repl", argument: str) -> None:

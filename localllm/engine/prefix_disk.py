@@ -29,6 +29,8 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _NAME = re.compile(r"[0-9a-f]{64}")
 # Where the limit is passed, so much of it is left.
 _KEPT_SHARE = 0.9
+# Prefixes that wait to be saved; of more than these the newest.
+_MAX_OFFERED = 64
 # A file of which nothing has been written for so long is of a process that ended.
 _ABANDONED_S = 3600
 
@@ -44,9 +46,10 @@ class PrefixDisk:
     ) -> None:
         self._folder, self._limit_bytes = folder, limit_bytes
         self._kv_cache, self._pool = kv_cache, pool
-        self._offered: deque[list[bytes]] = deque()
-        # Where the first of the offered prefixes is saved up to.
-        self._num_saved = 0
+        self._offered: deque[list[bytes]] = deque(maxlen=_MAX_OFFERED)
+        # The prefix that is being saved: since when, and up to where.
+        self._keys: list[bytes] = []
+        self._began_ns = self._num_saved = 0
         self._num_bytes: int | None = None  # of all files, once they are counted
         self._is_writable = True
 
@@ -76,20 +79,17 @@ class PrefixDisk:
 
         On a disk that takes no more, says so once and gives up.
         """
-        while self._offered and self._is_writable:
-            keys = self._offered[0]
-            if self._num_saved == len(keys):
-                self._touch(keys)
-                self._offered.popleft()
-                self._num_saved = 0
-                continue
-            key = keys[self._num_saved]
+        while self._is_writable and (self._offered or self._num_saved < len(self._keys)):
+            if self._num_saved == len(self._keys):
+                self._begin(self._offered.popleft())
+                return True  # it may have been long
+            depth, key = self._num_saved, self._keys[self._num_saved]
             self._num_saved += 1
             held = self._pool.match_prefix([key])
             if not held or self._path(key).exists():
                 continue
             try:
-                self._save(key, self._kv_cache.read_block(held[0]).numpy().data)
+                self._save(key, depth, self._kv_cache.read_block(held[0]).numpy().data)
             except OSError as error:
                 self._is_writable = False
                 logger.warning("prefixes are not kept on disk: %s: %s", self._folder, error)
@@ -97,7 +97,18 @@ class PrefixDisk:
         self._offered.clear()
         return False
 
-    def _save(self, key: bytes, values: memoryview) -> None:
+    def _begin(self, keys: list[bytes]) -> None:
+        """Save this prefix next, as much of it as there is room for alone."""
+        most = int(_KEPT_SHARE * self._limit_bytes) // self._file_bytes
+        self._keys, self._num_saved, self._began_ns = keys[:most], 0, time.time_ns()
+        for depth, key in enumerate(self._keys):
+            self._touch(key, depth)
+
+    @property
+    def _file_bytes(self) -> int:
+        return _DIGEST_BYTES + self._kv_cache.block_bytes
+
+    def _save(self, key: bytes, depth: int, values: memoryview) -> None:
         # What was said in a conversation can be told from its keys and values.
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._num_bytes is None:
@@ -108,10 +119,11 @@ class PrefixDisk:
                 file.write(_digest(key, values))
                 file.write(values)
             Path(name).replace(self._path(key))
+            self._touch(key, depth)
         except BaseException:
             _delete(Path(name))
             raise
-        self._num_bytes += len(values)
+        self._num_bytes += self._file_bytes
         if self._num_bytes > self._limit_bytes:
             self._num_bytes = self._make_room()
 
@@ -140,15 +152,13 @@ class PrefixDisk:
                 found.append((stat.st_mtime, stat.st_size, Path(entry.path)))
         return found
 
-    def _touch(self, keys: Sequence[bytes]) -> None:
-        """They were used now, the first of them last."""
-        now = time.time_ns()
-        for depth, key in enumerate(keys):
-            at = now - depth * 1000
-            try:
-                os.utime(self._path(key), ns=(at, at))
-            except OSError:
-                continue
+    def _touch(self, key: bytes, depth: int) -> None:
+        """It is used now; what stands before it in its prefix is as if it were used later."""
+        at = self._began_ns - depth * 1000
+        try:
+            os.utime(self._path(key), ns=(at, at))
+        except OSError:
+            return  # it is not there
 
     def _path(self, key: bytes) -> Path:
         return self._folder / key.hex()

@@ -19,7 +19,13 @@ from localllm import __version__
 from localllm.completion import TextEvent
 from localllm.config import SamplingParams
 from localllm.engine.request import FinishReason
-from localllm.errors import ContextLengthError, LocalLLMError, RequestError, TemplateError
+from localllm.errors import (
+    ContextLengthError,
+    LocalLLMError,
+    RequestError,
+    StepMemoryError,
+    TemplateError,
+)
 from localllm.generation_config import GenerationDefaults
 from localllm.prompt import Prompt
 from localllm.prompt_writer import PromptWriter
@@ -42,7 +48,8 @@ from localllm.server.schema import (
 )
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
+# For a client to take what is sent to it.
+_READ_S = 60.0
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
@@ -101,13 +108,17 @@ def _reading(
         body = await read_body(request.receive)
         if isinstance(body, Refusal):
             raise RefusedError(body)
-        try:
-            parsed = await asyncio.to_thread(schema.model_validate_json, body)
-        except ValidationError as error:
-            raise RefusedError(_describe_invalid(error)) from error
-        return await answer(parsed, request)
+        return await answer(await asyncio.to_thread(_parse, schema, body), request)
 
     return route
+
+
+def _parse(schema: type[BodyT], body: bytes) -> BodyT:
+    """Raises: RefusedError."""
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as error:
+        raise RefusedError(_describe_invalid(error)) from error
 
 
 def _described(schema: type[BaseModel]) -> dict[str, Any]:
@@ -137,11 +148,11 @@ class _Server:
         params = self._params(body)
         prompts = [
             await self._write(lambda each=each: self._model.prompts.text(each), "prompt")  # type: ignore[misc]
-            for each in body.prompts
+            for each in body.prompt
         ]
         echoes: list[str] = []
         if body.echo:
-            for each in body.prompts:
+            for each in body.prompt:
                 text = each if isinstance(each, str) else self._tokenizer.decode(each)
                 echoes += [text] * params.n
         return self._answer("text", body, prompts, params, request, echoes)
@@ -154,6 +165,10 @@ class _Server:
             prompt = await self._write(lambda: self._model.prompts.chat(messages), "messages")
             ids: Sequence[int] = prompt.token_ids
         else:
+            try:
+                self._model.prompts.check_length(body.prompt or "")
+            except ContextLengthError as error:
+                raise RefusedError(_refusal_of(error)) from error
             ids = await asyncio.to_thread(
                 self._tokenizer.encode,
                 body.prompt or "",
@@ -282,7 +297,8 @@ async def _merged(
 
     Raises: RequestError, EngineDownError.
     """
-    arrived: asyncio.Queue[tuple[int, TextEvent] | LocalLLMError | None] = asyncio.Queue()
+    # Bounded, so that what a slow client does not take is counted where it comes from.
+    arrived: asyncio.Queue[tuple[int, TextEvent] | LocalLLMError | None] = asyncio.Queue(64)
 
     async def read(number: int, stream: RequestStream) -> None:
         try:
@@ -374,7 +390,9 @@ class _Stream(_UntilGone):
                 has_begun = True
             lines = (each if isinstance(each, str) else json.dumps(each) for each in chunks)
             body = "".join(f"data: {line}\n\n" for line in lines).encode()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            async with asyncio.timeout(_READ_S):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await asyncio.sleep(0)  # else nobody hears that the client has gone
 
         writer = self._writer
         try:
@@ -393,6 +411,8 @@ class _Stream(_UntilGone):
                 await _as_response(refusal)(scope, receive, send)
                 return
             await say(refusal.content)
+        except TimeoutError:
+            return  # whoever reads nothing for so long has given up
         await say("[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -408,6 +428,8 @@ def _refusal_of(error: LocalLLMError, param: str | None = None) -> Refusal:
         case ContextLengthError():
             code = "context_length_exceeded"
             return Refusal(400, message, code=code, param=param or error.param or None)
+        case StepMemoryError():
+            return Refusal(503, message, "server_error", "out_of_memory")
         case RequestError():
             return Refusal(400, message, param=error.param or param)
         case TemplateError():

@@ -82,6 +82,7 @@ class RequestStream:
     num_samples: int
     events: "asyncio.Queue[TextEvent | LocalLLMError]" = field(default_factory=asyncio.Queue)
     num_ended: int = 0
+    num_delivered: int = 0  # ends that have come, read or not
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
         """Raises: RequestError for a request that is refused; EngineDownError."""
@@ -173,7 +174,7 @@ class EngineClient:
     def forget(self, stream: RequestStream) -> None:
         """Nobody reads a request's events any more."""
         known = self._streams.pop(stream.request_id, None)
-        if known is not None and stream.num_ended < stream.num_samples:
+        if known is not None and stream.num_delivered < stream.num_samples:
             self._send({"type": "abort", "id": stream.request_id})
 
     def _send(self, message: Message) -> None:
@@ -200,9 +201,20 @@ class EngineClient:
         """One process, to its end; whether it was ready."""
         ours, theirs = socket.socketpair()
         self._state = "starting"
-        command = [sys.executable, "-m", "localllm.server.engine_process", str(theirs.fileno())]
-        process = await asyncio.create_subprocess_exec(*command, pass_fds=[theirs.fileno()])
-        theirs.close()
+        # -P: the folder that this runs in is no place to import from.
+        command = [sys.executable, "-P", "-m", "localllm.server.engine_process"]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, str(theirs.fileno()), pass_fds=[theirs.fileno()]
+            )
+        except OSError as error:
+            ours.close()
+            logger.error("the engine's process cannot be started: %s", error)
+            if self.info is None:
+                self.failure = LocalLLMError(f"the engine cannot be started: {error}")
+            return False
+        finally:
+            theirs.close()
         reader, self._writer = await asyncio.open_connection(sock=ours)
         was_ready = False
         watch = asyncio.create_task(self._watch(process))
@@ -260,8 +272,12 @@ class EngineClient:
                 self.info, self._state = EngineInfo(**fields), "ready"
                 self._settled.set()
             case "failed":
-                self.failure = error_from_wire(message["error"])
-                self.failure.exit_code = ExitCode(message["code"])
+                failure = error_from_wire(message["error"])
+                failure.exit_code = ExitCode(message["code"])
+                if self.info is None:
+                    self.failure = failure
+                else:  # it was there before, and may be again
+                    logger.error("the engine cannot be loaded again: %s", failure)
             case "events":
                 for raw in message["events"]:
                     event = event_from_wire(raw)
@@ -277,8 +293,17 @@ class EngineClient:
             return
         if stream.events.qsize() >= _MAX_UNREAD:
             self.forget(stream)
-            event = RequestError("the answer was read too slowly, and is given up")
+            stream.events.put_nowait(
+                RequestError("the answer was read too slowly, and is given up")
+            )
+            return
         stream.events.put_nowait(event)
+        if isinstance(event, LocalLLMError):
+            del self._streams[request_id]
+        elif event.finish_reason is not None:
+            stream.num_delivered += 1
+            if stream.num_delivered == stream.num_samples:
+                del self._streams[request_id]  # its place is free, whoever still reads
 
     def _end_all(self) -> None:
         """Tell everybody that the engine is gone."""

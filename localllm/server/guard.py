@@ -67,6 +67,12 @@ class Guard:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
+        origin = headers.get("origin", "")
+        if origin in self._access.origins:
+            if scope["method"] == "OPTIONS":
+                await _allow(send, origin)
+                return
+            send = _with_origin(send, origin)
         refusal = self._check(scope["method"], headers)
         if refusal is not None:
             await _refuse(send, refusal)
@@ -78,8 +84,10 @@ class Guard:
 
     def _check(self, method: str, headers: dict[str, str]) -> Refusal | None:
         host = headers.get("host", "")
-        if _hostname(f"//{host}") not in self._access.hosts:
-            return Refusal(400, f"this server is not called {host!r:.100}", code="unknown_host")
+        # With a key, a page that calls this server by a name of its own has no way in.
+        if not self._access.keys and _hostname(f"//{host}") not in self._access.hosts:
+            message = f"this server is not called {host!r:.100}; --allowed-host adds a name"
+            return Refusal(400, message, code="unknown_host")
         origin = headers.get("origin")
         own = (f"http://{host}", f"https://{host}")
         if origin is not None and origin not in (*own, *self._access.origins):
@@ -136,6 +144,30 @@ def _hostname(address: str) -> str:
 def _bearer(headers: dict[str, str]) -> str:
     kind, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else ""
+
+
+def _with_origin(send: Send, origin: str) -> Send:
+    """Says in the answer that a page of this origin may read it (the Fetch standard, CORS)."""
+
+    async def send_with(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            allowed = [(b"access-control-allow-origin", origin.encode()), (b"vary", b"Origin")]
+            message["headers"] = [*message.get("headers", []), *allowed]
+        await send(message)
+
+    return send_with
+
+
+async def _allow(send: Send, origin: str) -> None:
+    """Answer what a browser asks before it sends a request of that origin."""
+    headers = [
+        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-headers", b"authorization, content-type"),
+        (b"access-control-max-age", b"600"),
+    ]
+    start = {"type": "http.response.start", "status": 204, "headers": headers}
+    await _with_origin(send, origin)(start)
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _refuse(send: Send, refusal: Refusal) -> None:

@@ -7,7 +7,15 @@ completion"; top_k, min_p, repetition_penalty, ignore_eos and chat_template_kwar
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from localllm.prompt import ThinkLevel
 from localllm.server.limits import LIMITS
@@ -60,7 +68,9 @@ class Sampling(Body):
         | None
     ) = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=LIMITS.stop_strings)] | None = None
+    stop: (
+        Stop | Annotated[list[Stop], Field(max_length=LIMITS.stop_strings, fail_fast=True)] | None
+    ) = None
     n: Annotated[int, Field(ge=1, le=LIMITS.samples)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -124,6 +134,11 @@ class ChatMessage(Body):
         return message
 
 
+Messages = Annotated[
+    list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages, fail_fast=True)
+]
+
+
 class TemplateOptions(Body):
     """The one switch that many templates have."""
 
@@ -141,7 +156,7 @@ class TextFormat(Body):
 class ChatRequest(Sampling):
     """`POST /v1/chat/completions`"""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
@@ -175,15 +190,44 @@ class ChatRequest(Sampling):
         return fields
 
 
-Prompts = (
-    str
-    | Annotated[list[str], Field(min_length=1, max_length=LIMITS.prompts)]
-    | Annotated[list[TokenId], Field(min_length=1)]
-    | Annotated[
-        list[Annotated[list[TokenId], Field(min_length=1)]],
-        Field(min_length=1, max_length=LIMITS.prompts),
-    ]
-)
+def _read_prompts(value: object) -> list[str | list[int]]:
+    """A text, tokens, or a list of either, as a list of them.
+
+    By hand, since a union would collect an error for every token and every kind of prompt.
+    """
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise ValueError("must be a text, a list of token ids, or a list of these")
+    if all(type(each) is int for each in value):
+        return [_read_tokens(value)]
+    if len(value) > LIMITS.prompts:
+        raise ValueError(f"at most {LIMITS.prompts} prompts")
+    return [each if isinstance(each, str) else _read_tokens(each) for each in value]
+
+
+def _read_tokens(value: object) -> list[int]:
+    if not isinstance(value, list) or not value:
+        raise ValueError("a prompt must be a text or a list of token ids")
+    if not all(type(each) is int and 0 <= each < 1 << 31 for each in value):
+        raise ValueError("a token id must be a whole number from 0 on")
+    return value
+
+
+_TOKENS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS_SCHEMA]}
+Prompts = Annotated[
+    list[str | list[int]],
+    PlainValidator(_read_prompts),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                *_PROMPT_SCHEMA["anyOf"],
+                {"type": "array", "items": _PROMPT_SCHEMA, "maxItems": LIMITS.prompts},
+            ]
+        }
+    ),
+]
 
 
 class CompletionRequest(Sampling):
@@ -208,15 +252,6 @@ class CompletionRequest(Sampling):
             raise ValueError("best_of is not supported, but as many as n")
         return self
 
-    @property
-    def prompts(self) -> list[str | list[int]]:
-        """Each of them."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt[0], int):
-            return [self.prompt]
-        return list(self.prompt)
-
     def given(self) -> dict[str, Any]:
         """See Sampling."""
         fields = super().given()
@@ -230,9 +265,7 @@ class TokenizeRequest(Body):
 
     model: Name | None = None
     prompt: str | None = None
-    messages: (
-        Annotated[list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages)] | None
-    ) = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
@@ -246,4 +279,4 @@ class DetokenizeRequest(Body):
     """`POST /detokenize`"""
 
     model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
+    tokens: Annotated[list[TokenId], Field(max_length=1 << 20, fail_fast=True)]

@@ -1,6 +1,7 @@
 """`localllm serve` as it is typed; what it answers is tested in tests/server."""
 
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -31,3 +32,16 @@ def test_a_model_that_cannot_be_served_is_told_before_anything_listens(
     outcome = localllm("serve", "pocket", "--device", "cuda")
     assert outcome.code == ExitCode.MEMORY
     assert "no usable GPU" in outcome.err
+
+
+def test_a_port_in_use_is_told_before_the_model_is_loaded(
+    localllm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localllm.server.engine_client.EngineClient.start", pytest.fail)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        outcome = localllm("serve", "pocket", "--port", port)
+    assert outcome.code == ExitCode.USAGE
+    assert f"port {port}" in outcome.err
+    for key in ("", "two words", "schlüssel", "key\n"):
+        assert localllm("serve", "pocket", "--api-key", key).code == ExitCode.USAGE

@@ -37,10 +37,14 @@ class Kept:
         blocks = self.pool.allocate(len(keys))
         for block_id, key in zip(blocks, keys, strict=True):
             self.pool.register(block_id, key)
+        self.offer(keys)
+        return blocks
+
+    def offer(self, keys: list[bytes]) -> None:
+        """Have saved what is in memory of a prefix."""
         self.disk.offer(keys)
         while self.disk.save_next():
             pass
-        return blocks
 
     def bits(self, block_id: int) -> bytes:
         return self.cache.read_block(block_id).numpy().tobytes()
@@ -66,8 +70,7 @@ def test_what_is_on_disk_is_not_written_again(tmp_path: Path) -> None:
     kept.save(KEYS[:2])
     written = {path.name: path.stat().st_ino for path in tmp_path.iterdir()}
     assert len(written) > 2
-    kept.disk.offer(KEYS[:2])
-    assert not kept.disk.save_next()
+    kept.offer(KEYS[:2])
     assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == written
 
 
@@ -114,8 +117,7 @@ def test_what_is_unused_for_longest_is_deleted_the_ends_first(tmp_path: Path) ->
     names = {path.name for path in folder.iterdir()}
     assert names == {key.hex() for key in (*old[:2], *new)} | {"notes"}
     # A prefix that is used again is the newest, whenever it was written.
-    small.disk.offer(old[:2])
-    assert not small.disk.save_next()
+    small.offer(old[:2])
     ages = sorted((path.stat().st_mtime_ns, path.name) for path in folder.iterdir())
     assert [name for _, name in ages[-2:]] == [old[1].hex(), old[0].hex()]
 
@@ -126,10 +128,8 @@ def test_a_block_that_is_given_away_before_it_is_saved_is_left_out(tmp_path: Pat
     for block_id, key in zip(blocks, KEYS, strict=False):
         kept.pool.register(block_id, key)
     kept.pool.free(blocks)
-    kept.disk.offer(KEYS[:2])
     kept.pool.allocate(7)  # the six empty ones, and the older of the two
-    while kept.disk.save_next():
-        pass
+    kept.offer(KEYS[:2])
     assert [path.name for path in (tmp_path / "kept").iterdir()] == [KEYS[1].hex()]
 
 
@@ -151,3 +151,25 @@ def test_others_do_not_read_them(tmp_path: Path) -> None:
     Kept(folder).save(KEYS[:1])
     assert folder.stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+
+
+def test_of_what_is_larger_than_the_limit_the_beginning_is_kept(tmp_path: Path) -> None:
+    size = Kept(tmp_path / "any").cache.block_bytes + 32
+    folder = tmp_path / "kept"
+    kept = Kept(folder, limit_bytes=4 * size)
+    kept.save(KEYS[:8])
+    kept_keys = {path.name for path in folder.iterdir()}
+    assert kept_keys == {key.hex() for key in KEYS[:3]}
+    written = {path.name: path.stat().st_ino for path in folder.iterdir()}
+    kept.offer(KEYS[:8])
+    assert {path.name: path.stat().st_ino for path in folder.iterdir()} == written
+
+
+def test_of_many_that_wait_the_newest_are_saved(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept")
+    for i in range(1000):
+        kept.disk.offer([bytes([i % 256, i // 256]) * 16])
+    num_calls = 0
+    while kept.disk.save_next():
+        num_calls += 1
+    assert num_calls < 100

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,39 +19,45 @@ ROOT = Path(__file__).parents[2]
 class Server:
     """A process of `localllm serve`."""
 
-    process: "subprocess.Popen[str]"
+    process: "subprocess.Popen[bytes]"
     url: str
+    log: Path
 
     def client(self, key: str = "none") -> OpenAI:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 def start_server(home: Path, *flags: str) -> Server:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "localllm", "serve", "pocket", "--port", "0", *flags],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernels"))),
-            "HOME": str(home),
-            "XDG_CACHE_HOME": str(home),
-            "OMP_NUM_THREADS": "1",
-        },
-    )
-    assert process.stderr is not None
-    told = ""
-    for line in process.stderr:
-        told += line
-        found = re.search(r"answers at (http://\S+)/v1", line)
+    # A file, not a pipe: a pipe that nobody reads stops who writes.
+    log = home / f"log{time.monotonic_ns()}"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "localllm", "serve", "pocket", "--port", "0", *flags],
+            stderr=file,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernels"))),
+                "HOME": str(home),
+                "XDG_CACHE_HOME": str(home),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        found = re.search(r"answers at (http://\S+)/v1", log.read_text())
         if found:
-            return Server(process, found[1])
-    raise AssertionError(told)
+            return Server(process, found[1], log)
+        time.sleep(0.05)
+    process.kill()
+    raise AssertionError(log.read_text())
 
 
 def end(server: Server) -> int:
+    """Its exit code; nothing that it wrote is a traceback."""
     server.process.terminate()
-    return server.process.wait(timeout=60)
+    code = server.process.wait(timeout=60)
+    assert "Traceback" not in server.log.read_text()
+    return code
 
 
 @pytest.fixture(scope="session")

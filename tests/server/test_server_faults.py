@@ -276,3 +276,43 @@ def test_many_at_once_each_get_what_they_get_alone(server: Any, client: OpenAI) 
     alone = [complete(prompt) for prompt in prompts]
     with ThreadPoolExecutor(40) as pool:
         assert list(pool.map(complete, prompts)) == alone
+
+
+def test_a_page_of_an_allowed_origin_may_ask_and_read(serve: Callable[..., Any]) -> None:
+    page = {"Origin": "http://page.example"}
+    server = serve("--allowed-origin", "http://page.example", "--api-key", "k")
+    asked = httpx.options(server.url + CHAT, headers=page)
+    assert asked.status_code == 204
+    assert asked.headers["access-control-allow-origin"] == "http://page.example"
+    assert "authorization" in asked.headers["access-control-allow-headers"]
+    headers = {**page, "Authorization": "Bearer k"}
+    found = httpx.get(f"{server.url}/v1/models", headers=headers)
+    assert found.status_code == 200
+    assert found.headers["access-control-allow-origin"] == "http://page.example"
+    assert_refused(httpx.get(f"{server.url}/v1/models", headers=page), 401)
+    other = {"Origin": "http://other.example", "Authorization": "Bearer k"}
+    assert_refused(httpx.get(f"{server.url}/v1/models", headers=other), 403)
+    # With a key any name will do.
+    named = {"Host": "box.lan:8000", "Authorization": "Bearer k"}
+    assert httpx.get(f"{server.url}/v1/models", headers=named).status_code == 200
+
+
+def test_ctrl_c_ends_the_engine_too(serve: Callable[..., Any]) -> None:
+    server = serve()
+    [engine] = children(server.process.pid)
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(timeout=30) == 130
+    assert not Path(f"/proc/{engine}").exists()
+
+
+def test_a_long_list_of_wrong_things_costs_no_more_than_one(server: Any) -> None:
+    for path, body in (
+        ("/detokenize", {"tokens": [-1] * 500_000}),
+        ("/v1/completions", {"prompt": [-1] * 500_000}),
+        ("/v1/completions", {"prompt": ["a", *[1.5] * 500_000]}),
+        (CHAT, {"messages": [1] * 500_000}),
+    ):
+        began = time.monotonic()
+        error = assert_refused(httpx.post(server.url + path, json=body, timeout=30), 400)
+        assert time.monotonic() - began < 3
+        assert len(error["message"]) < 600

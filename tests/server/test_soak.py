@@ -130,4 +130,4 @@ def test_64_clients_for_two_minutes(
         "resident_bytes": [settled[0], settled[-1]],
     }
     (tmp_path / "soak.json").write_text(json.dumps(report))
-    record_property("report", report)
+    record_property("report", json.dumps(report))
