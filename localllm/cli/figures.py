@@ -1,15 +1,19 @@
 """What a turn took, in the words of the lines under an answer."""
 
-from localllm.cache_report import CacheReport
+from typing import TYPE_CHECKING
+
 from localllm.cli.output import show_controls
 from localllm.cli.words import duration
-from localllm.completion import Completion, Truncation
+
+if TYPE_CHECKING:  # `--help` waits for no tokenizer
+    from localllm.cache_report import CacheReport
+    from localllm.completion import Completion, Truncation
 
 # The cache keeps whole blocks, so a few tokens before a difference are computed again.
 _BLOCK_TOKENS = 16
 
 
-def describe_turn(completion: Completion, context_length: int) -> str:
+def describe_turn(completion: "Completion", context_length: int) -> str:
     """The line of figures under an answer."""
     used = completion.num_prompt_tokens + completion.num_generated_tokens
     drafted, accepted = completion.num_drafted_tokens, completion.num_accepted_tokens
@@ -25,7 +29,7 @@ def describe_turn(completion: Completion, context_length: int) -> str:
     )
 
 
-def describe_truncation(truncation: Truncation) -> str:
+def describe_truncation(truncation: "Truncation") -> str:
     """What was left out of the prompt."""
     turns = f"{truncation.num_turns} turn{'s' * (truncation.num_turns > 1)}"
     return (
@@ -34,7 +38,7 @@ def describe_truncation(truncation: Truncation) -> str:
     )
 
 
-def describe_cache(report: CacheReport, completion: Completion) -> list[str]:
+def describe_cache(report: "CacheReport", completion: "Completion") -> list[str]:
     """What of a prompt came from the cache, and why the rest did not; some lines."""
     computed = report.num_prompt - report.num_cached
     took = f" in {duration(completion.ttft_s)}" if completion.ttft_s else ""

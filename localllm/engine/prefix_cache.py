@@ -73,7 +73,10 @@ class PrefixCache:
         if not self._by_content:
             return Prefix([], 0, size)
         keys = self._keys(request, usable // size)
-        is_whole = self._fetch(keys, _FETCHED_AT_ONCE if others_wait else len(keys))
+        is_whole = True
+        if self._store is not None:
+            most = _FETCHED_AT_ONCE if others_wait else len(keys)
+            is_whole = self._fetch(self._store, keys, most)
         block_ids = self._pool.match_prefix(keys)
         return Prefix(block_ids, len(block_ids) * size, size, is_whole)
 
@@ -101,13 +104,13 @@ class PrefixCache:
             keys.append(hash_block(parent_key, request.token_ids[start : start + size]))
         return keys[:count]
 
-    def _fetch(self, keys: Sequence[bytes], count: int) -> bool:
+    def _fetch(self, store: PrefixStore, keys: Sequence[bytes], count: int) -> bool:
         """Fill free blocks with what the store has of a prefix, `count` of them at most; False
         where it may have more.
         """
         pool = self._pool
         held = pool.match_prefix(keys)
-        if self._store is None or len(held) == len(keys):
+        if len(held) == len(keys):
             return True
         pool.share(held)
         is_whole = True
@@ -123,7 +126,7 @@ class PrefixCache:
                 break
             [block_id] = pool.allocate(1)
             held.append(block_id)
-            if not self._store.load(key, block_id):
+            if not store.load(key, block_id):
                 break
             pool.register(block_id, key)
             count -= 1

@@ -62,7 +62,6 @@ class Writer:
         self._id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._choices = [_Choice() for _ in range(num_choices)]
-        self._has_begun = [False] * num_choices
         self._offsets = [0] * num_choices
         self.usage = Usage()
 

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 State = Literal["starting", "ready", "stopped", "failed"]
 # A process is asked so often whether it is there; one that has said nothing for so long hangs. A
-# step on a CPU takes seconds, a kernel that is compiled for it a minute.
+# step on a CPU can take seconds, and one for which kernels are compiled longer.
 PING_S, HANGS_S = 2.0, 180.0
 # Before a process is started again; twice as long after each one that did not become ready.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
@@ -56,10 +56,7 @@ class EngineInfo:
 
     name: str
     context_length: int
-    vocab_size: int
     longer_context: str
-    load_s: float
-    pid: int
 
 
 @dataclass(slots=True)
@@ -126,11 +123,6 @@ class EngineClient:
     def state(self) -> State:
         """Where the engine stands."""
         return self._state
-
-    @property
-    def num_requests(self) -> int:
-        """Requests that are under way or wait."""
-        return len(self._streams)
 
     async def start(self) -> EngineInfo:
         """Start the engine, and wait until it is ready.
@@ -307,7 +299,7 @@ class EngineClient:
 
     def _end_all(self) -> None:
         """Tell everybody that the engine is gone."""
-        streams, self._streams = self._streams, {}
+        streams, self._streams, self.stats = self._streams, {}, Stats()
         for stream in streams.values():
             stream.events.put_nowait(
                 EngineDownError(

@@ -10,7 +10,6 @@ the other end is closed, it ends.
 """
 
 import logging
-import os
 import signal
 import socket
 import sys
@@ -150,10 +149,7 @@ def describe(model: LoadedModel) -> Message:
         "type": "ready",
         "name": model.name,
         "context_length": engine.context_length,
-        "vocab_size": engine.limits.vocab_size,
         "longer_context": engine.way_to_longer_context,
-        "load_s": model.load_s,
-        "pid": os.getpid(),
     }
 
 

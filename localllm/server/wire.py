@@ -18,7 +18,7 @@ from localllm.errors import LocalLLMError, RequestError
 from localllm.prompt import Prompt
 from localllm.thinking import Markers
 
-# A prompt of a million tokens takes 5 MB.
+# A prompt of a million tokens takes 5 MB at most: msgpack has no longer form for an id.
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 

@@ -1,0 +1,68 @@
+"""Errors as refusals, in OpenAI's form and with the status that fits them."""
+
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from localllm.errors import (
+    ContextLengthError,
+    LocalLLMError,
+    RequestError,
+    StepMemoryError,
+    TemplateError,
+)
+from localllm.server.engine_client import EngineDownError, QueueFullError
+from localllm.server.guard import Refusal
+
+
+class RefusedError(Exception):
+    """A request that gets a refusal for an answer."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def refusal_of(error: LocalLLMError, param: str | None = None) -> Refusal:
+    """An error as its refusal, with the status that fits it."""
+    message = "; ".join(part for part in (error.message, error.where, error.hint) if part)
+    match error:
+        case ContextLengthError():
+            code = "context_length_exceeded"
+            return Refusal(400, message, code=code, param=param or error.param or None)
+        case StepMemoryError():
+            return Refusal(503, message, "server_error", "out_of_memory")
+        case RequestError():
+            return Refusal(400, message, param=error.param or param)
+        case TemplateError():
+            return Refusal(400, message, code="template_error", param=param)
+        case QueueFullError():
+            return busy(message)
+        case EngineDownError():
+            return Refusal(
+                503, message, "server_error", "engine_down", headers={"Retry-After": "2"}
+            )
+    return Refusal(500, message, "server_error")
+
+
+def busy(message: str) -> Refusal:
+    """Too many requests for now."""
+    kind, code = "rate_limit_error", "rate_limit_exceeded"
+    return Refusal(429, message, kind, code, headers={"Retry-After": "1"})
+
+
+def invalid(message: str, param: str) -> RefusedError:
+    """A field that is wrong."""
+    return RefusedError(Refusal(400, message, param=param))
+
+
+def describe_invalid(error: ValidationError) -> Refusal:
+    """The first thing that is wrong with a body, in a line."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    message = f"{place}: {first['msg']}" if place else str(first["msg"])
+    return Refusal(400, f"{message:.500}", param=str(first["loc"][0]) if first["loc"] else None)
+
+
+def as_response(refusal: Refusal) -> JSONResponse:
+    """A refusal as an answer."""
+    return JSONResponse(refusal.content, refusal.status, refusal.headers)

@@ -1,0 +1,157 @@
+"""Answers on their way to a client, as long as it is there."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from localllm.completion import TextEvent
+from localllm.engine.request import FinishReason
+from localllm.errors import LocalLLMError
+from localllm.server.answers import Writer
+from localllm.server.engine_client import RequestStream
+from localllm.server.metrics import Meter
+from localllm.server.refusals import as_response, refusal_of
+
+# For a client to take what is sent to it.
+_READ_S = 60.0
+
+
+async def merged(
+    streams: Sequence[RequestStream], num_samples: int, writer: Writer, meter: Meter
+) -> AsyncIterator[tuple[int, TextEvent]]:
+    """Events of all streams as they come, each with the number of its choice; booked.
+
+    Raises: RequestError, EngineDownError.
+    """
+    # Bounded, so that what a slow client does not take is counted where it comes from.
+    arrived: asyncio.Queue[tuple[int, TextEvent] | LocalLLMError | None] = asyncio.Queue(64)
+
+    async def read(number: int, stream: RequestStream) -> None:
+        try:
+            async for event in stream:
+                if event.finish_reason is FinishReason.ERROR:
+                    assert event.error is not None
+                    raise event.error
+                if event.sample == 0 and event.token is not None:
+                    cached[number] = event.num_cached_tokens
+                await arrived.put((number * num_samples + event.sample, event))
+            await arrived.put(None)
+        except LocalLLMError as error:
+            await arrived.put(error)
+
+    cached = [0] * len(streams)
+    tasks = [asyncio.create_task(read(i, stream)) for i, stream in enumerate(streams)]
+    try:
+        left = len(tasks)
+        while left:
+            found = await arrived.get()
+            if isinstance(found, LocalLLMError):
+                raise found
+            if found is None:
+                left -= 1
+                continue
+            writer.add(*found)
+            writer.usage.num_cached = sum(cached)
+            meter.add(*found, writer.usage.num_cached)
+            yield found
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+class _UntilGone(Response):
+    """An answer whose work ends when the client goes, whether anything was sent or not."""
+
+    def __init__(
+        self,
+        events: AsyncIterator[tuple[int, TextEvent]],
+        writer: Writer,
+        echoes: Sequence[str],
+        finished: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self._events, self._writer, self._echoes = events, writer, echoes
+        self._finished = finished
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._work(scope, receive, send))
+        gone = asyncio.create_task(_wait_until_gone(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                await work
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+            self._finished()
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+class WholeAnswer(_UntilGone):
+    """All of it at once."""
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async for _ in self._events:
+                pass
+            response = JSONResponse(self._writer.whole(self._echoes))
+        except LocalLLMError as error:
+            response = as_response(refusal_of(error))
+        await response(scope, receive, send)
+
+
+class StreamedAnswer(_UntilGone):
+    """As it comes, in server-sent events; `wants_usage`: with the tokens at the end."""
+
+    wants_usage = False
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def say(*chunks: dict[str, Any] | str) -> None:
+            nonlocal has_begun
+            if not has_begun:
+                headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
+                start = {"type": "http.response.start", "status": 200, "headers": headers}
+                await send(start)
+                has_begun = True
+            lines = (each if isinstance(each, str) else json.dumps(each) for each in chunks)
+            body = "".join(f"data: {line}\n\n" for line in lines).encode()
+            async with asyncio.timeout(_READ_S):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await asyncio.sleep(0)  # else nobody hears that the client has gone
+
+        writer = self._writer
+        try:
+            async for index, event in self._events:
+                if not has_begun:
+                    # Not before: a request that is refused gets a status of its own.
+                    first = list(writer.first_chunks(self._echoes))
+                    await say(*first, *writer.chunks(index, event))
+                elif chunks := list(writer.chunks(index, event)):
+                    await say(*chunks)
+            if self.wants_usage:
+                await say(writer.usage_chunk())
+        except LocalLLMError as error:
+            refusal = refusal_of(error)
+            if not has_begun:
+                await as_response(refusal)(scope, receive, send)
+                return
+            await say(refusal.content)
+        except TimeoutError:
+            return  # whoever reads nothing for so long has given up
+        await say("[DONE]")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _wait_until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
