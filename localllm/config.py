@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from localllm.errors import CheckpointError, RequestError
+from localllm.grammar import Grammar
 from localllm.speculation_config import SpeculationConfig
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -346,7 +347,8 @@ class SamplingParams:
     is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. The penalties are those
     of OpenAI (presence, frequency: over generated tokens) and CTRL (repetition: over prompt and
     generated tokens). `logprobs` N reports the chosen token and the N likeliest, of the
-    distribution before any filter. `seed` None draws one.
+    distribution before any filter. `seed` None draws one. `grammar`: what the answer has to be;
+    tokens that it forbids are left out before anything else.
     """
 
     temperature: float = 1.0
@@ -364,6 +366,7 @@ class SamplingParams:
     logprobs: int | None = None
     n: int = 1
     seed: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (

@@ -3,15 +3,22 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from threading import Lock
+from typing import TYPE_CHECKING
 
 from localllm.completion import TextEvent, TokenInfo
 from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
+from localllm.engine.matcher import Matcher
 from localllm.engine.request import FinishReason, TokenEvent
+from localllm.grammar import Grammar
 from localllm.prompt import Prompt
 from localllm.stop_strings import StopMatcher
 from localllm.thinking import Split, ThinkingSplitter
 from localllm.tokenizer import StreamDecoder, Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.grammar_compiler import GrammarCompiler
 
 
 class TextEngine:
@@ -23,6 +30,8 @@ class TextEngine:
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
+        self._grammars: GrammarCompiler | None = None
+        self._grammars_lock = Lock()
         self._assemblers: dict[tuple[int, int], _TextAssembler] = {}
         self._inboxes: dict[int, deque[TextEvent]] = {}
 
@@ -31,11 +40,31 @@ class TextEngine:
 
         Raises: RequestError.
         """
-        request_id = self.engine.add_request(prompt.token_ids, params, salt)
+        grammar = params.grammar
+        matcher = None if grammar is None else self.compile(grammar, prompt)
+        request_id = self.engine.add_request(prompt.token_ids, params, salt, matcher)
         for sample in range(params.n):
             self._assemblers[request_id, sample] = _TextAssembler(self.tokenizer, prompt, params)
         self._inboxes[request_id] = deque()
         return request_id
+
+    def compile(self, grammar: Grammar, prompt: Prompt) -> Matcher:
+        """What `submit` does with a grammar first; what was compiled is kept, so another thread may
+        spare it the time. Raises: RequestError.
+        """
+        return self.prepare_grammars().compile(grammar, prompt)
+
+    def prepare_grammars(self) -> "GrammarCompiler":
+        """Read the vocabulary for grammars, which takes a large one a second; only once."""
+        with self._grammars_lock:
+            if self._grammars is None:
+                from localllm.grammar_compiler import GrammarCompiler  # few need it
+
+                limits = self.engine.limits
+                self._grammars = GrammarCompiler(
+                    self.tokenizer, limits.vocab_size, limits.eos_token_ids
+                )
+            return self._grammars
 
     def said(self, prompt: Prompt) -> Split:
         """The part of the answer that is in the prompt already, as its events gave it out."""

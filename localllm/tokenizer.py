@@ -81,6 +81,10 @@ class Tokenizer:
         """Every token, those that were added among them, and its id."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
+    def to_json(self) -> str:
+        """Its `tokenizer.json`, as it is used."""
+        return str(self._backend.to_str())
+
     @property
     def num_token_ids(self) -> int:
         """One more than the largest token id."""

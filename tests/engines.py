@@ -11,12 +11,14 @@ from pathlib import Path
 
 import torch
 from checkpoints import tiny_config, write_checkpoint
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from localllm.config import SamplingParams
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.device import Device
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine, EngineLimits
+from localllm.engine.matcher import Matcher
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, TokenEvent
 from localllm.engine.runner import Launched, ModelRunner, Runner
@@ -27,6 +29,7 @@ from localllm.engine.scheduler import (
     SchedulerConfig,
 )
 from localllm.engine.speculation import Speculator
+from localllm.grammar import Grammar
 from localllm.model.architectures import read_model_config
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -39,6 +42,8 @@ from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm_kernels import TORCH_OPS, Ops, select_ops
 
 EOS_TOKEN_ID = 0
+# Rows of the head: more than there are tokens.
+VOCAB_SIZE = 288
 MAX_MODEL_LEN = 256
 
 
@@ -200,11 +205,40 @@ def run(
     engine: Engine, requests: list[tuple[list[int], SamplingParams]]
 ) -> dict[tuple[int, int], Answer]:
     """Run requests together to their ends: answers by (index of the request, sample)."""
-    indices = {engine.add_request(*request): i for i, request in enumerate(requests)}
+    indices = {add(engine, *request): i for i, request in enumerate(requests)}
     answers = {(i, s): Answer() for i, (_, p) in enumerate(requests) for s in range(p.n)}
     drain(engine, indices, answers)
     assert engine.scheduler.pool.num_free_blocks == engine.scheduler.pool.num_usable_blocks
     return answers
+
+
+def add(engine: Engine, prompt: list[int], params: SamplingParams) -> int:
+    """Queue a request, with a matcher for its grammar."""
+    matcher = None if params.grammar is None else match_bytes(params.grammar)
+    return engine.add_request(prompt, params, matcher=matcher)
+
+
+@cache
+def _byte_tokens() -> LLTokenizer:
+    """Three special tokens, the first of which is the end; one for each byte; and no others."""
+
+    class Bytes:
+        def __init__(self) -> None:
+            self.eos_token_id, self.bos_token_id = EOS_TOKEN_ID, None
+            self.special_token_ids = [0, 1, 2, *range(259, VOCAB_SIZE)]
+            special = {i: f"<{i}>".encode() for i in self.special_token_ids}
+            self.tokens = [special.get(i) or bytes([i - 3]) for i in range(VOCAB_SIZE)]
+
+        def __call__(self, text: bytes) -> list[int]:
+            return [3 + byte for byte in text]
+
+    return LLTokenizer(TokenizerWrapper(Bytes()), n_vocab=VOCAB_SIZE, eos_token=EOS_TOKEN_ID)
+
+
+def match_bytes(grammar: Grammar) -> Matcher:
+    """For a vocabulary of bytes; regular expressions and Lark grammars."""
+    read = {"regex": LLMatcher.grammar_from_regex, "lark": LLMatcher.grammar_from_lark}
+    return Matcher(LLMatcher(_byte_tokens(), read[grammar.kind](grammar.source)))
 
 
 def drain(engine: Engine, indices: dict[int, int], answers: dict[tuple[int, int], Answer]) -> None:
@@ -232,7 +266,8 @@ def drain(engine: Engine, indices: dict[int, int], answers: dict[tuple[int, int]
             events.setdefault((indices[event.request_id], event.sample), []).append(event)
         for key, own in events.items():
             # Those behind the last token were rejected, or came behind the end.
-            answers[key].logits += computed[key].popleft()[: len(own)]
+            num_tokens = sum(event.token_id is not None for event in own)
+            answers[key].logits += computed[key].popleft()[:num_tokens]
             for event in own:
                 answers[key].add(event)
 
@@ -261,7 +296,7 @@ def run_alone(
     answers = []
     for sample in range(params.n):
         engine = make_engine(model, Limits(), kv_dtype)
-        request_id = engine.add_request(prompt, params)
+        request_id = add(engine, prompt, params)
         for other in range(params.n):
             if other != sample:
                 engine.abort(request_id, other)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localllm.config import EngineConfig, SamplingParams
+from localllm.engine.matcher import Matcher
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.errors import ContextLengthError
 from localllm.generation_config import GenerationDefaults
@@ -40,7 +41,13 @@ class ScriptedEngine:
     _waiting: dict[int, int] = field(default_factory=dict)
     _room: dict[int, int] = field(default_factory=dict)
 
-    def add_request(self, prompt: Sequence[int], params: SamplingParams, salt: bytes = b"") -> int:
+    def add_request(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        salt: bytes = b"",
+        matcher: Matcher | None = None,
+    ) -> int:
         if len(prompt) >= self.context_length:
             raise ContextLengthError(f"the prompt has {len(prompt)} tokens", param="prompt")
         request_id = len(self.prompts)

@@ -19,6 +19,7 @@ LEAVES = {
     "overflow",
     "places",
     "gpus",
+    "grammar",
 }
 # Each place, and what of ours it may import beside itself, the leaves and config.
 ALLOWED: dict[str, set[str]] = {
@@ -32,6 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     "speculation_config": set(),
     "catalog": set(),
     "gpus": set(),
+    "grammar": set(),
+    "grammar_compiler": {"engine", "prompt", "thinking", "tokenizer"},
     "settings": {"places"},
     "cache_kinds": {"places"},
     "verified": {"places"},
@@ -49,7 +52,8 @@ ALLOWED: dict[str, set[str]] = {
     "model": {"localllm_kernels"},
     "engine": {"localllm_kernels", "model"},
     "completion": {"engine"},
-    "text_engine": {"engine", "tokenizer", "thinking", "prompt", "completion"},
+    "text_engine": {"engine", "tokenizer", "thinking", "prompt", "completion"}
+    | {"grammar_compiler"},
     "prompt_writer": {"prompt", "tokenizer"},
     "session": {"engine", "model", "text_engine", "completion", "tokenizer", "prompt"}
     | {"generation_config", "catalog", "download", "prompt_writer"},

@@ -30,6 +30,7 @@ from localllm.engine.step_inputs import (
     graph_rows,
     padded_shape,
 )
+from localllm.engine.token_masks import find_masks, forbid
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 
@@ -130,6 +131,7 @@ class DeviceRunner:
         padded = padded_shape(batch, self._sizes)
         shape = padded or exact_shape(batch)
         host = self._hosts[self._turn]
+        caught_up = [entry for entry in batch.requests if entry.catches_up]
         filled = fill(host.numpy(), batch, shape, self._slots, self._kv_cache.block_size)
         self._upload(shape, filled.num_bytes, filled.table_shape)
         logits = self._compute(shape) if padded is None else self._compute_padded(shape)
@@ -142,12 +144,13 @@ class DeviceRunner:
             biases=self._slots.biases(filled.slots),
         )
         wanted = _Wanted.of(batch, filled, logits)
+        masks = find_masks(caught_up, logits.shape[1])  # while the device computes
+        if masks is not None:
+            forbid(logits, filled.rows[masks.rows].tolist(), masks.bits)
         ids = self._sample(logits, rows)
         target = self._id_hosts[self._turn][: len(ids)]
         self._device.download(target, ids)
         logprobs = wanted.compute(ids, self._device) if wanted else None
-
-        caught_up = [entry for entry in batch.requests if entry.catches_up]
 
         def collect() -> list[list[SampledToken]]:
             found = target.numpy()[filled.rows].tolist()
@@ -156,7 +159,10 @@ class DeviceRunner:
                 if tokens[i].token_id is not None:
                     tokens[i] = replace(tokens[i], logprobs=values)
             rows = iter(tokens)
-            return [accept_draft(e.draft, list(islice(rows, e.num_samples))) for e in caught_up]
+            sampled = [accept_draft(e.draft, list(islice(rows, e.num_samples))) for e in caught_up]
+            for place, error in (masks.errors if masks else {}).items():
+                sampled[place] = [SampledToken(None, error=error)]
+            return sampled
 
         return _Launched(self._device.mark(), collect, self._slots.forget)
 

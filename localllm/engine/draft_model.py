@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from localllm.engine.batching import slots_of
-from localllm.engine.ngram import Proposal
+from localllm.engine.ngram import NOT_KNOWN, Proposal
 from localllm.engine.request import Request
 from localllm.engine.runner import Launched, Runner
 from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
@@ -97,12 +97,18 @@ class DraftModel:
         room = self._max_model_len - num_tokens
         if num_tokens - follower.num_known > _CHUNK or room <= 0:
             return None
-        return Proposal([0] * min(count, room), 0)
+        return Proposal([NOT_KNOWN] * min(count, room), 0)
 
     def complete(self, batch: ScheduledBatch) -> None:
         """See Drafter: a step of the smaller model for each token of the longest draft."""
         self._copy_blocks(batch)
-        drafting = [(entry, self._follow(entry.request)) for entry in batch.requests if entry.draft]
+        asked = [each for each in batch.requests if each.draft and each.draft[0] == NOT_KNOWN]
+        drafting = [(entry, self._follow(entry.request)) for entry in asked]
+        # A grammar is followed as far as the draft goes, so that no token of it is in vain.
+        for entry, follower in drafting:
+            matcher = entry.request.matcher
+            follower.request.matcher = None if matcher is None else matcher.copy()
+        waits = not self._runner.overlaps or any(each.request.matcher for each in asked)
         launched: deque[_Launched] = deque()
         for depth in range(max((len(entry.draft) for entry, _ in drafting), default=0)):
             going_on = [
@@ -114,7 +120,7 @@ class DraftModel:
                 runs = self._runner.launch(ScheduledBatch([each for _, each in step]))
                 launched.append(_Launched(runs, [follower for follower, _ in step]))
                 # A device that overlaps has the newest tokens; one step may be under way.
-                if not self._runner.overlaps or len(launched) > 1:
+                if waits or len(launched) > 1:
                     launched.popleft().take()
         for last in launched:
             last.take()
@@ -123,7 +129,7 @@ class DraftModel:
             drafts[entry.request] = follower.request.token_ids[entry.known_end :]
             self._book(follower, len(follower.request.token_ids) - 1)
         for i, entry in enumerate(batch.requests):
-            if entry.draft:
+            if entry.request in drafts:
                 batch.requests[i] = replace(entry, draft=drafts[entry.request])
 
     def forget(self, request: Request) -> None:
@@ -151,7 +157,7 @@ class DraftModel:
         follower = self._followers.get(request)
         if follower is None or follower.admission != request.admission:
             params = replace(request.params, logprobs=None)
-            own = replace(request, token_ids=[], params=params)
+            own = replace(request, token_ids=[], params=params, matcher=None)
             follower = self._followers[request] = _Follower(own, request.admission)
         own, known = follower.request, follower.num_known
         own.token_ids[known:] = request.token_ids[known:]
@@ -186,4 +192,4 @@ class _Launched:
     def take(self) -> None:
         """Wait for the tokens; one that is not finite is any."""
         for follower, [token] in zip(self.followers, self.launched.wait(), strict=True):
-            follower.request.token_ids.append(token.token_id or 0)
+            follower.request.append(token.token_id or 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from localllm.config import SamplingParams, brief
 from localllm.engine.device import is_fatal, is_out_of_memory
+from localllm.engine.matcher import Matcher
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, RequestStatus, TokenEvent
 from localllm.engine.runner import Launched, Runner
@@ -91,12 +92,17 @@ class Engine:
         return f"a model that knows more than {self.limits.num_positions:,} tokens"
 
     def add_request(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, salt: bytes = b""
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        salt: bytes = b"",
+        matcher: Matcher | None = None,
     ) -> int:
         """Queue a request of `params.n` samples; returns its id, which its events carry.
 
         The answer is clipped to the room left in the context. What requests of one `salt` have
         computed or said makes those of another no faster, so that nobody learns of it by the clock.
+        `matcher` stands at the beginning of the answer; it is that of the first sample from now on.
 
         Raises: RequestError for token ids out of range; ContextLengthError for a prompt that
         leaves no room for a single new token. Other requests are not touched. DeviceError: see
@@ -126,7 +132,8 @@ class Engine:
                 max_total_tokens=num_prompt + max_tokens,
                 parent=first,
                 salt=salt,
-                needs_ids=self._runner.needs_ids(params),
+                matcher=matcher if sample == 0 or matcher is None else matcher.copy(),
+                needs_ids=matcher is not None or self._runner.needs_ids(params),
             )
             first = first or request
             self.scheduler.add(request)
@@ -165,9 +172,10 @@ class Engine:
         began_s = time.perf_counter()
         events: list[TokenEvent] = []
         has_waited = False
-        if self.speculator and self._in_flight and self.speculator.wants_ids():
-            has_waited = True
-            events = self._collect(self._take_in_flight())
+        if self._in_flight:
+            has_waited = self.speculator is not None and self.speculator.wants_ids()
+            if has_waited or self._follows_grammars():
+                events = self._collect(self._take_in_flight())
         batch = self._schedule()
         try:
             started = self._launch(batch, began_s, has_waited)
@@ -218,6 +226,10 @@ class Engine:
         return [
             TokenEvent(request_id, request.sample, None, FinishReason.ABORT) for request in ended
         ]
+
+    def _follows_grammars(self) -> bool:
+        """Whether what may come next depends on ids that are still on their way."""
+        return any(request.matcher is not None for request in self.scheduler.running)
 
     def _schedule(self) -> ScheduledBatch:
         """The next batch, with drafts where somebody makes them."""

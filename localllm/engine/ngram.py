@@ -23,11 +23,15 @@ _WORK_TOKENS = 256
 _LONGEST_LAG = 64
 
 
+NOT_KNOWN = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """Tokens that may come next; the more of the text before them has matched, the likelier.
 
-    `match_length`: so many tokens in front of the first one.
+    `match_length`: so many tokens in front of the first one. Tokens that are still to be found have
+    the id NOT_KNOWN (see Drafter.complete).
     """
 
     token_ids: list[int]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from localllm.config import SamplingParams
+from localllm.engine.matcher import Matcher
 from localllm.errors import RequestError
 
 
@@ -61,6 +62,7 @@ class Request:
     `num_pending` more, at most, are sampled, but their ids are still on the device: one, and those
     of a draft that is being verified. `parent` is sample 0 of the same request, whose prompt blocks
     a sample shares once they are computed. With requests of another `salt` it shares nothing.
+    `matcher` is where the generated tokens stand in the grammar, if there is one.
     """
 
     request_id: int
@@ -73,6 +75,7 @@ class Request:
     max_total_tokens: int
     parent: "Request | None" = None
     salt: bytes = b""
+    matcher: Matcher | None = None
     status: RequestStatus = RequestStatus.WAITING
     # Whether a step with this request is prepared from its ids, on the host.
     needs_ids: bool = False
@@ -109,10 +112,20 @@ class Request:
             return False
         return self.needs_ids or self.num_pending > 1 or self.num_tokens >= self.max_total_tokens
 
+    def append(self, token_id: int) -> None:
+        """The answer goes on with `token_id`."""
+        self.token_ids.append(token_id)
+        if self.matcher is not None:
+            self.matcher.advance(token_id)
+
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
-        """Whether the request ends with `token_id`, its newest token."""
+        """Whether the request ends with `token_id`, its newest token; one whose grammar is complete
+        does not end by its length.
+        """
         if token_id in self.stop_token_ids:
             return FinishReason.STOP
+        if self.matcher is not None and self.matcher.is_finished:
+            return None
         if len(self.token_ids) >= self.max_total_tokens:
             return FinishReason.LENGTH
         return None

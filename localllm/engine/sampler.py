@@ -116,11 +116,22 @@ def sample_tokens(
     def sample(row: int, request: Request, drafted: Sequence[int]) -> SampledToken:
         if not finite[row]:
             return SampledToken(None)
-        token_id = greedy[row]
-        if not _is_plain_greedy(request.params):
-            token_id = _sample_row(logits[row], request, drafted, ops)
-        count = request.params.logprobs
-        logprobs = None if count is None else _token_logprobs(logits[row], token_id, count)
+        params, matcher = request.params, request.matcher
+        if matcher is None or not _has_filters(params):
+            token_id = greedy[row]
+            if not _is_plain_greedy(params):
+                token_id = _sample_row(logits[row], request, drafted, ops)
+        if matcher is not None and (_has_filters(params) or not matcher.allows(drafted, token_id)):
+            # What wins among all wins among those that are allowed, if it is one of them; only
+            # filters see what else there is. Else the others are taken out.
+            allowed = matcher.mask(drafted, logits.shape[1])
+            if allowed is None:
+                return SampledToken(None, error=matcher.error)
+            bound = logits[row].masked_fill(~torch.from_numpy(allowed), float("-inf"))
+            token_id = _sample_row(bound, request, drafted, ops)
+        logprobs = None
+        if params.logprobs is not None:
+            logprobs = _token_logprobs(logits[row], token_id, params.logprobs)
         return SampledToken(token_id, logprobs)
 
     sampled, first = [], 0
@@ -147,6 +158,12 @@ def accept_draft(draft: Sequence[int], tokens: Iterable[SampledToken]) -> list[S
 
 def _is_plain_greedy(params: SamplingParams) -> bool:
     return params.temperature < MIN_TEMPERATURE and not (has_penalties(params) or params.logit_bias)
+
+
+def _has_filters(params: SamplingParams) -> bool:
+    """Whether the choice of a token depends on those beside it."""
+    is_filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    return is_filtered and params.temperature >= MIN_TEMPERATURE
 
 
 def has_penalties(params: SamplingParams) -> bool:

@@ -89,10 +89,13 @@ class ScheduledBatch:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token that a caught-up request got, or None where its logits were not finite."""
+    """A token that a caught-up request got, or None where its logits were not finite, or where
+    there is an `error`.
+    """
 
     token_id: int | None
     logprobs: TokenLogprobs | None = None
+    error: RequestError | None = None
 
 
 class Scheduler:
@@ -373,8 +376,9 @@ class Scheduler:
             if token.token_id is None:
                 # Keys and values of such a request are not to be found by others.
                 self._finish(request)
-                return [*events, _failed(request)]
-            request.token_ids.append(token.token_id)
+                error = token.error or _not_finite(request)
+                return [*events, _error_event(request, error)]
+            request.append(token.token_id)
             event = TokenEvent(
                 request_id=request.request_id,
                 sample=request.sample,
@@ -387,6 +391,9 @@ class Scheduler:
             )
             events.append(event)
             if event.finish_reason is not None:
+                break
+            if request.matcher is not None and request.matcher.is_finished:
+                events.append(_complete(event))
                 break
         if request.status is RequestStatus.RUNNING:
             num_computed = entry.known_end + max(0, len(tokens) - 1)
@@ -426,13 +433,17 @@ def _scheduled(request: Request, count: int) -> ScheduledRequest:
     return ScheduledRequest(request, start, count, start + count == request.num_tokens)
 
 
-def _failed(request: Request) -> TokenEvent:
-    error = RequestError(
+def _complete(last: TokenEvent) -> TokenEvent:
+    """The end behind a token that is the answer's last by its grammar."""
+    return replace(last, token_id=None, logprobs=None, finish_reason=FinishReason.STOP)
+
+
+def _not_finite(request: Request) -> RequestError:
+    return RequestError(
         "the model's output is not finite (NaN or infinity)",
         where=f"at token {len(request.token_ids)} of the request",
         hint="--dtype float32; if it stays, the checkpoint is damaged",
     )
-    return _error_event(request, error)
 
 
 def _error_event(request: Request, error: RequestError) -> TokenEvent:

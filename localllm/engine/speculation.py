@@ -5,12 +5,13 @@ Nothing here can change a text (see sampler.py), only its speed; so what is in d
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Protocol
 
 from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
-from localllm.engine.ngram import Proposal
+from localllm.engine.matcher import Matcher
+from localllm.engine.ngram import NOT_KNOWN, Proposal
 from localllm.engine.request import Request
 from localllm.engine.scheduler import SampledToken, ScheduledBatch
 
@@ -88,6 +89,9 @@ class Speculator:
         self._hot, self._cold = 0, 0
         self._num_quiet, self._since_look = 0.0, 0
         self._is_looking = False
+        # Requests of the newest step that were drafted what their grammar leaves no choice about:
+        # there is nothing to learn from them.
+        self._forced: set[Request] = set()
 
     def renewed(self) -> "Speculator":
         """One that has seen no text yet, and shares what is learned of speed."""
@@ -119,6 +123,11 @@ class Speculator:
 
     def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         """Drafts for the next step, of at most `budget` tokens in all."""
+        forced = self._find_forced(running)
+        self._forced = set(forced)
+        return {**self._propose(running, budget), **forced}
+
+    def _propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         self._is_looking = False
         if self._rest > 0:
             self._rest -= 1
@@ -160,12 +169,12 @@ class Speculator:
         self._lengths.add_step(num_rows, seconds, is_plain=not (num_drafted or has_waited))
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
-            if entry.draft:
+            if entry.draft and entry.request not in self._forced:
                 known = self._of(entry.request)
                 self._lengths.add_outcome(
                     known.history, known.match_length, len(entry.draft), len(tokens) - 1
                 )
-        if sampled and (num_drafted or has_waited):
+        if sampled and (num_drafted or has_waited) and not self._forced:
             tokens_each = sum(map(len, sampled)) / len(sampled)
             self._book_saving(num_rows - num_drafted, tokens_each, seconds)
         self._spent_s += self._clock() - began_s
@@ -182,14 +191,31 @@ class Speculator:
         needed = ceil(self._look_s / (_LOOK_SHARE * self._step_s))
         return min(max(1, needed), _LONGEST_INTERVAL)
 
+    def _find_forced(self, running: Sequence[Request]) -> dict[Request, list[int]]:
+        """Of each request what its grammar leaves no choice about."""
+        found = {}
+        for request in running:
+            if request.matcher is not None and (room := self._room(request)):
+                found[request] = request.matcher.forced(room)
+        return {request: tokens for request, tokens in found.items() if tokens}
+
+    def _room(self, request: Request) -> int:
+        """How many tokens may be drafted for a request now."""
+        is_decoding = request.num_tokens - request.num_computed_tokens == 1
+        if request.num_pending or not is_decoding:
+            return 0
+        left = request.max_total_tokens - request.num_tokens - 1
+        return max(0, min(self._max_draft, left))
+
     def _look(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         proposals: dict[Request, Proposal] = {}
         for request in running:
-            room = request.max_total_tokens - request.num_tokens - 1
-            is_decoding = request.num_tokens - request.num_computed_tokens == 1
-            if request.num_pending or not is_decoding or room <= 0:
+            room = self._room(request)
+            if room == 0 or request in self._forced:
                 continue
-            proposal = self._drafter.propose(request, min(self._max_draft, room))
+            proposal = self._drafter.propose(request, room)
+            if proposal is not None and request.matcher is not None:
+                proposal = _allowed(proposal, request.matcher)
             if proposal is not None:
                 proposals[request] = proposal
         longest = max((found.match_length for found in proposals.values()), default=0)
@@ -232,3 +258,11 @@ class Speculator:
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         elif self._saved == _MOST_SAVED:
             self._next_rest = _SHORTEST_REST
+
+
+def _allowed(proposal: Proposal, matcher: Matcher) -> Proposal | None:
+    """What of a proposal a grammar admits, as far as its tokens are known."""
+    if NOT_KNOWN in proposal.token_ids:
+        return proposal
+    count = matcher.count_allowed(proposal.token_ids)
+    return replace(proposal, token_ids=proposal.token_ids[:count]) if count else None

@@ -4,7 +4,7 @@ It reads commands from a socket and answers with events; what it is told first i
 the other end is closed, it ends.
 
     open {model, config} → ready {…} | failed {error}
-    submit {id, prompt, params, salt} → events, to the end of the request
+    submit {id, prompt, params, salt} → events, to the end of the request | refused {id, error}
     abort {id}
     ping {id} → pong {id, stats}
 """
@@ -14,12 +14,15 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
+from threading import Timer
 from typing import Any
 
-from localllm.config import EngineConfig
+from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import DeviceError, LocalLLMError, RequestError
+from localllm.prompt import Prompt
 from localllm.server.wire import (
     Message,
     Unpacker,
@@ -35,6 +38,19 @@ from localllm.text_engine import TextEngine
 
 logger = logging.getLogger(__name__)
 _CHUNK = 1 << 16
+
+
+# For a grammar to be compiled in.
+GRAMMAR_S = 1.0
+_TOO_LONG = (f"the grammar could not be compiled within {GRAMMAR_S:g} s",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    request_id: int
+    prompt: Prompt
+    params: SamplingParams
+    salt: bytes
 
 
 def config_to_wire(config: EngineConfig) -> Message:
@@ -53,8 +69,11 @@ class EngineLoop:
     def __init__(self, engine: TextEngine, channel: socket.socket) -> None:
         self._engine, self._channel = engine, channel
         self._commands: SimpleQueue[Message | None] = SimpleQueue()
-        # The front's numbers of requests and the engine's.
+        # The front's numbers of requests and the engine's; and those whose grammar is compiled,
+        # beside the others' steps.
         self._own: dict[int, int] = {}
+        self._compiling: set[int] = set()
+        self._compilers = ThreadPoolExecutor(2, "grammar")
         self._is_over = False
 
     def receive(self, message: Message | None) -> None:
@@ -94,7 +113,16 @@ class EngineLoop:
         match message["type"]:
             case "submit":
                 self._submit(message)
+            case "compiled" | "late" if message["id"] in self._compiling:
+                self._compiling.discard(message["id"])
+                if message["type"] == "late":
+                    self._refuse(message["id"], RequestError(*_TOO_LONG, param="grammar"))
+                elif message["error"] is not None:
+                    self._refuse(message["id"], message["error"])
+                else:
+                    self._start(message["asked"])
             case "abort":
+                self._compiling.discard(message["id"])
                 own = self._own.pop(message["id"], None)
                 if own is not None:
                     self._engine.forget(own)
@@ -104,13 +132,50 @@ class EngineLoop:
     def _submit(self, message: Message) -> None:
         request_id = message["id"]
         try:
-            prompt, params = (
+            asked = _Asked(
+                request_id,
                 prompt_from_wire(message["prompt"]),
                 params_from_wire(message["params"]),
+                message["salt"],
             )
-            self._own[request_id] = self._engine.submit(prompt, params, message["salt"])
         except RequestError as error:
-            self._send({"type": "refused", "id": request_id, "error": error_to_wire(error)})
+            self._refuse(request_id, error)
+            return
+        if asked.params.grammar is None:
+            self._start(asked)
+        else:
+            self._compiling.add(request_id)
+            self._compilers.submit(self._compile, asked)
+
+    def _start(self, asked: "_Asked") -> None:
+        try:
+            own = self._engine.submit(asked.prompt, asked.params, asked.salt)
+        except RequestError as error:
+            self._refuse(asked.request_id, error)
+        else:
+            self._own[asked.request_id] = own
+
+    def _compile(self, asked: "_Asked") -> None:
+        """Have a grammar compiled and kept, in a thread of its own."""
+        assert asked.params.grammar is not None
+        known = {"id": asked.request_id, "asked": asked}
+        late = Timer(GRAMMAR_S, self.receive, [{"type": "late", **known}])
+        late.daemon = True
+        error: RequestError | None = None
+        try:
+            self._engine.prepare_grammars()
+            late.start()
+            self._engine.compile(asked.params.grammar, asked.prompt)
+        except RequestError as refused:
+            error = refused
+        except Exception:
+            logger.exception("in a grammar")
+            error = RequestError("the grammar cannot be followed", param="grammar")
+        late.cancel()
+        self.receive({"type": "compiled", "error": error, **known})
+
+    def _refuse(self, request_id: int, error: RequestError) -> None:
+        self._send({"type": "refused", "id": request_id, "error": error_to_wire(error)})
 
     def _send_events(self) -> None:
         events: list[Any] = []

@@ -15,6 +15,7 @@ from localllm.completion import TextEvent, TokenInfo
 from localllm.config import SamplingParams
 from localllm.engine.request import FinishReason, TokenLogprobs
 from localllm.errors import LocalLLMError, RequestError
+from localllm.grammar import Grammar
 from localllm.prompt import Prompt
 from localllm.thinking import Markers
 
@@ -82,7 +83,8 @@ def params_to_wire(params: SamplingParams) -> Message:
 
 def params_from_wire(raw: Message) -> SamplingParams:
     """The parameters that `params_to_wire` was given."""
-    return SamplingParams(**raw)
+    grammar = raw["grammar"]
+    return SamplingParams(**{**raw, "grammar": None if grammar is None else Grammar(**grammar)})
 
 
 def event_to_wire(event: TextEvent, request_id: int) -> list[Any]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from drafting import model_speculator, oracle_speculator
-from engines import Limits, checked_step, load_tiny_model, make_engine, run_alone
+from engines import Limits, add, checked_step, load_tiny_model, make_engine, run_alone
 from guards import needs_interpreter
 from recording_device import RecordingDevice
 
@@ -14,6 +14,7 @@ from localllm.engine.device import CaptureError
 from localllm.engine.engine import Engine
 from localllm.engine.request import TokenEvent
 from localllm.engine.speculation import Speculator
+from localllm.grammar import Grammar
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
 
@@ -238,3 +239,31 @@ def generate_one(engine: Engine, request_id: int) -> list[TokenEvent]:
     while engine.has_unfinished():
         events += [each for each in checked_step(engine) if each.request_id == request_id]
     return events
+
+
+@pytest.mark.parametrize("has_drafts", [False, True], ids=["plain", "drafts"])
+def test_grammars_are_followed_beside_free_answers(has_drafts: bool) -> None:
+    grammars = (r"[0-9]{3}-(ab|cd)*;", r"(yes|no), (certainly|perhaps)\.", None)
+    wanted = []
+    for i, params in enumerate((GREEDY, PENALIZED, LISTED)):
+        source = grammars[i]
+        grammar = None if source is None else Grammar("regex", source)
+        wanted.append((prompt(7 + 5 * i), replace(params, max_tokens=12, grammar=grammar)))
+
+    def answers(engine: Engine) -> dict[int, list[int | None]]:
+        ids = {add(engine, *request): [] for request in wanted}
+        while engine.has_unfinished():
+            for event in checked_step(engine):
+                ids[event.request_id].append(event.token_id)
+        return ids
+
+    expected = answers(make_engine(load_tiny_model("Qwen3ForCausalLM"), Limits()))
+
+    def speculator() -> Speculator:
+        said = {key: [t for t in ids if t is not None] for key, ids in expected.items()}
+        return oracle_speculator(lambda request: said[request.request_id], 0.2, 5)
+
+    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    engine, _ = device_engine(model, speculator=speculator if has_drafts else None)
+    assert answers(engine) == expected
+    assert all(expected.values())

@@ -1,0 +1,137 @@
+"""Grammars made into matchers for a model's tokens, by llguidance.
+
+A model that thinks does so before its answer: the grammar begins behind its thoughts.
+"""
+
+import json
+from threading import Lock
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from localllm.engine.matcher import Matcher
+from localllm.errors import RequestError
+from localllm.grammar import Grammar
+from localllm.prompt import Prompt
+from localllm.thinking import Markers
+from localllm.tokenizer import Tokenizer
+
+# JSON may be laid out, in lines or with single spaces; without a bound, a model that is at a loss
+# writes space for ever.
+_SPACE = r"( |\r?\n[ \t]{0,32})?"
+_KEPT = 64
+_ANY_TEXT = r"/(.|\n)*/"
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Whether it can be followed, as far as that is known without a model. Raises: RequestError."""
+    message = LLMatcher.validate_grammar(_source(grammar), limits=_limits())
+    if message and not message.startswith("WARNING"):
+        raise _refused(grammar, message)
+
+
+class GrammarCompiler:
+    """Compiles for one tokenizer; what was compiled last is kept. Any thread may call it.
+
+    Compiling lets other threads run; it is bounded by llguidance's limits, which count work.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]):
+        self._tokenizer = tokenizer
+        self._tokens = LLTokenizer(
+            tokenizer.to_json(), n_vocab=vocab_size, eos_token=sorted(eos_token_ids) or None
+        )
+        self._compiled: dict[tuple[Grammar, Markers | None, bool], Matcher] = {}
+        self._lock = Lock()
+
+    def compile(self, grammar: Grammar, prompt: Prompt) -> Matcher:
+        """A matcher for the answer to `prompt`, behind what of it is said already.
+
+        Raises: RequestError for a grammar that cannot be followed.
+        """
+        key = (grammar, prompt.markers, prompt.is_thinking)
+        with self._lock:
+            found = self._compiled.pop(key, None)
+        if found is None:
+            found = self._compile(grammar, prompt.markers, is_thinking=prompt.is_thinking)
+        with self._lock:
+            self._compiled[key] = found  # the last one used stands last
+            if len(self._compiled) > _KEPT:
+                del self._compiled[next(iter(self._compiled))]
+        matcher = found.copy()
+        if matcher.count_allowed(prompt.said) < len(prompt.said):
+            raise RequestError(
+                "the beginning of the answer does not follow the grammar", param="grammar"
+            )
+        for token_id in prompt.said:
+            matcher.advance(token_id)
+        return matcher
+
+    def _compile(self, grammar: Grammar, markers: Markers | None, *, is_thinking: bool) -> Matcher:
+        source = _source(grammar)
+        if markers is not None:
+            source = self._behind_thoughts(source, markers, is_thinking=is_thinking)
+        state = LLMatcher(self._tokens, source, log_level=0, limits=_limits())
+        if state.is_error():
+            raise _refused(grammar, state.get_error())
+        return Matcher(state)
+
+    def _behind_thoughts(self, source: str, markers: Markers, *, is_thinking: bool) -> str:
+        opens, closes = self._literal(markers.opens), self._literal(markers.closes)
+        if closes.startswith("<["):  # a token of its own, which no text is
+            thoughts = f"rest: THOUGHTS {closes} SPACE\nTHOUGHTS: {_ANY_TEXT}"
+        else:
+            thoughts = f"rest: thoughts SPACE\nthoughts[lazy]: {_ANY_TEXT} {closes}"
+        ways = [f"{opens} rest"]
+        if not markers.skip.startswith(markers.opens):  # else thoughts, which are empty
+            ways.append(self._literal(markers.skip))
+        start = "rest @answer" if is_thinking else f"({' | '.join(ways)})? @answer"
+        around = f"%llguidance {{}}\nstart: {start}\n{thoughts}\nSPACE: /\\n{{0,2}}/\n"
+        answer = json.loads(source)["grammars"]
+        answer[0]["name"] = "answer"
+        return json.dumps({"grammars": [{"lark_grammar": around}, *answer]})
+
+    def _literal(self, text: str) -> str:
+        """A marker as a grammar has it: special tokens by number, text as text."""
+        parts, run = list[str](), list[int]()
+
+        def end_run() -> None:
+            if run:
+                parts.append(json.dumps(self._tokenizer.decode(run), ensure_ascii=False))
+                run.clear()
+
+        for token_id in self._tokenizer.encode(text, add_special_tokens=False, parse_special=True):
+            if self._tokens.is_special_token(token_id):
+                end_run()
+                parts.append(f"<[{token_id}]>")
+            else:
+                run.append(token_id)
+        end_run()
+        return " ".join(parts)
+
+
+def _source(grammar: Grammar) -> str:
+    """As llguidance reads it: a JSON object of grammars, the first of which is the whole."""
+    match grammar.kind:
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(
+                grammar.source, overrides={"whitespace_pattern": _SPACE}
+            )
+        case "regex":
+            return LLMatcher.grammar_from_regex(grammar.source)
+        case "lark":
+            return json.dumps({"grammars": [{"lark_grammar": grammar.source}]})
+
+
+def _limits() -> LLParserLimits:
+    # Its own limits: some 20 ms for a grammar's expressions, 15 ms for a mask.
+    return LLParserLimits(verbose_errors=False)
+
+
+def _refused(grammar: Grammar, message: str) -> RequestError:
+    lines = message.splitlines()
+    named = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+    return RequestError(
+        f"the {named[grammar.kind]} cannot be followed: {lines[0][:300]}",
+        param="grammar",
+        where="; ".join(line.strip() for line in lines[1:4])[:300],
+    )

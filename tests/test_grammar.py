@@ -1,0 +1,245 @@
+"""Answers within a grammar: valid, the same with and without drafts, refused where it cannot be."""
+
+import json
+import re
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import jsonschema
+import pytest
+from schemas import SCHEMAS
+
+from localllm import LLM
+from localllm.errors import RequestError
+from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH, Grammar
+from localllm.grammar_compiler import GrammarCompiler, check_grammar
+from localllm.prompt import Prompt
+from localllm.speculation_config import SpeculationConfig
+from localllm.thinking import Markers
+from localllm.tokenizer import Tokenizer
+
+QWEN2 = Path(__file__).parents[2] / "shared/data/tokenizers/qwen2"
+QUESTION = [{"role": "user", "content": "Answer in JSON."}]
+DIGITS = Grammar("regex", "[0-9]{2}")
+
+
+def answers(llm: LLM, temperature: float) -> dict[str, tuple[str, str]]:
+    """Text and finish reason for each schema; half of them beside the others."""
+    params = [
+        llm.sampling_params(
+            grammar=Grammar.of_schema(schema), max_tokens=250, temperature=temperature, seed=7 + i
+        )
+        for i, schema in enumerate(SCHEMAS.values())
+    ]
+    prompt = llm.model.prompts.chat(QUESTION)
+    running = [llm.model.stream(prompt, each) for each in params]
+    for _, events in running:
+        for event in events:
+            assert event.error is None, event.error
+    return {
+        name: (completion.text, str(completion.finish_reason))
+        for name, (completion, _) in zip(SCHEMAS, running, strict=True)
+    }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_finished_answers_validate_with_and_without_drafts(
+    compiled_kernels: Path, temperature: float
+) -> None:
+    with_drafts = LLM(max_num_seqs=16)
+    without = LLM(max_num_seqs=16, speculation=SpeculationConfig("off"))
+    found = answers(with_drafts, temperature)
+    assert found == answers(without, temperature)
+    finished = {name: text for name, (text, reason) in found.items() if reason == "stop"}
+    assert len(finished) >= 45, [name for name in found if name not in finished]
+    for name, text in finished.items():
+        checker = jsonschema.Draft202012Validator(
+            SCHEMAS[name], format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        )
+        checker.validate(json.loads(text))
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "expected"),
+    [
+        (Grammar("regex", r"(red|green) [0-9]{2}"), r"(red|green) [0-9]{2}"),
+        (Grammar("lark", 'start: "hi " NAME "!"\nNAME: /[A-Z][a-z]{2}/'), r"hi [A-Z][a-z]{2}!"),
+        (Grammar.of_schema({"enum": ["a", "b"]}), r'"a"|"b"'),
+        (Grammar("regex", "the only text"), "the only text"),
+    ],
+)
+def test_every_kind_of_grammar_is_followed(llm: LLM, grammar: Grammar, expected: str) -> None:
+    params = llm.sampling_params(grammar=grammar, temperature=1.0, n=3, seed=1, max_tokens=50)
+    [completion] = llm.chat(QUESTION, params)
+    for sample in completion.samples:
+        assert re.fullmatch(expected, sample.text)
+        assert sample.finish_reason == "stop"
+
+
+def test_an_answer_ends_with_its_grammar_though_no_end_token_is_wanted(llm: LLM) -> None:
+    params = llm.sampling_params(grammar=DIGITS, ignore_eos=True, max_tokens=2)
+    [completion] = llm.generate("a", params)
+    assert re.fullmatch("[0-9]{2}", completion.text)
+    assert completion.finish_reason == "stop"
+
+
+def test_any_json_object_is_one(llm: LLM) -> None:
+    # Texts that end: this model likes to go on.
+    likes = dict.fromkeys(llm.model.tokenizer.encode('"}]', add_special_tokens=False), 5.0)
+    params = llm.sampling_params(
+        grammar=Grammar.any_object(),
+        temperature=1.0,
+        seed=3,
+        max_tokens=300,
+        n=8,
+        logit_bias=likes,
+    )
+    [completion] = llm.chat(QUESTION, params)
+    finished = [sample.text for sample in completion.samples if sample.finish_reason == "stop"]
+    assert finished
+    assert all(isinstance(json.loads(text), dict) for text in finished)
+
+
+def test_log_probabilities_are_those_before_the_grammar(llm: LLM) -> None:
+    params = llm.sampling_params(grammar=DIGITS, temperature=0.0, logprobs=3)
+    [bound] = llm.chat(QUESTION, params)
+    [free] = llm.chat(QUESTION, llm.sampling_params(temperature=0.0, logprobs=3, max_tokens=1))
+    token, other = bound.samples[0].tokens[0], free.samples[0].tokens[0]
+    assert token.token_id != other.token_id
+    assert token.logprobs is not None
+    assert other.logprobs is not None
+    assert token.logprobs.top == other.logprobs.top
+    assert token.logprobs.logprob < token.logprobs.top[-1][1]
+
+
+REFUSED = {
+    "an unclosed group": Grammar("regex", "(a"),
+    "looking ahead": Grammar("regex", "(?=a)b"),
+    "no rule to begin with": Grammar("lark", "other: /a/"),
+    "an unknown rule": Grammar("lark", "start: nowhere"),
+    "itself": Grammar("lark", "start: @answer"),
+    "an unknown type": Grammar.of_schema({"type": "thing"}),
+    "a keyword that cannot be enforced": Grammar.of_schema({"type": "array", "uniqueItems": True}),
+    "choices that overlap": Grammar.of_schema({"oneOf": [{"minimum": 1}, {"type": "number"}]}),
+    "what nothing can be": Grammar.of_schema({"allOf": [{"type": "null"}, {"type": "string"}]}),
+    "a schema elsewhere": Grammar.of_schema({"$ref": "http://127.0.0.1:9/schema"}),
+    "a file": Grammar.of_schema({"$ref": "file:///etc/passwd"}),
+}
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_cannot_be_followed_is_refused_at_once(llm: LLM, name: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(RequestError, match="cannot be followed") as found:
+        check_grammar(REFUSED[name])
+    assert found.value.param == "grammar"
+    [completion] = llm.chat(QUESTION, llm.sampling_params(grammar=REFUSED[name]))
+    assert isinstance(completion.error, RequestError)
+    assert time.monotonic() - began < 1.0
+
+
+def _nested(depth: int) -> dict[str, object]:
+    return {"type": "object", "properties": {"a": _nested(depth - 1)}} if depth else {}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Grammar("regex", "a" * MAX_GRAMMAR_BYTES + "b"),
+        lambda: Grammar("regex", " "),
+        lambda: Grammar.of_schema(_nested(MAX_SCHEMA_DEPTH // 2)),
+        lambda: Grammar.of_schema({"properties": {f"k{i}": {} for i in range(9000)}}),
+        lambda: Grammar.of_schema([]),
+        lambda: Grammar.of_schema(None),
+        lambda: Grammar("gbnf", "root ::= a"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_too_large_or_no_grammar_is_refused_before_it_is_read(make: object) -> None:
+    with pytest.raises(RequestError):
+        make()  # type: ignore[operator]
+
+
+BOMBS = {
+    "repeated repetitions": Grammar("regex", "(a{1,1000}){1,1000}{1,100}"),
+    "ambiguous repetitions": Grammar("regex", "((a|aa)+)+(x+x+)+y" * 500),
+    "many states": Grammar("regex", "(.*a.{30}){9}"),
+    "any letter": Grammar("regex", r"(\p{L}{1,100}\s){1,100}[^\p{L}]{50,100}"),
+    "a long enumeration": Grammar.of_schema({"enum": [f"word {i}" for i in range(15000)]}),
+    "many names": Grammar.of_schema({"properties": {f"k{i}": {} for i in range(2000)}}),
+    "many choices": Grammar.of_schema(
+        {"anyOf": [{"properties": {f"k{i % 7}": {"pattern": f"a{{{i}}}.*b"}}} for i in range(400)]}
+    ),
+    "an ambiguous grammar": Grammar("lark", 'start: a a a a a a a a\na: a a | "x" | ""'),
+    "long lists": Grammar.of_schema({"type": "array", "minItems": 90000, "maxItems": 10**7}),
+    "deep choices": Grammar(
+        "lark",
+        "start: r0\n"
+        + "\n".join(f"r{i}: r{i + 1} r{i + 1} | r{i + 1}" for i in range(400))
+        + '\nr400: "x"',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(BOMBS))
+def test_a_bomb_is_refused_or_costs_little(llm: LLM, name: str) -> None:
+    prompt = llm.model.prompts.chat(QUESTION)
+    began = time.monotonic()
+    with suppress(RequestError):
+        llm.model.text_engine.compile(BOMBS[name], prompt)
+    assert time.monotonic() - began < 1.0
+    # It may be found out only where it is followed; then this request fails, and no other.
+    bomb = llm.sampling_params(grammar=BOMBS[name], max_tokens=20, temperature=1.0, seed=1)
+    free = llm.sampling_params(max_tokens=20, temperature=0.0)
+    [expected] = llm.chat(QUESTION, free)
+    beside, events = llm.model.stream(prompt, free)
+    [answer] = llm.chat(QUESTION, bomb)
+    assert answer.error is None or isinstance(answer.error, RequestError)
+    for _ in events:
+        pass
+    assert beside.text == expected.text
+
+
+THINK = Markers("<think>", "</think>", skip="<think>\n\n</think>\n\n")
+SPECIAL = Markers("<|im_start|>thoughts", "<|im_end|>", skip="<|im_start|>answer")
+
+
+@pytest.mark.parametrize("markers", [THINK, SPECIAL], ids=["text", "special tokens"])
+def test_a_grammar_begins_behind_the_thoughts(markers: Markers) -> None:
+    tokenizer = Tokenizer.from_folder(QWEN2)
+    compiler = GrammarCompiler(tokenizer, 151936, frozenset({151643}))
+
+    def allows(text: str, *, is_thinking: bool = False) -> bool:
+        matcher = compiler.compile(DIGITS, Prompt([1], markers, is_thinking))
+        ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+        return matcher.count_allowed(ids) == len(ids)
+
+    opens, closes = markers.opens, markers.closes
+    assert allows("12")
+    assert allows(markers.skip + "12")
+    assert allows(f"{opens}\nFirst {{this}}.\n\nThen 3.\n{closes}\n\n12")
+    assert allows(f"and so on\n{closes}12", is_thinking=True)
+    assert not allows("ab")
+    assert not allows(f"{opens}so{closes}ab")
+    assert not allows(f"so{closes}a", is_thinking=True)
+    assert not allows("123")
+
+
+def test_an_answer_goes_on_within_its_grammar() -> None:
+    tokenizer = Tokenizer.from_folder(QWEN2)
+    compiler = GrammarCompiler(tokenizer, 151936, frozenset({151643}))
+
+    def said(text: str) -> Prompt:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return Prompt([1, *ids], num_said=len(ids))
+
+    matcher = compiler.compile(DIGITS, said("4"))
+    assert matcher.count_allowed(tokenizer.encode("2", add_special_tokens=False)) == 1
+    assert matcher.count_allowed(tokenizer.encode("23", add_special_tokens=False)) < 2
+    with pytest.raises(RequestError, match="beginning"):
+        compiler.compile(DIGITS, said("four"))
