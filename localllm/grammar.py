@@ -13,6 +13,9 @@ MAX_GRAMMAR_BYTES = 256 << 10
 MAX_SCHEMA_DEPTH = 32
 # Compiling takes a time that grows with the square of the names that may be left out.
 MAX_SCHEMA_OBJECTS = 2048
+# JSON may be laid out, in lines or with single spaces; without a bound, a model that is at a loss
+# writes space for ever.
+JSON_SPACE = r"( |\r?\n[ \t]{0,32})?"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,11 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from localllm.engine.matcher import Matcher
 from localllm.errors import RequestError
-from localllm.grammar import Grammar
+from localllm.grammar import JSON_SPACE, Grammar
 from localllm.prompt import Prompt
 from localllm.thinking import Markers
 from localllm.tokenizer import Tokenizer
 
-# JSON may be laid out, in lines or with single spaces; without a bound, a model that is at a loss
-# writes space for ever.
-_SPACE = r"( |\r?\n[ \t]{0,32})?"
 _KEPT = 64
 _ANY_TEXT = r"/(.|\n)*/"
 
@@ -76,37 +73,20 @@ class GrammarCompiler:
         return Matcher(state)
 
     def _behind_thoughts(self, source: str, markers: Markers, *, is_thinking: bool) -> str:
-        opens, closes = self._literal(markers.opens), self._literal(markers.closes)
+        as_lark = self._tokenizer.as_lark
+        opens, closes = as_lark(markers.opens), as_lark(markers.closes)
         if closes.startswith("<["):  # a token of its own, which no text is
             thoughts = f"rest: THOUGHTS {closes} SPACE\nTHOUGHTS: {_ANY_TEXT}"
         else:
             thoughts = f"rest: thoughts SPACE\nthoughts[lazy]: {_ANY_TEXT} {closes}"
         ways = [f"{opens} rest"]
         if not markers.skip.startswith(markers.opens):  # else thoughts, which are empty
-            ways.append(self._literal(markers.skip))
+            ways.append(as_lark(markers.skip))
         start = "rest @answer" if is_thinking else f"({' | '.join(ways)})? @answer"
         around = f"%llguidance {{}}\nstart: {start}\n{thoughts}\nSPACE: /\\n{{0,2}}/\n"
         answer = json.loads(source)["grammars"]
         answer[0]["name"] = "answer"
         return json.dumps({"grammars": [{"lark_grammar": around}, *answer]})
-
-    def _literal(self, text: str) -> str:
-        """A marker as a grammar has it: special tokens by number, text as text."""
-        parts, run = list[str](), list[int]()
-
-        def end_run() -> None:
-            if run:
-                parts.append(json.dumps(self._tokenizer.decode(run), ensure_ascii=False))
-                run.clear()
-
-        for token_id in self._tokenizer.encode(text, add_special_tokens=False, parse_special=True):
-            if self._tokens.is_special_token(token_id):
-                end_run()
-                parts.append(f"<[{token_id}]>")
-            else:
-                run.append(token_id)
-        end_run()
-        return " ".join(parts)
 
 
 def _source(grammar: Grammar) -> str:
@@ -114,7 +94,7 @@ def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(
-                grammar.source, overrides={"whitespace_pattern": _SPACE}
+                grammar.source, overrides={"whitespace_pattern": JSON_SPACE}
             )
         case "regex":
             return LLMatcher.grammar_from_regex(grammar.source)

@@ -16,7 +16,8 @@ class Prompt:
 
     `is_thinking`: the prompt ends inside the model's thoughts. `num_context`: so many tokens at its
     end are text that the answer goes on from, so that the space between them is kept. `num_said`:
-    so many at its end are the answer's own beginning.
+    so many at its end are the answer's own beginning. `marks` are texts of special tokens that are
+    to be seen in the answer, besides the markers.
     """
 
     token_ids: Sequence[int]
@@ -24,6 +25,12 @@ class Prompt:
     is_thinking: bool = False
     num_context: int = 0
     num_said: int = 0
+    marks: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """Texts of special tokens that are part of the answer's text."""
+        return "".join((*(self.markers.texts if self.markers else ()), *self.marks))
 
     @property
     def context(self) -> Sequence[int]:

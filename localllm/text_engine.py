@@ -198,7 +198,7 @@ class _TextAssembler:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams) -> None:
-        self._decoder = StreamDecoder(tokenizer, prompt.markers, prompt.context)
+        self._decoder = StreamDecoder(tokenizer, prompt.shown, prompt.context)
         self._splitter = ThinkingSplitter(prompt.markers, prompt.is_thinking)
         self._matcher = StopMatcher(params.stop)
         # Stop strings are looked for in what is new: those that ended nothing so far were not

@@ -1,5 +1,7 @@
 """Text to token ids and back: a checkpoint's own vocabulary, template and special tokens."""
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,9 @@ class Tokenizer:
         self._special_text = SpecialText(backend)
         added = backend.get_added_tokens_decoder()
         self._special_ids = {i: token.content for i, token in added.items() if token.special}
+        # To llguidance a tag is no text either, special or not.
+        tags = (i for i, token in added.items() if re.fullmatch("<.*>", token.content))
+        self._tag_ids = {*self._special_ids, *tags}
 
     @classmethod
     def from_folder(cls, folder: Path, fallback_template: str | None = None) -> "Tokenizer":
@@ -217,9 +222,21 @@ class Tokenizer:
             **{**self._special_tokens, **variables},
         )
 
-    def decode(self, token_ids: Sequence[int], markers: Markers | None = None) -> str:
-        """Text of `token_ids`, special tokens left out but for those that `markers` consist of."""
-        shown = "".join(markers.texts) if markers is not None else ""
+    def as_lark(self, text: str) -> str:
+        """`text` as a grammar has it: special tokens and tags in it by number, all else as a
+        literal.
+        """
+        parts, run = list[str](), list[int]()
+        for token_id in self.encode(text, add_special_tokens=False, parse_special=True):
+            if token_id not in self._tag_ids:
+                run.append(token_id)
+                continue
+            parts += [_literal(self.decode(run)), f"<[{token_id}]>"]
+            run = []
+        return " ".join(part for part in [*parts, _literal(self.decode(run))] if part)
+
+    def decode(self, token_ids: Sequence[int], shown: str = "") -> str:
+        """Text of `token_ids`, special tokens left out but for those that `shown` consists of."""
         special = self._special_ids
         kept = [i for i in token_ids if i not in special or (shown and special[i] in shown)]
         return str(self._backend.decode(kept, skip_special_tokens=False))
@@ -231,17 +248,18 @@ class StreamDecoder:
     The pieces joined are the text of all tokens, up to the number of replacement characters for
     bytes that are no UTF-8. A piece is the difference between the text of the last few tokens with
     and without the new ones, since a token's text can depend on what stands before it (spaces at
-    the start, characters over several tokens). `context` are tokens that stand before the first.
+    the start, characters over several tokens). `shown`: see Tokenizer.decode; `context` are tokens
+    that stand before the first.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        markers: Markers | None = None,
+        shown: str = "",
         context: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._markers = markers
+        self._shown = shown
         # A context that ends within a character would lend its bytes to the first piece.
         ends_whole = not tokenizer.decode(context).endswith(_REPLACEMENT)
         self._token_ids = list(context) if ends_whole else []
@@ -268,13 +286,17 @@ class StreamDecoder:
 
     def _pending(self) -> str:
         before, after = (
-            self._tokenizer.decode(self._token_ids[self._context : end], self._markers)
+            self._tokenizer.decode(self._token_ids[self._context : end], self._shown)
             for end in (self._emitted, None)
         )
         return after[len(before) :]
 
     def _advance(self) -> None:
         self._context, self._emitted = self._emitted, len(self._token_ids)
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _think_variables(think: ThinkLevel) -> dict[str, Any]:

@@ -15,11 +15,10 @@ from localllm.errors import RequestError
 from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH, Grammar
 from localllm.grammar_compiler import GrammarCompiler, check_grammar
 from localllm.prompt import Prompt
+from localllm.session import open_checkpoint
 from localllm.speculation_config import SpeculationConfig
 from localllm.thinking import Markers
-from localllm.tokenizer import Tokenizer
 
-QWEN2 = Path(__file__).parents[2] / "shared/data/tokenizers/qwen2"
 QUESTION = [{"role": "user", "content": "Answer in JSON."}]
 DIGITS = Grammar("regex", "[0-9]{2}")
 
@@ -211,8 +210,8 @@ SPECIAL = Markers("<|im_start|>thoughts", "<|im_end|>", skip="<|im_start|>answer
 
 @pytest.mark.parametrize("markers", [THINK, SPECIAL], ids=["text", "special tokens"])
 def test_a_grammar_begins_behind_the_thoughts(markers: Markers) -> None:
-    tokenizer = Tokenizer.from_folder(QWEN2)
-    compiler = GrammarCompiler(tokenizer, 151936, frozenset({151643}))
+    tokenizer = open_checkpoint().tokenizer
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
 
     def allows(text: str, *, is_thinking: bool = False) -> bool:
         matcher = compiler.compile(DIGITS, Prompt([1], markers, is_thinking))
@@ -231,8 +230,8 @@ def test_a_grammar_begins_behind_the_thoughts(markers: Markers) -> None:
 
 
 def test_an_answer_goes_on_within_its_grammar() -> None:
-    tokenizer = Tokenizer.from_folder(QWEN2)
-    compiler = GrammarCompiler(tokenizer, 151936, frozenset({151643}))
+    tokenizer = open_checkpoint().tokenizer
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
 
     def said(text: str) -> Prompt:
         ids = tokenizer.encode(text, add_special_tokens=False)

@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "catalog": set(),
     "gpus": set(),
     "grammar": set(),
+    "tool_calls": set(),
     "grammar_compiler": {"engine", "prompt", "thinking", "tokenizer"},
     "settings": {"places"},
     "cache_kinds": {"places"},
@@ -68,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     "quantize": {"session", "evaluation", "model", "tokenizer", "prompt", "localllm_kernels"},
     "bench": {"session", "engine", "model", "catalog", "tokenizer", "localllm_kernels"},
     "server": {"session", "engine", "text_engine", "completion", "tokenizer", "prompt"}
-    | {"prompt_writer", "thinking", "generation_config", "speculation_config"},
+    | {"prompt_writer", "thinking", "generation_config", "speculation_config", "tool_calls"},
     "card": {"catalog", "generation_config", "model", "tokenizer"},
     "local_models": {"card", "catalog", "model"},
     "cli": {

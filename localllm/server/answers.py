@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from localllm.completion import TextEvent, TokenInfo
 from localllm.tokenizer import Tokenizer
+from localllm.tool_calls import ToolCall, ToolCallSplitter, ToolFormat
 
 Kind = Literal["chat", "text"]
 _REASONS = {"stop": "stop", "length": "length", "abort": "stop"}
@@ -45,35 +46,63 @@ class Usage:
 
 @dataclass(slots=True)
 class _Choice:
+    """`new_text` and `new_calls` are what the newest event brought."""
+
+    splitter: ToolCallSplitter | None
     text: str = ""
     thinking: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    new_text: str = ""
+    new_calls: list[ToolCall] = field(default_factory=list)
     reason: str | None = None
     tokens: list[TokenInfo] = field(default_factory=list)
+
+    def add(self, event: TextEvent) -> None:
+        self.new_text, self.new_calls = event.text, []
+        if self.splitter is not None:
+            self.new_text, self.new_calls = self.splitter.push(event.text)
+            if event.finish_reason is not None:
+                text, calls = self.splitter.flush()
+                self.new_text += text
+                self.new_calls += calls
+        self.text += self.new_text
+        self.calls += self.new_calls
+        self.thinking += event.thinking
+        if event.token is not None:
+            self.tokens.append(event.token)
+        if event.finish_reason is not None:
+            self.reason = _REASONS.get(event.finish_reason, "stop")
+            if self.reason == "stop" and self.calls:
+                self.reason = "tool_calls"
 
 
 class Writer:
     """Writes the answers to one request; `num_choices` of them."""
 
     def __init__(
-        self, kind: Kind, model: str, tokenizer: Tokenizer, num_choices: int, *, has_logprobs: bool
+        self,
+        kind: Kind,
+        model: str,
+        tokenizer: Tokenizer,
+        num_choices: int,
+        *,
+        has_logprobs: bool,
+        tools: ToolFormat | None = None,
     ) -> None:
+        """`tools`: how calls are written, where there are tools."""
         self._kind, self._model, self._tokenizer = kind, model, tokenizer
         self._has_logprobs = has_logprobs
         self._id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._choices = [_Choice() for _ in range(num_choices)]
+        self._choices = [
+            _Choice(None if tools is None else ToolCallSplitter(tools)) for _ in range(num_choices)
+        ]
         self._offsets = [0] * num_choices
         self.usage = Usage()
 
     def add(self, index: int, event: TextEvent) -> None:
         """Book an event of choice `index`."""
-        choice = self._choices[index]
-        choice.text += event.text
-        choice.thinking += event.thinking
-        if event.token is not None:
-            choice.tokens.append(event.token)
-        if event.finish_reason is not None:
-            choice.reason = _REASONS.get(event.finish_reason, "stop")
+        self._choices[index].add(event)
         self.usage.add(event)
 
     def whole(self, echoes: Sequence[str] = ()) -> dict[str, Any]:
@@ -85,6 +114,9 @@ class Writer:
                 message: dict[str, Any] = {"role": "assistant", "content": choice.text}
                 if choice.thinking:
                     message["reasoning_content"] = choice.thinking
+                if choice.calls:
+                    message["content"] = choice.text.strip() or None
+                    message["tool_calls"] = [_described_call(call) for call in choice.calls]
                 described["message"] = message
             else:
                 described["text"] = (echoes[index] if echoes else "") + choice.text
@@ -109,8 +141,16 @@ class Writer:
             if event.text or logprobs:
                 yield self._chunk(index, {"text": event.text}, None, logprobs)
         else:
-            delta = {"reasoning_content": event.thinking, "content": event.text}
-            said = {name: text for name, text in delta.items() if text}
+            choice = self._choices[index]
+            delta: dict[str, Any] = {
+                "reasoning_content": event.thinking,
+                "content": choice.new_text,
+                "tool_calls": [
+                    {"index": choice.calls.index(call), **_described_call(call)}
+                    for call in choice.new_calls
+                ],
+            }
+            said = {name: value for name, value in delta.items() if value}
             if said or logprobs:
                 yield self._chunk(index, {"delta": said}, None, logprobs)
         if event.finish_reason is not None:
@@ -166,6 +206,11 @@ class Writer:
     def _described(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._tokenizer.decode([token_id])
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _described_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _logprob(token: TokenInfo) -> float:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -21,6 +21,7 @@ from localllm.errors import (
     RequestError,
 )
 from localllm.generation_config import GenerationDefaults
+from localllm.grammar import Grammar
 from localllm.prompt import Prompt
 from localllm.prompt_writer import PromptWriter
 from localllm.server.answers import Kind, Writer
@@ -49,6 +50,7 @@ from localllm.server.schema import (
     Sampling,
     TokenizeRequest,
 )
+from localllm.tool_calls import Tool, ToolFormat, find_tool_format, tool_grammar
 
 logger = logging.getLogger(__name__)
 BodyT = TypeVar("BodyT", bound=BaseModel)
@@ -130,10 +132,17 @@ class _Server:
         self._check_model(body.model)
         params = self._params(body)
         messages = [message.for_template() for message in body.messages]
+        tools = [tool.model_dump(exclude_none=True) for tool in body.callable_tools]
+        form = None
+        if tools:
+            form = self._tool_format()
+            params = replace(params, grammar=self._tool_grammar(body, form, params.grammar))
         prompt = await self._write(
-            lambda: self._model.prompts.chat(messages, think=body.think), "messages"
+            lambda: self._model.prompts.chat(messages, tools or None, think=body.think), "messages"
         )
-        return self._answer("chat", body, [prompt], params, request)
+        if form is not None:
+            prompt = replace(prompt, marks=form.marks)
+        return self._answer("chat", body, [prompt], params, request, form=form)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """`POST /v1/completions`"""
@@ -227,7 +236,39 @@ class _Server:
         try:
             return SamplingParams(**{**defaults, **body.given()})
         except RequestError as error:
-            raise RefusedError(refusal_of(error)) from error
+            refusal = refusal_of(error)
+            if refusal.param == "grammar":
+                refusal = replace(refusal, param=body.grammar_field)
+            raise RefusedError(refusal) from error
+
+    def _tool_format(self) -> ToolFormat:
+        form = find_tool_format(self._tokenizer.chat_template or "")
+        if form is None:
+            raise invalid(
+                f"{self._model.name} calls no tools, as far as its chat template tells", "tools"
+            )
+        return form
+
+    def _tool_grammar(self, body: ChatRequest, form: ToolFormat, answer: Grammar | None) -> Grammar:
+        """Calls, or an answer as it is asked for otherwise."""
+        if answer is not None and answer.kind != "json_schema":
+            raise invalid("beside tools an answer can be text or JSON", body.grammar_field)
+        try:
+            for tool in body.callable_tools:
+                Grammar.of_schema(tool.function.parameters or {})
+            return tool_grammar(
+                form,
+                [
+                    Tool(each.function.name, each.function.parameters or {})
+                    for each in body.callable_tools
+                ],
+                "required" if body.must_call else "auto",
+                self._tokenizer.as_lark,
+                are_parallel=body.parallel_tool_calls is not False,
+                answer=answer,
+            )
+        except RequestError as error:
+            raise invalid(error.message, "tools") from error
 
     async def _write(self, write: Callable[[], Prompt], param: str) -> Prompt:
         """A prompt, made beside the event loop."""
@@ -244,6 +285,7 @@ class _Server:
         params: SamplingParams,
         request: Request,
         echoes: Sequence[str] = (),
+        form: ToolFormat | None = None,
     ) -> Response:
         key = request.scope.get("key", "")
         if key and self._by_key[key] + len(prompts) > LIMITS.requests_of_a_key:
@@ -264,6 +306,7 @@ class _Server:
             self._tokenizer,
             len(prompts) * params.n,
             has_logprobs=params.logprobs is not None,
+            tools=form,
         )
         writer.usage.num_prompt = sum(len(prompt.token_ids) for prompt in prompts)
 
@@ -275,9 +318,10 @@ class _Server:
 
         meter = Meter(self._metrics, writer.usage.num_prompt, len(prompts) * params.n)
         events = merged(streams, params.n, writer, meter)
+        field = "tools" if form is not None else body.grammar_field
         if not body.stream:
-            return WholeAnswer(events, writer, echoes, finished)
-        streamed = StreamedAnswer(events, writer, echoes, finished)
+            return WholeAnswer(events, writer, echoes, finished, field)
+        streamed = StreamedAnswer(events, writer, echoes, finished, field)
         asked = body.stream_options
         streamed.wants_usage = asked is not None and asked.include_usage
         return streamed

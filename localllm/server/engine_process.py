@@ -23,6 +23,7 @@ from typing import Any
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import DeviceError, LocalLLMError, RequestError
 from localllm.prompt import Prompt
+from localllm.server.limits import LIMITS
 from localllm.server.wire import (
     Message,
     Unpacker,
@@ -40,9 +41,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 
 
-# For a grammar to be compiled in.
-GRAMMAR_S = 1.0
-_TOO_LONG = (f"the grammar could not be compiled within {GRAMMAR_S:g} s",)
+_TOO_LONG = f"the grammar could not be compiled within {LIMITS.grammar_seconds} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class EngineLoop:
             case "compiled" | "late" if message["id"] in self._compiling:
                 self._compiling.discard(message["id"])
                 if message["type"] == "late":
-                    self._refuse(message["id"], RequestError(*_TOO_LONG, param="grammar"))
+                    self._refuse(message["id"], RequestError(_TOO_LONG, param="grammar"))
                 elif message["error"] is not None:
                     self._refuse(message["id"], message["error"])
                 else:
@@ -159,7 +158,7 @@ class EngineLoop:
         """Have a grammar compiled and kept, in a thread of its own."""
         assert asked.params.grammar is not None
         known = {"id": asked.request_id, "asked": asked}
-        late = Timer(GRAMMAR_S, self.receive, [{"type": "late", **known}])
+        late = Timer(LIMITS.grammar_seconds, self.receive, [{"type": "late", **known}])
         late.daemon = True
         error: RequestError | None = None
         try:

@@ -9,6 +9,7 @@ from localllm.config import (
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
 )
+from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_OBJECTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,12 @@ class Limits:
     logprobs: int = MAX_LOGPROBS
     # Of an answer whose length nobody has limited; the rest of the context may be less.
     answer_tokens: int = 16384
+    tools: int = 64
+    choices: int = 1000
+    grammar_bytes: int = MAX_GRAMMAR_BYTES
+    schema_levels: int = MAX_SCHEMA_DEPTH
+    schema_objects: int = MAX_SCHEMA_OBJECTS
+    grammar_seconds: int = 1
     requests: int = 256
     requests_of_a_key: int = 64
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -14,6 +15,7 @@ from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server.answers import Writer
 from localllm.server.engine_client import RequestStream
+from localllm.server.guard import Refusal
 from localllm.server.metrics import Meter
 from localllm.server.refusals import as_response, refusal_of
 
@@ -73,10 +75,12 @@ class _UntilGone(Response):
         writer: Writer,
         echoes: Sequence[str],
         finished: Callable[[], None],
+        grammar_field: str,
     ) -> None:
+        """`grammar_field`: what a grammar that cannot be followed was asked for by."""
         super().__init__()
         self._events, self._writer, self._echoes = events, writer, echoes
-        self._finished = finished
+        self._finished, self._grammar_field = finished, grammar_field
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.create_task(self._work(scope, receive, send))
@@ -94,6 +98,12 @@ class _UntilGone(Response):
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         raise NotImplementedError
 
+    def _refusal_of(self, error: LocalLLMError) -> Refusal:
+        refusal = refusal_of(error)
+        return (
+            replace(refusal, param=self._grammar_field) if refusal.param == "grammar" else refusal
+        )
+
 
 class WholeAnswer(_UntilGone):
     """All of it at once."""
@@ -104,7 +114,7 @@ class WholeAnswer(_UntilGone):
                 pass
             response = JSONResponse(self._writer.whole(self._echoes))
         except LocalLLMError as error:
-            response = as_response(refusal_of(error))
+            response = as_response(self._refusal_of(error))
         await response(scope, receive, send)
 
 
@@ -141,7 +151,7 @@ class StreamedAnswer(_UntilGone):
             if self.wants_usage:
                 await say(writer.usage_chunk())
         except LocalLLMError as error:
-            refusal = refusal_of(error)
+            refusal = self._refusal_of(error)
             if not has_begun:
                 await as_response(refusal)(scope, receive, send)
                 return

@@ -2,9 +2,11 @@
 
 A field that is known and not supported is refused, never ignored; unknown ones are let pass, as
 clients send their own. Source: OpenAI's API reference, "Create chat completion" and "Create
-completion"; top_k, min_p, repetition_penalty, ignore_eos and chat_template_kwargs are vLLM's.
+completion"; top_k, min_p, repetition_penalty, ignore_eos, chat_template_kwargs and
+structured_outputs are vLLM's.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,11 +19,14 @@ from pydantic import (
     model_validator,
 )
 
+from localllm.grammar import Grammar
 from localllm.prompt import ThinkLevel
 from localllm.server.limits import LIMITS
 
 Name = Annotated[str, Field(max_length=300)]
 Stop = Annotated[str, Field(min_length=1, max_length=LIMITS.stop_chars)]
+Source = Annotated[str, Field(min_length=1, max_length=LIMITS.grammar_bytes)]
+ToolName = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 _EFFORTS: dict[str, ThinkLevel] = {
     "none": "off",
@@ -37,6 +42,43 @@ class Body(BaseModel):
     """Types are not converted: "5" is no number, and true is not 1."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class StructuredOutputs(Body):
+    """What an answer has to be, in vLLM's words: one of these."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: dict[str, Any] | bool | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: Source | None = None
+    grammar: Source | None = None
+    choice: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(min_length=1, max_length=LIMITS.choices, fail_fast=True),
+        ]
+        | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "StructuredOutputs":
+        given = (self.json_, self.json_object or None, self.regex, self.grammar, self.choice)
+        if sum(each is not None for each in given) != 1:
+            raise ValueError("exactly one of json, json_object, regex, grammar, choice")
+        return self
+
+    def grammar_of(self) -> Grammar:
+        """What is asked for. Raises: RequestError."""
+        if self.json_ is not None:
+            return Grammar.of_schema(self.json_)
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        if self.grammar is not None:
+            return Grammar("lark", self.grammar)
+        if self.choice is not None:
+            return Grammar("lark", "start: " + " | ".join(map(json.dumps, self.choice)))
+        return Grammar.any_object()
 
 
 class StreamOptions(Body):
@@ -75,6 +117,7 @@ class Sampling(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
+    structured_outputs: StructuredOutputs | None = None
 
     @model_validator(mode="after")
     def _options_go_with_a_stream(self) -> "Sampling":
@@ -82,8 +125,13 @@ class Sampling(Body):
             raise ValueError("stream_options goes with stream")
         return self
 
+    @property
+    def grammar_field(self) -> str:
+        """Where the answer's form is asked for."""
+        return "structured_outputs"
+
     def given(self) -> dict[str, Any]:
-        """Fields of SamplingParams that were sent."""
+        """Fields of SamplingParams that were sent. Raises: RequestError."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         fields = {
             "max_tokens": self.max_tokens,
@@ -101,6 +149,7 @@ class Sampling(Body):
             "stop": stop or None,
             "n": self.n,
             "ignore_eos": self.ignore_eos or None,
+            "grammar": self.structured_outputs and self.structured_outputs.grammar_of(),
         }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -112,6 +161,30 @@ class TextPart(Body):
     text: str
 
 
+class FunctionCall(Body):
+    """A call as it was made; `arguments` are JSON."""
+
+    name: ToolName
+    arguments: str
+
+
+class CallMade(Body):
+    """A call of a tool in an earlier answer."""
+
+    id: Name
+    type: Literal["function"]
+    function: FunctionCall
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it: arguments as an object, if they are one."""
+        try:
+            arguments = json.loads(self.function.arguments)
+        except (ValueError, RecursionError):
+            arguments = self.function.arguments
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
 class ChatMessage(Body):
     """One message of a conversation."""
 
@@ -119,6 +192,8 @@ class ChatMessage(Body):
     content: str | Annotated[list[TextPart], Field(max_length=LIMITS.content_parts)] | None = None
     name: Name | None = None
     reasoning_content: str | None = None
+    tool_calls: Annotated[list[CallMade], Field(max_length=LIMITS.tools)] | None = None
+    tool_call_id: Name | None = None
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
@@ -131,6 +206,11 @@ class ChatMessage(Body):
         }
         if self.reasoning_content is not None:
             message["reasoning_content"] = message["thinking"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        for name in ("tool_call_id", "name"):
+            if getattr(self, name) is not None:
+                message[name] = getattr(self, name)
         return message
 
 
@@ -148,9 +228,60 @@ class TemplateOptions(Body):
 
 
 class TextFormat(Body):
-    """Free text, which is what there is."""
+    """Free text."""
 
     type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    """A schema with its name; `strict` or not, it is kept to."""
+
+    name: Name | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Body):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class FunctionDefinition(Body):
+    """A function that can be called, with the JSON schema of its arguments."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(Body):
+    """A tool, which is a function."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class ChosenFunction(Body):
+    """The name of one."""
+
+    name: ToolName
+
+
+class ChosenTool(Body):
+    """The one tool that is to be called."""
+
+    type: Literal["function"]
+    function: ChosenFunction
 
 
 class ChatRequest(Sampling):
@@ -162,15 +293,49 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     chat_template_kwargs: TemplateOptions | None = None
-    response_format: TextFormat | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    response_format: (
+        Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+        | None
+    ) = None
+    tools: (
+        Annotated[list[ToolDefinition], Field(max_length=LIMITS.tools, fail_fast=True)] | None
+    ) = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
-    def _tops_go_with_logprobs(self) -> "ChatRequest":
+    def _fields_go_together(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs goes with logprobs")
+        if self.structured_outputs and self.response_format:
+            raise ValueError("response_format and structured_outputs exclude each other")
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("two tools of the same name")
+        choice = self.tool_choice
+        if choice == "required" and not names:
+            raise ValueError("tool_choice needs tools")
+        if isinstance(choice, ChosenTool) and choice.function.name not in names:
+            raise ValueError("tool_choice names none of the tools")
         return self
+
+    @property
+    def callable_tools(self) -> list[ToolDefinition]:
+        """Those that this answer may call."""
+        choice, tools = self.tool_choice, self.tools or []
+        if isinstance(choice, ChosenTool):
+            return [tool for tool in tools if tool.function.name == choice.function.name]
+        return [] if choice == "none" else tools
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to be a call."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool)
+
+    @property
+    def grammar_field(self) -> str:
+        """See Sampling."""
+        return "response_format" if self.response_format else "structured_outputs"
 
     @property
     def think(self) -> ThinkLevel | None:
@@ -187,6 +352,11 @@ class ChatRequest(Sampling):
             fields["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
             fields["logprobs"] = self.top_logprobs or 0
+        match self.response_format:
+            case JsonObjectFormat():
+                fields["grammar"] = Grammar.any_object()
+            case JsonSchemaFormat(json_schema=asked):
+                fields["grammar"] = Grammar.of_schema(asked.schema_)
         return fields
 
 

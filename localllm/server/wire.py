@@ -65,6 +65,7 @@ def prompt_to_wire(prompt: Prompt) -> Message:
         "is_thinking": prompt.is_thinking,
         "num_context": prompt.num_context,
         "num_said": prompt.num_said,
+        "marks": list(prompt.marks),
     }
 
 
@@ -73,7 +74,7 @@ def prompt_from_wire(raw: Message) -> Prompt:
     markers = raw["markers"]
     if markers is not None:
         markers = Markers(**{**markers, "silent": tuple(markers["silent"])})
-    return Prompt(**{**raw, "markers": markers})
+    return Prompt(**{**raw, "markers": markers, "marks": tuple(raw["marks"])})
 
 
 def params_to_wire(params: SamplingParams) -> Message:

@@ -27,12 +27,12 @@ class Server:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
-def start_server(home: Path, *flags: str) -> Server:
+def start_server(home: Path, *flags: str, model: str = "pocket") -> Server:
     # A file, not a pipe: a pipe that nobody reads stops who writes.
     log = home / f"log{time.monotonic_ns()}"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "localllm", "serve", "pocket", "--port", "0", *flags],
+            [sys.executable, "-m", "localllm", "serve", model, "--port", "0", *flags],
             stderr=file,
             env={
                 **os.environ,
@@ -87,8 +87,8 @@ def serve(server_home: Path) -> Iterator[Callable[..., Server]]:
     """Starts a server with flags, for one test."""
     started = []
 
-    def start(*flags: str) -> Server:
-        started.append(start_server(server_home, *flags))
+    def start(*flags: str, model: str = "pocket") -> Server:
+        started.append(start_server(server_home, *flags, model=model))
         return started[-1]
 
     yield start

@@ -249,8 +249,12 @@ def test_metrics_count_what_was_done(server: Any, client: OpenAI) -> None:
 def test_what_is_not_supported_is_refused(client: OpenAI) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     for arguments in (
-        {"tools": [tool]},
-        {"response_format": {"type": "json_object"}},
+        {"tools": [tool]},  # its template knows of none
+        {"tool_choice": "required"},
+        {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        {"response_format": {"type": "yaml"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        {"extra_body": {"structured_outputs": {"regex": "a", "choice": ["b"]}}},
         {"n": 9},
         {"temperature": -1},
         {"top_logprobs": 2},
