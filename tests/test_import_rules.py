@@ -99,6 +99,7 @@ ALLOWED: dict[str, set[str]] = {
         "planning",
         "tokenizer",
         "llm",
+        "grammar_compiler",
     },
     "localllm": {"llm"},
     "__main__": {"cli"},

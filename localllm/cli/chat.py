@@ -92,6 +92,10 @@ def chat(
             "--overflow", help="A conversation that gets too long: error, or drop-oldest."
         ),
     ] = "error",
+    format_: options.Format = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
+    grammar: options.GrammarFile = None,
     why: Annotated[
         bool, options.option("--why", help="Tell what of the prompt came from the cache.")
     ] = False,
@@ -160,6 +164,9 @@ def chat(
         logprobs,
         greedy,
     ).given()
+    answer_grammar = options.parse_grammar(format_, json_schema, regex, grammar)
+    if answer_grammar is not None:
+        sampling["grammar"] = answer_grammar
     engine = options.EngineFlags(
         ctx,
         gpu_memory_utilization,
@@ -180,6 +187,8 @@ def chat(
     if logprobs is not None and form not in ("json", "stream-json"):
         raise RequestError("--logprobs needs --json or --stream-json", param="logprobs")
     think_level, render_mode = options.parse_think(think), check_render_mode(render)
+    if answer_grammar is not None:
+        render_mode = "plain"  # to the letter
     text = gather_prompt(chosen.prompt, file or [])
     on_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     if text is None and (not on_terminal or form != "text"):

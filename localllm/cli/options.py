@@ -1,15 +1,19 @@
 """Flags that several commands share, and what they are turned into."""
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
 
 from localllm.cli.suggestions import one_of
+from localllm.cli.user_input import read_file
 from localllm.config import KV_CACHE_DTYPES, EngineConfig
 from localllm.errors import RequestError
+from localllm.grammar import Grammar
 from localllm.overflow import OVERFLOW_POLICIES, OverflowPolicy
 from localllm.prompt import THINK_LEVELS, ThinkLevel
 from localllm.speculation_config import SpeculationConfig
@@ -68,6 +72,20 @@ Logprobs = Annotated[
 ]
 Greedy = Annotated[bool, option("--greedy", help="Temperature 0.")]
 
+Format = Annotated[
+    str | None,
+    option("--format", help="json: the answer is a JSON object.", suggest=one_of("json")),
+]
+JsonSchema = Annotated[
+    str | None,
+    option("--json-schema", help="The answer is JSON of the schema in FILE.", metavar="FILE"),
+]
+Regex = Annotated[
+    str | None, option("--regex", help="The answer matches an expression.", metavar="RE")
+]
+GrammarFile = Annotated[
+    Path | None, option("--grammar", help="The answer follows the Lark grammar in FILE.")
+]
 Think = Annotated[
     str | None,
     option(
@@ -225,6 +243,47 @@ class EngineFlags:
             dtype=cast(Literal["auto"], self.dtype),
             kv_cache_dtype=cast(Literal["auto"], self.kv_cache_dtype),
         )
+
+
+def parse_grammar(
+    form: str | None, json_schema: str | None, regex: str | None, grammar: Path | None
+) -> Grammar | None:
+    """What the answer has to be, by the one of four flags that is given. Raises: RequestError."""
+    flags = {"format": form, "json-schema": json_schema, "regex": regex, "grammar": grammar}
+    given = [name for name, value in flags.items() if value is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise RequestError(f"--{given[0]} and --{given[1]} exclude each other", param=given[1])
+    found = Grammar.any_object()
+    if json_schema is not None:
+        found = _read_schema(json_schema)
+    elif regex is not None:
+        found = Grammar("regex", regex)
+    elif grammar is not None:
+        found = Grammar("lark", read_file(grammar))
+    elif form != "json":
+        raise RequestError(
+            f"--format must be json, found {form!r:.40}",
+            param="format",
+            hint="--json-schema, --regex or --grammar for other forms",
+        )
+    from localllm.grammar_compiler import check_grammar
+
+    check_grammar(found)
+    return found
+
+
+def _read_schema(given: str) -> Grammar:
+    """From a file, or as it stands where it begins like one."""
+    text = given if given.lstrip().startswith("{") else read_file(Path(given))
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"the JSON schema is no JSON: {error!s:.200}", param="json-schema"
+        ) from error
+    return Grammar.of_schema(schema, "json-schema")
 
 
 def parse_overflow(text: str) -> OverflowPolicy:

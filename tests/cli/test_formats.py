@@ -1,0 +1,62 @@
+"""Answers in a form: JSON, a schema, an expression, a grammar; from the command line."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from schemas import SCHEMAS
+
+Run = Callable[..., Any]
+ASK = ("chat", "pocket", "How is the weather?", "--seed", "3")
+
+
+def test_an_answer_has_the_schema_of_a_file(localllm: Run, tmp_path: Path) -> None:
+    schema = SCHEMAS["a weather report"]
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(schema))
+    for given in (str(path), json.dumps(schema)):
+        outcome = localllm(*ASK, "--json-schema", given)
+        assert outcome.code == 0
+        jsonschema.validate(json.loads(outcome.out), schema)
+
+
+def test_an_answer_matches_an_expression_or_a_grammar(localllm: Run, tmp_path: Path) -> None:
+    outcome = localllm(*ASK, "--regex", "(fine|wet), [0-9]{2} degrees")
+    assert re.fullmatch("(fine|wet), [0-9]{2} degrees\n", outcome.out)
+    path = tmp_path / "weather.lark"
+    path.write_text('start: SKY " and " SKY\nSKY: "sun" | "rain"\n')
+    outcome = localllm(*ASK, "--grammar", str(path), "--json")
+    described = json.loads(outcome.out)
+    assert re.fullmatch("(sun|rain) and (sun|rain)", described["text"])
+    assert described["finish_reason"] == "stop"
+
+
+def test_json_is_an_object_as_far_as_it_goes(localllm: Run) -> None:
+    outcome = localllm(*ASK, "--format", "json", "-n", "8")
+    assert outcome.out.startswith("{")
+    assert "cut after 8 tokens" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--format", "yaml"), "--format must be json"),
+        (("--format", "json", "--regex", "a"), "exclude each other"),
+        (("--regex", "(a"), "cannot be followed"),
+        (("--json-schema", '{"type": "x"}'), "cannot be followed"),
+        (("--json-schema", "{"), "no JSON"),
+        (("--json-schema", "/nowhere"), "not a file"),
+        (("--grammar", "/nowhere"), "not a file"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused_before_the_model_is_opened(
+    localllm: Run, flags: tuple[str, ...], said: str
+) -> None:
+    outcome = localllm("chat", "-m", "/no/such/model", "hi", *flags)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err
