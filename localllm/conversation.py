@@ -11,9 +11,9 @@ from localllm.completion import Completion, Truncation
 from localllm.config import SamplingParams
 from localllm.engine.request import FinishReason
 from localllm.errors import ContextLengthError, LocalLLMError, RequestError
+from localllm.loaded_model import LoadedModel
 from localllm.overflow import OverflowPolicy, answer_reserve, with_way_out
 from localllm.prompt import Prompt, ThinkLevel
-from localllm.session import LoadedModel
 from localllm.text_engine import EventStream
 from localllm.transcript import ChatMessage, Transcript, Turn
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localllm.checkpoint import Checkpoint, open_checkpoint
 from localllm.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, RequestError
-from localllm.session import Checkpoint, open_checkpoint
 
 DEFAULT_WINDOW = 2048
 MAX_MEAN_NATS = 700.0  # the exponential of more is no number

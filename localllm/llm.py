@@ -8,7 +8,8 @@ from typing import Any
 from localllm.completion import Completion
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import RequestError
-from localllm.session import LoadedModel, open_model
+from localllm.loaded_model import LoadedModel
+from localllm.session import open_model
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from localllm.completion import TextEvent, TokenInfo
 from localllm.config import SamplingParams
-from localllm.engine.engine import Engine
 from localllm.engine.matcher import Matcher
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.grammar import Grammar
@@ -18,6 +17,7 @@ from localllm.thinking import Split, ThinkingSplitter
 from localllm.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
+    from localllm.engine.engine import Engine
     from localllm.grammar_compiler import GrammarCompiler
 
 
@@ -27,7 +27,7 @@ class TextEngine:
     Any number of requests can be in flight; whoever reads one drives them all. Not thread-safe.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: "Engine", tokenizer: Tokenizer) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self._grammars: GrammarCompiler | None = None

@@ -21,7 +21,7 @@ from localllm.engine.matcher import Matcher
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.errors import ContextLengthError
 from localllm.generation_config import GenerationDefaults
-from localllm.session import LoadedModel
+from localllm.loaded_model import LoadedModel
 from localllm.text_engine import TextEngine
 from localllm.tokenizer import Tokenizer
 

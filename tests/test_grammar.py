@@ -11,11 +11,11 @@ import pytest
 from schemas import SCHEMAS
 
 from localllm import LLM
+from localllm.checkpoint import open_checkpoint
 from localllm.errors import RequestError
 from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH, Grammar
 from localllm.grammar_compiler import GrammarCompiler, check_grammar
 from localllm.prompt import Prompt
-from localllm.session import open_checkpoint
 from localllm.speculation_config import SpeculationConfig
 from localllm.thinking import Markers
 

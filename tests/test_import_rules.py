@@ -56,24 +56,54 @@ ALLOWED: dict[str, set[str]] = {
     "text_engine": {"engine", "tokenizer", "thinking", "prompt", "completion"}
     | {"grammar_compiler"},
     "prompt_writer": {"prompt", "tokenizer"},
-    "session": {"engine", "model", "text_engine", "completion", "tokenizer", "prompt"}
-    | {"generation_config", "catalog", "download", "prompt_writer"},
+    "checkpoint": {"catalog", "download", "generation_config", "model", "tokenizer"},
+    "loaded_model": {"completion", "engine", "generation_config", "prompt", "prompt_writer"}
+    | {"text_engine", "tokenizer"},
+    "session": {"catalog", "checkpoint", "download", "engine", "loaded_model", "text_engine"},
     "transcript": {"engine"},
     "sessions": {"engine", "transcript"},
     "recorder": {"sessions", "transcript"},
     "cache_report": {"tokenizer", "transcript"},
-    "conversation": {"session", "engine", "text_engine", "completion", "tokenizer", "prompt"}
+    "conversation": {"loaded_model", "engine", "text_engine", "completion", "tokenizer", "prompt"}
     | {"transcript", "cache_report"},
-    "llm": {"session", "completion"},
-    "evaluation": {"session", "engine"},
-    "quantize": {"session", "evaluation", "model", "tokenizer", "prompt", "localllm_kernels"},
-    "bench": {"session", "engine", "model", "catalog", "tokenizer", "localllm_kernels"},
-    "server": {"session", "engine", "text_engine", "completion", "tokenizer", "prompt"}
+    "llm": {"session", "loaded_model", "completion"},
+    "evaluation": {"session", "checkpoint", "loaded_model", "engine"},
+    "quantize": {
+        "session",
+        "checkpoint",
+        "loaded_model",
+        "evaluation",
+        "model",
+        "tokenizer",
+        "prompt",
+        "localllm_kernels",
+    },
+    "bench": {
+        "session",
+        "checkpoint",
+        "loaded_model",
+        "engine",
+        "model",
+        "catalog",
+        "tokenizer",
+        "localllm_kernels",
+    },
+    "server": {
+        "session",
+        "loaded_model",
+        "engine",
+        "text_engine",
+        "completion",
+        "tokenizer",
+        "prompt",
+    }
     | {"prompt_writer", "thinking", "generation_config", "speculation_config", "tool_calls"},
     "card": {"catalog", "generation_config", "model", "tokenizer"},
     "local_models": {"card", "catalog", "model"},
     "cli": {
         "session",
+        "checkpoint",
+        "loaded_model",
         "conversation",
         "transcript",
         "sessions",
@@ -120,6 +150,7 @@ WITHOUT_TORCH = [
     "localllm.engine.memory",
     "localllm.sessions",
     "localllm.recorder",
+    "localllm.conversation",
     "localllm.cli.main",
 ]
 

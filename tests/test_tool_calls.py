@@ -8,10 +8,10 @@ from random import Random
 import pytest
 from tokenizers import AddedToken
 
+from localllm.checkpoint import open_checkpoint
 from localllm.grammar import Grammar
 from localllm.grammar_compiler import GrammarCompiler
 from localllm.prompt import Prompt
-from localllm.session import open_checkpoint
 from localllm.tokenizer import Tokenizer
 from localllm.tool_calls import (
     HERMES,

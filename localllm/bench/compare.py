@@ -13,12 +13,12 @@ from localllm.bench.limits import synchronize
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.speed import SpeedTests, run_decode, run_prefill
 from localllm.bench.subject import Subject
+from localllm.checkpoint import Checkpoint
 from localllm.errors import RequestError
 from localllm.model.architectures import expected_tensors
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.model.weights import WeightSource, dense_weight, open_source
-from localllm.session import Checkpoint
 
 # Fields of config.json that say how the weights are stored, and not what they are.
 _NOT_THEIRS = ("quantization_config", "model_type", "torch_dtype", "dtype", "architectures")

@@ -10,11 +10,11 @@ from localllm.bench.scripted import ScriptedRunner
 from localllm.bench.subject import Subject
 from localllm.bench.texts import copying_texts, prose
 from localllm.catalog import BUILT_IN_MODEL
+from localllm.checkpoint import Checkpoint, open_checkpoint
 from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
 from localllm.engine.speculation import Speculator
 from localllm.engine.suffix_index import SuffixIndex
-from localllm.session import Checkpoint, open_checkpoint
 from localllm.tokenizer import Tokenizer
 
 # Tokens of a prompt, at most: enough for what the answer repeats.

@@ -11,6 +11,7 @@ import torch
 
 from localllm.bench.limits import Arithmetic, ModelWork
 from localllm.catalog import load_catalog
+from localllm.checkpoint import Checkpoint, open_checkpoint
 from localllm.config import EngineConfig, ModelConfig
 from localllm.engine.engine import Engine
 from localllm.engine.loading import (
@@ -27,7 +28,7 @@ from localllm.model.architectures import ArchSpec, find_architecture
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
-from localllm.session import Checkpoint, open_checkpoint, open_draft
+from localllm.session import open_draft
 from localllm_kernels.kv_cache import row_bytes
 
 

@@ -13,7 +13,7 @@ from localllm.errors import ExitCode, LocalLLMError
 
 if TYPE_CHECKING:
     from localllm.completion import Completion, TokenInfo
-    from localllm.session import LoadedModel
+    from localllm.loaded_model import LoadedModel
     from localllm.text_engine import EventStream
 
 AnswerForm = Literal["text", "json", "stream-json", "code"]

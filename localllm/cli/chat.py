@@ -27,8 +27,8 @@ from localllm.settings import default_model
 
 if TYPE_CHECKING:
     from localllm.conversation import ChatSession
+    from localllm.loaded_model import LoadedModel
     from localllm.prompt import ThinkLevel
-    from localllm.session import LoadedModel
 
 # A model that is loaded sooner shows nothing.
 LOADING_SHOWN_S = 1.0
@@ -340,7 +340,8 @@ def open_noted(name: str | None, engine: EngineConfig, *, is_conversation: bool)
     from localllm.cli.download_progress import TerminalProgress
 
     with _loading(name or BUILT_IN_MODEL):
-        from localllm.session import load_checkpoint, open_checkpoint
+        from localllm.checkpoint import open_checkpoint
+        from localllm.session import load_checkpoint
     if name is None and is_conversation:
         welcome(engine)
     elif name is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from localllm.checkpoint import open_checkpoint
 from localllm.cli.download_progress import TerminalProgress
 from localllm.cli.figures import describe_cache, describe_truncation, describe_turn
 from localllm.cli.idle import meanwhile
@@ -28,9 +29,10 @@ from localllm.completion import Completion
 from localllm.config import EngineConfig, SamplingParams
 from localllm.conversation import ChatSession
 from localllm.errors import ExitCode, LocalLLMError, RequestError
+from localllm.loaded_model import LoadedModel
 from localllm.overflow import WARNED_SHARE
 from localllm.recorder import Recorder
-from localllm.session import LoadedModel, load_checkpoint, open_checkpoint, open_model
+from localllm.session import load_checkpoint, open_model
 from localllm.text_engine import EventStream
 
 logger = logging.getLogger(__name__)

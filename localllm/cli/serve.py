@@ -17,8 +17,8 @@ from localllm.settings import default_model
 if TYPE_CHECKING:
     import uvicorn
 
+    from localllm.checkpoint import Checkpoint
     from localllm.server.guard import Access
-    from localllm.session import Checkpoint
 
 # Requests in one batch, where nobody says otherwise.
 _DEFAULT_SEQS = 16
@@ -88,8 +88,8 @@ def serve(
         cache_disk=cache_disk,
         cache_dir=cache_dir,
     ).config(default_max_num_seqs=_DEFAULT_SEQS)
+    from localllm.checkpoint import open_checkpoint
     from localllm.cli.download_progress import TerminalProgress
-    from localllm.session import open_checkpoint
 
     found = open_checkpoint(model or default_model(), config, TerminalProgress())
     name = served_model_name or found.name

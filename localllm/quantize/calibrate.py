@@ -12,9 +12,9 @@ from torch import Tensor
 
 from localllm.config import SamplingParams
 from localllm.errors import RequestError
+from localllm.loaded_model import LoadedModel
 from localllm.prompt import Prompt
 from localllm.quantize.dataset import fetch_dataset_text
-from localllm.session import LoadedModel
 from localllm.tokenizer import Tokenizer
 
 # Of the windows asked for, so many more are taken and held back: one for each of these.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from localllm import __version__
+from localllm.checkpoint import Checkpoint
 from localllm.config import EngineConfig
 from localllm.errors import CheckpointError, RequestError
 from localllm.evaluation import Evaluation
@@ -37,7 +38,7 @@ from localllm.quantize.rounding import round_int8, round_layer
 from localllm.quantize.source import CheckedFolder, open_source, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
-from localllm.session import Checkpoint, open_model
+from localllm.session import open_model
 from localllm_kernels import TORCH_OPS
 
 # (what is being done, steps done, steps in all, a remark)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from localllm.checkpoint import Checkpoint, open_checkpoint
 from localllm.config import ModelConfig
 from localllm.errors import RequestError, UnsupportedModelError
 from localllm.model.architectures import ArchSpec, linear_shapes, read_model_config
@@ -11,7 +12,6 @@ from localllm.model.safetensors_header import ITEM_BYTES
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.quantize.recipe import GROUP_SIZES, Recipe
-from localllm.session import Checkpoint, open_checkpoint
 
 
 @dataclass(frozen=True, slots=True)

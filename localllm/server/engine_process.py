@@ -22,6 +22,7 @@ from typing import Any
 
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import DeviceError, LocalLLMError, RequestError
+from localllm.loaded_model import LoadedModel
 from localllm.prompt import Prompt
 from localllm.server.limits import LIMITS
 from localllm.server.wire import (
@@ -33,7 +34,7 @@ from localllm.server.wire import (
     params_from_wire,
     prompt_from_wire,
 )
-from localllm.session import LoadedModel, open_model
+from localllm.session import open_model
 from localllm.speculation_config import SpeculationConfig
 from localllm.text_engine import TextEngine
 
