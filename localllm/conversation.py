@@ -223,7 +223,7 @@ class ChatSession:
             completion, events = self._stream(prompt, history, question, params)
         except ContextLengthError as error:
             fits_alone = bool(history) and self._fits([], question)
-            more = self.model.text_engine.engine.way_to_longer_context
+            more = self.model.text_engine.way_to_longer_context
             raise with_way_out(error, more, fits_alone=fits_alone) from error
         completion.truncation = truncation
         return completion, events

@@ -13,7 +13,7 @@ from localllm.errors import RequestError, TemplateError
 from localllm.generation_config import GenerationDefaults
 from localllm.prompt import Prompt
 from localllm.prompt_writer import PromptWriter
-from localllm.text_engine import EventStream, TextEngine
+from localllm.text_engine import Answering, EventStream
 from localllm.tokenizer import Tokenizer
 
 
@@ -22,7 +22,7 @@ class LoadedModel:
     """A model that is ready to answer."""
 
     name: str
-    text_engine: TextEngine
+    text_engine: Answering
     defaults: GenerationDefaults
     load_s: float
 
@@ -34,7 +34,7 @@ class LoadedModel:
     @property
     def context_length(self) -> int:
         """Tokens that prompt and answer have together."""
-        return self.text_engine.engine.context_length
+        return self.text_engine.context_length
 
     def sampling_params(self, **given: Any) -> SamplingParams:
         """The model's defaults (`generation_config.json`) with what is given over them.
@@ -46,7 +46,7 @@ class LoadedModel:
     @property
     def prompts(self) -> PromptWriter:
         """Writes prompts for it."""
-        engine = self.text_engine.engine
+        engine = self.text_engine
         return PromptWriter(self.tokenizer, self.context_length, engine.way_to_longer_context)
 
     def stream(self, prompt: Prompt, params: SamplingParams) -> tuple[Completion, EventStream]:
@@ -90,4 +90,4 @@ class LoadedModel:
 
     def close(self) -> None:
         """End what is under way, and save what is kept of prompts."""
-        self.text_engine.engine.finish()
+        self.text_engine.finish()

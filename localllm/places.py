@@ -5,6 +5,7 @@ holds everywhere. Nothing here makes a folder.
 """
 
 import os
+import tempfile
 from pathlib import Path
 
 
@@ -31,6 +32,14 @@ def history_file() -> Path:
 def cache_folder(kind: str) -> Path:
     """What can be made again, by kind: quantized, prefixes, kernels, tunings, downloads."""
     return _folder("XDG_CACHE_HOME", ".cache") / kind
+
+
+def runtime_folder() -> Path:
+    """What lives as long as the session of the user: sockets of running engines."""
+    chosen = os.environ.get("XDG_RUNTIME_DIR")
+    if chosen:
+        return Path(chosen) / "localllm"
+    return Path(tempfile.gettempdir()) / f"localllm-{os.getuid()}"
 
 
 def prefix_folder(chosen: str | None) -> Path:

@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from localllm.completion import TextEvent, TokenInfo
 from localllm.config import SamplingParams
@@ -34,6 +34,20 @@ class TextEngine:
         self._grammars_lock = Lock()
         self._assemblers: dict[tuple[int, int], _TextAssembler] = {}
         self._inboxes: dict[int, deque[TextEvent]] = {}
+
+    @property
+    def context_length(self) -> int:
+        """See Engine."""
+        return self.engine.context_length
+
+    @property
+    def way_to_longer_context(self) -> str:
+        """See Engine."""
+        return self.engine.way_to_longer_context
+
+    def finish(self) -> None:
+        """See Engine."""
+        self.engine.finish()
 
     def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
         """Queue a request; its id is for `events` and `abort`; `salt`: see Engine.add_request.
@@ -67,8 +81,8 @@ class TextEngine:
             return self._grammars
 
     def said(self, prompt: Prompt) -> Split:
-        """The part of the answer that is in the prompt already, as its events gave it out."""
-        return _TextAssembler(self.tokenizer, prompt, SamplingParams()).said
+        """See `said_in`."""
+        return said_in(prompt, self.tokenizer)
 
     def events(self, request_id: int) -> "EventStream":
         """The events of a request as they come, to its end."""
@@ -145,6 +159,57 @@ class TextEngine:
         )
 
 
+def said_in(prompt: Prompt, tokenizer: Tokenizer) -> Split:
+    """The part of the answer that is in a prompt already, as its events gave it out."""
+    return _TextAssembler(tokenizer, prompt, SamplingParams()).said
+
+
+class Answering(Protocol):
+    """An engine that speaks text, wherever it is."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's own."""
+
+    @property
+    def context_length(self) -> int:
+        """The longest request, prompt and answer together."""
+
+    @property
+    def way_to_longer_context(self) -> str:
+        """What a user can do for a longer one."""
+
+    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
+        """Queue a request; its id is for the others. Raises: RequestError."""
+
+    def events(self, request_id: int) -> "EventStream":
+        """The events of a request as they come, to its end."""
+
+    def take(self, request_id: int) -> TextEvent | None:
+        """The next event of a request that has come, if any."""
+
+    def forget(self, request_id: int) -> None:
+        """Abort a request if it still runs, and drop what nobody took."""
+
+    def is_open(self, request_id: int) -> bool:
+        """Whether more events of a request are to come."""
+
+    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
+        """Tokens of a request's prompt that are computed, and all of them; None once it ended."""
+
+    def said(self, prompt: Prompt) -> Split:
+        """See `said_in`."""
+
+    def step(self) -> None:
+        """Bring what comes next."""
+
+    def work_ahead(self) -> bool:
+        """Do a little of what makes later steps faster; False where nothing is left to do."""
+
+    def finish(self) -> None:
+        """End all requests, and save what is to be kept."""
+
+
 class EventStream:
     """Iterates over one request's events; each `next` drives the engine until there is one.
 
@@ -152,7 +217,7 @@ class EventStream:
     `should_stop` is asked between steps, so that a long prompt can be stopped too.
     """
 
-    def __init__(self, engine: TextEngine, request_id: int) -> None:
+    def __init__(self, engine: Answering, request_id: int) -> None:
         self._engine, self._request_id = engine, request_id
         self._is_closed = False
         self.on_event: list[Callable[[TextEvent], None]] = []

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,19 @@ def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
+@pytest.fixture
+def runtime_directory() -> Iterator[Path]:
+    """A short name: that of a socket has at most 108 bytes."""
+    with tempfile.TemporaryDirectory(prefix="ll") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture(autouse=True)
 def user_directories(
-    tmp_path: Path, compiled_kernels: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    runtime_directory: Path,
+    compiled_kernels: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """No test reads or writes the home of whoever runs it, or reaches a network."""
     home = tmp_path / "home"
@@ -46,6 +57,7 @@ def user_directories(
             monkeypatch.delenv(name)
     for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "HF_HOME"):
         monkeypatch.setenv(name, str(home))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_directory))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     # The tests' own processes hold all cores; more threads than those wait by spinning.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

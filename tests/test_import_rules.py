@@ -88,16 +88,9 @@ ALLOWED: dict[str, set[str]] = {
         "tokenizer",
         "localllm_kernels",
     },
-    "server": {
-        "session",
-        "loaded_model",
-        "engine",
-        "text_engine",
-        "completion",
-        "tokenizer",
-        "prompt",
-    }
-    | {"prompt_writer", "thinking", "generation_config", "speculation_config", "tool_calls"},
+    "server": {"session", "checkpoint", "loaded_model", "engine", "text_engine", "completion"}
+    | {"tokenizer", "prompt", "prompt_writer", "thinking", "generation_config", "tool_calls"}
+    | {"speculation_config", "places"},
     "card": {"catalog", "generation_config", "model", "tokenizer"},
     "local_models": {"card", "catalog", "model"},
     "cli": {

@@ -2,36 +2,29 @@
 
 import shlex
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.catalog import BUILT_IN_MODEL, is_file, is_model_name, nearest_models
+from localllm.catalog import is_file, is_model_name, nearest_models
 from localllm.cli import options, suggestions
 from localllm.cli.answer import AnswerForm, AnswerPrinter
 from localllm.cli.figures import describe_cache, describe_truncation
-from localllm.cli.first_start import welcome
+from localllm.cli.opening import open_noted
 from localllm.cli.output import choose_colour, is_terminal, note, show_controls
 from localllm.cli.render import Shown, check_render_mode, make_printer
 from localllm.cli.saved import find_session, open_recorder
-from localllm.cli.status_line import StatusLine
 from localllm.cli.user_input import gather_prompt, read_file
-from localllm.cli.variants import choose_variant
-from localllm.config import EngineConfig, SamplingParams
+from localllm.config import SamplingParams
 from localllm.errors import RequestError
-from localllm.places import cache_folder
 from localllm.settings import default_model
 
 if TYPE_CHECKING:
     from localllm.conversation import ChatSession
     from localllm.loaded_model import LoadedModel
     from localllm.prompt import ThinkLevel
-
-# A model that is loaded sooner shows nothing.
-LOADING_SHOWN_S = 1.0
 
 
 def chat(
@@ -96,6 +89,7 @@ def chat(
     json_schema: options.JsonSchema = None,
     regex: options.Regex = None,
     grammar: options.GrammarFile = None,
+    keepalive: options.Keepalive = None,
     why: Annotated[
         bool, options.option("--why", help="Tell what of the prompt came from the cache.")
     ] = False,
@@ -219,7 +213,12 @@ def chat(
         name = saved.transcript.model
     # Nothing here holds the model itself: a conversation may exchange it.
     session = start_session(
-        open_noted(name, engine, is_conversation=text is None),
+        open_noted(
+            name,
+            engine,
+            is_conversation=text is None,
+            keepalive_s=options.parse_keepalive(keepalive),
+        ),
         system=system,
         raw=raw,
         think=think_level,
@@ -333,45 +332,6 @@ def choose_form(json_output: bool, stream_json: bool, extract_code: bool) -> Ans
     if len(asked) > 1:
         raise RequestError("--json, --stream-json and --extract-code exclude each other")
     return asked[0] if asked else "text"
-
-
-def open_noted(name: str | None, engine: EngineConfig, *, is_conversation: bool) -> "LoadedModel":
-    """Open the model, with the notice that none was asked for, or how memory is divided."""
-    from localllm.cli.download_progress import TerminalProgress
-
-    with _loading(name or BUILT_IN_MODEL):
-        from localllm.checkpoint import open_checkpoint
-        from localllm.session import load_checkpoint
-    if name is None and is_conversation:
-        welcome(engine)
-    elif name is None:
-        note(
-            f"no model given: using {BUILT_IN_MODEL}, a tiny built-in demonstration. "
-            "A real one: localllm chat qwen3-0.6b",
-            dim=True,
-        )
-    chosen = choose_variant(name, engine)
-    found = open_checkpoint(chosen, engine, TerminalProgress())
-    with _loading(found.name) as line:
-
-        def tell(text: str) -> None:
-            line.end()
-            note(text, dim=True)
-
-        return load_checkpoint(found, tell) if is_conversation else load_checkpoint(found)
-
-
-def _loading(name: str) -> StatusLine:
-    """Says so, where it takes long."""
-    began_s = time.monotonic()
-    kernels = cache_folder("kernels")
-    is_first = not (kernels.is_dir() and any(kernels.iterdir()))
-    why = "; kernels are compiled for this processor, once" if is_first else ""
-
-    def describe() -> str:
-        return f"loading {show_controls(name)}, {time.monotonic() - began_s:.0f} s{why}"
-
-    return StatusLine(describe, LOADING_SHOWN_S)
 
 
 def start_session(

@@ -7,6 +7,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         'git diff | localllm chat qwen3-4b "Write a commit message for this." > message.txt',
         'localllm chat -f report.md "Summarise this." --json',
         'localllm chat --continue "And in one sentence?"',
+        "cat notes.txt | localllm chat qwen3-4b --keepalive 5m --json-schema task.json",
     ),
     "serve": (
         "localllm serve qwen3-4b",
@@ -27,6 +28,8 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "localllm bench --url http://127.0.0.1:8000 --batch 16",
     ),
     "pull": ("localllm pull qwen3-8b --int4", "localllm pull org/name@revision --dry-run"),
+    "ps": ("localllm ps", "localllm ps --json"),
+    "stop": ("localllm stop", "localllm stop qwen3-4b"),
     "limits": ("localllm limits",),
     "ls": ("localllm ls", "localllm ls --json | jq .name"),
     "show": ("localllm show qwen3-4b", "localllm show ./my-checkpoint --template"),

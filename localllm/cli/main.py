@@ -27,6 +27,7 @@ from localllm.cli.limits import limits
 from localllm.cli.ls import ls
 from localllm.cli.output import StdoutClosedError, print_error
 from localllm.cli.plan import plan
+from localllm.cli.ps import ps, stop
 from localllm.cli.pull import pull
 from localllm.cli.quantize import quantize
 from localllm.cli.rm import rm
@@ -55,6 +56,8 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "chat": chat,
     "run": chat,
     "serve": serve,
+    "ps": ps,
+    "stop": stop,
     "limits": limits,
     "quantize": quantize,
     "eval": evaluate_model,

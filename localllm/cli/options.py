@@ -86,6 +86,14 @@ Regex = Annotated[
 GrammarFile = Annotated[
     Path | None, option("--grammar", help="The answer follows the Lark grammar in FILE.")
 ]
+Keepalive = Annotated[
+    str | None,
+    option(
+        "--keepalive",
+        help="Leave the engine running for the next question: 5m, 0 (no), -1 (for ever).",
+        metavar="TIME",
+    ),
+]
 Think = Annotated[
     str | None,
     option(
@@ -243,6 +251,20 @@ class EngineFlags:
             dtype=cast(Literal["auto"], self.dtype),
             kv_cache_dtype=cast(Literal["auto"], self.kv_cache_dtype),
         )
+
+
+def parse_keepalive(text: str | None) -> float | None:
+    """Seconds from `5m`, `90s`, `2h` or a number of seconds; below 0: for ever. Raises:
+    RequestError.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(-?[0-9]{1,7}(?:\.[0-9]{1,3})?) ?(s|m|min|h)?", text.strip().lower())
+    if found is None:
+        raise RequestError(
+            f"--keepalive must be like 5m, 90s, 0 or -1, found {text!r:.40}", param="keepalive"
+        )
+    return float(found[1]) * {"s": 1, "m": 60, "min": 60, "h": 3600}[found[2] or "s"]
 
 
 def parse_grammar(

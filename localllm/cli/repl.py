@@ -32,7 +32,6 @@ from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.loaded_model import LoadedModel
 from localllm.overflow import WARNED_SHARE
 from localllm.recorder import Recorder
-from localllm.session import load_checkpoint, open_model
 from localllm.text_engine import EventStream
 
 logger = logging.getLogger(__name__)
@@ -152,7 +151,7 @@ class Repl:
             raise RequestError(
                 f"{name} is not taken: it has about {num_tokens:,} tokens"
                 f"{' or more' if num_tokens > 20 * window else ''}, the context holds {window:,}",
-                hint=f"a part of it, or {model.text_engine.engine.way_to_longer_context}",
+                hint=f"a part of it, or {model.text_engine.way_to_longer_context}",
             )
         self.attachments.append(Attachment(name, text.strip("\n")))
 
@@ -224,6 +223,8 @@ class Repl:
 
         Raises: LocalLLMError.
         """
+        from localllm.session import load_checkpoint, open_model  # with torch, a second
+
         tell, chosen = partial(note, dim=True), choose_variant(name, self._engine_config)
         before = self.session.model.name
         # What can be wrong with its files is found while the old one is there.

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     from llguidance import LLMatcher
 
 # Of tokens that a grammar leaves no choice about, so many are drafted at once.
@@ -68,17 +67,19 @@ class Matcher:
             self._state.rollback(count)
         return count == len(tokens)
 
-    def mask(self, draft: Sequence[int], vocab_size: int) -> npt.NDArray[np.bool_] | None:
+    def mask(self, draft: Sequence[int], vocab_size: int) -> "npt.NDArray[np.bool_] | None":
         """Which tokens may come behind `draft`, which is allowed; None where that cannot be said
         any more (see `error`).
         """
+        import numpy as np  # not for a program that only asks
+
         with self._behind(draft):
             bits = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
         if self._state.is_error():
             return None
         return np.unpackbits(bits, count=vocab_size, bitorder="little").view(np.bool_)
 
-    def fill(self, draft: Sequence[int], masks: npt.NDArray[np.int32]) -> None:
+    def fill(self, draft: Sequence[int], masks: "npt.NDArray[np.int32]") -> None:
         """Write the tokens that may come behind 0, 1, … tokens of `draft` into as many rows.
 
         `masks`: int32 [1 + len(draft), vocab / 32], a bit for each token, all zero. Behind a draft

@@ -10,17 +10,17 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from localllm.completion import TextEvent
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.prompt import Prompt
-from localllm.server.engine_process import config_to_wire
 from localllm.server.wire import (
     Message,
     Unpacker,
+    config_to_wire,
     error_from_wire,
     event_from_wire,
     pack,
@@ -103,9 +103,18 @@ class EngineClient:
     """One engine, whichever process it is in at the moment."""
 
     def __init__(
-        self, model: str | None, config: EngineConfig, max_requests: int, log_level: int
+        self,
+        model: str,
+        config: EngineConfig,
+        max_requests: int,
+        log_level: int,
+        *,
+        name: str = "",
+        address: str | None = None,
     ) -> None:
+        """`name`: what the model is called; `address`: where programs of this user may join."""
         self._model, self._config = model, config
+        self._name, self._address = name, address
         self._max_requests, self._log_level = max_requests, log_level
         self._state: State = "starting"
         self.info: EngineInfo | None = None
@@ -215,6 +224,9 @@ class EngineClient:
                 {
                     "type": "open",
                     "model": self._model,
+                    "name": self._name,
+                    "address": self._address,
+                    "keepalive_s": None,
                     "config": config_to_wire(self._config),
                     "log_level": self._log_level,
                 }
@@ -260,8 +272,8 @@ class EngineClient:
     def _take(self, message: Message) -> None:
         match message["type"]:
             case "ready":
-                fields = {key: value for key, value in message.items() if key != "type"}
-                self.info, self._state = EngineInfo(**fields), "ready"
+                known = (message[each.name] for each in fields(EngineInfo))
+                self.info, self._state = EngineInfo(*known), "ready"
                 self._settled.set()
             case "failed":
                 failure = error_from_wire(message["error"])

@@ -12,11 +12,12 @@ import msgpack
 
 from localllm import errors
 from localllm.completion import TextEvent, TokenInfo
-from localllm.config import SamplingParams
+from localllm.config import EngineConfig, SamplingParams
 from localllm.engine.request import FinishReason, TokenLogprobs
 from localllm.errors import LocalLLMError, RequestError
 from localllm.grammar import Grammar
 from localllm.prompt import Prompt
+from localllm.speculation_config import SpeculationConfig
 from localllm.thinking import Markers
 
 # A prompt of a million tokens takes 5 MB at most: msgpack has no longer form for an id.
@@ -54,6 +55,16 @@ class Unpacker:
             if not isinstance(message, dict):
                 raise ValueError("a message that is no map")
             yield message
+
+
+def config_to_wire(config: EngineConfig) -> Message:
+    """See `config_from_wire`."""
+    return asdict(config)
+
+
+def config_from_wire(raw: Message) -> EngineConfig:
+    """The configuration that `config_to_wire` was given."""
+    return EngineConfig(**{**raw, "speculation": SpeculationConfig(**raw["speculation"])})
 
 
 def prompt_to_wire(prompt: Prompt) -> Message:

@@ -39,6 +39,7 @@ def start_server(home: Path, *flags: str, model: str = "pocket") -> Server:
                 "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernels"))),
                 "HOME": str(home),
                 "XDG_CACHE_HOME": str(home),
+                "XDG_RUNTIME_DIR": str(home / "run"),
                 "OMP_NUM_THREADS": "1",
             },
         )

@@ -1,0 +1,101 @@
+"""How `chat` comes by its model: from an engine that runs already, or by loading it."""
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localllm.catalog import BUILT_IN_MODEL
+from localllm.cli.first_start import welcome
+from localllm.cli.output import note, show_controls
+from localllm.cli.status_line import StatusLine
+from localllm.cli.variants import choose_variant
+from localllm.config import EngineConfig
+from localllm.places import cache_folder
+
+if TYPE_CHECKING:
+    from localllm.checkpoint import Checkpoint
+    from localllm.loaded_model import LoadedModel
+
+# A model that is loaded sooner shows nothing.
+LOADING_SHOWN_S = 1.0
+# An engine on a GPU waits so long for the next question of a script; one on a CPU does not.
+GPU_KEEPALIVE_S = 300.0
+_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+def open_noted(
+    name: str | None,
+    engine: EngineConfig,
+    *,
+    is_conversation: bool,
+    keepalive_s: float | None = None,
+) -> "LoadedModel":
+    """Open the model, with the notice that none was asked for, or how memory is divided.
+
+    `keepalive_s`: how long its engine is to wait for the next question, in a process of its own;
+    None: as usual, 0: not at all, below: for ever.
+    """
+    from localllm.checkpoint import open_checkpoint
+    from localllm.cli.download_progress import TerminalProgress
+
+    if name is None and is_conversation:
+        welcome(engine)
+    elif name is None:
+        note(
+            f"no model given: using {BUILT_IN_MODEL}, a tiny built-in demonstration. "
+            "A real one: localllm chat qwen3-0.6b",
+            dim=True,
+        )
+    chosen = choose_variant(name, engine)
+    found = open_checkpoint(chosen, engine, TerminalProgress())
+    attached = _attach(found, keepalive_s)
+    if attached is not None:
+        if is_conversation:
+            note(f"{found.name} is loaded already: localllm ps shows where", dim=True)
+        return attached
+    if keepalive_s is None:
+        keepalive_s = 0.0 if is_conversation or not _is_on_gpu(engine) else GPU_KEEPALIVE_S
+    with loading(found.name) as line:
+
+        def tell(text: str) -> None:
+            line.end()
+            note(text, dim=True)
+
+        if keepalive_s != 0:
+            from localllm.server.attached import start
+
+            return start(found, keepalive_s, logging.getLogger().level)
+        from localllm.session import load_checkpoint
+
+        return load_checkpoint(found, tell) if is_conversation else load_checkpoint(found)
+
+
+def loading(name: str) -> StatusLine:
+    """Says so, where it takes long."""
+    began_s = time.monotonic()
+    kernels = cache_folder("kernels")
+    is_first = not (kernels.is_dir() and any(kernels.iterdir()))
+    why = "; kernels are compiled for this processor, once" if is_first else ""
+
+    def describe() -> str:
+        return f"loading {show_controls(name)}, {time.monotonic() - began_s:.0f} s{why}"
+
+    return StatusLine(describe, LOADING_SHOWN_S)
+
+
+def _attach(found: "Checkpoint", keepalive_s: float | None) -> "LoadedModel | None":
+    from localllm.server.attached import AttachedEngine, attach
+
+    attached = attach(found)
+    if attached is not None and keepalive_s is not None:
+        assert isinstance(attached.text_engine, AttachedEngine)
+        attached.text_engine.keep_for(keepalive_s)
+    return attached
+
+
+def _is_on_gpu(engine: EngineConfig) -> bool:
+    """Whether an engine will be, as far as that can be told without loading torch."""
+    if engine.device != "auto":
+        return engine.device == "cuda"
+    return any(Path(driver).exists() for driver in _GPU_DRIVERS)

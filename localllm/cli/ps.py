@@ -1,0 +1,97 @@
+"""`localllm ps` and `localllm stop`: the engines that run, for whoever asks next."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from localllm.cli.output import json_line, note, show_controls, write_stdout
+from localllm.cli.words import age, duration, size
+from localllm.errors import LocalLLMError, RequestError
+
+
+def ps(
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """List the models that are loaded, by `serve` or by `chat --keepalive`."""
+    found = _engines()
+    if json_output:
+        for _, engine in found:
+            write_stdout(json_line(engine))
+        return
+    if not found:
+        note("no model is loaded; localllm chat --keepalive 5m keeps one for the next question")
+        return
+    rows = [("MODEL", "PID", "MEMORY", "CONTEXT", "REQUESTS", "STARTED", "KEPT")]
+    for _, engine in found:
+        rows.append(
+            (
+                show_controls(engine["name"]),
+                str(engine["pid"]),
+                size(engine["memory_bytes"]) if engine["memory_bytes"] else "?",
+                f"{engine['context_length']:,}",
+                str(engine["requests"]),
+                age(time.time() - engine["started_s"]),
+                _kept(engine),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        write_stdout("  ".join(cells).rstrip() + "\n")
+
+
+def stop(
+    model: Annotated[
+        str | None, typer.Argument(help="Its name or process id; all.", show_default=False)
+    ] = None,
+) -> None:
+    """End engines that wait for the next question, once they have answered what they were asked."""
+    from localllm.server.attached import ask_engine
+
+    found = [
+        (address, engine)
+        for address, engine in _engines()
+        if model in (None, engine["name"], str(engine["pid"]))
+    ]
+    if not found and model is not None:
+        raise RequestError(
+            f"no engine of {show_controls(repr(model))} runs", hint="localllm ps lists them"
+        )
+    if not found:
+        note("no engine runs")
+    for address, engine in found:
+        name = show_controls(engine["name"])
+        if engine["owner_pid"] is not None:
+            told = f"{name} is served by process {engine['owner_pid']}"
+            if model is not None:
+                raise LocalLLMError(told, hint=f"kill {engine['owner_pid']} ends that server")
+            note(f"{told}, and goes on")
+            continue
+        answer = ask_engine(address, {"type": "stop"})
+        ends = answer is not None and answer["type"] == "stopping"
+        note(f"{name}, process {engine['pid']}, {'ends' if ends else 'does not answer'}")
+
+
+def _engines() -> list[tuple[Path, dict[str, Any]]]:
+    """Those that answer, the oldest first."""
+    from localllm.server.addresses import addresses
+    from localllm.server.attached import ask_engine
+
+    asked = [(address, ask_engine(address, {"type": "hello"})) for address in addresses()]
+    found = [
+        (address, {key: value for key, value in answer.items() if key != "type"})
+        for address, answer in asked
+        if answer is not None
+    ]
+    return sorted(found, key=lambda each: float(each[1]["started_s"]))
+
+
+def _kept(engine: dict[str, Any]) -> str:
+    if engine["owner_pid"] is not None:
+        return f"by its server, process {engine['owner_pid']}"
+    if engine["is_used"]:
+        return "in use"
+    left_s = engine["left_s"]
+    return "for ever" if left_s is None else f"for {duration(left_s)}"

@@ -1,0 +1,107 @@
+"""A server's life: it listens, starts its engine, answers, and ends in order."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+
+import uvicorn
+
+from localllm.checkpoint import Checkpoint
+from localllm.errors import RequestError
+from localllm.prompt_writer import PromptWriter
+from localllm.server.addresses import address_of
+from localllm.server.app import ServedModel, create_app
+from localllm.server.engine_client import EngineClient
+from localllm.server.guard import Access
+from localllm.server.limits import LIMITS
+
+# For requests under way when the server is told to end.
+_DRAIN_S = 30
+_HEADER_BYTES = 16 << 10
+
+
+def run_server(
+    found: Checkpoint,
+    name: str,
+    access: Access,
+    where: tuple[str, int],
+    tell: Callable[[str], None],
+) -> None:
+    """Serve a model as `name` until a signal ends it; `tell` gets the address once it answers.
+
+    Raises: RequestError for an address that cannot be had, LocalLLMError for a model that cannot be
+    loaded.
+    """
+    asyncio.run(_serve(found, name, access, where, tell))
+
+
+async def _serve(
+    found: Checkpoint,
+    name: str,
+    access: Access,
+    where: tuple[str, int],
+    tell: Callable[[str], None],
+) -> None:
+    level = logging.getLogger().level
+    # It has a warning for each byte that is sent to a client who has just gone.
+    logging.getLogger("asyncio").setLevel(max(level, logging.ERROR))
+    # Before the model is loaded, which may take long. The folder as it is: a relative one could be
+    # taken for an alias.
+    listener = _listen(*where)
+    engine = EngineClient(
+        str(found.folder.resolve()),
+        found.engine_config,
+        LIMITS.requests,
+        level,
+        name=found.name,
+        address=str(address_of(found)),
+    )
+    try:
+        info = await engine.start()
+        writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
+        served = ServedModel(name, int(time.time()), writer, found.defaults)
+        settings = uvicorn.Config(
+            create_app(engine, served, access),
+            host=where[0],
+            port=where[1],
+            log_level=max(level, logging.WARNING),
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+            timeout_graceful_shutdown=_DRAIN_S,
+        )
+        server = uvicorn.Server(settings)
+        announced = asyncio.create_task(_announce(server, tell))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            announced.cancel()
+    finally:
+        listener.close()
+        await engine.stop()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Raises: RequestError for an address that cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=512)
+    except (OSError, OverflowError) as error:
+        raise RequestError(
+            f"cannot listen on {host}, port {port}: {error!s:.100}",
+            param="port",
+            hint="another --port, or 0 for any that is free",
+        ) from error
+
+
+async def _announce(server: uvicorn.Server, tell: Callable[[str], None]) -> None:
+    """Say where it listens, once it does."""
+    while not server.started:
+        await asyncio.sleep(0.01)
+    sockets = [each for listening in server.servers for each in listening.sockets]
+    address, port = sockets[0].getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+    tell(f"http://{shown}:{port}/v1")

@@ -1,0 +1,239 @@
+"""Engines that stay for the next question: `chat --keepalive`, attaching, `ps`, `stop`."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server.conftest import ROOT, Server
+
+from localllm.server.addresses import addresses, connect
+from localllm.server.attached import ask_engine
+from localllm.server.wire import pack
+
+QUESTION = "What is the KV cache?"
+ASK = ("chat", "pocket", "--greedy", "-n", "24")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "localllm", *arguments]
+
+
+def run(
+    *arguments: str, stdin: str = QUESTION, timeout_s: float = 120
+) -> "subprocess.CompletedProcess[str]":
+    # Files, not pipes: an engine that stays must not keep what it was started with.
+    return subprocess.run(
+        command(*arguments), input=stdin, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+def engines() -> list[dict[str, Any]]:
+    listed = run("ps", "--json", stdin="")
+    assert listed.returncode == 0, listed.stderr
+    return [json.loads(line) for line in listed.stdout.splitlines()]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(ROOT / "kernels"))))
+    yield
+    for address in addresses():
+        found = ask_engine(address, {"type": "hello"})
+        if found is not None:
+            os.kill(found["pid"], signal.SIGKILL)
+
+
+def test_the_next_question_finds_the_engine() -> None:
+    alone = run(*ASK)
+    assert alone.returncode == 0
+    assert engines() == []  # by default nothing stays on a CPU
+    first = run(*ASK, "--keepalive", "5m", "--json")
+    [engine] = engines()
+    assert (engine["name"], engine["owner_pid"], engine["requests"]) == ("pocket", None, 0)
+    assert 0 < engine["left_s"] <= 300
+    second = run(*ASK, "--json")
+    described = [json.loads(each.stdout) for each in (first, second)]
+    assert {each["text"] for each in described} == {alone.stdout.removesuffix("\n")}
+    assert described[1]["usage"]["cached_tokens"] > 0
+    # Nothing is loaded: torch's import alone takes longer.
+    assert described[1]["timing"]["load_s"] < 0.5
+    folder = addresses()[0].parent
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert addresses()[0].stat().st_mode & 0o077 == 0
+    table = run("ps", stdin="").stdout.splitlines()
+    assert table[0].split()[:2] == ["MODEL", "PID"]
+    assert table[1].split()[:2] == ["pocket", str(engine["pid"])]
+    stopped = run("stop", "pocket", stdin="")
+    assert stopped.returncode == 0
+    wait_until(lambda: not is_alive(engine["pid"]))
+    assert engines() == []
+    assert list(folder.glob("*.engine")) == []
+
+
+def test_other_settings_are_another_engine() -> None:
+    run(*ASK, "--keepalive", "1m")
+    run(*ASK, "--keepalive", "1m", "--kv-cache-dtype", "int8")
+    run(*ASK, "-c", "512")  # found by neither, and leaves none
+    assert len({engine["pid"] for engine in engines()}) == 2
+
+
+def test_an_engine_waits_as_long_as_it_was_told_last() -> None:
+    run(*ASK, "--keepalive", "-1")
+    [engine] = engines()
+    assert engine["left_s"] is None
+    run(*ASK, "--keepalive", "1s")
+    wait_until(lambda: not is_alive(engine["pid"]))
+    run(*ASK, "--keepalive", "1m")
+    [engine] = engines()
+    run(*ASK, "--keepalive", "0")
+    wait_until(lambda: not is_alive(engine["pid"]))
+
+
+def test_what_is_wrong_is_told_as_without_it(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for arguments in (
+        ("chat", str(broken), "--keepalive", "1m"),
+        (*ASK, "--device", "cuda", "--keepalive", "1m"),
+    ):
+        plain = [each for each in arguments if each not in ("--keepalive", "1m")]
+        kept, alone = run(*arguments), run(*plain)
+        assert kept.returncode == alone.returncode != 0
+        assert kept.stderr == alone.stderr
+        assert "Traceback" not in kept.stderr
+    assert run(*ASK, "--keepalive", "soon").returncode == 2
+    run(*ASK, "--keepalive", "1m")
+    long = "word " * 5000
+    attached = run(*ASK, stdin=long)
+    assert attached.returncode == 8
+    assert "context" in attached.stderr
+    refused = run(*ASK, "--regex", "(a")
+    assert refused.returncode == 2
+    form = run("chat", "pocket", "--regex", "[0-9]{3}")
+    assert form.stdout.strip().isdigit()
+
+
+def test_an_engine_that_is_killed_is_told_and_replaced() -> None:
+    run(*ASK, "--keepalive", "1m")
+    [engine] = engines()
+    asking = subprocess.Popen(
+        command("chat", "pocket", QUESTION, "-n", "1900", "--ignore-eos"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert asking.stdout is not None
+    asking.stdout.read(20)
+    os.kill(engine["pid"], signal.SIGKILL)
+    _, told = asking.communicate(timeout=30)
+    assert asking.returncode == 1
+    assert "the engine has ended" in told
+    again = run(*ASK, "--keepalive", "1m")  # over what the dead one left behind
+    assert again.returncode == 0
+    assert [each["pid"] for each in engines()] != [engine["pid"]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_who_leaves_ends_only_his_own_request(number: signal.Signals) -> None:
+    run(*ASK, "--keepalive", "1m")
+    leaving = subprocess.Popen(
+        command("chat", "pocket", QUESTION, "-n", "1900", "--ignore-eos"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert leaving.stdout is not None
+    leaving.stdout.read(20)
+    [engine] = engines()
+    assert engine["requests"] == 1
+    assert engine["is_used"]
+    beside = run(*ASK)
+    assert beside.returncode == 0
+    leaving.send_signal(number)
+    leaving.communicate(timeout=30)
+    wait_until(lambda: engines()[0]["requests"] == 0)
+
+
+def test_nonsense_on_the_socket_hurts_nobody() -> None:
+    run(*ASK, "--keepalive", "1m")
+    [address] = addresses()
+    for message in (
+        b"\xff" * 64,
+        pack({"type": "submit"}),
+        pack({"type": "submit", "id": [], "prompt": 3, "params": {}, "salt": b""}),
+        pack({"no": "type"}),
+        pack({"type": "keepalive", "seconds": "long"}),
+        pack({"type": "compiled"}),
+    ):
+        channel = connect(address)
+        assert channel is not None
+        channel.sendall(message)
+        channel.settimeout(1)
+        with channel, suppress(TimeoutError, ConnectionError):
+            channel.recv(1)
+    assert run(*ASK).returncode == 0
+    assert len(engines()) == 1
+
+
+def test_a_folder_that_is_open_to_others_is_not_used(runtime_directory: Path) -> None:
+    folder = runtime_directory / "localllm"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    kept = run(*ASK, "--keepalive", "1m")
+    assert kept.returncode == 0  # it answers, and ends when it is not needed
+    assert list(folder.glob("*.engine")) == []
+    # Somebody else's socket in the right place is not talked to.
+    with socket.socket(socket.AF_UNIX) as listener:
+        for address in folder.glob("*"):
+            address.unlink()
+        listener.bind(str(folder / "0123456789abcdef.engine"))
+        listener.listen()
+        assert engines() == []
+
+
+def test_a_server_lends_its_engine(
+    serve: Callable[..., Server], server_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(server_home / "run"))
+    client = server.client()
+    expected = client.chat.completions.create(
+        model="pocket",
+        messages=[{"role": "user", "content": QUESTION}],
+        temperature=0,
+        max_tokens=24,
+    )
+    answer = run(*ASK, "--json")
+    described = json.loads(answer.stdout)
+    assert described["text"] == expected.choices[0].message.content
+    assert described["usage"]["cached_tokens"] > 0
+    served = [each for each in engines() if each["owner_pid"] == server.process.pid]
+    assert len(served) == 1
+    refused = run("stop", "pocket", stdin="")
+    assert refused.returncode == 1
+    assert str(server.process.pid) in refused.stderr
+    assert client.models.list().data
