@@ -156,6 +156,8 @@ class ChatSession:
         if self._asked is None:
             return None
         messages, prompt, completion = self._asked
+        if not prompt.token_ids:  # they are known elsewhere
+            return None
         return report_cache(
             self.model.tokenizer,
             self._earlier,

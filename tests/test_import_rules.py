@@ -59,6 +59,8 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"catalog", "download", "generation_config", "model", "tokenizer"},
     "loaded_model": {"completion", "engine", "generation_config", "prompt", "prompt_writer"}
     | {"text_engine", "tokenizer"},
+    "remote": {"completion", "engine", "generation_config", "loaded_model", "prompt"}
+    | {"prompt_writer", "text_engine", "thinking", "tokenizer"},
     "session": {"catalog", "checkpoint", "download", "engine", "loaded_model", "text_engine"},
     "transcript": {"engine"},
     "sessions": {"engine", "transcript"},
@@ -123,6 +125,7 @@ ALLOWED: dict[str, set[str]] = {
         "tokenizer",
         "llm",
         "grammar_compiler",
+        "remote",
     },
     "localllm": {"llm"},
     "__main__": {"cli"},

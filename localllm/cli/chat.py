@@ -90,6 +90,11 @@ def chat(
     regex: options.Regex = None,
     grammar: options.GrammarFile = None,
     keepalive: options.Keepalive = None,
+    remote: Annotated[
+        str | None,
+        options.option("--remote", help="Ask an OpenAI-compatible server.", metavar="URL"),
+    ] = None,
+    api_key: Annotated[str | None, options.option("--api-key", help="Its key.")] = None,
     why: Annotated[
         bool, options.option("--why", help="Tell what of the prompt came from the cache.")
     ] = False,
@@ -141,7 +146,9 @@ def chat(
     then to the small one that is built in.
     """
     choose_colour(color)
-    chosen = choose_model_and_prompt(model, prompt, model_flag, prompt_flag)
+    chosen = choose_model_and_prompt(
+        model, prompt, model_flag, prompt_flag, is_remote=remote is not None
+    )
     sampling = options.SamplingFlags(
         temp,
         top_k,
@@ -212,13 +219,20 @@ def chat(
     if saved is not None and not chosen.is_said:
         name = saved.transcript.model
     # Nothing here holds the model itself: a conversation may exchange it.
+    keepalive_s = options.parse_keepalive(keepalive)
+
+    def load() -> "LoadedModel":
+        if remote is None:
+            is_conversation = text is None
+            return open_noted(
+                name, engine, is_conversation=is_conversation, keepalive_s=keepalive_s
+            )
+        from localllm.remote import open_remote
+
+        return open_remote(remote, name, api_key)
+
     session = start_session(
-        open_noted(
-            name,
-            engine,
-            is_conversation=text is None,
-            keepalive_s=options.parse_keepalive(keepalive),
-        ),
+        load(),
         system=system,
         raw=raw,
         think=think_level,
@@ -281,9 +295,15 @@ class Choice:
 
 
 def choose_model_and_prompt(
-    first: str | None, second: str | None, model_flag: str | None, prompt_flag: str | None
+    first: str | None,
+    second: str | None,
+    model_flag: str | None,
+    prompt_flag: str | None,
+    *,
+    is_remote: bool = False,
 ) -> Choice:
-    """Which argument is the model: the first of two; a lone one only if it is a model's name.
+    """Which argument is the model: the first of two; a lone one only if it is a model's name, which
+    those of a server are not.
 
     Raises: RequestError where both an argument and a flag give the same thing.
     """
@@ -296,11 +316,12 @@ def choose_model_and_prompt(
         model, prompt = first, second
     elif first is not None:
         _refuse_file(first)
-        if model_flag is None and (prompt_flag is not None or is_model_name(first)):
+        is_model = is_model_name(first) and not is_remote
+        if model_flag is None and (prompt_flag is not None or is_model):
             model = first
         elif prompt_flag is None:
             prompt = first
-            near = nearest_models(first) if " " not in first else []
+            near = nearest_models(first) if " " not in first and not is_remote else []
             if near and model_flag is None:
                 note(
                     f"{show_controls(repr(first))} is taken as the question; as a model (-m), "
@@ -308,7 +329,8 @@ def choose_model_and_prompt(
                 )
         else:
             raise RequestError("model and prompt are given twice", hint="leave out -m or -p")
-    return Choice(model or default_model(), prompt, is_said=model is not None)
+    named = model if is_remote else model or default_model()
+    return Choice(named, prompt, is_said=model is not None)
 
 
 def _refuse_file(word: str) -> None:

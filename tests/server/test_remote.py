@@ -1,0 +1,114 @@
+"""`chat --remote`: the same command, with the model at a server."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server.conftest import ROOT, Server
+from window import Window
+
+Run = Callable[..., Any]
+ASK = ("chat", "What is the KV cache?", "-n", "24")
+
+
+@pytest.fixture
+def localllm(monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
+
+    def run(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "localllm", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return run
+
+
+def test_a_server_answers_as_the_model_here(localllm: Run, server: Server) -> None:
+    here = localllm(*ASK, "-m", "pocket", "--greedy")
+    there = localllm(*ASK, "--remote", server.url, "--greedy")
+    assert there.stdout == here.stdout
+    assert there.returncode == 0
+    described = json.loads(localllm(*ASK, "--remote", f"{server.url}/v1", "--json").stdout)
+    assert described["model"] == "pocket"
+    assert described["finish_reason"] == "length"
+    assert described["usage"]["prompt_tokens"] > 10
+    raw = ("chat", "--raw", "Once upon a time", "-n", "12", "--greedy")
+    assert localllm(*raw, "--remote", server.url).stdout == localllm(*raw, "-m", "pocket").stdout
+    piped = localllm("chat", "--remote", server.url, "-s", "Be brief.", stdin="Hello")
+    assert piped.returncode == 0
+    seeded = [localllm(*ASK, "--remote", server.url, "--seed", "4").stdout for _ in range(2)]
+    assert seeded[0] == seeded[1]
+
+
+def test_forms_are_asked_for_there(localllm: Run, server: Server) -> None:
+    answer = localllm(*ASK, "--remote", server.url, "--regex", "[0-9]{3}")
+    assert answer.stdout.strip().isdigit()
+    schema = '{"enum": ["red", "blue"]}'
+    answer = localllm(*ASK, "--remote", server.url, "--json-schema", schema)
+    assert json.loads(answer.stdout) in ("red", "blue")
+
+
+def test_what_a_server_refuses_has_its_exit_code(
+    localllm: Run, server: Server, serve: Callable[..., Server]
+) -> None:
+    cases = [
+        (("--remote", "http://127.0.0.1:9"), 4, "cannot be reached"),
+        (("--remote", "ftp://x"), 2, "must be like"),
+        (("--remote", server.url, "-m", "other"), 3, "it has pocket"),
+        (("--remote", server.url, "--logprobs", "1", "--json"), 2, "exclude each other"),
+        (("--remote", serve("--api-key", "secret").url), 3, "--api-key"),
+    ]
+    for flags, code, said in cases:
+        answer = localllm(*ASK, *flags)
+        assert (answer.returncode, answer.stdout) == (code, ""), answer.stderr
+        assert said in answer.stderr
+        assert "Traceback" not in answer.stderr
+    long = localllm("chat", "--remote", server.url, stdin="word " * 5000)
+    assert long.returncode == 8
+
+
+def test_ctrl_c_ends_the_answer_there(localllm: Run, server: Server) -> None:
+    asking = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "localllm", "chat", "--remote", server.url),
+            *("Go on.", "-n", "1900", "--ignore-eos"),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert asking.stdout is not None
+    asking.stdout.read(20)
+    asking.send_signal(signal.SIGINT)
+    asking.communicate(timeout=30)
+    assert asking.returncode == 130
+    deadline = time.monotonic() + 20
+    while httpx.get(f"{server.url}/health").json()["load"]["running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_conversation_with_a_server(server: Server, tmp_path: Path) -> None:
+    command = ["-m", "localllm", "chat", "--remote", server.url, "--greedy", "-n", "12"]
+    window = Window(command, 80, 30, tmp_path / "data")
+    window.wait_for(r"\n> ?")
+    window.say("Hello!")
+    window.wait_for(r"Hello!(.|\n)*first token")
+    window.say("/why")
+    window.say("/regen")
+    window.say("/continue")
+    screen = window.wait_for(r"cannot be gone on with|is complete")
+    assert "Traceback" not in screen
+    window.say("/exit")
+    assert window.exit_code() == 0
+    print(screen)
