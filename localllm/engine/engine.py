@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from localllm.config import SamplingParams, brief
 from localllm.engine.device import is_fatal, is_out_of_memory
 from localllm.engine.matcher import Matcher
+from localllm.engine.pacing import Pacer
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, RequestStatus, TokenEvent
 from localllm.engine.runner import Launched, Runner
@@ -51,13 +52,17 @@ class Engine:
         limits: EngineLimits,
         speculator: Speculator | None = None,
         prefix_disk: PrefixDisk | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
-        """`prefix_disk`: the scheduler's store, written to in moments without requests."""
+        """`prefix_disk`: the scheduler's store, written to in moments without requests. `pacer`:
+        how long who is answered waits for who is read; without one, for whole steps.
+        """
         self.limits = limits
         self.scheduler = scheduler
         self._runner = runner
         self.speculator = speculator
         self._prefix_disk = prefix_disk
+        self._pacer = pacer
         self._collected_s = 0.0
         self._next_request_id = 0
         self._in_flight: _InFlight | None = None
@@ -233,10 +238,17 @@ class Engine:
 
     def _schedule(self) -> ScheduledBatch:
         """The next batch, with drafts where somebody makes them."""
-        if self.speculator is None:
-            return self.scheduler.schedule()
         budget = self.scheduler.config.max_num_batched_tokens
-        return self.scheduler.schedule(self.speculator.propose(self.scheduler.running, budget))
+        part = None
+        if self._pacer is not None:
+            if self.scheduler.answers_somebody:
+                part = self._pacer.part(budget)
+            else:
+                self._pacer.rest()
+        if self.speculator is None:
+            return self.scheduler.schedule(None, part)
+        drafts = self.speculator.propose(self.scheduler.running, budget)
+        return self.scheduler.schedule(drafts, part)
 
     def _launch(self, batch: ScheduledBatch, began_s: float, has_waited: bool) -> _InFlight | None:
         """Start to compute a batch; None where there is nothing in it."""
@@ -266,10 +278,12 @@ class Engine:
             self._note_if_fatal(error)
             raise
         events = self.scheduler.update(due.batch, sampled)
+        now = time.perf_counter()
+        seconds = now - max(due.began_s, self._collected_s)
+        self._collected_s = now
+        if self._pacer:
+            _pace(self._pacer, due.batch, seconds)
         if self.speculator:
-            now = time.perf_counter()
-            seconds = now - max(due.began_s, self._collected_s)
-            self._collected_s = now
             if due.is_watched:
                 self.speculator.learn(due.batch, sampled, seconds, due.has_waited)
             for entry in due.batch.requests:
@@ -322,3 +336,12 @@ class Engine:
                 where="the KV cache holds no more than that" if held_by_cache else "",
                 hint=f"a shorter prompt, or {self.way_to_longer_context}",
             )
+
+
+def _pace(pacer: Pacer, batch: ScheduledBatch, seconds: float) -> None:
+    """Book a step in which somebody was answered."""
+    answered = [entry for entry in batch.requests if entry.known_end - entry.start == 1]
+    if answered:
+        num_tokens = sum(entry.num_scheduled_tokens for entry in batch.requests)
+        num_answers = sum(entry.num_scheduled_tokens for entry in answered)
+        pacer.book(num_tokens - num_answers, seconds)

@@ -20,6 +20,7 @@ from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.engine.ngram import NgramDrafter
+from localllm.engine.pacing import Pacer
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
@@ -230,7 +231,8 @@ def build_engine(
     if config.cache_disk_bytes and config.enable_prefix_caching:
         folder = prefix_folder(config.cache_dir)
         disk = PrefixDisk(folder, config.cache_disk_bytes, kv_cache, pool)
-    return Engine(runner, Scheduler(scheduling, pool, disk), limits, speculator, disk)
+    scheduler = Scheduler(scheduling, pool, disk)
+    return Engine(runner, scheduler, limits, speculator, disk, Pacer())
 
 
 def _allocate(loaded: LoadedDecoder, config: EngineConfig, num_blocks: int) -> PagedKVCache:

@@ -154,15 +154,26 @@ class Scheduler:
             self._finish(request)
         return ended
 
-    def schedule(self, drafts: Mapping[Request, Sequence[int]] | None = None) -> ScheduledBatch:
+    @property
+    def answers_somebody(self) -> bool:
+        """Whether a running request has its prompt behind it: the next step brings it a token."""
+        return any(_is_decoding(request) for request in self._running)
+
+    def schedule(
+        self,
+        drafts: Mapping[Request, Sequence[int]] | None = None,
+        max_prompt_tokens: int | None = None,
+    ) -> ScheduledBatch:
         """Choose the next step's tokens and reserve their blocks; they count as computed.
 
         `drafts`: proposals for running requests. As much of them is verified as tokens and blocks
-        are left for; nobody waits or is preempted for one.
+        are left for; nobody waits or is preempted for one. `max_prompt_tokens`: so many tokens of
+        requests that are not answered yet, where others are.
         """
         drafts = drafts or {}
         batch = ScheduledBatch()
         budget = self.config.max_num_batched_tokens
+        of_prompts = budget if max_prompt_tokens is None else max_prompt_tokens
         preempted_any = False
         index = 0
         # `index` passes each running request once; a victim is always behind it.
@@ -171,16 +182,21 @@ class Scheduler:
             if request.waits_for_ids:
                 index += 1
                 continue
-            count = _count(request, budget)
+            is_decoding = _is_decoding(request)
+            count = _count(request, budget if is_decoding else min(budget, of_prompts))
+            if count == 0:
+                index += 1
+                continue
             if not self._reserve(request, count, batch):
                 self._preempt(self._running[-1])
                 preempted_any = True
                 continue
             batch.requests.append(_scheduled(request, count))
             budget -= count
+            of_prompts -= 0 if is_decoding else count
             index += 1
         if not preempted_any:
-            budget = self._admit(batch, budget)
+            budget -= self._admit(batch, min(budget, of_prompts))
         if drafts:
             self._add_drafts(batch, drafts, budget)
         for entry in batch.requests:
@@ -318,9 +334,10 @@ class Scheduler:
             budget -= count
 
     def _admit(self, batch: ScheduledBatch, budget: int) -> int:
-        """Start waiting requests in order, as far as budget, places and blocks go; the budget that
-        is left.
+        """Start waiting requests in order, as far as budget, places and blocks go; how many tokens
+        of them.
         """
+        given = budget
         deferred: list[Request] = []
         while self._waiting and budget > 0 and len(self._running) < self.config.max_num_seqs:
             request = self._waiting.popleft()
@@ -355,7 +372,7 @@ class Scheduler:
             batch.requests.append(_scheduled(request, count))
             budget -= count
         self._waiting.extendleft(reversed(deferred))
-        return budget
+        return given - budget
 
     def _waits_for_parent(self, request: Request) -> bool:
         """Whether the blocks of the same prompt are about to be there for sharing."""
@@ -420,6 +437,10 @@ class Scheduler:
         if request.slot >= 0:
             self._free_slots.append(request.slot)
             request.slot = -1
+
+
+def _is_decoding(request: Request) -> bool:
+    return request.num_tokens - request.num_computed_tokens <= 1
 
 
 def _count(request: Request, budget: int) -> int:

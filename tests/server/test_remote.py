@@ -111,4 +111,3 @@ def test_a_conversation_with_a_server(server: Server, tmp_path: Path) -> None:
     assert "Traceback" not in screen
     window.say("/exit")
     assert window.exit_code() == 0
-    print(screen)
