@@ -40,6 +40,9 @@ def serve(
     served_model_name: Annotated[
         str | None, options.option("--served-model-name", help="What clients call the model.")
     ] = None,
+    grace: Annotated[
+        int, options.option("--grace", help="Seconds for answers under way at the end.")
+    ] = 30,
     ctx: options.Context = None,
     gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
     reserve: options.Reserve = None,
@@ -92,6 +95,7 @@ def serve(
         access,
         (host, port),
         lambda url: note(f"{show_controls(name)} answers at {url}; Ctrl-C ends"),
+        max(0, grace),
     )
     return 0
 

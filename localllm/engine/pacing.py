@@ -36,8 +36,10 @@ class Pacer:
             return 0  # how long a step takes without them is measured first
         if self._token_s is None:
             return min(MIN_PART, most)
+        if self._credit_s >= most * self._token_s:
+            return most
         allowed = int(self._credit_s / self._token_s)
-        return min(allowed, most) if allowed >= MIN_PART else 0
+        return allowed if allowed >= MIN_PART else 0
 
     def book(self, num_prompt_tokens: int, seconds: float) -> None:
         """A step that computed somebody's next token, and so many tokens of prompts, took so long.

@@ -157,6 +157,13 @@ class Writer:
             empty: dict[str, Any] = {"text": ""} if self._kind == "text" else {"delta": {}}
             yield self._chunk(index, empty, self._choices[index].reason)
 
+    def cut_chunks(self) -> Iterable[dict[str, Any]]:
+        """The ends of choices that have none yet, and will not go on."""
+        for index, choice in enumerate(self._choices):
+            if choice.reason is None:
+                empty: dict[str, Any] = {"text": ""} if self._kind == "text" else {"delta": {}}
+                yield self._chunk(index, empty, "abort")
+
     def usage_chunk(self) -> dict[str, Any]:
         """The last chunk, where usage was asked for."""
         return {**self._head(self._chunk_kind), "choices": [], "usage": self.usage.as_json()}

@@ -42,8 +42,9 @@ from localllm.server.refusals import (
     invalid,
     refusal_of,
 )
-from localllm.server.responses import StreamedAnswer, WholeAnswer, merged
+from localllm.server.responses import StreamedAnswer, Warned, WholeAnswer, merged
 from localllm.server.schema import (
+    Asked,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -53,7 +54,7 @@ from localllm.server.schema import (
 from localllm.tool_calls import Tool, ToolFormat, find_tool_format, tool_grammar
 
 logger = logging.getLogger(__name__)
-BodyT = TypeVar("BodyT", bound=BaseModel)
+BodyT = TypeVar("BodyT", bound=Asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def create_app(engine: EngineClient, model: ServedModel, access: Access) -> Guar
     app.add_exception_handler(Exception, _on_defect)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RefusedError, _on_refused)
-    posts: dict[str, tuple[Callable[..., Awaitable[Response]], type[BaseModel]]] = {
+    posts: dict[str, tuple[Callable[..., Awaitable[Response]], type[Asked]]] = {
         "/v1/chat/completions": (server.chat, ChatRequest),
         "/v1/completions": (server.complete, CompletionRequest),
         "/tokenize": (server.tokenize, TokenizeRequest),
@@ -103,7 +104,9 @@ def _reading(
         body = await read_body(request.receive)
         if isinstance(body, Refusal):
             raise RefusedError(body)
-        return await answer(await asyncio.to_thread(_parse, schema, body), request)
+        asked = await asyncio.to_thread(_parse, schema, body)
+        response = await answer(asked, request)
+        return Warned(response, asked.unknown) if asked.unknown else response
 
     return route
 

@@ -111,8 +111,12 @@ class EngineClient:
         *,
         name: str = "",
         address: str | None = None,
+        hangs_s: float = HANGS_S,
     ) -> None:
-        """`name`: what the model is called; `address`: where programs of this user may join."""
+        """`name`: what the model is called; `address`: where programs of this user may join;
+        `hangs_s`: a process that says nothing for so long is ended.
+        """
+        self._hangs_s = hangs_s
         self._model, self._config = model, config
         self._name, self._address = name, address
         self._max_requests, self._log_level = max_requests, log_level
@@ -262,11 +266,11 @@ class EngineClient:
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         """Ask the process whether it is there, and end one that hangs."""
         while True:
-            await asyncio.sleep(PING_S)
+            await asyncio.sleep(min(PING_S, self._hangs_s / 4))
             if self.state == "ready":
                 self._send({"type": "ping", "id": 0})
-                if time.monotonic() - self._heard_s > HANGS_S:
-                    logger.error("the engine has said nothing for %.0f s; it is ended", HANGS_S)
+                if time.monotonic() - self._heard_s > self._hangs_s:
+                    logger.error("the engine has said nothing for %g s; it is ended", self._hangs_s)
                     process.kill()
 
     def _take(self, message: Message) -> None:

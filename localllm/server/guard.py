@@ -4,13 +4,14 @@ Pages of a browser reach loopback too, by a name that resolves there or from a f
 server without a key still asks under which name it was called (Ollama's CVE-2024-28224).
 """
 
+import asyncio
 import hmac
 import json
+import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
-from urllib.parse import urlsplit
 
 from localllm.server.limits import LIMITS
 
@@ -83,9 +84,11 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, method: str, headers: dict[str, str]) -> Refusal | None:
+        if sum(len(name) + len(value) for name, value in headers.items()) > LIMITS.header_bytes:
+            return Refusal(431, "the headers are too large")
         host = headers.get("host", "")
         # With a key, a page that calls this server by a name of its own has no way in.
-        if not self._access.keys and _hostname(f"//{host}") not in self._access.hosts:
+        if not self._access.keys and _hostname(host) not in self._access.hosts:
             message = f"this server is not called {host!r:.100}; --allowed-host adds a name"
             return Refusal(400, message, code="unknown_host")
         origin = headers.get("origin")
@@ -120,7 +123,10 @@ async def read_body(receive: Receive) -> bytes | Refusal:
     """A body, no longer than is taken, however it is sent."""
     body = bytearray()
     while True:
-        message = await receive()
+        try:
+            message = await asyncio.wait_for(receive(), LIMITS.idle_seconds)
+        except TimeoutError:
+            return Refusal(408, f"nothing of the body came for {LIMITS.idle_seconds} s")
         if message["type"] == "http.disconnect":
             return Refusal(400, "the client has gone")
         body += message.get("body", b"")
@@ -134,11 +140,10 @@ def _too_large() -> Refusal:
     return Refusal(413, f"the body is larger than {LIMITS.body_bytes:,} bytes")
 
 
-def _hostname(address: str) -> str:
-    try:
-        return (urlsplit(address).hostname or "").lower()
-    except ValueError:
-        return ""
+def _hostname(host: str) -> str:
+    """The name in a Host header, to the letter: no user, no path, no dot at the end."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]*[A-Za-z0-9_-])(:[0-9]{1,5})?", host)
+    return found[1].strip("[]").lower() if found else ""
 
 
 def _bearer(headers: dict[str, str]) -> str:

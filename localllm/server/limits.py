@@ -17,6 +17,9 @@ class Limits:
     """Bytes, counts and seconds. Prompt tokens are limited by the model's context."""
 
     body_bytes: int = 8 << 20
+    header_bytes: int = 16 << 10
+    # For a request to arrive in, and for a client to take what is sent to it.
+    idle_seconds: int = 30
     messages: int = 2048
     content_parts: int = 64
     prompts: int = 64

@@ -57,10 +57,17 @@ def invalid(message: str, param: str) -> RefusedError:
 
 def describe_invalid(error: ValidationError) -> Refusal:
     """The first thing that is wrong with a body, in a line."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    # Of the ways to read a value the one that was meant says most.
+    first = next((each for each in found if each["type"] == "unsupported_modality"), found[0])
     place = ".".join(str(part) for part in first["loc"])
     message = f"{place}: {first['msg']}" if place else str(first["msg"])
-    return Refusal(400, f"{message:.500}", param=str(first["loc"][0]) if first["loc"] else None)
+    return Refusal(
+        400,
+        f"{message:.500}",
+        code=first["type"] if first["type"] == "unsupported_modality" else None,
+        param=str(first["loc"][0]) if first["loc"] else None,
+    )
 
 
 def as_response(refusal: Refusal) -> JSONResponse:

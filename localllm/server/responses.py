@@ -2,13 +2,14 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from localllm.completion import TextEvent
 from localllm.engine.request import FinishReason
@@ -16,11 +17,9 @@ from localllm.errors import LocalLLMError
 from localllm.server.answers import Writer
 from localllm.server.engine_client import RequestStream
 from localllm.server.guard import Refusal
+from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter
 from localllm.server.refusals import as_response, refusal_of
-
-# For a client to take what is sent to it.
-_READ_S = 60.0
 
 
 async def merged(
@@ -89,6 +88,8 @@ class _UntilGone(Response):
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 await work
+        except asyncio.CancelledError:
+            pass  # the server ends, and this with it
         finally:
             for task in (work, gone):
                 task.cancel()
@@ -135,7 +136,7 @@ class StreamedAnswer(_UntilGone):
                 has_begun = True
             lines = (each if isinstance(each, str) else json.dumps(each) for each in chunks)
             body = "".join(f"data: {line}\n\n" for line in lines).encode()
-            async with asyncio.timeout(_READ_S):
+            async with asyncio.timeout(LIMITS.idle_seconds):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             await asyncio.sleep(0)  # else nobody hears that the client has gone
 
@@ -158,8 +159,35 @@ class StreamedAnswer(_UntilGone):
             await say(refusal.content)
         except TimeoutError:
             return  # whoever reads nothing for so long has given up
+        except asyncio.CancelledError:
+            # The server ends, and has waited for as long as it may.
+            if has_begun:
+                last = [json.dumps(chunk) for chunk in writer.cut_chunks()]
+                body = "".join(f"data: {line}\n\n" for line in (*last, "[DONE]")).encode()
+                await send({"type": "http.response.body", "body": body, "more_body": False})
+            raise
         await say("[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Warned(Response):
+    """Another answer, with a header that names fields which were not understood."""
+
+    def __init__(self, answer: Response, unknown: Sequence[str]) -> None:
+        super().__init__()
+        self._answer = answer
+        shown = ", ".join(re.sub(r"[^\w.-]", "?", name, flags=re.A)[:40] for name in unknown[:8])
+        self._warning = f'299 - "ignored: {shown}"'.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+
+        async def send_with(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"warning", self._warning)]
+            await send(message)
+
+        await self._answer(scope, receive, send_with)
 
 
 async def _wait_until_gone(receive: Receive) -> None:

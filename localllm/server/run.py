@@ -5,6 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -16,10 +17,14 @@ from localllm.server.app import ServedModel, create_app
 from localllm.server.engine_client import EngineClient
 from localllm.server.guard import Access
 from localllm.server.limits import LIMITS
+from localllm.server.protocol import PatientProtocol
 
-# For requests under way when the server is told to end.
-_DRAIN_S = 30
-_HEADER_BYTES = 16 << 10
+
+class _Server(uvicorn.Server):
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second signal, of whichever kind, ends what the first one let go on."""
+        self.force_exit = self.force_exit or self.should_exit
+        super().handle_exit(sig, frame)
 
 
 def run_server(
@@ -28,13 +33,16 @@ def run_server(
     access: Access,
     where: tuple[str, int],
     tell: Callable[[str], None],
+    grace_s: int,
 ) -> None:
     """Serve a model as `name` until a signal ends it; `tell` gets the address once it answers.
+
+    Who is answered then has `grace_s` to the end.
 
     Raises: RequestError for an address that cannot be had, LocalLLMError for a model that cannot be
     loaded.
     """
-    asyncio.run(_serve(found, name, access, where, tell))
+    asyncio.run(_serve(found, name, access, where, tell, grace_s))
 
 
 async def _serve(
@@ -43,6 +51,7 @@ async def _serve(
     access: Access,
     where: tuple[str, int],
     tell: Callable[[str], None],
+    grace_s: int,
 ) -> None:
     level = logging.getLogger().level
     # It has a warning for each byte that is sent to a client who has just gone.
@@ -70,10 +79,11 @@ async def _serve(
             access_log=False,
             lifespan="off",
             server_header=False,
-            h11_max_incomplete_event_size=_HEADER_BYTES,
-            timeout_graceful_shutdown=_DRAIN_S,
+            http=PatientProtocol,
+            h11_max_incomplete_event_size=LIMITS.header_bytes,
+            timeout_graceful_shutdown=grace_s,
         )
-        server = uvicorn.Server(settings)
+        server = _Server(settings)
         announced = asyncio.create_task(_announce(server, tell))
         try:
             await server.serve(sockets=[listener])

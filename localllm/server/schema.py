@@ -18,6 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from localllm.grammar import Grammar
 from localllm.prompt import ThinkLevel
@@ -36,6 +37,11 @@ _EFFORTS: dict[str, ThinkLevel] = {
     "high": "high",
     "xhigh": "high",
 }
+
+
+# OpenAI's, and of no account here.
+_IGNORED = frozenset({"user", "store", "metadata", "service_tier", "safety_identifier"})
+_OTHER_PARTS = ("image_url", "input_image", "image", "input_audio", "audio", "file", "video_url")
 
 
 class Body(BaseModel):
@@ -87,7 +93,18 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Sampling(Body):
+class Asked(Body):
+    """A whole body; what it has besides is told, not refused: clients send their own."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def unknown(self) -> list[str]:
+        """Fields that nobody here knows."""
+        return sorted(set(self.model_extra or ()) - _IGNORED)
+
+
+class Sampling(Asked):
     """What chats and completions have in common."""
 
     model: Name | None = None
@@ -159,6 +176,14 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind in _OTHER_PARTS:
+            raise PydanticCustomError("unsupported_modality", "the model reads text alone")
+        return value
 
 
 class FunctionCall(Body):
@@ -430,7 +455,7 @@ class CompletionRequest(Sampling):
         return fields
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Asked):
     """`POST /tokenize`: a text, or a conversation."""
 
     model: Name | None = None
@@ -445,7 +470,7 @@ class TokenizeRequest(Body):
         return self
 
 
-class DetokenizeRequest(Body):
+class DetokenizeRequest(Asked):
     """`POST /detokenize`"""
 
     model: Name | None = None

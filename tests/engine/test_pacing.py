@@ -57,6 +57,11 @@ def test_the_time_per_token_at_most_doubles(name: str, token_s: Callable[[int], 
     assert read_s >= 0.33 * sum(times) or max(parts) == 256
 
 
+def test_tokens_that_cost_nothing_are_read_in_whole_steps() -> None:
+    _, parts = simulate(lambda part, before: 0.01, 4000)
+    assert max(parts) == 256
+
+
 def test_a_step_that_was_slow_by_chance_is_made_up_for() -> None:
     slow = iter([0.01] * 10 + [1.0])
     times, _ = simulate(lambda part, before: next(slow, 0.01) + 1e-4 * part, 4000)
