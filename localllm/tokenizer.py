@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
@@ -39,6 +40,8 @@ class Tokenizer:
         self._chat_templates = chat_templates
         self._special_tokens = special_tokens
         self._special_text = SpecialText(backend)
+        # A server has several threads encode, and whether special tokens are seen is the backend's.
+        self._lock = Lock()
         added = backend.get_added_tokens_decoder()
         self._special_ids = {i: token.content for i, token in added.items() if token.special}
         # To llguidance a tag is no text either, special or not.
@@ -142,13 +145,14 @@ class Tokenizer:
 
         Raises: RequestError for text that is not valid Unicode.
         """
-        self._backend.encode_special_tokens = not parse_special
-        try:
-            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
-        except (TypeError, UnicodeEncodeError) as error:  # lone surrogates
-            raise RequestError("the prompt is not valid Unicode", param="prompt") from error
-        finally:
-            self._backend.encode_special_tokens = False
+        with self._lock:
+            self._backend.encode_special_tokens = not parse_special
+            try:
+                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            except (TypeError, UnicodeEncodeError) as error:  # lone surrogates
+                raise RequestError("the prompt is not valid Unicode", param="prompt") from error
+            finally:
+                self._backend.encode_special_tokens = False
         return list(encoding.ids)
 
     def encode_chat(

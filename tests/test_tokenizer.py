@@ -1,8 +1,11 @@
 """Text to tokens and back; streaming never shows half a character."""
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import byte_tokenizer
@@ -152,3 +155,38 @@ def test_text_is_streamed_back_exactly_after_any_split(
 @cache
 def real_tokenizer(name: str) -> Tokenizer:
     return Tokenizer.from_folder(DATA / name)
+
+
+class _Dawdling:
+    """A backend that lets other threads run before it encodes."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_own", byte_tokenizer())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._own, name, value)
+
+    def encode(self, *arguments: Any, **named: Any) -> Any:
+        time.sleep(1e-4)
+        return self._own.encode(*arguments, **named)
+
+
+def test_threads_that_encode_do_not_disturb_each_other() -> None:
+    text = "<|im_start|>user\nhi<|im_end|>"
+    expected = {
+        special: BYTES.encode(text, add_special_tokens=False, parse_special=special)
+        for special in (False, True)
+    }
+    assert expected[False] != expected[True]
+    tokenizer = Tokenizer(_Dawdling(), {}, {})  # type: ignore[arg-type]
+
+    def encode(number: int) -> bool:
+        special = number % 2 == 0
+        found = tokenizer.encode(text, add_special_tokens=False, parse_special=special)
+        return found == expected[special]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(encode, range(200)))

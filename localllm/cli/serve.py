@@ -81,15 +81,17 @@ def serve(
         cache_disk=cache_disk,
         cache_dir=cache_dir,
     ).config(default_max_num_seqs=_DEFAULT_SEQS)
+    import asyncio
+
     from localllm.checkpoint import open_checkpoint
     from localllm.cli.download_progress import TerminalProgress
-    from localllm.server.run import run_server
+    from localllm.server.run import serve_model
 
     found = open_checkpoint(model or default_model(), config, TerminalProgress())
     name = served_model_name or found.name
     # Ctrl-C ends the engine too: it is an exception, behind which things are put away.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run_server(
+    serving = serve_model(
         found,
         name,
         access,
@@ -97,6 +99,7 @@ def serve(
         lambda url: note(f"{show_controls(name)} answers at {url}; Ctrl-C ends"),
         max(0, grace),
     )
+    asyncio.run(serving)
     return 0
 
 

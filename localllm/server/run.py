@@ -27,7 +27,7 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def run_server(
+async def serve_model(
     found: Checkpoint,
     name: str,
     access: Access,
@@ -37,22 +37,9 @@ def run_server(
 ) -> None:
     """Serve a model as `name` until a signal ends it; `tell` gets the address once it answers.
 
-    Who is answered then has `grace_s` to the end.
-
-    Raises: RequestError for an address that cannot be had, LocalLLMError for a model that cannot be
-    loaded.
+    Who is answered then has `grace_s` to the end. Raises: RequestError for an address that cannot
+    be had, LocalLLMError for a model that cannot be loaded.
     """
-    asyncio.run(_serve(found, name, access, where, tell, grace_s))
-
-
-async def _serve(
-    found: Checkpoint,
-    name: str,
-    access: Access,
-    where: tuple[str, int],
-    tell: Callable[[str], None],
-    grace_s: int,
-) -> None:
     level = logging.getLogger().level
     # It has a warning for each byte that is sent to a client who has just gone.
     logging.getLogger("asyncio").setLevel(max(level, logging.ERROR))
