@@ -90,7 +90,17 @@ class GrammarCompiler:
 
 
 def _source(grammar: Grammar) -> str:
-    """As llguidance reads it: a JSON object of grammars, the first of which is the whole."""
+    """As llguidance reads it: a JSON object of grammars, the first of which is the whole.
+
+    Raises: RequestError.
+    """
+    try:
+        return _written(grammar)
+    except ValueError as error:  # numbers that it does not read, say
+        raise _refused(grammar, str(error) or "it cannot be read") from error
+
+
+def _written(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(

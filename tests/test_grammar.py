@@ -128,6 +128,7 @@ REFUSED = {
     "choices that overlap": Grammar.of_schema({"oneOf": [{"minimum": 1}, {"type": "number"}]}),
     "what nothing can be": Grammar.of_schema({"allOf": [{"type": "null"}, {"type": "string"}]}),
     "a schema elsewhere": Grammar.of_schema({"$ref": "http://127.0.0.1:9/schema"}),
+    "a number too large": Grammar.of_schema({"enum": [10**400]}),
     "a file": Grammar.of_schema({"$ref": "file:///etc/passwd"}),
 }
 

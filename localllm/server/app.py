@@ -80,12 +80,13 @@ def create_app(engine: EngineClient, model: ServedModel, access: Access) -> Guar
         "/tokenize": (server.tokenize, TokenizeRequest),
         "/detokenize": (server.detokenize, DetokenizeRequest),
     }
+    parts: dict[str, Any] = {}
     for path, (answer, schema) in posts.items():
         app.add_api_route(
             path,
             _reading(answer, schema),
             methods=["POST"],
-            openapi_extra={"requestBody": _described(schema)},
+            openapi_extra={"requestBody": _described(schema, parts)},
         )
     for path, look in (
         ("/v1/models", server.models),
@@ -94,6 +95,7 @@ def create_app(engine: EngineClient, model: ServedModel, access: Access) -> Guar
         ("/metrics", server.metrics),
     ):
         app.add_api_route(path, look, methods=["GET"], response_model=None)
+    _add_parts(app, parts)
     return Guard(app, access)
 
 
@@ -119,9 +121,22 @@ def _parse(schema: type[BodyT], body: bytes) -> BodyT:
         raise RefusedError(describe_invalid(error)) from error
 
 
-def _described(schema: type[BaseModel]) -> dict[str, Any]:
-    content = {"application/json": {"schema": schema.model_json_schema()}}
-    return {"required": True, "content": content}
+def _described(schema: type[BaseModel], parts: dict[str, Any]) -> dict[str, Any]:
+    """A body for the OpenAPI document; `parts` gets the schemas that it refers to."""
+    described = schema.model_json_schema(ref_template="#/components/schemas/{model}")
+    parts.update(described.pop("$defs", {}))
+    return {"required": True, "content": {"application/json": {"schema": described}}}
+
+
+def _add_parts(app: FastAPI, parts: dict[str, Any]) -> None:
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = made()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(parts)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 class _Server:

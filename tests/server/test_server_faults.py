@@ -316,3 +316,22 @@ def test_a_long_list_of_wrong_things_costs_no_more_than_one(server: Any) -> None
         error = assert_refused(httpx.post(server.url + path, json=body, timeout=30), 400)
         assert time.monotonic() - began < 3
         assert len(error["message"]) < 600
+
+
+def test_the_description_of_the_routes_is_whole(server: Any) -> None:
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    assert {CHAT, "/v1/completions", "/tokenize", "/health"} <= document["paths"].keys()
+
+    def check(value: Any) -> None:
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str):
+                kind, _, name = value["$ref"].rpartition("/")
+                assert kind == "#/components/schemas"
+                assert name in document["components"]["schemas"]
+            for each in value.values():
+                check(each)
+        elif isinstance(value, list):
+            for each in value:
+                check(each)
+
+    check(document)
