@@ -1,6 +1,7 @@
 """What an answer has to look like: a JSON schema, a regular expression, a grammar."""
 
 import json
+import re
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, get_args
@@ -13,6 +14,9 @@ MAX_GRAMMAR_BYTES = 256 << 10
 MAX_SCHEMA_DEPTH = 32
 # Compiling takes a time that grows with the square of the names that may be left out.
 MAX_SCHEMA_OBJECTS = 2048
+# Of a Lark grammar. Who compiles follows each from the one that names it, on its own stack.
+MAX_RULES = 1000
+_RULE = re.compile(r"\s*[?!]*[A-Za-z_][\w-]*[^:\"/]*:")
 # JSON may be laid out, in lines or with single spaces; without a bound, a model that is at a loss
 # writes space for ever.
 JSON_SPACE = r"( |\r?\n[ \t]{0,32})?"
@@ -39,6 +43,13 @@ class Grammar:
                 f"the grammar has {size:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are read",
                 param="grammar",
             )
+        if self.kind == "lark":
+            num_rules = sum(_RULE.match(line) is not None for line in self.source.splitlines())
+            if num_rules > MAX_RULES:
+                raise RequestError(
+                    f"the grammar has {num_rules:,} rules; at most {MAX_RULES:,} are followed",
+                    param="grammar",
+                )
         if not self.source.strip():
             raise RequestError("the grammar is empty", param="grammar")
 

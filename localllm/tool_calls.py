@@ -166,13 +166,13 @@ class ToolCallSplitter:
                     self._held = text[len(text) - keep :]
                     return said, calls
                 said, text, self._is_calling = said + text[:place], text[place:], True
-            end = self._form.closes.strip("\n")
-            if self._form.joint is not None or not end or end not in text:
+            end = self._end_of_call(text)
+            if end < 0:
                 self._held = text
                 return said, calls
-            body, text = text.split(end, 1)
+            body, text = text[:end], text[end:]
             found = self._read(body)
-            said, self._is_calling = said + ("" if found else body + end), False
+            said, self._is_calling = said + ("" if found else body), False
             calls += found
 
     def flush(self) -> tuple[str, list[ToolCall]]:
@@ -181,6 +181,19 @@ class ToolCallSplitter:
         is_call = self._is_calling or not self._tag
         calls = self._read(held) if is_call else []
         return ("" if calls else held), calls
+
+    def _end_of_call(self, text: str) -> int:
+        """Behind the mark that ends a call which `text` begins with; -1 where it is not there yet.
+
+        Arguments may hold the mark too: what ends before it must be whole.
+        """
+        mark = self._form.closes.strip("\n")
+        if self._form.joint is not None or not mark:
+            return -1
+        place = text.find(mark)
+        while place >= 0 and _is_cut(text[:place]):
+            place = text.find(mark, place + 1)
+        return -1 if place < 0 else place + len(mark)
 
     def _push_lone(self, text: str) -> tuple[str, list[ToolCall]]:
         """A family that marks a call by nothing: an answer that begins like one is held back."""
@@ -199,9 +212,10 @@ class ToolCallSplitter:
         if self._form.before:
             return _read_objects(text)
         return [
-            _call(name, arguments, given)
+            call
             for name, given, start in _heads(text)
             if (arguments := _object_at(text, start)) is not None
+            and (call := _call(name, arguments, given)) is not None
         ]
 
 
@@ -209,6 +223,22 @@ def _heads(text: str) -> list[tuple[str, str | None, int]]:
     """Names and ids in front of arguments, and where those begin."""
     head = re.compile(r"\[TOOL_CALLS\]([^\[\]{}]{1,200})(?:\[CALL_ID\](\w+))?\[ARGS\]")
     return [(found[1].strip(), found[2], found.end()) for found in head.finditer(text)]
+
+
+def _is_cut(text: str) -> bool:
+    """Whether an object begins in `text` that does not end there."""
+    place = text.find("{")
+    if place < 0:
+        return False
+    try:
+        json.JSONDecoder().raw_decode(text, place)
+    except ValueError as error:
+        # What is wrong before its end does not become right by what follows.
+        is_open = isinstance(error, json.JSONDecodeError) and "Unterminated" in error.msg
+        return is_open or getattr(error, "pos", 0) >= len(text.rstrip())
+    except RecursionError:
+        return False
+    return False
 
 
 def _read_objects(text: str) -> list[ToolCall]:
@@ -221,7 +251,10 @@ def _read_objects(text: str) -> list[ToolCall]:
         arguments = value.get("arguments", value.get("parameters"))
         if not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
             return []
-        calls.append(_call(value["name"], arguments, value.get("id")))
+        call = _call(value["name"], arguments, value.get("id"))
+        if call is None:
+            return []
+        calls.append(call)
         place = text.find("{", end)
     return calls
 
@@ -234,8 +267,15 @@ def _object_at(text: str, place: int) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _call(name: str, arguments: dict[str, Any], given: Any) -> ToolCall:
+def _call(name: str, arguments: dict[str, Any], given: Any) -> ToolCall | None:
+    """None where the arguments cannot be written as JSON: numbers without end."""
+    try:
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return None
+    if not written.isprintable() and any("\ud800" <= char <= "\udfff" for char in written):
+        written = json.dumps(arguments)  # half a character can only be escaped
     # Nine letters and figures: what Mistral's templates insist on, and others take.
     own = "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
     is_usable = isinstance(given, str) and re.fullmatch("[A-Za-z0-9]{9}", given)
-    return ToolCall(given if is_usable else own, name, json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(given if is_usable else own, name, written)

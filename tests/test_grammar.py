@@ -5,15 +5,17 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import jsonschema
+import numpy as np
 import pytest
 from schemas import SCHEMAS
 
 from localllm import LLM
 from localllm.checkpoint import open_checkpoint
 from localllm.errors import RequestError
-from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH, Grammar
+from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_DEPTH, Grammar
 from localllm.grammar_compiler import GrammarCompiler, check_grammar
 from localllm.prompt import Prompt
 from localllm.speculation_config import SpeculationConfig
@@ -144,6 +146,12 @@ def test_what_cannot_be_followed_is_refused_at_once(llm: LLM, name: str) -> None
     assert time.monotonic() - began < 1.0
 
 
+def _chain(length: int) -> str:
+    """Rules each of which names the next: whoever follows them on a stack needs a deep one."""
+    rules = [f'r{i}: "a" r{i + 1}' for i in range(length)]
+    return "\n".join(["start: r0", *rules, f'r{length}: "b"'])
+
+
 def _nested(depth: int) -> dict[str, object]:
     return {"type": "object", "properties": {"a": _nested(depth - 1)}} if depth else {}
 
@@ -155,6 +163,8 @@ def _nested(depth: int) -> dict[str, object]:
         lambda: Grammar("regex", " "),
         lambda: Grammar.of_schema(_nested(MAX_SCHEMA_DEPTH // 2)),
         lambda: Grammar.of_schema({"properties": {f"k{i}": {} for i in range(9000)}}),
+        lambda: Grammar("lark", _chain(8000)),
+        lambda: Grammar("lark", _chain(8000).replace("r", "T")),
         lambda: Grammar.of_schema([]),
         lambda: Grammar.of_schema(None),
         lambda: Grammar("gbnf", "root ::= a"),  # type: ignore[arg-type]
@@ -176,6 +186,7 @@ BOMBS = {
         {"anyOf": [{"properties": {f"k{i % 7}": {"pattern": f"a{{{i}}}.*b"}}} for i in range(400)]}
     ),
     "an ambiguous grammar": Grammar("lark", 'start: a a a a a a a a\na: a a | "x" | ""'),
+    "a chain of rules": Grammar("lark", _chain(MAX_RULES - 2)),
     "long lists": Grammar.of_schema({"type": "array", "minItems": 90000, "maxItems": 10**7}),
     "deep choices": Grammar(
         "lark",
@@ -203,6 +214,43 @@ def test_a_bomb_is_refused_or_costs_little(llm: LLM, name: str) -> None:
     for _ in events:
         pass
     assert beside.text == expected.text
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        *(Grammar.of_schema(SCHEMAS[name]) for name in ("a call", "a uuid", "a weather report")),
+        Grammar("regex", "(yes|no), (the same thing, ){2}certainly[.!]"),
+        Grammar(
+            "lark", 'start: "It is " /[0-9]{2}/ " degrees in the " SHADE\nSHADE: "sun"|"shade"'
+        ),
+    ],
+)
+def test_a_token_is_allowed_where_the_mask_has_it(llm: LLM, grammar: Grammar) -> None:
+    """A processor asks about one token, a GPU gets the mask: they must mean the same."""
+    size = llm.model.tokenizer.num_token_ids
+    matcher = llm.model.text_engine.compile(grammar, llm.model.prompts.chat(QUESTION))
+    random, draft = Random(0), list[int]()
+    for _ in range(60):
+        mask = matcher.mask(draft, size)
+        assert mask is not None
+        allowed = np.flatnonzero(mask)
+        if set(allowed.tolist()) <= {0, 2}:
+            break  # complete: nobody asks any more
+        found = [token_id for token_id in range(size) if matcher.allows(draft, token_id)]
+        assert found == allowed.tolist(), draft
+        bits = np.zeros((len(draft) + 1, -(-size // 32)), dtype=np.int32)
+        matcher.fill(draft, bits)
+        last = np.unpackbits(bits[-1].view(np.uint8), count=size, bitorder="little")
+        assert np.array_equal(last.astype(bool), mask)
+        if forced := matcher.forced(4) if not draft else []:
+            assert allowed.tolist() == forced[:1]
+        token_id = random.choice(allowed.tolist())
+        draft.append(token_id)
+        if len(draft) == 5 or random.random() < 0.3:
+            for each in draft:
+                matcher.advance(each)
+            draft.clear()
 
 
 THINK = Markers("<think>", "</think>", skip="<think>\n\n</think>\n\n")

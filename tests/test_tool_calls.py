@@ -119,6 +119,26 @@ def test_a_call_that_cannot_be_read_stays_text() -> None:
     assert split(HERMES, cut(cut_off, 1)) == (cut_off, [])
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_arguments_may_hold_the_mark_that_ends_a_call(seed: int) -> None:
+    arguments = {"html": "close </tool_call> now", "more": "</tool_call>"}
+    call = json.dumps({"name": "f", "arguments": arguments})
+    written = f"<tool_call>\n{call}\n</tool_call>"
+    text, calls = split(HERMES, cut(f"So: {written}\n{written}", seed))
+    assert [json.loads(each.arguments) for each in calls] == [arguments] * 2
+    assert text.strip() == "So:"
+
+
+def test_arguments_are_json_for_everybody() -> None:
+    half = WRITTEN["hermes"].replace("Paris", "\\ud800")
+    _, [call] = split(HERMES, [half])
+    assert call.arguments.encode() == b'{"city": "\\ud800"}'
+    _, [call] = split(HERMES, [WRITTEN["hermes"].replace("Paris", "Malmö")])
+    assert call.arguments == '{"city": "Malmö"}'
+    endless = WRITTEN["hermes"].replace('"Paris"', "1e999")
+    assert split(HERMES, [endless]) == (endless, [])
+
+
 def test_llama_and_mistral_have_a_mark_and_an_id() -> None:
     text, [call] = split(LLAMA, ["<|python", "_tag|>" + WRITTEN["llama"]])
     assert (text, call.name) == ("", "weather")

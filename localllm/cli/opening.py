@@ -65,7 +65,10 @@ def open_noted(
         if keepalive_s != 0:
             from localllm.server.attached import start
 
-            return start(found, keepalive_s, logging.getLogger().level)
+            try:
+                return start(found, keepalive_s, logging.getLogger().level)
+            except OSError as error:
+                tell(f"no engine can be left running ({error})")
         from localllm.session import load_checkpoint
 
         return load_checkpoint(found, tell) if is_conversation else load_checkpoint(found)

@@ -49,10 +49,7 @@ class Matcher:
             self.is_finished = not self._state.is_error()
 
     def forced(self, count: int) -> list[int]:
-        """The next tokens, up to `count`, of the only text that is allowed, if there is one.
-
-        The same text may be had by other tokens; these are the ones that the tokenizer makes of it.
-        """
+        """The next tokens, up to `count`, of the only text that is allowed, if there is one."""
         return self._state.compute_ff_tokens()[: min(count, MAX_FORCED)]
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
@@ -61,11 +58,14 @@ class Matcher:
 
     def allows(self, draft: Sequence[int], token_id: int) -> bool:
         """Whether `token_id` may come behind `draft`, which is allowed."""
-        tokens = [*draft, token_id]
-        count = self._state.try_consume_tokens(tokens)
-        if count:
-            self._state.rollback(count)
-        return count == len(tokens)
+        with self._behind(draft):
+            forced = self._state.compute_ff_tokens()
+            if forced:  # of the ways to write a text that is forced one is allowed
+                return forced[0] == token_id
+            count = self._state.try_consume_tokens([token_id])
+            if count:
+                self._state.rollback(count)
+        return count == 1
 
     def mask(self, draft: Sequence[int], vocab_size: int) -> "npt.NDArray[np.bool_] | None":
         """Which tokens may come behind `draft`, which is allowed; None where that cannot be said

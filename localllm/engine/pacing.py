@@ -44,8 +44,8 @@ class Pacer:
     def book(self, num_prompt_tokens: int, seconds: float) -> None:
         """A step that computed somebody's next token, and so many tokens of prompts, took so long.
 
-        Speed that is learned from few steps may be wrong by a lot: credit is not saved for later
-        than two steps.
+        What is learned from few steps may be wrong by a lot: neither credit nor debt is kept for
+        longer than two steps, or the smallest part.
         """
         if num_prompt_tokens == 0:
             self._num_mixed = 0
@@ -55,11 +55,12 @@ class Pacer:
             self._num_mixed += 1
             plain = self._plain_s or 0.0
             taken = max(0.0, seconds - plain)
-            self._token_s = _mean(self._token_s, taken / num_prompt_tokens)
+            # No token of a prompt costs more than one of an answer: kernels were compiled, say.
+            self._token_s = _mean(self._token_s, min(taken / num_prompt_tokens, plain))
             self._credit_s += _SHARE * plain - taken
         smallest = MIN_PART * (self._token_s or 0.0)
         most = max(2 * _SHARE * (self._plain_s or 0.0), smallest)
-        self._credit_s = min(self._credit_s, most)
+        self._credit_s = min(max(self._credit_s, -most), most)
 
     def rest(self) -> None:
         """Nobody waits for a next token now: what was owed is nobody's any more."""

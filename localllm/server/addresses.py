@@ -3,12 +3,15 @@
 In a folder of the user's alone. Who may open a file there may ask; nobody else.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -78,19 +81,48 @@ def listen_at(address: Path) -> socket.socket | None:
         if not is_own(folder):
             logger.warning("%s is not this user's alone: nobody is let in there", folder)
             return None
-        other = connect(address)
-        if other is not None:
-            other.close()
-            return None
-        address.unlink(missing_ok=True)  # of one that was killed
-        listener = socket.socket(socket.AF_UNIX)
-        previous = os.umask(0o177)
-        try:
-            listener.bind(str(address))
-        finally:
-            os.umask(previous)
-        listener.listen(64)
+        with _locked(address):
+            if _is_alive(address):
+                return None
+            address.unlink(missing_ok=True)  # of one that was killed
+            listener = socket.socket(socket.AF_UNIX)
+            previous = os.umask(0o177)
+            try:
+                listener.bind(str(address))
+            finally:
+                os.umask(previous)
+            listener.listen(64)
     except OSError as error:
         logger.warning("nobody can attach to this engine: %s", error)
         return None
     return listener
+
+
+def leave(address: Path, listener: socket.socket) -> None:
+    """Listen no more, and leave nothing behind."""
+    with suppress(OSError), _locked(address):
+        listener.close()
+        if not _is_alive(address):  # else it is another one's by now
+            address.unlink(missing_ok=True)
+
+
+def _is_alive(address: Path) -> bool:
+    """Whether somebody listens there, though he may be too busy to let anybody in."""
+    channel = socket.socket(socket.AF_UNIX)
+    channel.settimeout(_CONNECT_S)
+    with channel:
+        try:
+            channel.connect(str(address))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True
+    return True
+
+
+@contextmanager
+def _locked(address: Path) -> Iterator[None]:
+    """No two engines come or go at once."""
+    with (address.parent / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,8 +85,12 @@ class AttachedEngine:
                 "salt": salt,
             }
         )
-        while not opened.is_accepted and opened.refusal is None:
-            self.step()
+        try:
+            while not opened.is_accepted and opened.refusal is None:
+                self.step()
+        except BaseException:
+            self.forget(request_id)
+            raise
         if opened.refusal is not None:
             del self._requests[request_id]
             raise opened.refusal
@@ -108,7 +113,8 @@ class AttachedEngine:
         """See Answering."""
         known = self._requests.pop(request_id)
         if known.num_left > 0:
-            self._send({"type": "abort", "id": request_id})
+            with suppress(LocalLLMError):  # who is gone does nothing any more
+                self._send({"type": "abort", "id": request_id})
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
         """See Answering."""
@@ -198,7 +204,8 @@ def ask_engine(address: Path, message: Message) -> Message | None:
 def start(found: Checkpoint, keepalive_s: float, log_level: int) -> LoadedModel:
     """Start an engine that waits `keepalive_s` for the next one when it is left; below 0: for ever.
 
-    Raises: LocalLLMError where the model cannot be loaded.
+    Raises: LocalLLMError where the model cannot be loaded; OSError where there is no place for its
+    socket, or no process to be had.
     """
     began_s = time.monotonic()
     address = address_of(found)

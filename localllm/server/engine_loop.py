@@ -20,11 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Timer
+from threading import Lock, Timer
 from typing import Any
 
 from localllm.config import SamplingParams
-from localllm.errors import RequestError
+from localllm.errors import DeviceError, RequestError
 from localllm.prompt import Prompt
 from localllm.server.limits import LIMITS
 from localllm.server.wire import (
@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 _MAX_UNSENT_BYTES = 16 << 20
 _COMMANDS = ("submit", "abort", "ping", "hello", "keepalive", "stop")
+# For what is owed when it is stopped, besides answers; and the longest that is waited.
+_OWED_S, _LONGEST_S = 5.0, 1e8
 # Until what could not be sent is tried again; and between two reports of a prompt's progress.
 _RETRY_S, _PROGRESS_S = 0.02, 0.1
 _TOO_LONG = f"the grammar could not be compiled within {LIMITS.grammar_seconds} s"
@@ -59,15 +61,22 @@ class Peer:
     has_asked: bool = False
     compiling: set[int] = field(default_factory=set)
     unsent: bytearray = field(default_factory=bytearray)
+    lock: Lock = field(default_factory=Lock)
     is_gone: bool = False
 
     def send(self, message: Message) -> None:
         """Send, or keep what cannot be sent now; who takes nothing for long is given up."""
-        self.unsent += pack(message)
-        self.flush()
+        with self.lock:
+            self.unsent += pack(message)
+            self._flush()
 
     def flush(self) -> None:
         """Send what was kept, as far as it goes."""
+        if self.unsent:
+            with self.lock:
+                self._flush()
+
+    def _flush(self) -> None:
         try:
             while self.unsent:
                 count = self.channel.send(self.unsent, socket.MSG_DONTWAIT)
@@ -109,6 +118,7 @@ class EngineLoop:
         self._compilers = ThreadPoolExecutor(2, "grammar")
         self._left_s = self._told_s = time.monotonic()
         self._is_stopping = self._is_over = False
+        self._stops_by_s = 0.0
 
     def receive(self, peer: Peer | None, message: Message | None) -> None:
         """Take a command, from any thread; None: the peer is gone."""
@@ -137,10 +147,22 @@ class EngineLoop:
             if self._engine.engine.has_unfinished():
                 self._engine.step()
                 self._send_events()
-            elif self._is_stopping or self._has_waited_enough():
+            elif self._is_stopping:
+                if not self._owes() or time.monotonic() > self._stops_by_s:
+                    return
+                time.sleep(_RETRY_S)
+            elif self._has_waited_enough():
                 return
             elif has_idle_work:
                 has_idle_work = self._engine.work_ahead()
+
+    def keep_for(self, seconds: float) -> None:
+        """How long it waits for somebody else, once nobody is there; below 0: for ever."""
+        self._keepalive_s = min(max(-1.0, seconds), _LONGEST_S)
+
+    def _owes(self) -> bool:
+        """Whether somebody waits for what is still to come."""
+        return any(peer.compiling or peer.unsent for peer in self._peers)
 
     def _patience(self, *, has_idle_work: bool) -> float | None:
         """Seconds to wait for a command; None: for ever."""
@@ -175,15 +197,19 @@ class EngineLoop:
         return any_came
 
     def _carry_out(self, peer: Peer | None, message: Message) -> None:
-        if message["type"] == "stop" and (peer is None or self._keepalive_s is not None):
-            self._is_stopping = True
+        is_own = peer is None or self._keepalive_s is not None
+        if message["type"] == "stop" and is_own and not self._is_stopping:
+            self._is_stopping, self._stops_by_s = True, time.monotonic() + _OWED_S
         if peer is None or peer.is_gone:
             return
         try:
             self._answer(peer, message)
-        except (KeyError, TypeError, ValueError):
+        except DeviceError:
+            raise
+        except Exception:
             if peer is self._owner:
                 raise
+            logger.debug("in a command", exc_info=True)
             logger.warning("what somebody sent was no command; it is not heard any more")
             self._leave(peer)
 
@@ -202,10 +228,8 @@ class EngineLoop:
                     self._engine.forget(own)
             case "ping":
                 peer.send({"type": "pong", "id": message["id"], "stats": self._stats()})
-            case "hello":
-                peer.send({"type": "ready", **self._described, **self._kept(peer)})
             case "keepalive" if self._keepalive_s is not None:
-                self._keepalive_s = float(message["seconds"])
+                self.keep_for(float(message["seconds"]))
             case "stop":
                 peer.send({"type": "stopping" if self._is_stopping else "kept"})
 
@@ -224,6 +248,8 @@ class EngineLoop:
 
     def _submit(self, peer: Peer, message: Message) -> None:
         request_id, peer.has_asked = message["id"], True
+        if request_id in peer.own or request_id in peer.compiling:
+            raise ValueError("a number that is in use")
         try:
             if self._is_stopping:
                 raise RequestError("the engine is being stopped", hint="ask again in a moment")
@@ -335,10 +361,14 @@ class EngineLoop:
                 for message in unpacker.feed(data):
                     if message.get("type") not in _COMMANDS:
                         raise ValueError("no command")
-                    self.receive(peer, message)
-        except (OSError, ValueError):
+                    if message["type"] == "hello":  # at once, however long a step takes
+                        peer.send({"type": "ready", **self._described, **self._kept(peer)})
+                    else:
+                        self.receive(peer, message)
+        except Exception:  # a broken channel, or what is no message
             logger.debug("a channel is broken", exc_info=True)
-        self.receive(peer, None)
+        finally:
+            self.receive(peer, None)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:

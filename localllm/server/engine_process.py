@@ -16,7 +16,7 @@ from pathlib import Path
 from localllm.config import EngineConfig
 from localllm.errors import DeviceError, LocalLLMError
 from localllm.loaded_model import LoadedModel
-from localllm.server.addresses import listen_at
+from localllm.server.addresses import leave, listen_at
 from localllm.server.engine_loop import EngineLoop
 from localllm.server.wire import Message, Unpacker, config_from_wire, error_to_wire, pack
 from localllm.session import open_model
@@ -72,6 +72,8 @@ def main() -> int:
     listener = None if address is None else listen_at(address)
     if listener is not None:
         loop.listen(listener)
+    elif asked["keepalive_s"] is not None:
+        loop.keep_for(0.0)  # nobody else would find it
     channel.sendall(pack({"type": "ready", **described}))
     try:
         loop.run(unpacker)
@@ -80,8 +82,7 @@ def main() -> int:
         return int(error.exit_code)
     finally:
         if listener is not None and address is not None:
-            address.unlink(missing_ok=True)
-            listener.close()
+            leave(address, listener)
     model.close()
     return 0
 

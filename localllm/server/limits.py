@@ -9,7 +9,7 @@ from localllm.config import (
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
 )
-from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_OBJECTS
+from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_OBJECTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Limits:
     tools: int = 64
     choices: int = 1000
     grammar_bytes: int = MAX_GRAMMAR_BYTES
+    grammar_rules: int = MAX_RULES
     schema_levels: int = MAX_SCHEMA_DEPTH
     schema_objects: int = MAX_SCHEMA_OBJECTS
     grammar_seconds: int = 1

@@ -19,18 +19,32 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
         super().connection_made(transport)
-        self._waits = self.loop.call_later(LIMITS.idle_seconds, self._give_up)
+        self._waits: asyncio.TimerHandle | None = None
+        self._watch()
 
-    def handle_events(self) -> None:
-        """See H11Protocol."""
-        super().handle_events()
-        if self.cycle is not None:
-            self._waits.cancel()
+    def data_received(self, data: bytes) -> None:
+        """See asyncio.Protocol."""
+        super().data_received(data)
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        self._waits.cancel()
+        if self._waits is not None:
+            self._waits.cancel()
         super().connection_lost(exc)
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _watch(self) -> None:
+        """Wait for a request, or for the rest of it, but not for ever."""
+        if self._is_answering:
+            if self._waits is not None:
+                self._waits.cancel()
+            self._waits = None
+        elif self._waits is None:
+            self._waits = self.loop.call_later(LIMITS.idle_seconds, self._give_up)
 
     def send_400_response(self, msg: str) -> None:
         """What could not be read is refused, by a code that says why where that is known."""
@@ -39,7 +53,8 @@ class PatientProtocol(H11Protocol):
         self._refuse(Refusal(status, what))
 
     def _give_up(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
+        self._waits = None
+        if not self._is_answering and not self.transport.is_closing():
             self._refuse(Refusal(408, f"no request came within {LIMITS.idle_seconds} s"))
 
     def _refuse(self, refusal: Refusal) -> None:

@@ -69,6 +69,18 @@ def test_a_step_that_was_slow_by_chance_is_made_up_for() -> None:
     assert max(times[20:]) < 0.03
 
 
+def test_one_slow_part_shuts_nobody_out() -> None:
+    pacer = Pacer()
+    for _ in range(5):
+        pacer.book(0, 0.03)
+    pacer.book(MIN_PART, 60.0)  # kernels were compiled, or the machine slept
+    steps = 0
+    while pacer.part(256) == 0:
+        pacer.book(0, 0.03)
+        steps += 1
+    assert steps < 60
+
+
 def paced(engine: Engine) -> Engine:
     engine._pacer = Pacer()
     return engine

@@ -94,6 +94,40 @@ def test_the_next_question_finds_the_engine() -> None:
     assert list(folder.glob("*.engine")) == []
 
 
+def test_two_at_once_leave_one_engine(runtime_directory: Path) -> None:
+    both = [
+        subprocess.Popen(
+            command(*ASK, "--keepalive", "-1", QUESTION),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    texts = {asking.communicate(timeout=60)[0] for asking in both}
+    assert len(texts) == 1
+    [engine] = engines()
+
+    def others() -> list[int]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                told = str(runtime_directory).encode() in path.read_bytes()
+                if told and b"engine_process" in (path.parent / "cmdline").read_bytes():
+                    found.append(int(path.parent.name))
+        return [pid for pid in found if pid != engine["pid"] and is_alive(pid)]
+
+    wait_until(lambda: not others())
+
+
+def test_without_a_place_to_listen_the_model_is_loaded_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/nowhere")
+    answer = run(*ASK, "--keepalive", "1m")
+    assert answer.returncode == 0
+    assert "no engine can be left running" in answer.stderr
+
+
 def test_other_settings_are_another_engine() -> None:
     run(*ASK, "--keepalive", "1m")
     run(*ASK, "--keepalive", "1m", "--kv-cache-dtype", "int8")
@@ -187,6 +221,9 @@ def test_nonsense_on_the_socket_hurts_nobody() -> None:
         pack({"type": "submit", "id": [], "prompt": 3, "params": {}, "salt": b""}),
         pack({"no": "type"}),
         pack({"type": "keepalive", "seconds": "long"}),
+        pack({"type": "keepalive", "seconds": 1e300}),
+        pack({"type": "submit", "id": 1, "prompt": {"markers": {"silent": [1]}}}),
+        b"\x00\x00\x00\x04\x81\x91\x01\x01",  # a map whose key is a list
         pack({"type": "compiled"}),
     ):
         channel = connect(address)
