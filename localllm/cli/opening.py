@@ -1,6 +1,7 @@
 """How `chat` comes by its model: from an engine that runs already, or by loading it."""
 
 import logging
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 LOADING_SHOWN_S = 1.0
 # An engine on a GPU waits so long for the next question of a script; one on a CPU does not.
 GPU_KEEPALIVE_S = 300.0
+# Of the kind that engines are found by.
+_HAS_SOCKETS = os.name == "posix"
 _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
@@ -49,7 +52,7 @@ def open_noted(
         )
     chosen = choose_variant(name, engine)
     found = open_checkpoint(chosen, engine, TerminalProgress())
-    attached = _attach(found, keepalive_s)
+    attached = _attach(found, keepalive_s) if _HAS_SOCKETS else None
     if attached is not None:
         if is_conversation:
             note(f"{found.name} is loaded already: localllm ps shows where", dim=True)
@@ -62,7 +65,7 @@ def open_noted(
             line.end()
             note(text, dim=True)
 
-        if keepalive_s != 0:
+        if keepalive_s != 0 and _HAS_SOCKETS:
             from localllm.server.attached import start
 
             try:

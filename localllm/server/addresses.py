@@ -101,6 +101,8 @@ def listen_at(address: Path) -> socket.socket | None:
 def leave(address: Path, listener: socket.socket) -> None:
     """Listen no more, and leave nothing behind."""
     with suppress(OSError), _locked(address):
+        # Closing it is not enough while another thread waits for who comes.
+        listener.shutdown(socket.SHUT_RDWR)
         listener.close()
         if not _is_alive(address):  # else it is another one's by now
             address.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -346,6 +347,8 @@ class EngineLoop:
             self._engine.forget(own)
         peer.own.clear()
         peer.compiling.clear()
+        with suppress(OSError):
+            peer.channel.shutdown(socket.SHUT_RDWR)  # whoever reads it in a thread stops
         peer.channel.close()
         if peer.has_asked:
             self._left_s = time.monotonic()
