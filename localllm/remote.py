@@ -276,10 +276,9 @@ class RemoteModel(LoadedModel):
         if params.logprobs is not None:
             raise RequestError("--logprobs and --remote exclude each other", param="logprobs")
         completion, events = LoadedModel.stream(self, prompt, params)
-        request_id = max(engine._requests)
 
         def count(event: TextEvent) -> None:
-            usage = engine.usage(request_id)
+            usage = engine.usage(event.request_id)
             if event.finish_reason is not None and usage:
                 details = usage.get("prompt_tokens_details") or {}
                 completion.num_prompt_tokens = int(usage.get("prompt_tokens") or 0)

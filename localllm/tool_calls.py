@@ -271,10 +271,11 @@ def _call(name: str, arguments: dict[str, Any], given: Any) -> ToolCall | None:
     """None where the arguments cannot be written as JSON: numbers without end."""
     try:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        written.encode()
+    except UnicodeEncodeError:  # half a character can only be escaped
+        written = json.dumps(arguments)
     except ValueError:
         return None
-    if not written.isprintable() and any("\ud800" <= char <= "\udfff" for char in written):
-        written = json.dumps(arguments)  # half a character can only be escaped
     # Nine letters and figures: what Mistral's templates insist on, and others take.
     own = "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
     is_usable = isinstance(given, str) and re.fullmatch("[A-Za-z0-9]{9}", given)

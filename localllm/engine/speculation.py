@@ -91,7 +91,7 @@ class Speculator:
         self._is_looking = False
         # Requests of the newest step that were drafted what their grammar leaves no choice about:
         # there is nothing to learn from them.
-        self._forced: set[Request] = set()
+        self._forced: dict[Request, list[int]] = {}
 
     def renewed(self) -> "Speculator":
         """One that has seen no text yet, and shares what is learned of speed."""
@@ -123,9 +123,8 @@ class Speculator:
 
     def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         """Drafts for the next step, of at most `budget` tokens in all."""
-        forced = self._find_forced(running)
-        self._forced = set(forced)
-        return {**self._propose(running, budget), **forced}
+        self._forced = self._find_forced(running)
+        return {**self._propose(running, budget), **self._forced}
 
     def _propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         self._is_looking = False
@@ -193,11 +192,15 @@ class Speculator:
 
     def _find_forced(self, running: Sequence[Request]) -> dict[Request, list[int]]:
         """Of each request what its grammar leaves no choice about."""
-        found = {}
+        found, left = dict[Request, list[int]](), MAX_DRAFTED_TOKENS
         for request in running:
-            if request.matcher is not None and (room := self._room(request)):
-                found[request] = request.matcher.forced(room)
-        return {request: tokens for request, tokens in found.items() if tokens}
+            room = min(left, self._room(request)) if request.matcher is not None else 0
+            if request.matcher is not None and room:
+                tokens = request.matcher.forced(room)
+                left -= len(tokens)
+                if tokens:
+                    found[request] = tokens
+        return found
 
     def _room(self, request: Request) -> int:
         """How many tokens may be drafted for a request now."""
@@ -230,7 +233,7 @@ class Speculator:
                 Candidate(self._of(request).history, found.match_length, len(found.token_ids))
                 for request, found in proposals.items()
             ],
-            MAX_DRAFTED_TOKENS,
+            MAX_DRAFTED_TOKENS - sum(map(len, self._forced.values())),
         )
         drafts = {}
         for (request, found), count in zip(proposals.items(), counts, strict=True):

@@ -245,8 +245,7 @@ def test_tools_that_cannot_be_called_are_refused(tool_server: Server) -> None:
         assert caught.value.type == "invalid_request_error"
 
 
-def test_a_slow_grammar_holds_up_nobody(serve: Callable[..., Server]) -> None:
-    """Many grammars, each new, beside a plain answer: none waits for another's compiling."""
+def test_more_grammars_than_are_kept_are_followed(serve: Callable[..., Server]) -> None:
     server = serve("--max-num-seqs", "4")
     client = server.client()
     for i in range(70):  # more than are kept
