@@ -1,16 +1,14 @@
 """The models that are on this machine: built in, quantized here, and in the hub's own cache."""
 
 import glob
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from localllm.card import describe_format
 from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
-from localllm.errors import CatalogError, DiskError, LocalLLMError, RequestError
+from localllm.errors import LocalLLMError
 from localllm.file_times import last_use
 from localllm.json_file import read_json_object
 from localllm.model.weight_files import find_weight_files
@@ -49,7 +47,7 @@ def find_local_models() -> LocalModels:
     built_in = [_built_in_model(name) for name in BUILT_IN_MODELS]
     cached = _cached_models()
     ordered = sorted(cached.models, key=lambda model: -(model.last_used_s or 0))
-    return LocalModels([*built_in, *_quantized_models(), *ordered], cached.warnings)
+    return LocalModels([*built_in, *quantized_models(), *ordered], cached.warnings)
 
 
 def quantized_folder() -> Path:
@@ -67,7 +65,7 @@ def find_quantized(alias: str) -> Path | None:
     return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
-def _quantized_models() -> list[LocalModel]:
+def quantized_models() -> list[LocalModel]:
     """Each under the folder that it is run by; an unfinished one says so."""
     return [
         LocalModel(
@@ -91,21 +89,57 @@ def _built_in_model(name: str) -> LocalModel:
     return LocalModel(name, None, str(folder), num_bytes, _format(folder), None, _problem(folder))
 
 
-def _cached_models() -> LocalModels:
+@dataclass(frozen=True, slots=True)
+class CachedPlace:
+    """A repository's folder in the hub's cache that the hub's client cannot make sense of."""
+
+    repo: str
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class HubCache:
+    """What is in the hub's cache: `known` are the client's descriptions of models, `info` all that
+    it found, None where there is no cache.
+    """
+
+    info: Any
+    known: list[Any]
+    not_understood: list[CachedPlace]
+    warnings: list[str]
+
+
+def scan_hub_cache() -> HubCache:
+    """Look through the hub's cache, without the hub."""
     # Imported here: the client takes half a second.
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        cache = scan_cache_dir()
+        info = scan_cache_dir()
     except CacheNotFound:
-        return LocalModels([], [])
+        return HubCache(None, [], [], [])
+    known = [repo for repo in info.repos if repo.repo_type == "model" and repo.revisions]
+    paths = {repo.repo_path for repo in known}
+    others = [
+        CachedPlace(folder.name.removeprefix("models--").replace("--", "/"), folder)
+        for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*"))
+        if folder.is_dir() and folder not in paths
+    ]
+    warnings = [
+        text
+        for text in map(str, info.warnings)
+        if not any(str(place.folder) in text for place in others)
+    ]
+    return HubCache(info, known, others, warnings)
+
+
+def _cached_models() -> LocalModels:
+    cache = scan_hub_cache()
     aliases = {entry.repo: alias for alias, entry in load_catalog().items()}
     models = []
-    for repo in cache.repos:
+    for repo in cache.known:
         revisions = sorted(repo.revisions, key=lambda revision: -revision.last_modified)
-        if repo.repo_type != "model" or not revisions:
-            continue
         folder, name = revisions[0].snapshot_path, aliases.get(repo.repo_id, repo.repo_id)
         models.append(
             LocalModel(
@@ -118,32 +152,18 @@ def _cached_models() -> LocalModels:
                 _missing_weights(name, folder) or _problem(folder),
             )
         )
-    unfinished = [_unfinished(place, aliases) for place in _without_snapshots(cache.repos)]
-    known = [model.folder for model in unfinished]
-    warnings = [str(each) for each in cache.warnings if not any(p in str(each) for p in known)]
-    return LocalModels([*models, *unfinished], warnings)
+    unfinished = [_unfinished(place, aliases) for place in cache.not_understood]
+    return LocalModels([*models, *unfinished], cache.warnings)
 
 
-def _without_snapshots(repos: Any) -> list[Path]:
-    """Folders of the hub's cache in which a download has begun, and no file is complete."""
-    from huggingface_hub import constants
-
-    known = {repo.repo_path for repo in repos}
-    return [
-        place
-        for place in Path(constants.HF_HUB_CACHE).glob("models--*--*")
-        if place not in known and (place / "blobs").is_dir() and not (place / "snapshots").exists()
-    ]
-
-
-def _unfinished(place: Path, aliases: Mapping[str, str]) -> LocalModel:
-    repo = place.name.removeprefix("models--").replace("--", "/")
-    name = aliases.get(repo, repo)
-    blobs = [path.stat() for path in (place / "blobs").iterdir()]
+def _unfinished(place: CachedPlace, aliases: Mapping[str, str]) -> LocalModel:
+    """A download that was broken off, or that held nothing that can be used."""
+    name = aliases.get(place.repo, place.repo)
+    blobs = [path.stat() for path in (place.folder / "blobs").glob("*")]
     num_bytes = sum(status.st_size for status in blobs)
-    newest = max((status.st_mtime for status in blobs), default=place.stat().st_mtime)
-    problem = f"unfinished; localllm pull {name} goes on"
-    return LocalModel(name, repo, str(place), num_bytes, "unknown", newest, problem)
+    newest = max((status.st_mtime for status in blobs), default=place.folder.stat().st_mtime)
+    problem = f"unfinished; localllm pull {name} goes on" if blobs else f"empty; localllm rm {name}"
+    return LocalModel(name, place.repo, str(place.folder), num_bytes, "unknown", newest, problem)
 
 
 def _unfinished_run(folder: Path) -> str | None:
@@ -172,64 +192,3 @@ def _problem(folder: Path) -> str | None:
     except LocalLLMError as error:
         return error.message
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """What `rm` would delete, and what that frees."""
-
-    name: str
-    freed_bytes: int
-    carry_out: Callable[[], None]
-
-
-def plan_removal(name: str) -> Removal:
-    """The removal of a model by the name that `find_local_models` gives it, or its repository.
-
-    Raises: CatalogError (3) for one that is not here; RequestError for one that is built in, or a
-    folder of the user's own.
-    """
-    if name in BUILT_IN_MODELS:
-        raise RequestError(f"{name} is built in", param="model", hint="localllm ls shows others")
-    for model in _quantized_models():
-        if name in (model.name, model.folder):
-            return Removal(model.name, model.num_bytes, partial(_remove_folder, model.folder))
-    repo = resolve_model(name).repo
-    if repo is None:
-        raise RequestError(
-            f"{name} is a folder of your own", param="model", hint="delete it yourself: rm -r"
-        )
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        cache = scan_cache_dir()
-    except CacheNotFound as error:
-        raise _not_here(name) from error
-    found = next((each for each in cache.repos if each.repo_id == repo), None)
-    if found is None:
-        for place in _without_snapshots(cache.repos):
-            begun = _unfinished(place, {repo: name})
-            if begun.repo == repo:
-                return Removal(name, begun.num_bytes, partial(_remove_folder, begun.folder))
-        raise _not_here(name)
-    strategy = cache.delete_revisions(*(each.commit_hash for each in found.revisions))
-    return Removal(name, strategy.expected_freed_size, partial(_remove_repository, strategy))
-
-
-def _not_here(name: str) -> CatalogError:
-    return CatalogError(f"{name} is not on this machine", hint="localllm ls shows what is")
-
-
-def _remove_repository(strategy: Any) -> None:
-    try:
-        strategy.execute()
-    except OSError as error:
-        raise DiskError(f"it cannot be deleted: {error.strerror}") from error
-
-
-def _remove_folder(folder: str) -> None:
-    try:
-        shutil.rmtree(folder)
-    except OSError as error:
-        raise DiskError(f"{folder} cannot be deleted: {error.strerror}") from error

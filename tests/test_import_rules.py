@@ -95,6 +95,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"speculation_config", "places"},
     "card": {"catalog", "generation_config", "model", "tokenizer"},
     "local_models": {"card", "catalog", "model"},
+    "removal": {"catalog", "local_models"},
     "cli": {
         "session",
         "checkpoint",
@@ -107,6 +108,7 @@ ALLOWED: dict[str, set[str]] = {
         "evaluation",
         "card",
         "local_models",
+        "removal",
         "quantize",
         "bench",
         "server",

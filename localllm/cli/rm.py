@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from localllm.cli import suggestions
-from localllm.cli.output import note
+from localllm.cli.output import note, show_controls
 from localllm.cli.terminal import may_delete
 from localllm.cli.words import size
 
@@ -21,16 +21,20 @@ def rm(
 ) -> None:
     """Delete models: downloaded ones, and those that were quantized here.
 
-    Files that another revision uses too stay, and are not counted. Checkpoints elsewhere and
-    built-in models are not touched.
+    Says first what will go: repository, size, folder. `org/name@revision` is one revision. Files
+    that another revision uses too stay, and are not counted. Checkpoints elsewhere and built-in
+    models are not touched.
     """
-    from localllm.local_models import plan_removal
+    from localllm.removal import plan_removals
 
-    removals = [plan_removal(name) for name in models]
-    freed = size(sum(removal.freed_bytes for removal in removals))
+    removals = plan_removals(models)
+    for removal in removals:
+        places = ", ".join(map(str, removal.folders))
+        what = f"{removal.name}: {removal.what}, {size(removal.freed_bytes)}, {places}"
+        note(show_controls(what))
     names = ", ".join(removal.name for removal in removals)
-    if not may_delete(names, yes, freed):
+    if not may_delete(names, yes, size(sum(removal.freed_bytes for removal in removals))):
         return
     for removal in removals:
         removal.carry_out()
-    note(f"deleted {names}; freed {freed}")
+        note(show_controls(f"deleted {removal.name}; freed {size(removal.freed_bytes)}"))

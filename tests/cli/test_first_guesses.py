@@ -13,7 +13,8 @@ from window import Open
 
 from localllm.catalog import CatalogEntry, load_catalog, nearest_models, resolve_model
 from localllm.errors import CatalogError, ExitCode
-from localllm.local_models import find_local_models, plan_removal
+from localllm.local_models import find_local_models
+from localllm.removal import plan_removals
 from localllm.places import cache_folder, sessions_file
 from localllm.sessions import SessionStore
 from localllm.transcript import Transcript, Turn
@@ -46,7 +47,8 @@ def test_what_was_quantized_here_has_its_folder_as_its_name(
     listed = {model.name: model for model in find_local_models().models}
     assert listed["tiny-rtn-g128"].problem is None
     assert "--resume" in str(listed["other-awq.unfinished"].problem)
-    assert plan_removal("tiny-rtn-g128").freed_bytes > 0
+    [removal] = plan_removals(["tiny-rtn-g128"])
+    assert removal.freed_bytes > 0
     for name in ("../quantized/tiny-rtn-g128", "x\0y"):
         with pytest.raises(CatalogError):
             resolve_model(name)
