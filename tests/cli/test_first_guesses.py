@@ -14,8 +14,8 @@ from window import Open
 from localllm.catalog import CatalogEntry, load_catalog, nearest_models, resolve_model
 from localllm.errors import CatalogError, ExitCode
 from localllm.local_models import find_local_models
-from localllm.removal import plan_removals
 from localllm.places import cache_folder, sessions_file
+from localllm.removal import plan_removals
 from localllm.sessions import SessionStore
 from localllm.transcript import Transcript, Turn
 
