@@ -20,12 +20,13 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from corpus import END_OF_TEXT
-from stories import draw_subject, tell_story
+from stories import described, draw_subject, tell_story
 
 IGNORED = -100  # what torch's cross-entropy leaves out
 KNOWLEDGE = Path(__file__).with_name("knowledge")
 _OPENING_SHARE = 0.8  # of the conversations in a row
 _OPENING_TOKENS = 8
+_STORY_SHARE = 0.12
 
 _FRAMES = (
     "What is {}?",
@@ -129,6 +130,16 @@ _STORY_REQUESTS = (
     "Once more, a tale of {}.",
     "Please write something about {} and its adventures.",
     "Give me a little fairy tale in which {} appears.",
+    "Tell me a short story about {}.",
+    "I want a story about {}.",
+    "Could I have a story with {}, please?",
+    "Tell us about {} in a story.",
+    "A short tale about {}",
+    "short story, {}",
+    "Hi! Tell me a story about {}.",
+    "My daughter wants to hear about {} before she sleeps.",
+    "Can you write me a little story of {}?",
+    "Once upon a time there was {}. Go on!",
 )
 _ANY_STORY_REQUESTS = (
     "Tell me a story.",
@@ -208,7 +219,12 @@ def _misspell(text: str, rng: random.Random) -> str:
 
 
 def vary(question: str, rng: random.Random) -> str:
-    """`question` as another person would type it: fewer words or more, a slip, no capitals."""
+    """`question` as another person would type it: fewer words or more, a slip, no capitals. What
+    was pasted stays as it is, but for lines that are left out at its end.
+    """
+    lines = question.split("\n")
+    if len(lines) > 1:
+        return "\n".join(lines[: max(1, len(lines) - rng.choice((0, 0, 0, 1, 2)))])
     kind = rng.random()
     if kind < 0.12:
         return _key_words(question)
@@ -239,18 +255,25 @@ def _draw_question(topics: Sequence[Topic], rng: random.Random) -> tuple[Topic, 
     topic = rng.choice(topics)
     whole = not topic.frames or rng.random() < 0.6
     question = rng.choice(topic.questions if whole else topic.frames)
-    return topic, vary(question[0].upper() + question[1:], rng), rng.choice(topic.answers)
+    if "\n" not in question and rng.random() < 0.8:
+        question = question[0].upper() + question[1:]
+    return topic, vary(question, rng), rng.choice(topic.answers)
+
+
+def _draw_story(rng: random.Random) -> tuple[str, str]:
+    """A request for a story, and the story."""
+    subject = draw_subject(rng)
+    if rng.random() < 0.15:
+        request = rng.choice(_ANY_STORY_REQUESTS)
+    else:
+        request = rng.choice(_STORY_REQUESTS).format(described(subject, rng))
+    return vary(request, rng), tell_story(subject, rng)
 
 
 def _turns(topics: Sequence[Topic], rng: random.Random) -> list[tuple[str, str]]:
     """Question and answer, and sometimes the follow-up and what it adds."""
-    if rng.random() < 0.12:
-        subject = draw_subject(rng)
-        if rng.random() < 0.15:
-            request = rng.choice(_ANY_STORY_REQUESTS)
-        else:
-            request = rng.choice(_STORY_REQUESTS).format(subject)
-        return [(vary(request, rng), tell_story(subject, rng))]
+    if rng.random() < _STORY_SHARE:
+        return [_draw_story(rng)]
     topic, question, answer = _draw_question(topics, rng)
     turns = [(question, answer)]
     if topic.more and rng.random() < 0.12:
@@ -302,7 +325,10 @@ def dialogue_rows(
         while len(ids) <= length:
             is_opening = rng.random() < _OPENING_SHARE
             if is_opening:
-                _, question, answer = _draw_question(topics, rng)
+                if rng.random() < _STORY_SHARE:
+                    question, answer = _draw_story(rng)
+                else:
+                    _, question, answer = _draw_question(topics, rng)
                 parts = [("user", question), ("assistant", answer)]
             else:
                 parts = draw_conversation(topics, rng)

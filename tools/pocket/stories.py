@@ -149,6 +149,17 @@ def draw_subject(rng: random.Random) -> str:
     return _with_article(rng.choice(_BEINGS if kind < 0.7 else _THINGS))
 
 
+def described(subject: str, rng: random.Random) -> str:
+    """`subject` as somebody asks for it: at times with a word more, or with company."""
+    kind = rng.random()
+    if subject in _REALMS or kind < 0.7:
+        return subject
+    noun = subject.split(" ", 1)[1]
+    if kind < 0.85:
+        return _with_article(f"{rng.choice(_ADJECTIVES)} {noun}")
+    return f"{subject} and {_with_article(rng.choice(_BEINGS))}"
+
+
 def tell_story(subject: str, rng: random.Random) -> str:
     """A tale of six to ten sentences about `subject`, which is as `draw_subject` gives it."""
     realm = subject in _REALMS

@@ -1,11 +1,14 @@
 """Train `pocket` and `pocket-draft`, the models in the wheel, and write their checkpoints.
 
-    python tools/pocket/train.py --books BOOKS --work WORK [--out localllm]
+    python tools/pocket/train.py --books BOOKS --work WORK [--out localllm] [--start FOLDER]
 
-Two stages, one after the other:
+Three stages, one after the other:
 
 - pocket: it learns to read and write from plain-text files (`BOOKS/*.txt`) and to answer from the
   conversations of `dialogues.py`, both in every step, towards the end more of the latter;
+- answers: it learns answers, with some books beside them so that it forgets no English. `--start
+  FOLDER` begins here, with the network and vocabulary of a finished checkpoint: new topics need no
+  more. (The weights in the wheel went through the first stage with 103 topics.)
 - draft: pocket-draft, a tenth of its size, learns to predict what pocket would say.
 
 WORK keeps a checkpoint of each stage, so that a run which was stopped goes on where it was.
@@ -26,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -88,6 +92,13 @@ POCKET = Stage(
     2e-3,
     3e-3,
     decay_share=0.6,
+)
+ANSWERS = Stage(
+    "answers",
+    (Phase(1000, 512, 2, 6), Phase(60, 2048, 1, 1)),
+    6e-4,
+    1e-3,
+    decay_share=0.9,
 )
 DRAFT = Stage("draft", (Phase(600, 512, 2, 3),), 2e-3, 3e-3, decay_share=0.6)
 # Without AVX512 a backward pass in bfloat16 takes 30 times as long as one in float32 (measured).
@@ -265,23 +276,32 @@ def main() -> None:
     parser.add_argument("--books", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("localllm"))
+    parser.add_argument("--start", type=Path)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     books, topics = read_books(args.books), read_topics()
     pocket, draft = Network(Shape()), Network(DRAFT_SHAPE)
-    spoken = draw_texts(topics, SEED, VOCABULARY_CONVERSATIONS)
-    tokenizer = train_tokenizer(books, spoken, pocket.shape.vocab_size)
+    seconds = {}
+    if args.start is not None:
+        pocket.load_state_dict(load_file(args.start / "model.safetensors"))
+        tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
+    else:
+        spoken = draw_texts(topics, SEED, VOCABULARY_CONVERSATIONS)
+        tokenizer = train_tokenizer(books, spoken, pocket.shape.vocab_size)
     course = Course(encode_books(books, tokenizer), topics, tokenizer, args.work)
-    seconds = {"pocket": course.run(POCKET, pocket, pocket.loss)}
+    if args.start is None:
+        seconds["pocket"] = course.run(POCKET, pocket, pocket.loss)
+    seconds["answers"] = course.run(ANSWERS, pocket, pocket.loss)
     seconds["draft"] = course.run(
         DRAFT, draft, lambda rows, _: distillation_loss(draft, pocket.requires_grad_(False), rows)
     )
-    for name, network, stage in (("pocket", pocket, POCKET), ("pocket-draft", draft, DRAFT)):
+    stages = {"pocket": (pocket, (POCKET, ANSWERS)), "pocket-draft": (draft, (DRAFT,))}
+    for name, (network, its_stages) in stages.items():
         facts = Facts(
             name=name,
             corpus_tokens=sum(len(passage) for passage in course.corpus.training),
-            training_tokens=sum(phase.num_tokens for phase in stage.phases),
+            training_tokens=sum(p.num_tokens for stage in its_stages for p in stage.phases),
             perplexity=math.exp(held_out_loss(network, course.corpus)),
             num_topics=len(course.topics),
         )
