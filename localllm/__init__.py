@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     # On first use: `import localllm` and `localllm --help` must not wait for torch.
     if name == "LLM":
+        from localllm.engine.threads import let_torch_sleep
+
+        let_torch_sleep()
         from localllm.llm import LLM
 
         return LLM

@@ -21,6 +21,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_LOGPROBS = 20
 MAX_NUM_SAMPLES = 8
+MAX_THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +280,7 @@ class EngineConfig:
     Of the free memory `gpu_memory_utilization` is used, and `reserve_bytes` are left at least.
     `deterministic` computes every row the same way, whatever it shares a step with.
     `cache_disk_bytes` of prefixes are kept in `cache_dir` (None: in localllm's cache); 0: none.
+    `threads` compute on a CPU; None: at most one for each core, fewer beside other work.
     """
 
     max_model_len: int | None = None
@@ -297,6 +299,7 @@ class EngineConfig:
     backend: Literal["auto", "torch", "triton"] = "auto"
     deterministic: bool = False
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         for name, low in (
@@ -305,6 +308,7 @@ class EngineConfig:
             ("kv_cache_tokens", 1),
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
+            ("threads", 1),
             ("reserve_bytes", 0),
             ("cache_disk_bytes", 0),
         ):
@@ -314,6 +318,10 @@ class EngineConfig:
                     f"{name} must be a whole number of at least {low}, found {brief(value)}",
                     param=name,
                 )
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise RequestError(
+                f"threads must be at most {MAX_THREADS}, found {self.threads}", param="threads"
+            )
         if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.block_size:
             raise RequestError(
                 f"kv_cache_tokens must hold a block of {self.block_size} tokens, "

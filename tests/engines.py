@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from localllm.engine.scheduler import (
     SchedulerConfig,
 )
 from localllm.engine.speculation import Speculator
+from localllm.engine.thread_count import ThreadCount
 from localllm.grammar import Grammar
 from localllm.model.architectures import read_model_config
 from localllm.model.decoder import DecoderModel
@@ -63,6 +64,24 @@ class Limits:
     needs_ids: Callable[[SamplingParams], bool] = lambda params: False
     device: Device | None = None
     speculator: Callable[[], Speculator] | None = None
+    # How many compute the first step, the second, and so on, from the beginning again.
+    threads: tuple[int, ...] = ()
+
+
+class GivenThreads(ThreadCount):
+    """Numbers that are given, whatever steps take."""
+
+    def __init__(self, numbers: tuple[int, ...]) -> None:
+        super().__init__(1)
+        self._given = cycle(numbers)
+        self._next = next(self._given)
+
+    @property
+    def count(self) -> int:
+        return self._next
+
+    def book(self, num_rows: int, seconds: float) -> None:
+        self._next = next(self._given)
 
 
 @cache
@@ -123,7 +142,8 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         config.head_dim,
     )
     kv_cache = PagedKVCache.allocate(shape, kv_dtype or model.embedding.dtype, torch.device("cpu"))
-    runner: Runner = ModelRunner(model, kv_cache)
+    threads = GivenThreads(limits.threads) if limits.threads else None
+    runner: Runner = ModelRunner(model, kv_cache, threads)
     if limits.overlaps:
         runner = LateRunner(model, kv_cache, limits.needs_ids)
     scheduling = SchedulerConfig(

@@ -129,7 +129,7 @@ ALLOWED: dict[str, set[str]] = {
         "grammar_compiler",
         "remote",
     },
-    "localllm": {"llm"},
+    "localllm": {"llm", "engine"},
     "__main__": {"cli"},
     "localllm_kernels": set(),
 }

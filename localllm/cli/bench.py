@@ -79,6 +79,10 @@ def bench(
     paging: Annotated[
         bool, typer.Option("--paging", help="What blocks save against contiguous memory.")
     ] = False,
+    contended: Annotated[
+        bool,
+        typer.Option("--contended", help="Decode beside busy processes, which it starts itself."),
+    ] = False,
     compare: Annotated[
         str | None, typer.Option("--compare", help="Alternate with transformers.")
     ] = None,
@@ -109,6 +113,7 @@ def bench(
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     backend: options.Backend = "auto",
     device: options.Device = "auto",
+    threads: options.Threads = None,
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
     deterministic: options.Deterministic = False,
@@ -124,10 +129,11 @@ def bench(
     """
     speculation = options.parse_speculation(drafter, spec_max, spec_ngram)
     asked = Asked(
-        speed=not (serve_load or prefix or paging or compare or spec or verify or ops),
+        speed=not (serve_load or prefix or paging or contended or compare or spec or verify or ops),
         serve_load=serve_load,
         prefix=prefix,
         paging=paging,
+        contended=contended,
         compare=_check_compare(compare),
         spec=spec,
         verify=verify,
@@ -164,6 +170,7 @@ def bench(
             kv_cache_dtype,
             deterministic,
             speculation if spec or verify else SpeculationConfig("off"),
+            threads=threads,
         ).config(default_max_num_seqs=asked.num_seqs)
         report, was_interrupted = _bench_model(model, random_weights, weights, config, asked)
     _write(report, json_file, plot)
@@ -178,6 +185,7 @@ class Asked:
     serve_load: bool
     prefix: bool
     paging: bool
+    contended: bool
     compare: bool
     spec: bool
     verify: bool
@@ -317,6 +325,7 @@ def _make_suites(
 ) -> "list[Suite]":
     """The start first, which happens once; then what was asked for."""
     from localllm.bench.compare import CompareSuite
+    from localllm.bench.contended import ContendedSuite
     from localllm.bench.load import LoadSuite
     from localllm.bench.operators import OperatorSuite
     from localllm.bench.paging import PagingSuite
@@ -349,6 +358,8 @@ def _make_suites(
         suites.append(PrefixSuite(subject, length, asked.repeats, asked.seed))
     if asked.paging:
         suites.append(PagingSuite(asked.seed))
+    if asked.contended:
+        suites.append(ContendedSuite(subject, num_decode, asked.repeats, asked.seed))
     if asked.compare:
         suites.append(CompareSuite(subject, tests))
     if asked.spec:

@@ -153,6 +153,14 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "prefix": (_TEST, _VERDICT),
     "paging": (_TEST, _VERDICT),
+    "contended": (
+        _TEST,
+        _condition("pairs"),
+        _found("alone", "alone_tokens_per_s", _speed),
+        _TOKENS,
+        _found("kept", "kept", lambda value: f"{value:.2f}"),
+        _VERDICT,
+    ),
     "compare": (
         _TEST,
         _condition("batch"),

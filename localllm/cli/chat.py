@@ -132,6 +132,7 @@ def chat(
     cache_dir: options.CacheDir = None,
     backend: options.Backend = "auto",
     device: options.Device = "auto",
+    threads: options.Threads = None,
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
     deterministic: options.Deterministic = False,
@@ -183,6 +184,7 @@ def chat(
         options.parse_speculation(spec, spec_max, spec_ngram),
         cache_disk=None if no_save else cache_disk,  # a conversation can be told from it
         cache_dir=cache_dir,
+        threads=threads,
     ).config(default_max_num_seqs=1)
     form = choose_form(json_output, stream_json, extract_code)
     if logprobs is not None and form not in ("json", "stream-json"):

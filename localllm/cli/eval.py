@@ -45,6 +45,7 @@ def evaluate_model(
     reserve: options.Reserve = None,
     backend: options.Backend = "auto",
     device: options.Device = "auto",
+    threads: options.Threads = None,
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
 ) -> int:
@@ -71,6 +72,7 @@ def evaluate_model(
         kv_cache_dtype,
         False,
         SpeculationConfig("off"),
+        threads=threads,
     ).config(default_max_num_seqs=1)
     from localllm.evaluation import evaluate
 

@@ -34,6 +34,7 @@ from localllm.cli.rm import rm
 from localllm.cli.serve import serve
 from localllm.cli.sessions import sessions
 from localllm.cli.show import show
+from localllm.engine.threads import let_torch_sleep
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.places import config_file
 from localllm.settings import read_settings
@@ -185,6 +186,7 @@ def main() -> None:
     # An exception out of the middle of an import ends in odd ways; nothing is lost by leaving
     # at once. While an answer streams, `DeferredInterrupt` takes over.
     signal.signal(signal.SIGINT, _leave_on_sigint)
+    let_torch_sleep()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -155,6 +155,10 @@ Backend = Annotated[
 Device = Annotated[
     str, option("--device", help="auto, cuda or cpu.", suggest=one_of("auto", "cuda", "cpu"))
 ]
+Threads = Annotated[
+    int | None,
+    option("--threads", help="Threads on a CPU; unset: one a core, fewer beside other work."),
+]
 KVCacheDTypeName = Annotated[
     str,
     option(
@@ -232,6 +236,7 @@ class EngineFlags:
     speculation: SpeculationConfig
     cache_disk: str | None = None
     cache_dir: str | None = None
+    threads: int | None = None
 
     def config(self, default_max_num_seqs: int) -> EngineConfig:
         """The EngineConfig they ask for. Raises: RequestError."""
@@ -246,6 +251,7 @@ class EngineFlags:
             enable_prefix_caching=not self.no_prefix_cache,
             cache_disk_bytes=parse_size(self.cache_disk, "cache-disk") if self.cache_disk else 0,
             cache_dir=self.cache_dir,
+            threads=self.threads,
             backend=cast(Literal["auto"], self.backend),
             device=cast(Literal["auto"], self.device),
             dtype=cast(Literal["auto"], self.dtype),

@@ -53,6 +53,7 @@ def serve(
     cache_dir: options.CacheDir = None,
     backend: options.Backend = "auto",
     device: options.Device = "auto",
+    threads: options.Threads = None,
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
     deterministic: options.Deterministic = False,
@@ -80,6 +81,7 @@ def serve(
         options.parse_speculation(spec, spec_max, spec_ngram),
         cache_disk=cache_disk,
         cache_dir=cache_dir,
+        threads=threads,
     ).config(default_max_num_seqs=_DEFAULT_SEQS)
     import asyncio
 

@@ -26,6 +26,7 @@ from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.engine.speculation import Drafter, Speculator
 from localllm.engine.step_inputs import graph_rows
+from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
 from localllm.errors import BackendError
@@ -100,9 +101,9 @@ def build_decoder(
     """
     make_products_reproducible()
     device = select_device(config)
-    threads = choose_threads()
-    if device.type == "cpu" and threads is not None:
-        torch.set_num_threads(min(threads, torch.get_num_threads()))
+    threads = choose_threads(config.threads)
+    if device.type == "cpu":
+        torch.set_num_threads(threads.most)
     dtype: torch.dtype = getattr(
         torch, model_config.dtype if config.dtype == "auto" else config.dtype
     )
@@ -212,7 +213,9 @@ def build_engine(
         eos_token_ids=eos_token_ids,
     )
     longest = plan.max_model_len
-    runner = _make_runner(loaded, kv_cache, scheduling, longest)
+    threads = choose_threads(config.threads)
+    count = ThreadCount(threads.most, is_fixed=threads.is_fixed)
+    runner = _make_runner(loaded, kv_cache, scheduling, longest, count)
     drafter: Drafter | None = None
     if draft is not None:
         draft_cache = _allocate(draft, config, plan.num_blocks)
@@ -243,11 +246,17 @@ def _allocate(loaded: LoadedDecoder, config: EngineConfig, num_blocks: int) -> P
 
 
 def _make_runner(
-    loaded: LoadedDecoder, kv_cache: PagedKVCache, scheduling: SchedulerConfig, longest: int
+    loaded: LoadedDecoder,
+    kv_cache: PagedKVCache,
+    scheduling: SchedulerConfig,
+    longest: int,
+    threads: ThreadCount | None = None,
 ) -> Runner:
-    """What runs a decoder on its device; `longest`: tokens of a request."""
+    """What runs a decoder on its device; `longest`: tokens of a request; `threads`: see
+    ModelRunner.
+    """
     if loaded.model.ops.sample is None or loaded.device.type != "cuda":
-        return ModelRunner(loaded.model, kv_cache)
+        return ModelRunner(loaded.model, kv_cache, threads if loaded.device.type == "cpu" else None)
     device = CudaDevice()
     tuning: Iterator[None] | None = None
     if loaded.tunings is not None:

@@ -1,5 +1,6 @@
 """Runs the model on scheduled batches, and samples; owns the KV tensors."""
 
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,12 +11,15 @@ from localllm.config import SamplingParams
 from localllm.engine.batching import build_forward_batch
 from localllm.engine.sampler import sample_tokens
 from localllm.engine.scheduler import SampledToken, ScheduledBatch
+from localllm.engine.thread_count import ThreadCount
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 
 # Float32 products on a CPU may give a row other bits when their rows are no multiple of this
 # (see cpu_products.py and docs/architecture.md), so the batch is padded.
 CPU_FLOAT32_ROW_MULTIPLE = 8
+# After so long without a step it is looked again whether more threads help.
+_PAUSE_S = 0.3
 
 
 class Launched(Protocol):
@@ -67,9 +71,14 @@ class ModelRunner:
 
     overlaps = False
 
-    def __init__(self, model: DecoderModel, kv_cache: PagedKVCache) -> None:
+    def __init__(
+        self, model: DecoderModel, kv_cache: PagedKVCache, threads: ThreadCount | None = None
+    ) -> None:
+        """`threads`: decides how many compute a step on a CPU; None: as many as torch has."""
         self._model = model
         self._kv_cache = kv_cache
+        self._threads = threads
+        self._ended_s = 0.0
         self._device = model.embedding.device
         is_float32 = self._device.type == "cpu" and model.embedding.dtype == torch.float32
         takes_torch = model.ops.linears is None
@@ -81,9 +90,20 @@ class ModelRunner:
 
     def launch(self, batch: ScheduledBatch) -> Launched:
         """See Runner."""
+        began_s = time.perf_counter()
+        if self._threads:
+            if began_s - self._ended_s > _PAUSE_S:
+                self._threads.look_again()
+            if self._threads.count != torch.get_num_threads():
+                torch.set_num_threads(self._threads.count)
         logits = self.forward(batch)
         caught_up = [entry for entry in batch.requests if entry.catches_up]
-        return Computed(sample_tokens(logits, caught_up, self._model.ops) if caught_up else [])
+        sampled = sample_tokens(logits, caught_up, self._model.ops) if caught_up else []
+        if self._threads:
+            num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
+            self._ended_s = time.perf_counter()
+            self._threads.book(num_rows, self._ended_s - began_s)
+        return Computed(sampled)
 
     def work_ahead(self) -> bool:
         """See Runner."""

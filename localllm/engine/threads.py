@@ -1,11 +1,34 @@
-"""How many threads compute on a CPU: one for each core that this process may use.
+"""How many threads may compute on a CPU: one for each core that this process may use.
 
 Two threads on one core share its arithmetic and wait for each other, and those above a container's
-share of processor time are stopped while the others spin.
+share of processor time are stopped while the others wait.
 """
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+
+# How long torch's threads spin at the end of an operator before they sleep, in turns of libgomp's
+# loop: up to a millisecond. Its own default is ten times that, in which they hold a core that
+# somebody else has work for.
+_TORCH_SPINS = 30_000
+_TORCH_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """At most so many; `is_fixed`: always so many, because somebody said so."""
+
+    most: int
+    is_fixed: bool
+
+
+def let_torch_sleep() -> None:
+    """Have torch's threads give their cores away soon. Holds only before torch is imported; who
+    has set one of the variables is not overruled.
+    """
+    if not any(os.environ.get(name) for name in _TORCH_VARIABLES):
+        os.environ["GOMP_SPINCOUNT"] = str(_TORCH_SPINS)
 
 
 def usable_cores(processors: set[int], root: Path = Path("/")) -> int:
@@ -17,13 +40,16 @@ def usable_cores(processors: set[int], root: Path = Path("/")) -> int:
     return max(1, min([len(cores), *(int(granted) for granted in _granted(root))]))
 
 
-def choose_threads() -> int | None:
-    """At most so many for this process; None where OMP_NUM_THREADS says it."""
-    if os.environ.get("OMP_NUM_THREADS"):
-        return None
+def choose_threads(asked: int | None) -> Threads:
+    """As many as are asked for, or as OMP_NUM_THREADS says; else at most one for each core."""
+    if asked is not None:
+        return Threads(asked, is_fixed=True)
+    said, _, _ = os.environ.get("OMP_NUM_THREADS", "").partition(",")
+    if said.strip().isdecimal() and int(said) > 0:
+        return Threads(int(said), is_fixed=True)
     affinity = getattr(os, "sched_getaffinity", None)  # not on every system
     processors = affinity(0) if affinity else set(range(os.cpu_count() or 1))
-    return usable_cores(processors)
+    return Threads(usable_cores(processors), is_fixed=False)
 
 
 def _siblings(processor: int, root: Path) -> str:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from checkpoints import tiny_config, write_checkpoint
 
+from localllm.bench.contended import busy_processes
 from localllm.bench.report import Report
 from localllm.bench.results import Result, Spread
 from localllm.cli.bench import parse_counts
@@ -228,3 +229,61 @@ def test_kernels_need_a_gpu(localllm: Run) -> None:
     outcome = localllm("bench", "--kernels")
     assert outcome.code == ExitCode.MEMORY
     assert "no usable GPU" in outcome.err
+
+
+def test_what_other_work_leaves_of_the_speed(localllm: Run, model: str, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    outcome = localllm("bench", model, "--contended", "-n", "8", "-r", "2", "--json", str(file))
+    assert outcome.code == 0, outcome.err
+    assert "of its speed alone" in outcome.out
+    rows = [row for row in json.loads(file.read_text())["results"] if row["suite"] == "contended"]
+    assert [(row["busy"], row["pairs"]) for row in rows] == [(1, 2), (2, 2)]
+    for row in rows:
+        assert 0 < row["kept"]["min"] <= row["kept"]["max"]
+
+
+def test_busy_processes_end_with_the_measurement_and_with_who_started_them() -> None:
+    with busy_processes(2):
+        started = children(os.getpid())
+        assert len(started) >= 2
+    assert not children(os.getpid()) & started
+    code = (
+        "import os\\nfrom localllm.bench.contended import busy_processes\\n"
+        "with busy_processes(1):\\n    print(os.getpid(), flush=True)\\n    os._exit(1)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.wait()
+    left = [pid for pid in busy_pids() if pid not in started]
+    deadline = time.monotonic() + 10
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left = [pid for pid in left if pid in busy_pids()]
+    assert left == []
+
+
+def children(parent: int) -> set[int]:
+    return {
+        int(stat.parent.name)
+        for stat in Path("/proc").glob("[0-9]*/stat")
+        if parent_of(stat) == parent
+    }
+
+
+def parent_of(stat: Path) -> int | None:
+    try:
+        return int(stat.read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return None
+
+
+def busy_pids() -> set[int]:
+    found = set()
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if b"for _ in range(100_000)" in line.read_bytes():
+                found.add(int(line.parent.name))
+        except OSError:
+            continue
+    return found

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.engine.threads import choose_threads, usable_cores
+from localllm.engine.threads import Threads, choose_threads, let_torch_sleep, usable_cores
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -65,8 +65,26 @@ def test_control_groups_of_the_first_version(tmp_path: Path, quota: str, expecte
 
 def test_who_sets_the_number_is_not_overruled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert choose_threads() is None
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    chosen = choose_threads()
-    assert chosen is not None
-    assert 1 <= chosen <= len(os.sched_getaffinity(0))
+    assert choose_threads(None) == Threads(3, is_fixed=True)
+    assert choose_threads(2) == Threads(2, is_fixed=True)
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    for value in ("", "many", "0"):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        chosen = choose_threads(None)
+        assert not chosen.is_fixed
+        assert 1 <= chosen.most <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("variable", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
+def test_who_says_how_torch_waits_is_not_overruled(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "7")
+    before = dict(os.environ)
+    let_torch_sleep()
+    assert dict(os.environ) == before
+    monkeypatch.delenv(variable)
+    let_torch_sleep()
+    assert int(os.environ.pop("GOMP_SPINCOUNT")) < 300_000  # libgomp's own

@@ -137,6 +137,23 @@ def test_any_chunks_and_any_block_size_give_the_tokens_of_the_whole_prompt(
     assert_exact(model_name, wanted, limits)
 
 
+@exact
+@given(models, requests, st.lists(st.integers(1, 3), min_size=1, max_size=7), st.integers(1, 40))
+def test_any_number_of_threads_and_its_change_give_the_tokens_of_one_thread(
+    model_name: str, wanted: list[Request], threads: list[int], budget: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        limits = Limits(max_num_batched_tokens=budget, threads=tuple(threads))
+        engine = engine_of(model_name, limits)
+        answers = run(engine, wanted)
+        torch.set_num_threads(1)
+        assert_same_as_alone(model_name, wanted, answers)
+    finally:
+        torch.set_num_threads(before)
+
+
 @settings(exact, max_examples=15)
 @given(requests, st.integers(1, 40))
 def test_one_path_makes_bfloat16_as_exact(wanted: list[Request], budget: int) -> None:

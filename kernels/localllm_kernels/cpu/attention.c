@@ -26,10 +26,11 @@ static void attend(const AttentionShape *s, const AttentionTask *task, const flo
 }
 
 /* query, out: [tokens, heads, head_dim]. */
-void team_attention(const AttentionShape *s, const AttentionTask *tasks, int64_t count,
-                    const float *query, float *out) {
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t i = 0; i < count; i++) attend(s, tasks + i, query, out);
+void team_attention(const Team *team, const AttentionShape *s, const AttentionTask *tasks,
+                    int64_t count, const float *query, float *out) {
+  /* Tasks take different times: who is done takes the next. */
+  for (int64_t i; (i = team_next(team)) < count;) attend(s, tasks + i, query, out);
+  team_meet(team);
 }
 
 AttentionTask *attention_tasks(const int32_t *tables, const int32_t *starts, const int64_t *lengths,
@@ -53,6 +54,19 @@ AttentionTask *attention_tasks(const int32_t *tables, const int32_t *starts, con
   return tasks;
 }
 
+typedef struct {
+  const AttentionShape *shape;
+  const AttentionTask *tasks;
+  int64_t count;
+  const float *query;
+  float *out;
+} Attention;
+
+static void attend_all(const Team *team, void *arguments) {
+  const Attention *a = arguments;
+  team_attention(team, a->shape, a->tasks, a->count, a->query, a->out);
+}
+
 /* Returns 1 where there are no tasks, see attention_tasks. */
 int paged_attention(const AttentionShape *s, const float *query, const int32_t *tables,
                     const int32_t *starts, const int64_t *lengths, float *out, int64_t seqs,
@@ -60,8 +74,7 @@ int paged_attention(const AttentionShape *s, const float *query, const int32_t *
   int64_t count;
   AttentionTask *tasks = attention_tasks(tables, starts, lengths, seqs, max_blocks, s, &count);
   if (!tasks) return 1;
-#pragma omp parallel num_threads(threads)
-  team_attention(s, tasks, count, query, out);
+  run_team(threads, attend_all, &(Attention){s, tasks, count, query, out});
   free(tasks);
   return 0;
 }

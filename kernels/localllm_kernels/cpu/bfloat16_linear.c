@@ -65,18 +65,17 @@ int64_t bfloat16_scratch_bytes(const FloatWeight *w, int64_t rows) {
   return panel_rows(w, rows) * padded(w->width_in) * (int64_t)sizeof(uint16_t);
 }
 
-static void team_multiply_panel(const FloatWeight *w, const float *x, float *y, int64_t rows,
-                                uint16_t *rounded) {
+static void team_multiply_panel(const Team *team, const FloatWeight *w, const float *x, float *y,
+                                int64_t rows, uint16_t *rounded) {
   const int64_t width = w->width_in, stride = padded(width);
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < rows; row++) {
+  TEAM_FOR(team, row, rows) {
     uint16_t *to = rounded + row * stride;
     round_row(x + row * width, to, width);
     memset(to + width, 0, (size_t)(stride - width) * sizeof(uint16_t));
   }
+  team_meet(team);
   const int64_t blocks = (w->width_out + OUTPUTS - 1) / OUTPUTS;
-#pragma omp for schedule(static)
-  for (int64_t block = 0; block < blocks; block++) {
+  TEAM_FOR(team, block, blocks) {
     const int64_t first = block * OUTPUTS;
     if (first + OUTPUTS <= w->width_out) {
       multiply_rows(w, rounded, stride, y, first, rows, OUTPUTS);
@@ -84,25 +83,38 @@ static void team_multiply_panel(const FloatWeight *w, const float *x, float *y, 
     }
     for (int64_t o = first; o < w->width_out; o++) multiply_rows(w, rounded, stride, y, o, rows, 1);
   }
+  team_meet(team);
 }
 
 /* x: [rows, in]; y: [rows, out]. */
-void team_bfloat16_linear(const FloatWeight *w, const float *x, float *y, int64_t rows,
-                          char *scratch) {
+void team_bfloat16_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
+                          int64_t rows, char *scratch) {
   const int64_t panel = panel_rows(w, rows);
   for (int64_t first = 0; first < rows; first += panel) {
     const int64_t count = rows - first < panel ? rows - first : panel;
-    team_multiply_panel(w, x + first * w->width_in, y + first * w->width_out, count,
+    team_multiply_panel(team, w, x + first * w->width_in, y + first * w->width_out, count,
                         (uint16_t *)scratch);
   }
+}
+
+typedef struct {
+  const FloatWeight *weight;
+  const float *x;
+  float *y;
+  int64_t rows;
+  char *scratch;
+} Bfloat16Linear;
+
+static void multiply_all(const Team *team, void *arguments) {
+  const Bfloat16Linear *a = arguments;
+  team_bfloat16_linear(team, a->weight, a->x, a->y, a->rows, a->scratch);
 }
 
 /* Returns 0, or 1 if there is no memory. */
 int bfloat16_linear(const FloatWeight *w, const float *x, float *y, int64_t rows, int64_t threads) {
   char *scratch = malloc((size_t)bfloat16_scratch_bytes(w, rows));
   if (!scratch) return 1;
-#pragma omp parallel num_threads(threads)
-  team_bfloat16_linear(w, x, y, rows, scratch);
+  run_team(threads, multiply_all, &(Bfloat16Linear){w, x, y, rows, scratch});
   free(scratch);
   return 0;
 }

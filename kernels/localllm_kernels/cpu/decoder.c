@@ -1,5 +1,5 @@
-/* All layers of a decoder in one call: the operators of the other files, one after the other, within
- * one parallel region. At batch 1 a layer is ten operators of microseconds each, and a call
+/* All layers of a decoder in one call: the operators of the other files, one after the other, by
+ * one team of threads. At batch 1 a layer is ten operators of microseconds each, and a call
  * from Python takes microseconds too. */
 
 #include "operators.h"
@@ -71,11 +71,12 @@ int64_t decoder_scratch_bytes(const Decoder *d, int64_t rows) {
   return divide(d, rows, NULL, &parts);
 }
 
-INLINE void team_product(const Product *p, const float *x, float *y, int64_t rows, char *rounded) {
+INLINE void team_product(const Team *team, const Product *p, const float *x, float *y, int64_t rows,
+                         char *rounded) {
   switch (p->kind) {
-    case FLOAT32: team_float32_linear(p->weight, x, y, rows); break;
-    case BFLOAT16: team_bfloat16_linear(p->weight, x, y, rows, rounded); break;
-    case INTEGER: team_integer_linear(p->weight, x, y, rows, rounded); break;
+    case FLOAT32: team_float32_linear(team, p->weight, x, y, rows); break;
+    case BFLOAT16: team_bfloat16_linear(team, p->weight, x, y, rows, rounded); break;
+    case INTEGER: team_integer_linear(team, p->weight, x, y, rows, rounded); break;
   }
 }
 
@@ -90,45 +91,62 @@ static KVCache cache_of_layer(const Caches *c, int64_t layer) {
   return cache;
 }
 
+typedef struct {
+  const Decoder *decoder;
+  const Batch *batch;
+  const Caches *caches;
+  const AttentionTask *tasks;
+  int64_t num_tasks;
+  float *x;
+  Scratch scratch;
+} Forward;
+
+static void team_forward(const Team *team, void *arguments) {
+  const Forward *f = arguments;
+  const Decoder *d = f->decoder;
+  const Batch *b = f->batch;
+  const Scratch *s = &f->scratch;
+  float *x = f->x;
+  AttentionShape shape = {f->caches->first, d->heads, 0, d->scale};
+  Rotation rotation = {b->cos,   b->sin,           NULL,    NULL,          d->eps,
+                       b->slots, f->caches->first, b->rows, b->num_stored, d->heads};
+  team_rms_norm(team, x, d->layers[0].input_norm, d->eps, s->normed, b->rows, d->hidden);
+  for (int64_t i = 0; i < d->num_layers; i++) {
+    const Layer *layer = d->layers + i;
+    const int is_last = i + 1 == d->num_layers;
+    const float *next = is_last ? d->last_norm : layer[1].input_norm;
+    rotation.query_norm = layer->query_norm, rotation.key_norm = layer->key_norm;
+    shape.cache = rotation.cache = cache_of_layer(f->caches, i), shape.window = layer->window;
+    team_product(team, &layer->qkv, s->normed, s->qkv, b->rows, s->rounded);
+    team_rotate_and_store(team, &rotation, s->qkv, s->query);
+    team_attention(team, &shape, f->tasks, f->num_tasks, s->query, s->attended);
+    team_product(team, &layer->output, s->attended, s->projected, b->rows, s->rounded);
+    team_add_rms_norm(team, s->projected, x, layer->post_attention_norm, d->eps, x, s->normed,
+                      b->rows, d->hidden);
+    team_product(team, &layer->gate_up, s->normed, s->gate_up, b->rows, s->rounded);
+    team_silu_mul(team, s->gate_up, s->inner, b->rows, d->inner);
+    team_product(team, &layer->down, s->inner, s->projected, b->rows, s->rounded);
+    team_add_rms_norm(team, s->projected, x, next, d->eps, x, s->normed, b->rows, d->hidden);
+  }
+  TEAM_FOR(team, row, b->rows)
+    memcpy(x + row * d->hidden, s->normed + row * d->hidden, (size_t)d->hidden * sizeof(float));
+}
+
 /* x: [rows, hidden], the embedded tokens, which becomes the output of the last norm. Returns 1 if
  * there is no memory or a shape is not meant. */
 int decoder_forward(const Decoder *d, const Batch *b, const Caches *c, float *x, char *memory,
                     int64_t threads) {
-  Scratch s;
-  divide(d, b->rows, memory, &s);
-  AttentionShape shape = {c->first, d->heads, 0, d->scale};
-  Rotation rotation = {b->cos,   b->sin,   NULL,    NULL,          d->eps,
-                       b->slots, c->first, b->rows, b->num_stored, d->heads};
-  int64_t count;
-  AttentionTask *tasks =
-      attention_tasks(b->tables, b->starts, b->lengths, b->seqs, b->max_blocks, &shape, &count);
+  Forward forward = {.decoder = d, .batch = b, .caches = c, .x = x};
+  divide(d, b->rows, memory, &forward.scratch);
+  const AttentionShape shape = {c->first, d->heads, 0, d->scale};
+  AttentionTask *tasks = attention_tasks(b->tables, b->starts, b->lengths, b->seqs, b->max_blocks,
+                                         &shape, &forward.num_tasks);
   if (!tasks) return 1;
+  forward.tasks = tasks;
   /* Rows of padding attend to nothing; what stands there must be finite. */
-  memset(s.attended, 0, (size_t)(b->rows * d->heads * d->head_dim) * sizeof(float));
-#pragma omp parallel num_threads(threads) firstprivate(shape, rotation)
-  {
-    team_rms_norm(x, d->layers[0].input_norm, d->eps, s.normed, b->rows, d->hidden);
-    for (int64_t i = 0; i < d->num_layers; i++) {
-      const Layer *layer = d->layers + i;
-      const int is_last = i + 1 == d->num_layers;
-      const float *next = is_last ? d->last_norm : layer[1].input_norm;
-      rotation.query_norm = layer->query_norm, rotation.key_norm = layer->key_norm;
-      shape.cache = rotation.cache = cache_of_layer(c, i), shape.window = layer->window;
-      team_product(&layer->qkv, s.normed, s.qkv, b->rows, s.rounded);
-      team_rotate_and_store(&rotation, s.qkv, s.query);
-      team_attention(&shape, tasks, count, s.query, s.attended);
-      team_product(&layer->output, s.attended, s.projected, b->rows, s.rounded);
-      team_add_rms_norm(s.projected, x, layer->post_attention_norm, d->eps, x, s.normed, b->rows,
-                        d->hidden);
-      team_product(&layer->gate_up, s.normed, s.gate_up, b->rows, s.rounded);
-      team_silu_mul(s.gate_up, s.inner, b->rows, d->inner);
-      team_product(&layer->down, s.inner, s.projected, b->rows, s.rounded);
-      team_add_rms_norm(s.projected, x, next, d->eps, x, s.normed, b->rows, d->hidden);
-    }
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < b->rows; row++)
-      memcpy(x + row * d->hidden, s.normed + row * d->hidden, (size_t)d->hidden * sizeof(float));
-  }
+  memset(forward.scratch.attended, 0,
+         (size_t)(b->rows * d->heads * d->head_dim) * sizeof(float));
+  run_team(threads, team_forward, &forward);
   free(tasks);
   return 0;
 }

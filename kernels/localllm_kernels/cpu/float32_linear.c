@@ -38,10 +38,10 @@ INLINE void multiply_rows(const FloatWeight *w, const float *x, float *y, int64_
 }
 
 /* x: [rows, in]; y: [rows, out]. */
-void team_float32_linear(const FloatWeight *w, const float *x, float *y, int64_t rows) {
+void team_float32_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
+                         int64_t rows) {
   const int64_t blocks = (w->width_out + OUTPUTS - 1) / OUTPUTS;
-#pragma omp for schedule(static)
-  for (int64_t block = 0; block < blocks; block++) {
+  TEAM_FOR(team, block, blocks) {
     const int64_t first = block * OUTPUTS;
     if (first + OUTPUTS <= w->width_out) {
       multiply_rows(w, x, y, first, rows, OUTPUTS);
@@ -49,9 +49,22 @@ void team_float32_linear(const FloatWeight *w, const float *x, float *y, int64_t
     }
     for (int64_t o = first; o < w->width_out; o++) multiply_rows(w, x, y, o, rows, 1);
   }
+  team_meet(team);
 }
+
+typedef struct {
+  const FloatWeight *weight;
+  const float *x;
+  float *y;
+  int64_t rows;
+} Float32Linear;
+
+static void multiply_all(const Team *team, void *arguments) {
+  const Float32Linear *a = arguments;
+  team_float32_linear(team, a->weight, a->x, a->y, a->rows);
+}
+
 int float32_linear(const FloatWeight *w, const float *x, float *y, int64_t rows, int64_t threads) {
-#pragma omp parallel num_threads(threads)
-  team_float32_linear(w, x, y, rows);
+  run_team(threads, multiply_all, &(Float32Linear){w, x, y, rows});
   return 0;
 }

@@ -131,20 +131,19 @@ int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows) {
 }
 
 /* A panel: quantized to `memory`, then multiplied tile by tile. */
-static void team_multiply_panel(const IntegerWeight *w, const float *x, float *y, int64_t num_rows,
-                                char *memory) {
+static void team_multiply_panel(const Team *team, const IntegerWeight *w, const float *x, float *y,
+                                int64_t num_rows, char *memory) {
   const int64_t width = w->width_in, groups = width / w->group_size;
   const int64_t blocks = (w->width_out + LANES - 1) / LANES;
   const int64_t tile_bytes = TILE * quantized_bytes(width, groups);
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < num_rows; row++) {
+  TEAM_FOR(team, row, num_rows) {
     const int64_t tile = row / TILE, left = num_rows - tile * TILE;
     const int64_t rows = left < TILE ? left : TILE;
     const QuantizedRows to = place_rows(memory + tile * tile_bytes, rows, width, groups);
     quantize_row(x + row * width, width, w->group_size, &to, row % TILE, rows);
   }
-#pragma omp for schedule(static)
-  for (int64_t block = 0; block < blocks; block++)
+  team_meet(team);
+  TEAM_FOR(team, block, blocks)
     for (int64_t first = 0; first < num_rows; first += TILE) {
       const int64_t rows = num_rows - first < TILE ? num_rows - first : TILE;
       const QuantizedRows from = place_rows(memory + first / TILE * tile_bytes, rows, width, groups);
@@ -156,15 +155,29 @@ static void team_multiply_panel(const IntegerWeight *w, const float *x, float *y
       else
         multiply(w, block, &from, to, rows, 4, 0);
     }
+  team_meet(team);
 }
 
-void team_integer_linear(const IntegerWeight *w, const float *x, float *y, int64_t rows,
-                         char *scratch) {
+void team_integer_linear(const Team *team, const IntegerWeight *w, const float *x, float *y,
+                         int64_t rows, char *scratch) {
   const int64_t panel = panel_rows(w, rows);
   for (int64_t first = 0; first < rows; first += panel) {
     const int64_t count = rows - first < panel ? rows - first : panel;
-    team_multiply_panel(w, x + first * w->width_in, y + first * w->width_out, count, scratch);
+    team_multiply_panel(team, w, x + first * w->width_in, y + first * w->width_out, count, scratch);
   }
+}
+
+typedef struct {
+  const IntegerWeight *weight;
+  const float *x;
+  float *y;
+  int64_t rows;
+  char *scratch;
+} IntegerLinear;
+
+static void multiply_all(const Team *team, void *arguments) {
+  const IntegerLinear *a = arguments;
+  team_integer_linear(team, a->weight, a->x, a->y, a->rows, a->scratch);
 }
 
 /* x: [num_rows, in], y: [num_rows, out]; returns 0, or 1 if there is no memory. */
@@ -172,8 +185,7 @@ int integer_linear(const IntegerWeight *w, const float *x, float *y, int64_t num
                    int64_t threads) {
   char *scratch = malloc((size_t)integer_scratch_bytes(w, num_rows));
   if (!scratch) return 1;
-#pragma omp parallel num_threads(threads)
-  team_integer_linear(w, x, y, num_rows, scratch);
+  run_team(threads, multiply_all, &(IntegerLinear){w, x, y, num_rows, scratch});
   free(scratch);
   return 0;
 }

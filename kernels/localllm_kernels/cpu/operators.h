@@ -1,9 +1,10 @@
-/* The operators as all threads of a team call them together, from within one parallel region: each
- * thread does its share, and all leave together. Shapes stand with the functions. */
+/* The operators as all threads of a team call them together: each does its share, and all leave
+ * together. Shapes stand with the functions. */
 
 #pragma once
 
 #include "common.h"
+#include "team.h"
 
 /* y = x · wᵀ + bias, w = (code - zero) · scale with a scale and a zero for each group of inputs, or a
  * scale for each output. */
@@ -62,22 +63,23 @@ typedef struct {
   int64_t rows, num_stored, heads;
 } Rotation;
 
-void team_rms_norm(const float *x, const float *weight, float eps, float *y, int64_t rows,
-                   int64_t width);
+void team_rms_norm(const Team *team, const float *x, const float *weight, float eps, float *y,
+                   int64_t rows, int64_t width);
 /* total may be residual. */
-void team_add_rms_norm(const float *x, const float *residual, const float *weight, float eps,
-                       float *total, float *y, int64_t rows, int64_t width);
-void team_silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width);
-void team_rotate_and_store(const Rotation *r, const float *qkv, float *query);
-void team_attention(const AttentionShape *s, const AttentionTask *tasks, int64_t count,
-                    const float *query, float *out);
+void team_add_rms_norm(const Team *team, const float *x, const float *residual, const float *weight,
+                       float eps, float *total, float *y, int64_t rows, int64_t width);
+void team_silu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width);
+void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv, float *query);
+void team_attention(const Team *team, const AttentionShape *s, const AttentionTask *tasks,
+                    int64_t count, const float *query, float *out);
 /* scratch: integer_scratch_bytes(w, rows). */
-void team_integer_linear(const IntegerWeight *w, const float *x, float *y, int64_t rows,
-                         char *scratch);
-void team_float32_linear(const FloatWeight *w, const float *x, float *y, int64_t rows);
+void team_integer_linear(const Team *team, const IntegerWeight *w, const float *x, float *y,
+                         int64_t rows, char *scratch);
+void team_float32_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
+                         int64_t rows);
 /* scratch: bfloat16_scratch_bytes(w, rows). */
-void team_bfloat16_linear(const FloatWeight *w, const float *x, float *y, int64_t rows,
-                          char *scratch);
+void team_bfloat16_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
+                          int64_t rows, char *scratch);
 
 int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows);
 int64_t bfloat16_scratch_bytes(const FloatWeight *w, int64_t rows);

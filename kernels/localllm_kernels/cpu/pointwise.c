@@ -25,40 +25,52 @@ INLINE void norm_row(const float *x, const float *weight, float eps, float *y, i
 }
 
 /* Each row of x by itself; all [rows, width]. */
-void team_rms_norm(const float *x, const float *weight, float eps, float *y, int64_t rows,
-                   int64_t width) {
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < rows; row++)
-    norm_row(x + row * width, weight, eps, y + row * width, width);
+void team_rms_norm(const Team *team, const float *x, const float *weight, float eps, float *y,
+                   int64_t rows, int64_t width) {
+  TEAM_FOR(team, row, rows) norm_row(x + row * width, weight, eps, y + row * width, width);
+  team_meet(team);
+}
+
+typedef struct {
+  const float *x, *residual, *weight;
+  float eps, *total, *y;
+  int64_t rows, width;
+} Norm;
+
+static void norm_all(const Team *team, void *arguments) {
+  const Norm *a = arguments;
+  team_rms_norm(team, a->x, a->weight, a->eps, a->y, a->rows, a->width);
 }
 void rms_norm(const float *x, const float *weight, float eps, float *y, int64_t rows,
               int64_t width, int64_t threads) {
-#pragma omp parallel num_threads(threads) if (rows > 1)
-  team_rms_norm(x, weight, eps, y, rows, width);
+  run_team(rows > 1 ? threads : 1, norm_all, &(Norm){x, NULL, weight, eps, NULL, y, rows, width});
 }
 
 /* total = residual + x, y = its norm; all [rows, width]. */
-void team_add_rms_norm(const float *x, const float *residual, const float *weight, float eps,
-                       float *total, float *y, int64_t rows, int64_t width) {
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < rows; row++) {
+void team_add_rms_norm(const Team *team, const float *x, const float *residual, const float *weight,
+                       float eps, float *total, float *y, int64_t rows, int64_t width) {
+  TEAM_FOR(team, row, rows) {
     const int64_t at = row * width;
     for (int64_t i = 0; i < width; i++) total[at + i] = residual[at + i] + x[at + i];
     norm_row(total + at, weight, eps, y + at, width);
   }
+  team_meet(team);
+}
+static void add_norm_all(const Team *team, void *arguments) {
+  const Norm *a = arguments;
+  team_add_rms_norm(team, a->x, a->residual, a->weight, a->eps, a->total, a->y, a->rows, a->width);
 }
 void add_rms_norm(const float *x, const float *residual, const float *weight, float eps,
                   float *total, float *y, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel num_threads(threads) if (rows > 1)
-  team_add_rms_norm(x, residual, weight, eps, total, y, rows, width);
+  run_team(rows > 1 ? threads : 1, add_norm_all,
+           &(Norm){x, residual, weight, eps, total, y, rows, width});
 }
 
 INLINE f32x16 gated(f32x16 g, f32x16 u) { return g / (1.0f + exp16(-g)) * u; }
 
 /* silu(gate) · up; gate_up: [rows, 2 · width], gate first. */
-void team_silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width) {
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < rows; row++) {
+void team_silu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width) {
+  TEAM_FOR(team, row, rows) {
     const float *gate = gate_up + 2 * row * width, *up = gate + width;
     float *to = y + row * width;
     int64_t i = 0;
@@ -69,10 +81,21 @@ void team_silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width) 
       store_part(to + i, gated(g, u), count);
     }
   }
+  team_meet(team);
+}
+
+typedef struct {
+  const float *gate_up;
+  float *y;
+  int64_t rows, width;
+} Gate;
+
+static void gate_all(const Team *team, void *arguments) {
+  const Gate *a = arguments;
+  team_silu_mul(team, a->gate_up, a->y, a->rows, a->width);
 }
 void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width, int64_t threads) {
-#pragma omp parallel num_threads(threads) if (rows > 1)
-  team_silu_mul(gate_up, y, rows, width);
+  run_team(rows > 1 ? threads : 1, gate_all, &(Gate){gate_up, y, rows, width});
 }
 
 /* Turn a head by its position, normed if there is a weight; y may not be x. */
@@ -93,11 +116,10 @@ INLINE void turn_head(const float *x, const float *norm, float eps, const float 
 }
 
 /* qkv: [rows, heads + 2 · kv_heads, head_dim]. */
-void team_rotate_and_store(const Rotation *r, const float *qkv, float *query) {
+void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv, float *query) {
   const KVCache *cache = &r->cache;
   const int64_t dim = cache->head_dim, heads = r->heads, kv_heads = cache->kv_heads;
-#pragma omp for schedule(static)
-  for (int64_t row = 0; row < r->rows; row++) {
+  TEAM_FOR(team, row, r->rows) {
     const float *x = qkv + row * (heads + 2 * kv_heads) * dim;
     const float *cos_row = r->cos + row * (dim / 2), *sin_row = r->sin + row * (dim / 2);
     for (int64_t head = 0; head < heads; head++, x += dim)
@@ -112,11 +134,22 @@ void team_rotate_and_store(const Rotation *r, const float *qkv, float *query) {
       write_row(cache, cache->values, cache->value_scales, to, x + kv_heads * dim);
     }
   }
+  team_meet(team);
+}
+
+typedef struct {
+  const Rotation *rotation;
+  const float *qkv;
+  float *query;
+} Turn;
+
+static void turn_all(const Team *team, void *arguments) {
+  const Turn *a = arguments;
+  team_rotate_and_store(team, a->rotation, a->qkv, a->query);
 }
 /* Returns 1 if a head is too wide. */
 int rotate_and_store(const Rotation *r, const float *qkv, float *query, int64_t threads) {
   if (r->cache.head_dim > MAX_DIM) return 1;
-#pragma omp parallel num_threads(threads) if (r->rows > 1)
-  team_rotate_and_store(r, qkv, query);
+  run_team(r->rows > 1 ? threads : 1, turn_all, &(Turn){r, qkv, query});
   return 0;
 }

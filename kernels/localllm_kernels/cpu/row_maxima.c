@@ -1,6 +1,7 @@
 /* The greatest value of each row and its first index, see row_maxima.py. */
 
 #include "lane_search.h"
+#include "team.h"
 
 #define MIN_PART 16384 /* values that are worth a thread */
 
@@ -17,6 +18,22 @@ static Best search(const float *values, int64_t from, int64_t to) {
   return best_of_lanes(&best);
 }
 
+/* Every row in `parts`; found: [rows, parts]. */
+typedef struct {
+  const float *values;
+  int64_t rows, width, parts, share;
+  Best *found;
+} Search;
+
+static void search_all(const Team *team, void *arguments) {
+  const Search *a = arguments;
+  TEAM_FOR(team, i, a->rows * a->parts) {
+    const int64_t from = i % a->parts * a->share;
+    const int64_t to = from + a->share < a->width ? from + a->share : a->width;
+    a->found[i] = search(a->values + i / a->parts * a->width, from, to);
+  }
+}
+
 /* values: [rows, width]; maxima, indices: [rows]. Returns 1 if there is no memory. */
 int row_maxima(const float *values, float *maxima, int64_t *indices, int64_t rows, int64_t width,
                int64_t threads) {
@@ -25,11 +42,8 @@ int row_maxima(const float *values, float *maxima, int64_t *indices, int64_t row
   const int64_t share = (width + parts * LANES - 1) / (parts * LANES) * LANES;
   Best *found = malloc((size_t)(rows * parts) * sizeof(Best));
   if (!found) return 1;
-#pragma omp parallel for num_threads(threads) schedule(static) if (rows * parts > 1)
-  for (int64_t i = 0; i < rows * parts; i++) {
-    const int64_t from = i % parts * share, to = from + share < width ? from + share : width;
-    found[i] = search(values + i / parts * width, from, to);
-  }
+  run_team(rows * parts > 1 ? threads : 1, search_all,
+           &(Search){values, rows, width, parts, share, found});
   for (int64_t row = 0; row < rows; row++) {
     Best best = found[row * parts];
     for (int64_t i = 1; i < parts; i++) {

@@ -1,0 +1,45 @@
+/* Threads that compute an operator together: each does its share, then all meet.
+ *
+ * A thread that waits spins for a short while and then sleeps, so that on a machine with other work
+ * it gives its core to whom it waits for. (With threads that spin until the last one comes, one
+ * busy process beside two of them on two cores made a step forty times as long.) No result depends
+ * on how many threads there are. */
+
+#pragma once
+
+#include <stdint.h>
+
+typedef struct Meeting Meeting;
+
+/* What a thread knows of its team: it is `index` of `count`. */
+typedef struct {
+  int64_t index, count;
+  Meeting *meeting;
+} Team;
+
+typedef void (*TeamWork)(const Team *team, void *arguments);
+
+/* Have `work` done by the caller and `threads` - 1 others; by the caller alone if these are busy with
+ * another engine's, or cannot be had. */
+void run_team(int64_t threads, TeamWork work, void *arguments);
+
+/* Wait until all of the team are here. What they wrote before is seen by all afterwards. */
+void team_meet(const Team *team);
+
+/* The next number that no thread of the team has taken since they met: 0, 1, 2, … */
+int64_t team_next(const Team *team);
+
+/* The thread's part of 0 to `count`: neighbours, for data that lies together. */
+typedef struct {
+  int64_t from, to;
+} Share;
+static inline Share team_share(const Team *team, int64_t count) {
+  const int64_t each = count / team->count, more = count % team->count, i = team->index;
+  const int64_t from = i * each + (i < more ? i : more);
+  return (Share){from, from + each + (i < more)};
+}
+
+/* for (i of the thread's part of 0 to count) */
+#define TEAM_FOR(team, i, count)                                     \
+  for (Share i##_share = team_share(team, count), *i##_once = &i##_share; i##_once; i##_once = 0) \
+    for (int64_t i = i##_share.from; i < i##_share.to; i++)

@@ -1,0 +1,83 @@
+"""Decoding beside other work: what is left of its speed where other processes keep cores busy."""
+
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from localllm.bench.results import Result, Spread, Suite
+from localllm.bench.speed import run_decode
+from localllm.bench.subject import Subject
+
+LOADS = (1, 2)
+# A busy process ends by itself after so long, or when whoever started it has gone.
+LOAD_LASTS_S = 120
+_BUSY = """
+import os, sys, time
+end, owner = time.monotonic() + float(sys.argv[1]), os.getppid()
+while time.monotonic() < end and os.getppid() == owner:
+    for _ in range(100_000):
+        pass
+"""
+_SETTLES_S = 0.2
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """So many processes that compute without a pause."""
+    command = [sys.executable, "-S", "-c", _BUSY, str(LOAD_LASTS_S)]
+    started = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        if started:
+            time.sleep(_SETTLES_S)
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+class ContendedSuite(Suite):
+    """Decode of `num_tokens` tokens, batch 1, alternating: alone, and beside each of LOADS."""
+
+    def __init__(self, subject: Subject, num_tokens: int, repeats: int, seed: int) -> None:
+        self._subject, self._num_tokens, self._repeats = subject, num_tokens, repeats
+        self._prompt = subject.random_tokens(random.Random(seed), 8)
+        # Pairs of tokens a second: alone, and right afterwards beside so many.
+        self._pairs: dict[int, list[tuple[float, float]]] = {count: [] for count in LOADS}
+
+    def run(self, progress: Callable[[str], None]) -> None:
+        """All pairs; what is measured when it is interrupted stays."""
+        self._decode(0)
+        for _ in range(self._repeats):
+            for count, pairs in self._pairs.items():
+                progress("alone")
+                alone = self._decode(0)
+                progress(f"beside {count} busy")
+                pairs.append((alone, self._decode(count)))
+
+    def results(self) -> list[Result]:
+        """A row for each load."""
+        rows = []
+        for count, pairs in self._pairs.items():
+            if pairs:
+                kept = Spread.of([beside / alone for alone, beside in pairs])
+                found = {
+                    "tokens_per_s": Spread.of([beside for _, beside in pairs]),
+                    "alone_tokens_per_s": Spread.of([alone for alone, _ in pairs]),
+                    "kept": kept,
+                }
+                name = f"tg{self._num_tokens} beside {count} busy"
+                conditions = {"busy": count, "pairs": len(pairs)}
+                verdict = f"keeps {kept.median:.2f} of its speed alone"
+                rows.append(Result("contended", name, conditions, found, verdict))
+        return rows
+
+    def _decode(self, count: int) -> float:
+        """Tokens a second beside so many busy processes."""
+        with busy_processes(count):
+            steps = run_decode(self._subject.engine, [self._prompt], self._num_tokens)
+        return 1 / statistics.mean(steps)
