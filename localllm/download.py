@@ -6,6 +6,7 @@ What is here and complete is used without asking the hub; `localllm pull` looks 
 import errno
 import logging
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +19,7 @@ from typing import Protocol
 
 from localllm.catalog import ModelSource
 from localllm.errors import CheckpointError, DownloadError, ExitCode, LocalLLMError
+from localllm.runnable import check_config, check_listed
 from localllm.transfer import HubFile, damaged_error, fetch_blob
 from localllm.verified import VerifiedFiles, hash_file
 
@@ -57,12 +59,15 @@ class NoProgress:
 
 @dataclass(frozen=True, slots=True)
 class HubSnapshot:
-    """The wanted files of a repository at a commit; `missing` are those not in the cache."""
+    """The wanted files of a repository at a commit; `missing` are those not in the cache. `names`:
+    of all its files.
+    """
 
     repo: str
     commit: str
     files: list[HubFile]
     missing: list[HubFile]
+    names: list[str]
 
     @property
     def num_bytes(self) -> int:
@@ -88,7 +93,8 @@ def fetch_model(
     `refresh` asks the hub whether there is a newer revision. The hub's variables hold (HF_HOME,
     HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT).
 
-    Raises: DownloadError, whose exit code says why: 3 gated or unknown, 4 network, 5 disk, damage.
+    Raises: DownloadError, whose exit code says why: 3 gated or unknown, 4 network, 5 disk, damage;
+    CheckpointError (7) before any weight is fetched of a model that cannot run.
     """
     if source.folder is not None:
         return source.folder
@@ -112,6 +118,8 @@ def fetch_model(
             logger.warning("the hub cannot be reached; %s is used as it is here", name)
             _check_links(here)
             return here
+        if with_weights:
+            check_runnable(snapshot)
         folder = _fetch(snapshot, source.revision, wanted, verified, progress)
     _check_links(folder)
     _check_hashes(snapshot, folder, verified, progress)
@@ -171,7 +179,25 @@ def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FI
         if not (root / "snapshots" / commit / file.name).exists()
         and not (file.digest and (root / "blobs" / file.digest).exists())
     ]
-    return HubSnapshot(repo, commit, files, missing)
+    names = [sibling.rfilename for sibling in info.siblings or []]
+    return HubSnapshot(repo, commit, files, missing, names)
+
+
+def check_runnable(snapshot: HubSnapshot) -> None:
+    """Look at the list of files, and at config.json where weights are missing, which is fetched
+    for that. Raises: CheckpointError (7) for a model that cannot run; the client's errors.
+    """
+    from huggingface_hub import hf_hub_download
+
+    check_listed(snapshot.repo, snapshot.names)
+    if not any(file.name.endswith(".safetensors") for file in snapshot.missing):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        name, commit = "config.json", snapshot.commit
+        path = Path(hf_hub_download(snapshot.repo, name, revision=commit, local_dir=folder))
+        [digest] = [file.digest for file in snapshot.files if file.name == name]
+        if hash_file(path, digest) == digest:  # a damaged one is fetched again below
+            check_config(Path(folder))
 
 
 def check_disk(snapshot: HubSnapshot) -> None:

@@ -11,6 +11,7 @@ from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
 from localllm.errors import LocalLLMError
 from localllm.file_times import last_use
 from localllm.json_file import read_json_object
+from localllm.model.architectures import read_model_config
 from localllm.model.weight_files import find_weight_files
 from localllm.places import cache_folder
 
@@ -188,6 +189,7 @@ def _problem(folder: Path) -> str | None:
     if not (folder / "config.json").exists():
         return "no config.json: not a model, or an unfinished download"
     try:
+        read_model_config(folder)
         find_weight_files(folder)
     except LocalLLMError as error:
         return error.message

@@ -70,6 +70,60 @@ def test_a_model_is_fetched_once_and_then_runs_without_a_network(
     assert (code, third) == (0, first)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_its_weights_are_fetched(
+    make_checkpoint: Callable[..., Path],
+    edit_json: Callable[..., None],
+    tmp_path: Path,
+    changes: dict[str, object],
+    reason: str,
+) -> None:
+    folder = make_checkpoint()
+    edit_json(folder / "config.json", **changes)
+    with running_hub(Hub({REPO: folder})) as hub:
+        for words in (("pull", REPO, "--dry-run"), ("pull", REPO), ("chat", REPO, "Hello")):
+            code, out, errors = localllm(hub.endpoint, tmp_path, *words)
+            assert code == ExitCode.CHECKPOINT, errors
+            assert reason in errors
+            assert out == ""
+    assert hub.sent_bytes["model.safetensors"] == 0
+    assert REPO not in localllm(hub.endpoint, tmp_path, "ls")[1]
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["model-Q4_K_M.gguf", "README.md"], "GGUF"),
+        (["model.gguf", "config.json"], "GGUF"),
+        (["config.json", "pytorch_model.bin"], "pickles"),
+        (["config.json"], "no weights"),
+        (["model.safetensors"], "no config.json"),
+    ],
+)
+def test_repositories_of_other_files_are_refused_and_leave_nothing(
+    tmp_path: Path, names: list[str], reason: str
+) -> None:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text("{}")
+    with running_hub(Hub({REPO: folder})) as hub:
+        for words in (("pull", REPO), ("pull", REPO, "--dry-run"), ("chat", REPO, "Hello")):
+            code, out, errors = localllm(hub.endpoint, tmp_path, *words)
+            assert code == ExitCode.CHECKPOINT, errors
+            assert reason in errors
+            assert out == ""
+        listed = localllm(hub.endpoint, tmp_path, "ls")
+    assert REPO not in listed[1]
+    assert listed[2] == ""
+
+
 def test_a_card_needs_no_weights(make_checkpoint: Callable[..., Path], tmp_path: Path) -> None:
     with serve_hub(REPO, make_checkpoint()) as endpoint:
         code, out, errors = localllm(endpoint, tmp_path, "show", REPO, "--json")
@@ -212,7 +266,7 @@ def test_what_is_damaged_twice_is_never_used(hub: Hub) -> None:
 
 
 def test_a_small_file_that_is_damaged_is_not_used(hub: Hub) -> None:
-    hub.faults["config.json"] = [Fault(flip=True)]
+    hub.faults["config.json"] = [Fault(times=2, flip=True)]
     with pytest.raises(DownloadError, match=r"config\.json is damaged"):
         fetch_model(SOURCE)
     assert_is_whole(hub, fetch_model(SOURCE))

@@ -40,7 +40,8 @@ ALLOWED: dict[str, set[str]] = {
     "cache_kinds": {"places"},
     "verified": {"places"},
     "transfer": {"verified"},
-    "download": {"catalog", "transfer", "verified", "model"},
+    "runnable": {"model"},
+    "download": {"catalog", "runnable", "transfer", "verified", "model"},
     "planning": {"bench", "card", "catalog", "download", "engine", "gpus", "model"}
     | {"localllm_kernels"},
     "template": {"template_sandbox"},

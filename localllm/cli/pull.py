@@ -33,6 +33,7 @@ def pull(
     """
     from localllm.download import (
         check_disk,
+        check_runnable,
         find_snapshot,
         hub_errors,
         is_whole,
@@ -48,6 +49,7 @@ def pull(
     try:
         with hub_errors(repo_name(source), source.repo):
             snapshot = look_up(source.repo, source.revision)
+            check_runnable(snapshot)
     except DownloadError as error:
         here = find_snapshot(source.repo, source.revision)
         if error.exit_code != ExitCode.NETWORK or here is None or not is_whole(here):
