@@ -20,6 +20,12 @@ THINKING = ("none", "hybrid", "always")
 TOOLS = ("none", "hermes", "llama3", "mistral")
 _PACKAGE = Path(__file__).parent
 _REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+# A word with a version or a size behind it, as other tools name models too: gemma3, phi-4, x:20b.
+_LIKE_A_MODEL = re.compile(
+    r"[a-z][a-z.-]*[a-z.-]?[0-9]+(\.[0-9]+)?b?([-:][a-z0-9._-]+)?|[\w.-]+:[\w.-]+"
+)
+# Families that are asked for by their bare name and that no alias resembles.
+_FAMILIES = ("codellama", "falcon", "gemma", "glm", "gpt-oss", "granite", "kimi", "olmo", "phi")
 _REQUIRED = ("repo", "licence", "architecture")
 
 
@@ -206,6 +212,26 @@ def is_model_name(name: str) -> bool:
     return _REPO_NAME.fullmatch(name) is not None or _is_folder(name)
 
 
+def looks_like_model(word: str) -> bool:
+    """Whether a lone word that is no model's name was meant as one."""
+    lower = word.lower()
+    if not re.fullmatch(r"[\w.:-]{2,64}", lower):
+        return False
+    is_versioned = _LIKE_A_MODEL.fullmatch(lower) is not None
+    return is_versioned or lower in _FAMILIES or bool(nearest_models(word, cutoff=0.65))
+
+
+def unknown_model(name: str, hint: str = "") -> CatalogError:
+    """The error for a name that no model has, with the nearest ones."""
+    near = nearest_models(name, cutoff=0.5)
+    others = "a folder, or a repository of the hub as org/name; localllm plan lists the known ones"
+    return CatalogError(
+        f"unknown model {name!r:.200}",
+        where=f"nearest: {', '.join(near)}" if near else "",
+        hint=hint or (f"one of these, {others}" if near else others),
+    )
+
+
 def resolve_model(name: str) -> ModelSource:
     """What `name` stands for: an alias, else a folder, else `org/name[@revision]`.
 
@@ -239,13 +265,7 @@ def resolve_model(name: str) -> ModelSource:
             hint="a folder with config.json, tokenizer.json and *.safetensors",
             exit_code=ExitCode.USAGE,
         )
-    near = nearest_models(name, cutoff=0.5)
-    others = "a folder, or a repository of the hub as org/name; localllm plan lists the known ones"
-    raise CatalogError(
-        f"unknown model {name!r:.200}",
-        where=f"nearest: {', '.join(near)}" if near else "",
-        hint=f"one of these, {others}" if near else others,
-    )
+    raise unknown_model(name)
 
 
 def _refuse_file(name: str) -> None:

@@ -37,7 +37,7 @@ _MEANINGS = {
     ExitCode.MEMORY: "no usable GPU, or not enough memory",
     ExitCode.CHECKPOINT: "broken checkpoint, config or chat template",
     ExitCode.CONTEXT: "prompt longer than the context",
-    ExitCode.LENGTH: "answer cut by the token limit, with `--fail-on-length`",
+    ExitCode.LENGTH: "answer cut by the token limit, with `--fail-on-length` or a form",
     ExitCode.QUALITY: "quality below the asked threshold",
     ExitCode.SIGINT: "Ctrl-C",
     ExitCode.CLOSED_PIPE: "whoever read stdout has gone (as after `| head -1`)",

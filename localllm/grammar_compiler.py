@@ -8,6 +8,7 @@ from threading import Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from localllm.engine.form_ends import FormEnds
 from localllm.engine.matcher import Matcher
 from localllm.errors import RequestError
 from localllm.grammar import JSON_SPACE, Grammar
@@ -37,6 +38,7 @@ class GrammarCompiler:
         self._tokens = LLTokenizer(
             tokenizer.to_json(), n_vocab=vocab_size, eos_token=sorted(eos_token_ids) or None
         )
+        self._eos_token_ids = sorted(eos_token_ids)
         self._compiled: dict[tuple[Grammar, Markers | None, bool], Matcher] = {}
         self._lock = Lock()
 
@@ -70,7 +72,18 @@ class GrammarCompiler:
         state = LLMatcher(self._tokens, source, log_level=0, limits=_limits())
         if state.is_error():
             raise _refused(grammar, state.get_error())
-        return Matcher(state)
+        return Matcher(state, FormEnds(self._id_of, self._eos_token_ids, self._closing_of(markers)))
+
+    def _id_of(self, char: str) -> int | None:
+        ids = self._tokens.tokenize_bytes(char.encode())
+        return ids[0] if len(ids) == 1 else None
+
+    def _closing_of(self, markers: Markers | None) -> list[int]:
+        """The token that ends thoughts, where it is one."""
+        if markers is None:
+            return []
+        ids = self._tokenizer.encode(markers.closes, add_special_tokens=False, parse_special=True)
+        return ids if len(ids) == 1 else []
 
     def _behind_thoughts(self, source: str, markers: Markers, *, is_thinking: bool) -> str:
         as_lark = self._tokenizer.as_lark

@@ -18,6 +18,7 @@ from localllm.engine.block_pool import BlockPool
 from localllm.engine.device import Device
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine, EngineLimits
+from localllm.engine.form_ends import FormEnds
 from localllm.engine.matcher import Matcher
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, TokenEvent
@@ -258,7 +259,8 @@ def _byte_tokens() -> LLTokenizer:
 def match_bytes(grammar: Grammar) -> Matcher:
     """For a vocabulary of bytes; regular expressions and Lark grammars."""
     read = {"regex": LLMatcher.grammar_from_regex, "lark": LLMatcher.grammar_from_lark}
-    return Matcher(LLMatcher(_byte_tokens(), read[grammar.kind](grammar.source)))
+    ends = FormEnds(lambda char: 3 + ord(char), [EOS_TOKEN_ID])
+    return Matcher(LLMatcher(_byte_tokens(), read[grammar.kind](grammar.source)), ends)
 
 
 def drain(engine: Engine, indices: dict[int, int], answers: dict[tuple[int, int], Answer]) -> None:

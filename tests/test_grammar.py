@@ -291,3 +291,72 @@ def test_an_answer_goes_on_within_its_grammar() -> None:
     assert matcher.count_allowed(tokenizer.encode("23", add_special_tokens=False)) < 2
     with pytest.raises(RequestError, match="beginning"):
         compiler.compile(DIGITS, said("four"))
+
+
+OPEN_ENDED = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+NESTED = {
+    "type": "object",
+    "properties": {
+        "items": {"type": "array", "items": {"$ref": "#/$defs/item"}},
+        "note": {"type": "string", "minLength": 5},
+        "count": {"type": "integer"},
+    },
+    "required": ["items", "note", "count"],
+    "additionalProperties": False,
+    "$defs": {
+        "item": {
+            "type": "object",
+            "properties": {"kind": {"enum": ["first", "second"]}, "tags": {"type": "array"}},
+            "required": ["kind"],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("schema", [OPEN_ENDED, NESTED, {"type": "object"}, {"type": "array"}])
+@pytest.mark.parametrize("max_tokens", [40, 90, 300])
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_a_form_is_led_to_its_end_where_tokens_run_short(
+    schema: dict[str, object], max_tokens: int, temperature: float
+) -> None:
+    texts = []
+    for speculation in (SpeculationConfig(), SpeculationConfig("off")):
+        llm = LLM(max_num_seqs=4, speculation=speculation)
+        params = [
+            llm.sampling_params(
+                grammar=Grammar.of_schema(schema),
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seed=seed,
+            )
+            for seed in range(4)
+        ]
+        prompt = llm.model.prompts.chat(QUESTION)
+        running = [llm.model.stream(prompt, each) for each in params]
+        for completion, events in running:
+            list(events)
+            assert completion.finish_reason == "stop", completion.text
+            assert completion.num_generated_tokens <= max_tokens
+            jsonschema.validate(json.loads(completion.text), schema)
+        texts.append([completion.text for completion, _ in running])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("pattern", ["[a-z ]+[.]", "[a-z]+", '("[a-z]*", )*', "([0-9]+;)+"])
+def test_a_pattern_without_an_end_ends(pattern: str) -> None:
+    llm = LLM(max_num_seqs=1)
+    params = llm.sampling_params(
+        grammar=Grammar("regex", pattern), max_tokens=60, temperature=1.0, seed=1
+    )
+    completion, events = llm.model.stream(llm.model.prompts.chat(QUESTION), params)
+    list(events)
+    assert completion.finish_reason == "stop"
+    assert re.fullmatch(pattern, completion.text)
+
+
+def test_too_few_tokens_for_any_answer_are_told_as_such() -> None:
+    llm = LLM(max_num_seqs=1)
+    params = llm.sampling_params(grammar=Grammar.of_schema(NESTED), max_tokens=5)
+    completion, events = llm.model.stream(llm.model.prompts.chat(QUESTION), params)
+    list(events)
+    assert completion.finish_reason == "length"

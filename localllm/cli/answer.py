@@ -42,12 +42,15 @@ class AnswerPrinter:
                 self._code_block(events)
 
     def exit_code(self, fail_on_length: bool = False) -> int:
-        """What the command ends with. Raises: the request's error, if it had one."""
+        """What the command ends with; a form that was cut is none, and fails like an answer that may
+        not be cut. Raises: the request's error, if it had one.
+        """
         if self.completion.error is not None:
             raise self.completion.error
         if self.completion.finish_reason is None:
             return ExitCode.SIGINT
-        if fail_on_length and self.completion.finish_reason == "length":
+        may_be_cut = not fail_on_length and self.params.grammar is None
+        if not may_be_cut and self.completion.finish_reason == "length":
             return ExitCode.LENGTH
         return ExitCode.OK
 

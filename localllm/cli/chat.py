@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.catalog import is_file, is_model_name, nearest_models
+from localllm.catalog import is_file, is_model_name, looks_like_model, unknown_model
 from localllm.cli import options, suggestions
 from localllm.cli.answer import AnswerForm, AnswerPrinter
 from localllm.cli.figures import describe_cache, describe_truncation
 from localllm.cli.opening import open_noted
-from localllm.cli.output import choose_colour, is_terminal, note, show_controls
+from localllm.cli.output import choose_colour, is_terminal, note
 from localllm.cli.render import Shown, check_render_mode, make_printer
 from localllm.cli.saved import find_session, open_recorder
 from localllm.cli.user_input import gather_prompt, read_file
@@ -272,11 +272,13 @@ def chat(
         "hide" if hide_thinking else "show",
     )
     printer.print(events, form)
-    if form == "text" and max_tokens is None and completion.finish_reason == "length":
+    is_form = answer_grammar is not None
+    if completion.finish_reason == "length" and (is_form or (form == "text" and not max_tokens)):
         used = completion.num_prompt_tokens + completion.num_generated_tokens
         is_full = used >= session.model.context_length
         limit = "the context is full" if is_full else "-n sets the limit"
-        note(f"cut after {completion.num_generated_tokens} tokens; {limit}", dim=True)
+        cut = "; the form is not complete" if is_form else ""
+        note(f"cut after {completion.num_generated_tokens} tokens{cut}; {limit}", dim=not is_form)
     report = session.report_cache() if why else None
     if report is not None:
         for line in describe_cache(report, completion):
@@ -323,11 +325,9 @@ def choose_model_and_prompt(
             model = first
         elif prompt_flag is None:
             prompt = first
-            near = nearest_models(first) if " " not in first and not is_remote else []
-            if near and model_flag is None:
-                note(
-                    f"{show_controls(repr(first))} is taken as the question; as a model (-m), "
-                    f"nearest: {', '.join(near)}"
+            if model_flag is None and not is_remote and looks_like_model(first):
+                raise unknown_model(
+                    first, f"localllm plan lists models; as a question: -p {shlex.quote(first)}"
                 )
         else:
             raise RequestError("model and prompt are given twice", hint="leave out -m or -p")

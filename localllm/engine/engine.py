@@ -124,6 +124,8 @@ class Engine:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request_id = self._next_request_id
         self._next_request_id += 1
+        if matcher is not None:
+            matcher.limit(max_tokens)
         first: Request | None = None
         for sample in range(params.n):
             request = Request(

@@ -2,12 +2,16 @@
 
 A matcher is kept on the host and moves on when a token is booked, never before. What a draft would
 lead to is looked at and taken back.
+
+Where the tokens of an answer run short it is led to the end of its form: then one token may come
+next, as the grammar and the number of tokens that are left say, and nothing else.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from localllm.engine.form_ends import FormEnds
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
@@ -17,18 +21,33 @@ if TYPE_CHECKING:
 
 # Of tokens that a grammar leaves no choice about, so many are drafted at once.
 MAX_FORCED = 16
+# An answer is led to its end where so many tokens more are left than the way there takes; and
+# nobody looks for that way before so many are left, or twice as many as the shortest answer takes.
+_SPARE, _WATCHED, _LONGEST_WAY = 8, 64, 512
 
 
 class Matcher:
     """The state of one sample. `is_finished`: the answer is complete, and nothing can be added."""
 
-    def __init__(self, state: "LLMatcher") -> None:
-        self._state = state
+    def __init__(self, state: "LLMatcher", ends: FormEnds | None = None) -> None:
+        """`ends`: leads to the end; None: nobody does."""
+        self._state, self._ends = state, ends
+        self._num_left: int | None = None
+        self._watched = 0
         self.is_finished = state.is_stopped() and not state.is_error()
 
     def copy(self) -> "Matcher":
         """Another one in the same state."""
-        return Matcher(self._state.deep_copy())
+        other = Matcher(self._state.deep_copy(), self._ends)
+        other._num_left, other._watched = self._num_left, self._watched
+        return other
+
+    def limit(self, num_tokens: int) -> None:
+        """The answer has at most so many tokens from here on."""
+        if self._ends is not None:
+            shortest = self._ends.way(self._state, _LONGEST_WAY)
+            self._num_left = num_tokens
+            self._watched = max(_WATCHED, 2 * len(shortest or ()))
 
     @property
     def error(self) -> RequestError | None:
@@ -45,22 +64,37 @@ class Matcher:
     def advance(self, token_id: int) -> None:
         """The answer goes on with `token_id`, which is one that is allowed."""
         self._state.consume_token(token_id)
+        if self._num_left is not None:
+            self._num_left -= 1
         if self._state.is_stopped():
             self.is_finished = not self._state.is_error()
 
     def forced(self, count: int) -> list[int]:
         """The next tokens, up to `count`, of the only text that is allowed, if there is one."""
-        return self._state.compute_ff_tokens()[: min(count, MAX_FORCED)]
+        most = min(count, MAX_FORCED)
+        way = self._way_out(0)
+        if way is None or self._ends is None:
+            return self._state.compute_ff_tokens()[:most]
+        return self._ends.without_end(way)[:most]
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of `token_ids` can follow, from the first on."""
-        return self._state.validate_tokens(list(token_ids))
+        allowed = list(token_ids)[: self._state.validate_tokens(list(token_ids))]
+        if not self._is_watched(len(allowed)):
+            return len(allowed)
+        for count, token_id in enumerate(allowed):
+            with self._behind(allowed[:count]):
+                way = self._way_out(count)
+            if way is not None and way[0] != token_id:
+                return count
+        return len(allowed)
 
     def allows(self, draft: Sequence[int], token_id: int) -> bool:
         """Whether `token_id` may come behind `draft`, which is allowed."""
         with self._behind(draft):
-            forced = self._state.compute_ff_tokens()
-            if forced:  # of the ways to write a text that is forced one is allowed
+            # Of the ways to write a text that is forced one is allowed.
+            forced = self._way_out(len(draft)) or self._state.compute_ff_tokens()
+            if forced:
                 return forced[0] == token_id
             count = self._state.try_consume_tokens([token_id])
             if count:
@@ -74,9 +108,14 @@ class Matcher:
         import numpy as np  # not for a program that only asks
 
         with self._behind(draft):
+            way = self._way_out(len(draft))
             bits = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
         if self._state.is_error():
             return None
+        if way is not None:
+            led = np.zeros(vocab_size, dtype=np.bool_)
+            led[way[0]] = True
+            return led
         return np.unpackbits(bits, count=vocab_size, bitorder="little").view(np.bool_)
 
     def fill(self, draft: Sequence[int], masks: "npt.NDArray[np.int32]") -> None:
@@ -87,13 +126,31 @@ class Matcher:
         """
         moved = 0
         for row, token_id in zip(masks, (*draft, None), strict=True):
-            self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            way = self._way_out(moved)
+            if way is None:
+                self._state.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            else:
+                word, bit = divmod(way[0], 32)
+                row.view("uint32")[word] = 1 << bit
             if token_id is None or self._state.try_consume_tokens([token_id]) == 0:
                 masks[moved + 1 :] = -1
                 break
             moved += 1
         if moved:
             self._state.rollback(moved)
+
+    def _is_watched(self, num_behind: int) -> bool:
+        return self._num_left is not None and self._num_left - num_behind <= self._watched
+
+    def _way_out(self, num_behind: int) -> list[int] | None:
+        """The way to the end where it has to be taken, from the state behind so many drafted
+        tokens; None where anything may be said that the grammar admits.
+        """
+        if self._ends is None or self._num_left is None or not self._is_watched(num_behind):
+            return None
+        left = self._num_left - num_behind
+        way = self._ends.way(self._state, left)
+        return way if way and left <= len(way) + _SPARE else None
 
     @contextmanager
     def _behind(self, draft: Sequence[int]) -> Iterator[None]:

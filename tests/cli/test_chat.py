@@ -333,3 +333,15 @@ def test_exit_codes_in_the_readme_are_those_of_the_code() -> None:
     readme = (ROOT / "README.md").read_text()
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", readme, re.MULTILINE)}
     assert documented == {int(code) for code in ExitCode}
+
+
+def test_a_form_that_is_cut_fails_and_says_so(localllm: Run) -> None:
+    schema = '{"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}'
+    words = ("chat", "pocket", "Tell me about a fox.", "--json-schema", schema, "--greedy")
+    whole = localllm(*words, "-n", "40")
+    assert whole.code == 0, whole.err
+    assert json.loads(whole.out)["a"] is not None
+    cut = localllm(*words, "-n", "3")
+    assert cut.code == ExitCode.LENGTH
+    assert "the form is not complete" in cut.err
+    assert localllm(*words, "-n", "3", "--json").code == ExitCode.LENGTH

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from window import Open
 
-from localllm.catalog import CatalogEntry, load_catalog, nearest_models, resolve_model
+from localllm.catalog import CatalogEntry, load_catalog, resolve_model
 from localllm.errors import CatalogError, ExitCode
 from localllm.local_models import find_local_models
 from localllm.places import cache_folder, sessions_file
@@ -56,21 +56,36 @@ def test_what_was_quantized_here_has_its_folder_as_its_name(
 
 @pytest.mark.parametrize(
     ("word", "nearest"),
-    [("qwen3", "qwen3-0.6b"), ("llama3", "llama-3.2-3b"), ("pocket:latest", "pocket")],
+    [
+        ("qwen3", "qwen3-0.6b"),
+        ("llama3.1", "llama-3.1-8b"),
+        ("mixtral", "mistral-7b"),
+        ("pocket:latest", "pocket"),
+        ("gemma3", ""),
+        ("gpt-oss:20b", ""),
+        ("phi4", ""),
+        ("phi-3.5", ""),
+        ("gemma", ""),
+    ],
 )
-def test_a_word_like_a_model_is_a_question_with_a_hint(
+def test_a_lone_word_like_a_model_s_name_is_no_question(
     localllm: Run, word: str, nearest: str
 ) -> None:
-    assert nearest in nearest_models(word)
     outcome = localllm("run", word, "-n", "2", stdin=b"")
-    assert outcome.code == 0
-    assert "is taken as the question" in outcome.err
+    assert outcome.code == ExitCode.MODEL
+    assert outcome.out == ""
+    assert f"unknown model '{word}'" in outcome.err
     assert nearest in outcome.err
+    assert f"-p {word}" in outcome.err
+    assert localllm("chat", "-p", word, "-n", "2").code == 0
+    assert localllm("chat", "-m", "pocket", word, "-n", "2").code == 0
 
 
-@pytest.mark.parametrize("word", ["hello", "summarise", "why", "hi there"])
-def test_an_ordinary_word_gets_none(word: str, localllm: Run) -> None:
-    assert "taken as" not in localllm("chat", word, "-n", "2").err
+@pytest.mark.parametrize(
+    "word", ["hello", "summarise", "why", "hi there", "42", "2+2", "yes:", "Why?", "gemma 3?"]
+)
+def test_an_ordinary_word_is_a_question(word: str, localllm: Run) -> None:
+    assert localllm("chat", word, "-n", "2").code == 0
 
 
 def test_a_file_is_neither_a_question_nor_a_model(localllm: Run, tmp_path: Path) -> None:

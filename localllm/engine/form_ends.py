@@ -1,0 +1,82 @@
+"""The way from a place in a grammar to its end, for an answer whose tokens run short.
+
+A model that is at a loss goes on for ever within a form: another key, another item, a longer text.
+Where little is left of its tokens it is led out: a string closes, then the object around it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+# What closes comes before what goes on; the first that the grammar admits is taken. Where both
+# brackets are, it is within a string, which its quote ends.
+QUOTE, BRACKETS = '"', ("}", "]")
+CLOSING = (*BRACKETS, QUOTE, ",", ":", "0", "1", "n", "t", "f", "-", ")", ".", ";", ">", "\n", " ")
+
+
+class FormEnds:
+    """Short ways to the end, token by token: of JSON, and of what closes like it.
+
+    They are not always the shortest; where only some word ends a pattern there may be none.
+    """
+
+    def __init__(
+        self, id_of: Callable[[str], int | None], ends: Sequence[int], first: Sequence[int] = ()
+    ) -> None:
+        """`id_of`: of a single character, None where it is no token; `ends`: the model's end
+        tokens; `first`: what is tried before anything else.
+        """
+        self._ends = tuple(ends)
+        found = [id_of(char) for char in CLOSING]
+        self._closing = (*first, *(each for each in found if each is not None))
+        self._quote, self._brackets = id_of(QUOTE), [id_of(char) for char in BRACKETS]
+
+    def way(self, state: "LLMatcher", most: int) -> list[int] | None:
+        """The tokens that end the answer from `state` on, which is as it was afterwards; None where
+        `most` do not.
+        """
+        tokens: list[int] = []
+        try:
+            while not state.is_stopped():
+                if len(tokens) == most:
+                    return None
+                token_id = self._next(state)
+                if token_id is None:
+                    return None
+                tokens.append(token_id)
+                if token_id in self._ends:
+                    break
+                state.consume_token(token_id)
+        finally:
+            num_consumed = len(self.without_end(tokens))
+            if num_consumed:
+                state.rollback(num_consumed)
+        return tokens
+
+    def without_end(self, way: Sequence[int]) -> list[int]:
+        """A way without the model's end token, where that is its last."""
+        return [token_id for token_id in way if token_id not in self._ends]
+
+    def _next(self, state: "LLMatcher") -> int | None:
+        if state.is_accepting():
+            return next((end for end in self._ends if state.validate_tokens([end])), None)
+        forced = state.compute_ff_tokens()
+        if forced:
+            return forced[0]
+        within = [self._quote, *self._brackets]
+        if all(each is not None and state.validate_tokens([each]) for each in within):
+            return self._quote
+        for token_id in self._closing:
+            if state.validate_tokens([token_id]):
+                return token_id
+        return _first_allowed(state.compute_bitmask())
+
+
+def _first_allowed(bits: bytes) -> int | None:
+    """The lowest id that a mask admits: in the vocabularies of the field, a single character."""
+    for place, byte in enumerate(bits):
+        if byte:
+            return 8 * place + (byte & -byte).bit_length() - 1
+    return None
