@@ -42,8 +42,9 @@ class AnswerPrinter:
                 self._code_block(events)
 
     def exit_code(self, fail_on_length: bool = False) -> int:
-        """What the command ends with; a form that was cut is none, and fails like an answer that may
-        not be cut. Raises: the request's error, if it had one.
+        """What the command ends with; a form that was cut fails, since it is none.
+
+        Raises: the request's error, if it had one.
         """
         if self.completion.error is not None:
             raise self.completion.error

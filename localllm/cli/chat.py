@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from localllm.cli.opening import open_noted
 from localllm.cli.output import choose_colour, is_terminal, note
 from localllm.cli.render import Shown, check_render_mode, make_printer
 from localllm.cli.saved import find_session, open_recorder
+from localllm.cli.text_files import is_several, read_files
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.config import SamplingParams
 from localllm.errors import RequestError
@@ -28,14 +30,14 @@ if TYPE_CHECKING:
 
 
 def chat(
-    model: Annotated[
-        str | None,
+    words: Annotated[
+        list[str] | None,
         typer.Argument(
-            help="Alias, org/name or folder.", show_default=False, autocompletion=suggestions.models
+            metavar="[MODEL] [PROMPT]",
+            help="A model (alias, org/name or folder) and a prompt; each may be left out.",
+            show_default=False,
+            autocompletion=suggestions.models,
         ),
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Argument(help="Ask this and leave.", show_default=False)
     ] = None,
     model_flag: Annotated[
         str | None,
@@ -47,7 +49,8 @@ def chat(
         str | None, typer.Option("-p", "--prompt", help="The prompt, beyond doubt.")
     ] = None,
     file: Annotated[
-        list[Path] | None, typer.Option("-f", "--file", help="Put a file before the prompt.")
+        list[str] | None,
+        typer.Option("-f", "--file", help="Put files before the prompt: a path, a folder, '*.py'."),
     ] = None,
     system: Annotated[str | None, options.option("-s", "--system", help="System prompt.")] = None,
     system_file: Annotated[
@@ -147,9 +150,8 @@ def chat(
     then to the small one that is built in.
     """
     choose_colour(color)
-    chosen = choose_model_and_prompt(
-        model, prompt, model_flag, prompt_flag, is_remote=remote is not None
-    )
+    files, left = split_files(file or [], words or [])
+    chosen = choose_model_and_prompt(left, model_flag, prompt_flag, is_remote=remote is not None)
     sampling = options.SamplingFlags(
         temp,
         top_k,
@@ -192,7 +194,7 @@ def chat(
     think_level, render_mode = options.parse_think(think), check_render_mode(render)
     if answer_grammar is not None:
         render_mode = "plain"  # to the letter
-    text = gather_prompt(chosen.prompt, file or [])
+    text = gather_prompt(chosen.prompt, read_files(files))
     on_terminal = is_terminal(sys.stdin) and is_terminal(sys.stdout)
     if text is None and (not on_terminal or form != "text"):
         raise RequestError(
@@ -298,19 +300,36 @@ class Choice:
     is_said: bool
 
 
+def split_files(given: Sequence[str], words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files for the prompt, and the other words: behind `-f` a shell puts the first file of
+    `src/*.py`, and the others among the words. `-` is stdin, which is read anyway.
+    """
+    files = [name for name in given if name != "-"]
+    if not files:
+        return [], list(words)
+    is_another = [is_file(word) or (is_several(word) and not is_model_name(word)) for word in words]
+    files += [word for word, is_one in zip(words, is_another, strict=True) if is_one]
+    return files, [word for word, is_one in zip(words, is_another, strict=True) if not is_one]
+
+
 def choose_model_and_prompt(
-    first: str | None,
-    second: str | None,
+    words: Sequence[str],
     model_flag: str | None,
     prompt_flag: str | None,
     *,
     is_remote: bool = False,
 ) -> Choice:
-    """Which argument is the model: the first of two; a lone one only if it is a model's name, which
-    those of a server are not.
+    """Which of the words is the model: the first of two; a lone one only if it is a model's name,
+    which those of a server are not.
 
     Raises: RequestError where both an argument and a flag give the same thing.
     """
+    if len(words) > 2:
+        raise RequestError(
+            f"{len(words)} words, where a model and a prompt are meant",
+            hint=f"quotes around the prompt: localllm chat {shlex.quote(' '.join(words))}",
+        )
+    first, second = (*words, None, None)[:2]
     model, prompt = model_flag, prompt_flag
     if first is not None and second is not None:
         if model_flag is not None or prompt_flag is not None:

@@ -56,7 +56,7 @@ def evaluate_model(
     """
     if max_kl is not None and against is None:
         raise RequestError("--max-kl needs --against", param="max_kl")
-    content = "".join(read_file(path) for path in text) if text else gather_prompt(None, [])
+    content = "".join(read_file(path) for path in text) if text else gather_prompt(None)
     if not content:
         raise RequestError("no text to measure on", hint="--text FILE, or pipe a text into it")
     config = options.EngineFlags(

@@ -11,8 +11,8 @@ from localllm.cli.figures import describe_cache
 from localllm.cli.files import user_path
 from localllm.cli.options import parse_think
 from localllm.cli.output import note, show_controls
+from localllm.cli.text_files import find_files, is_several, joined
 from localllm.cli.thoughts import THOUGHTS_MODES
-from localllm.cli.user_input import read_file
 from localllm.config import SamplingParams
 from localllm.errors import RequestError
 from localllm.prompt import THINK_LEVELS
@@ -179,12 +179,16 @@ def _file(repl: "Repl", argument: str) -> None:
         repl.attachments.clear()
         note("no file goes with the next message")
         return
-    content = read_file(user_path(name))
+    found = find_files(name)
+    content = joined(found.texts, is_named=is_several(name))
     repl.attach(name, content)
+    told = found.describe() if is_several(name) else f"{len(content):,} characters"
     if text:
+        if is_several(name):
+            note(show_controls(f"{name}: {told}"))
         repl.ask(text)
     else:
-        note(f"{len(content):,} characters of {name} go with the next message")
+        note(show_controls(f"{told} of {name} go with the next message"))
 
 
 def _split_path(argument: str) -> tuple[str, str]:
@@ -242,7 +246,12 @@ SLASH_COMMANDS = {
         SlashCommand(
             "/think [LEVEL|fold|show|hide]", "how much the model thinks, and who sees it", _think
         ),
-        SlashCommand("/file [PATH [TEXT]|off]", "put a file before the next message", _file, True),
+        SlashCommand(
+            "/file [PATH [TEXT]|off]",
+            "put files before the next message: a path, a folder, *.py",
+            _file,
+            True,
+        ),
         SlashCommand("/multi", "messages of several lines: Enter no longer sends", _multi),
         SlashCommand("/edit", "change the last question and ask it again", turns.edit),
         SlashCommand("/regen", "another answer to the last question", turns.regenerate),

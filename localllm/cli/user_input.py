@@ -1,7 +1,6 @@
 """Prompts from stdin, files and arguments: bytes from anywhere to one clean text."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from localllm.cli.output import is_terminal, note, show_controls
@@ -14,21 +13,16 @@ MAX_BINARY_SHARE = 0.1
 _TEXT_CONTROLS = frozenset("\t\n\r\f\b\x1b")
 
 
-def gather_prompt(prompt: str | None, files: Sequence[Path]) -> str | None:
-    """Stdin (if piped), files and the prompt argument, in this order, a blank line between.
+def gather_prompt(prompt: str | None, files: str = "") -> str | None:
+    """Stdin (if piped), the text of files and the prompt argument, in this order, a blank line
+    between.
 
     None where all of them are absent or empty.
 
-    Raises: RequestError for a binary or missing file; ContextLengthError over 64 MiB; exit code 5
-    for a file that may not be read.
+    Raises: RequestError for binary input; ContextLengthError over 64 MiB.
     """
     # As other programs have it, "-" is stdin, which is read anyway.
-    named = [path for path in files if str(path) != "-"]
-    parts = [
-        _read_stdin(),
-        *(read_file(path) for path in named),
-        "" if prompt in (None, "-") else prompt,
-    ]
+    parts = [_read_stdin(), files, "" if prompt in (None, "-") else prompt]
     present = [part for part in parts if part.strip()]
     if len(present) == 1 and present[0] == prompt:
         return prompt  # to the letter: nothing was joined to it
@@ -40,7 +34,7 @@ def decode_text(data: bytes, name: str) -> str:
 
     Raises: RequestError for what looks binary.
     """
-    if _looks_binary(data[:SNIFFED_BYTES]):
+    if looks_binary(data[:SNIFFED_BYTES]):
         raise RequestError(f"{name} looks binary, not like text", hint="convert it to text first")
     try:
         text = data.decode("utf-8-sig")
@@ -57,7 +51,11 @@ def _read_stdin() -> str:
 
 
 def read_file(path: Path) -> str:
-    """The text of a file. Raises: as `gather_prompt`."""
+    """The text of a file.
+
+    Raises: RequestError for a binary or missing one; ContextLengthError over 64 MiB; LocalLLMError
+    (5) for one that may not be read.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_INPUT_BYTES + 1)
@@ -84,7 +82,8 @@ def _decode_bounded(data: bytes, name: str) -> str:
     return text
 
 
-def _looks_binary(head: bytes) -> bool:
+def looks_binary(head: bytes) -> bool:
+    """Whether the first bytes of a file, at most SNIFFED_BYTES, are not those of a text."""
     text = head.decode("utf-8", errors="replace")
     # The cut may have gone through a character.
     text = text.rstrip("\ufffd") if len(head) == SNIFFED_BYTES else text

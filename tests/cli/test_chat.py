@@ -47,14 +47,16 @@ def model(make_checkpoint: Callable[..., Path]) -> str:
 def test_which_argument_is_the_model(
     arguments: tuple[str | None, ...], expected: tuple[str | None, str | None]
 ) -> None:
-    choice = choose_model_and_prompt(*arguments)
+    words = [word for word in arguments[:2] if word is not None]
+    choice = choose_model_and_prompt(words, *arguments[2:])
     assert (choice.model, choice.prompt) == expected
 
 
 @pytest.mark.parametrize("arguments", [("a", "b", "m", None), ("a", None, "m", "p")])
 def test_saying_a_thing_twice_is_refused(arguments: tuple[str | None, ...]) -> None:
+    words = [word for word in arguments[:2] if word is not None]
     with pytest.raises(RequestError):
-        choose_model_and_prompt(*arguments)
+        choose_model_and_prompt(words, *arguments[2:])
 
 
 def test_the_model_can_come_from_the_environment(

@@ -1,6 +1,7 @@
-"""Ask pocket the questions of `held_out.toml` and count the right answers.
+"""Ask pocket the held-out questions and count the right answers.
 
     python tools/pocket/score.py [--model FOLDER] [--show wrong|all|none] [--floor 0.8]
+                                 [--questions held_out.toml|held_out_newcomers.toml]
 
 The questions were written, and committed, before the wordings that pocket is trained on, by
 somebody who had not seen those; `dialogues.py` never reads them. An answer (greedy) is right when
@@ -36,7 +37,7 @@ class Question:
         return all(re.search(pattern, answer, re.IGNORECASE) for pattern in self.expects)
 
 
-def read_questions(path: Path = QUESTIONS) -> list[Question]:
+def read_questions(path: Path) -> list[Question]:
     """The held-out questions, topic by topic."""
     topics = tomllib.loads(path.read_text(encoding="utf-8"))
     return [
@@ -57,10 +58,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--model", default="pocket")
+    parser.add_argument("--questions", type=Path, default=QUESTIONS)
     parser.add_argument("--show", choices=("wrong", "all", "none"), default="wrong")
     parser.add_argument("--floor", type=float, default=0.8)
     args = parser.parse_args()
-    questions = read_questions()
+    questions = read_questions(args.questions)
     model = LLM(args.model)
     answers = model.chat(
         [[{"role": "user", "content": question.text}] for question in questions],

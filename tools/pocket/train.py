@@ -7,8 +7,9 @@ Three stages, one after the other:
 - pocket: it learns to read and write from plain-text files (`BOOKS/*.txt`) and to answer from the
   conversations of `dialogues.py`, both in every step, towards the end more of the latter;
 - answers: it learns answers, with some books beside them so that it forgets no English. `--start
-  FOLDER` begins here, with the network and vocabulary of a finished checkpoint: new topics need no
-  more. (The weights in the wheel went through the first stage with 103 topics.)
+  FOLDER` begins here, with the network and vocabulary of a finished checkpoint: new topics need no more.
+  (The weights in the wheel went through the first stage with 103 topics, and twice through
+  this one with 126.)
 - draft: pocket-draft, a tenth of its size, learns to predict what pocket would say.
 
 WORK keeps a checkpoint of each stage, so that a run which was stopped goes on where it was.
@@ -95,9 +96,9 @@ POCKET = Stage(
 )
 ANSWERS = Stage(
     "answers",
-    (Phase(1000, 512, 2, 6), Phase(60, 2048, 1, 1)),
-    6e-4,
+    (Phase(1100, 512, 1, 7), Phase(60, 2048, 1, 1)),
     1e-3,
+    1.5e-3,
     decay_share=0.9,
 )
 DRAFT = Stage("draft", (Phase(600, 512, 2, 3),), 2e-3, 3e-3, decay_share=0.6)

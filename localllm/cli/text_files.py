@@ -1,0 +1,125 @@
+"""Files for a prompt by what a user typed: a file, a folder, or a pattern such as `src/*.py`."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from localllm.cli.files import user_path
+from localllm.cli.output import note, show_controls
+from localllm.cli.user_input import SNIFFED_BYTES, looks_binary, read_file
+from localllm.errors import LocalLLMError, RequestError
+
+# No prompt wants more; who means them all joins them first.
+MAX_FILES = 1000
+MAX_FILE_BYTES = 1 << 20
+# What programs put beside a project's own files. (Names that begin with a dot are left out too.)
+_GENERATED = ("__pycache__", "node_modules", "venv")
+_NAMED = 3
+
+
+@dataclass(slots=True)
+class FoundFiles:
+    """Texts with their names, and what was left out of a folder or a pattern, by the reason."""
+
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        """A line on what there is, and on what is left out."""
+        count, chars = len(self.texts), sum(len(text) for _, text in self.texts)
+        parts = [f"{count} file{'s' * (count != 1)}, {chars:,} characters"]
+        for reason, names in self.left_out.items():
+            shown = ", ".join(names[:_NAMED]) + ", …" * (len(names) > _NAMED)
+            parts.append(f"left out as {reason}: {len(names)} ({shown})")
+        return "; ".join(parts)
+
+
+def read_files(names: Sequence[str]) -> str:
+    """The texts of files, folders and patterns, each under its path where it is not the only one.
+    What is left out of a folder or a pattern is noted.
+
+    Raises: RequestError for a name that nothing has; as `read_file` for a file that is named.
+    """
+    texts = []
+    for name in names:
+        found = find_files(name)
+        texts += found.texts
+        if is_several(name):
+            note(show_controls(f"{name}: {found.describe()}"), dim=not found.left_out)
+    return joined(texts, is_named=len(names) > 1 or any(map(is_several, names)))
+
+
+def joined(texts: Sequence[tuple[str, str]], *, is_named: bool) -> str:
+    """Texts with a blank line between, each under its path if it `is_named`."""
+    if not is_named:
+        return "\n\n".join(text.strip("\n") for _, text in texts)
+    return "\n\n".join(f"{path}:\n\n{text}".strip("\n") for path, text in texts)
+
+
+def is_several(name: str) -> bool:
+    """Whether a name stands for any number of files."""
+    path = user_path(name)
+    try:
+        return path.is_dir() or (glob.has_magic(name) and not path.exists())
+    except (OSError, ValueError):  # no path at all
+        return False
+
+
+def find_files(name: str) -> FoundFiles:
+    """The text files that a name stands for.
+
+    Raises: see `read_files`.
+    """
+    path = user_path(name)
+    if not is_several(name):
+        return FoundFiles([(name, read_file(path))])
+    found = FoundFiles()
+    paths = _in_folder(path, found) if path.is_dir() else _matching(str(path))
+    for each in paths:
+        reason = _reason_to_leave_out(each)
+        if reason is not None:
+            found.left_out.setdefault(reason, []).append(each.name)
+            continue
+        if len(found.texts) == MAX_FILES:
+            raise RequestError(
+                f"{name} has more than {MAX_FILES:,} text files", param="file", hint="a part of it"
+            )
+        found.texts.append((str(each), read_file(each)))
+    if not found.texts:
+        what = found.describe() if found.left_out else ""
+        raise RequestError(f"{name!r:.200} names no text file", param="file", where=what)
+    return found
+
+
+def _matching(pattern: str) -> list[Path]:
+    paths = map(Path, sorted(glob.glob(pattern, recursive=True)))
+    return [path for path in paths if not path.is_dir()]
+
+
+def _in_folder(folder: Path, found: FoundFiles) -> Iterator[Path]:
+    """Files below, without hidden ones and what programs made; no link to a folder is followed."""
+    for root, folders, names in os.walk(folder):
+        kept = [name for name in folders if not _is_aside(name)]
+        hidden = [name for name in (*folders, *names) if _is_aside(name)]
+        if hidden:
+            found.left_out.setdefault("hidden or generated", []).extend(sorted(hidden))
+        folders[:] = sorted(kept)
+        yield from (Path(root) / name for name in sorted(names) if not _is_aside(name))
+
+
+def _is_aside(name: str) -> bool:
+    return name.startswith(".") or name in _GENERATED
+
+
+def _reason_to_leave_out(path: Path) -> str | None:
+    try:
+        if not path.is_file():
+            return "no file"
+        if path.stat().st_size > MAX_FILE_BYTES:
+            return f"over {MAX_FILE_BYTES >> 20} MiB"
+        with path.open("rb") as file:
+            return "binary" if looks_binary(file.read(SNIFFED_BYTES)) else None
+    except (OSError, LocalLLMError):
+        return "not readable"

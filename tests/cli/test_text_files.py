@@ -1,0 +1,128 @@
+"""Several files, folders and patterns before a prompt, as people type them."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from window import Open
+
+from localllm.cli.chat import split_files
+from localllm.cli.text_files import find_files, read_files
+from localllm.errors import ExitCode, RequestError
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder as of a small program, which is the current one."""
+    root = tmp_path / "project"
+    for name, data in {
+        "src/a.py": b"print(1)\n",
+        "src/b.py": b"print(2)\n",
+        "src/deep/c.py": b"print(3)\n",
+        "src/notes.txt": b"Notes.\n",
+        "src/logo.png": bytes(range(256)),
+        "src/.hidden": b"secret",
+        "src/__pycache__/a.pyc": b"x",
+        "src/large.txt": b"x" * (1 << 21),
+    }.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    monkeypatch.chdir(root)
+    return root
+
+
+def test_what_a_shell_makes_of_a_pattern_is_read(localllm: Run, project: Path) -> None:
+    """`-f src/*.py "explain"`: the shell leaves one file behind -f, and the others as words."""
+    names = ["src/a.py", "src/b.py"]
+    flags = ("--raw", "--greedy", "-n", "1", "--json")
+    typed = localllm("chat", "-f", *names, "explain this", *flags)
+    assert typed.code == 0, typed.err
+    text = "src/a.py:\n\nprint(1)\n\nsrc/b.py:\n\nprint(2)\n\nexplain this"
+    whole = localllm("chat", "-p", text, *flags)
+    assert json.loads(typed.out)["usage"] == json.loads(whole.out)["usage"]
+    with_model = localllm("chat", "pocket", "-f", *names, "explain this", *flags)
+    assert json.loads(with_model.out)["usage"] == json.loads(whole.out)["usage"]
+
+
+@pytest.mark.parametrize("name", ["src", "src/", "./src"])
+def test_a_folder_stands_for_its_texts_and_what_is_left_out_is_told(
+    localllm: Run, project: Path, name: str
+) -> None:
+    outcome = localllm("chat", "-f", name, "explain", "-n", "2")
+    assert outcome.code == 0, outcome.err
+    assert "4 files" in outcome.err
+    assert "left out as binary: 1 (logo.png)" in outcome.err
+    assert "left out as hidden or generated: 2 (" in outcome.err
+    assert "left out as over 1 MiB: 1 (large.txt)" in outcome.err
+    text = read_files([name])
+    assert [line for line in text.splitlines() if line.endswith(":")] == [
+        f"{Path(name)}/{inside}:" for inside in ("a.py", "b.py", "notes.txt", "deep/c.py")
+    ]
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "count"), [("src/*.py", 2), ("src/**/*.py", 3), ("*/[ab].py", 2)]
+)
+def test_a_pattern_in_quotes_is_read_as_a_shell_would(
+    localllm: Run, project: Path, pattern: str, count: int
+) -> None:
+    assert len(find_files(pattern).texts) == count
+    outcome = localllm("chat", "-f", pattern, "explain", "-n", "2")
+    assert outcome.code == 0, outcome.err
+    assert f"{count} files" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["*.rs", "src/.hidden/*", "nothing"])
+def test_what_names_no_file_is_refused(localllm: Run, project: Path, name: str) -> None:
+    outcome = localllm("chat", "-f", name, "explain")
+    assert outcome.code == ExitCode.USAGE
+    assert name in outcome.err
+
+
+def test_a_folder_without_a_text_is_refused_with_the_reason(project: Path) -> None:
+    (project / "pictures").mkdir()
+    (project / "pictures" / "x.bin").write_bytes(bytes(range(256)))
+    with pytest.raises(RequestError) as caught:
+        find_files("pictures")
+    assert "left out as binary: 1" in caught.value.where
+
+
+def test_a_model_s_folder_behind_files_is_the_model(
+    project: Path, make_checkpoint: Callable[..., Path]
+) -> None:
+    folder = str(make_checkpoint())
+    words = [folder, "src/b.py", "explain"]
+    assert split_files(["src/a.py"], words) == (["src/a.py", "src/b.py"], [folder, "explain"])
+    assert split_files([], ["src/a.py", "explain"]) == ([], ["src/a.py", "explain"])
+    assert split_files(["-"], ["explain"]) == ([], ["explain"])
+
+
+def test_links_that_lead_in_circles_end(project: Path) -> None:
+    os.symlink("..", project / "src" / "up")
+    os.symlink("nowhere", project / "src" / "gone")
+    found = find_files("src")
+    assert len(found.texts) == 4
+    assert found.left_out["no file"] == ["gone"]
+
+
+def test_a_prompt_without_quotes_is_told_to_have_some(localllm: Run) -> None:
+    outcome = localllm("chat", "why", "is", "the", "sky", "blue")
+    assert outcome.code == ExitCode.USAGE
+    assert "localllm chat 'why is the sky blue'" in outcome.err
+
+
+def test_files_of_a_conversation(open_window: Open, project: Path) -> None:
+    window = open_window("It prints.", rows=40)
+    window.say(f"/file {project}/src")
+    window.wait_for(r"4 files, (.|\n)*binary: 1(.|\n)*go with the next message")
+    window.say("/file off")
+    window.say(f"/file {project}/src/*.py what does it print?")
+    window.wait_for("2 files")
+    window.wait_for("It prints")
