@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from localllm.engine.request import FinishReason, TokenLogprobs
 from localllm.errors import LocalLLMError, RequestError
 
+# Characters of a text in a `repr`.
+_SHOWN = 60
+
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
@@ -59,7 +62,7 @@ class Sample:
     error: LocalLLMError | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Completion:
     """What came back for one prompt, with what it took; times in seconds."""
 
@@ -70,6 +73,16 @@ class Completion:
     first_token_s: float | None = None
     last_token_s: float | None = None
     truncation: Truncation | None = None
+
+    def __repr__(self) -> str:
+        """The beginning of its text, and what it took."""
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}…"
+        parts = [repr(text)]
+        parts += [f"samples={len(self.samples)}"] if len(self.samples) > 1 else []
+        parts += [f"finish_reason={str(self.finish_reason)!r}"] if self.finish_reason else []
+        parts += [f"error={str(self.error)!r:.80}"] if self.error is not None else []
+        counts = f"prompt_tokens={self.num_prompt_tokens}, tokens={self.num_generated_tokens}"
+        return f"Completion({', '.join([*parts, counts])})"
 
     @property
     def text(self) -> str:

@@ -15,13 +15,10 @@ from localllm.loaded_model import LoadedModel
 from localllm.overflow import OverflowPolicy, answer_reserve, with_way_out
 from localllm.prompt import Prompt, ThinkLevel
 from localllm.text_engine import EventStream
-from localllm.transcript import ChatMessage, Transcript, Turn
+from localllm.transcript import SUMMARY_REQUEST, ChatMessage, Transcript, Turn
 
-_SUMMARY_REQUEST = (
-    "Summarise our conversation so far, so that it can go on from your summary alone: what was "
-    "asked, what was found or decided, names, figures and code that will be needed again, and what "
-    "is still open. Leave out greetings and what was given up."
-)
+# Turns at the end of a conversation that a summary leaves as they are.
+_KEPT_TURNS = 1
 
 
 class ChatSession:
@@ -120,22 +117,27 @@ class ChatSession:
         )
         return self._stream(open_prompt, self.turns[:-1], last.question, params)
 
-    def summarise(
-        self, num_kept: int, params: SamplingParams
-    ) -> tuple[Completion, EventStream, Callable[[str], None]]:
-        """Have all but the last `num_kept` turns summarised; the third value, called with the
-        summary, puts it in their place.
+    @property
+    def can_be_summarised(self) -> bool:
+        """Whether there are turns before those that `summarise` leaves as they are."""
+        return len(self.turns) > _KEPT_TURNS
 
-        Raises: RequestError where there are no more turns than that.
+    def summarise(
+        self, params: SamplingParams
+    ) -> tuple[Completion, EventStream, Callable[[str], None]]:
+        """Have all but the last turn summarised; the third value, called with the summary, puts it
+        in their place.
+
+        Raises: RequestError where there is nothing before that.
         """
-        older, kept = self.turns[: len(self.turns) - num_kept], self.turns[-num_kept:]
+        older, kept = self.turns[:-_KEPT_TURNS], self.turns[-_KEPT_TURNS:]
         if self.completes_text or not older:
             raise RequestError("there is nothing to summarise yet")
-        prompt, _ = self._prompt(older, _SUMMARY_REQUEST, params)
+        prompt, _ = self._prompt(older, SUMMARY_REQUEST, params)
         completion, events = self.model.stream(prompt, params)
 
         def put(summary: str) -> None:
-            turn = Turn(_SUMMARY_REQUEST, self.model.name, summary, "", FinishReason.STOP)
+            turn = Turn(SUMMARY_REQUEST, self.model.name, summary, "", FinishReason.STOP)
             self.turns = [turn, *kept]
             self._num_dropped, self._last_prompt = 0, None
 

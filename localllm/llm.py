@@ -57,12 +57,16 @@ class LLM:
 
     def chat(
         self,
-        messages: Conversation | Sequence[Conversation],
+        messages: str | Conversation | Sequence[Conversation],
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Completion]:
-        """Answer one conversation, or several together; one completion each, in order."""
+        """Answer one conversation, or several together; one completion each, in order. A text alone
+        is a conversation of one message.
+        """
         params = params or self.sampling_params()
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         several: Sequence[Any] = [messages] if is_one else messages
         return self.model.complete(

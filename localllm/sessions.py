@@ -15,7 +15,7 @@ from pathlib import Path
 
 from localllm.engine.request import FinishReason
 from localllm.errors import DiskError, RequestError
-from localllm.transcript import Transcript, Turn, make_title
+from localllm.transcript import SUMMARY_REQUEST, Transcript, Turn, make_title
 
 # Seconds to wait for another process that writes.
 _PATIENCE_S = 5.0
@@ -170,9 +170,12 @@ class SessionStore:
         with self._told():
             found = self._db.execute(
                 "SELECT id, name, model, created_s, updated_s, "
-                "(SELECT question FROM turns WHERE session_id = id ORDER BY position LIMIT 1), "
+                # The user's own words, if there are any.
+                "(SELECT question FROM turns WHERE session_id = id "
+                "ORDER BY question = ?, position LIMIT 1), "
                 "(SELECT count(*) FROM turns WHERE session_id = id) "
-                "FROM sessions ORDER BY updated_s DESC, id DESC"
+                "FROM sessions ORDER BY updated_s DESC, id DESC",
+                (SUMMARY_REQUEST,),
             ).fetchall()
         return [
             SessionRow(

@@ -9,6 +9,13 @@ from localllm.engine.request import FinishReason
 
 ChatMessage = dict[str, Any]
 
+# The question behind which a summary stands in place of older turns.
+SUMMARY_REQUEST = (
+    "Summarise our conversation so far, so that it can go on from your summary alone: what was "
+    "asked, what was found or decided, names, figures and code that will be needed again, and what "
+    "is still open. Leave out greetings and what was given up."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:

@@ -54,7 +54,8 @@ class ScriptedEngine:
         self.prompts.append(list(prompt))
         self.params.append(params)
         self._running[request_id] = self._rest_of_answer(list(prompt), request_id)
-        self._room[request_id] = params.max_tokens or 1 << 30
+        room = self.context_length - len(prompt)
+        self._room[request_id] = min(params.max_tokens or room, room)
         self._waiting[request_id] = self.prefill_steps
         return request_id
 

@@ -212,3 +212,15 @@ def test_the_built_in_model_gives_a_request_the_same_text_in_a_batch_of_16() -> 
     together = llm.generate(prompts, params)
     for prompt, completion in zip(prompts, together, strict=True):
         assert llm.generate(prompt, params)[0].text == completion.text
+
+
+def test_a_text_alone_is_a_conversation_of_one_message() -> None:
+    llm = LLM(max_num_seqs=2)
+    params = llm.sampling_params(temperature=0.0, max_tokens=20)
+    [alone] = llm.chat("What is the KV cache?", params)
+    [whole] = llm.chat([{"role": "user", "content": "What is the KV cache?"}], params)
+    assert alone.text == whole.text != ""
+    shown = repr(alone)
+    assert shown.startswith("Completion('")
+    assert len(shown) < 250
+    assert "tokens=20" in shown

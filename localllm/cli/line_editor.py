@@ -12,7 +12,9 @@ from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len, set_cell_size
 
@@ -76,6 +78,15 @@ class LineEditor:
             return None
         finally:
             self._is_editing = False
+
+    def has_typed_interrupt(self) -> bool:
+        """Whether Ctrl-C is among the keys that were typed behind a message, before the terminal
+        made a signal of it again. It is taken out, and what stands before it.
+        """
+        keys = [*get_typeahead(self._session.input), *self._session.input.read_keys()]
+        interrupts = [i for i, key in enumerate(keys) if key.key == Keys.ControlC]
+        store_typeahead(self._session.input, keys[interrupts[-1] + 1 :] if interrupts else keys)
+        return bool(interrupts)
 
     def _prompt(self) -> str:
         if self._is_editing:

@@ -182,16 +182,11 @@ def _origin(parameter: Any, context: typer.Context | None) -> str:
 
 
 def main() -> None:
-    """Entry point of the installed command."""
-    # An exception out of the middle of an import ends in odd ways; nothing is lost by leaving
-    # at once. While an answer streams, `DeferredInterrupt` takes over.
-    signal.signal(signal.SIGINT, _leave_on_sigint)
+    """The command; Ctrl-C ends it at once (see __main__.py), but while an answer streams, when
+    `DeferredInterrupt` takes over.
+    """
     let_torch_sleep()
     sys.exit(run(sys.argv[1:]))
-
-
-def _leave_on_sigint(signum: int, frame: FrameType | None) -> None:
-    os._exit(ExitCode.SIGINT)
 
 
 def _exit_on_sigterm(signum: int, frame: FrameType | None) -> None:

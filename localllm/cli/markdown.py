@@ -3,7 +3,7 @@
 The parser is markdown-it's and the drawing rich's, with what a growing text and a terminal need
 done differently: HTML is shown and not dropped; a line of dashes under a paragraph is a rule and
 not a heading, so that no later line changes how an earlier one looks; links show their address;
-code has no frame, so that it can be copied.
+code has no frame, so that it can be copied; formulas in LaTeX's brackets stay as they are.
 """
 
 import io
@@ -13,8 +13,10 @@ from itertools import groupby
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
+from markdown_it.rules_inline import StateInline
+from markdown_it.token import Token as Parsed
 from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String, Token
 from pygments.util import ClassNotFound
 from rich import box
 from rich.cells import cell_len
@@ -28,14 +30,44 @@ from rich.markdown import Markdown
 from rich.markdown import TableElement as RichTable
 from rich.rule import Rule
 from rich.segment import Segment
-from rich.syntax import Syntax
+from rich.style import Style
+from rich.syntax import ANSISyntaxTheme, Syntax
 from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-CODE_THEME = "ansi_dark"  # the terminal's own colours, so that it is readable on any ground
-# rich puts inline code on black, which is a blot on a light ground.
-_THEME = Theme({"markdown.code": "cyan", "markdown.code_block": "none"})
+# The terminal's own colours, and of these the ones that are readable on black and on white: no
+# yellow, no bright ones, no blue.
+CODE_THEME = ANSISyntaxTheme(
+    {
+        Token: Style(),
+        Comment: Style(dim=True, italic=True),
+        Keyword: Style(color="magenta", bold=True),
+        Operator.Word: Style(color="magenta", bold=True),
+        String: Style(color="green"),
+        Number: Style(color="red"),
+        Name.Function: Style(bold=True),
+        Name.Class: Style(bold=True),
+        Name.Tag: Style(color="magenta"),
+        Generic.Deleted: Style(color="red"),
+        Generic.Inserted: Style(color="green"),
+        Generic.Heading: Style(bold=True),
+    }
+)
+_THEME = Theme(
+    {
+        "markdown.code": "magenta",
+        "markdown.code_block": "none",
+        "markdown.item.bullet": "bold",
+        "markdown.item.number": "bold",
+        "markdown.block_quote": "italic",
+        "markdown.hr": "dim",
+        "markdown.link": "underline",
+        "markdown.link_url": "underline",
+        "markdown.table.border": "dim",
+        "markdown.table.header": "bold",
+    }
+)
 # What has less room for its text, a column of a table or a deeply nested list, is shown as it was
 # written.
 MIN_COLUMN_CELLS = 4
@@ -46,6 +78,23 @@ _PARSER = (
     .enable(["table", "strikethrough"])
     .disable(["lheading", "reference", "image", "autolink", "html_block", "html_inline"])
 )
+_FORMULAS = {"\\(": "\\)", "\\[": "\\]"}
+
+
+def _formula(state: StateInline, silent: bool) -> bool:
+    """A rule for the parser: what stands in LaTeX's brackets is text, to the letter."""
+    closing = _FORMULAS.get(state.src[state.pos : state.pos + 2])
+    end = -1 if closing is None else state.src.find(closing, state.pos + 2)
+    if end < 0:
+        return False
+    if not silent:
+        # Not by `pending`, whose blanks at the end of a line would go.
+        state.push("text", "", 0).content = state.src[state.pos : end + 2]
+    state.pos = end + 2
+    return True
+
+
+_PARSER.inline.ruler.before("escape", "formula", _formula)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +116,7 @@ class Block:
     `number` is that of an item of an ordered list; `follows_item`: an item stands right before.
     """
 
-    tokens: Sequence[Token]
+    tokens: Sequence[Parsed]
     first_line: int
     number: int | None = None
     follows_item: bool = False
@@ -88,7 +137,7 @@ def split_blocks(source: str, after: Block | None = None) -> list[Block]:
 
     `after`: the source was cut before this block, which is now its first.
     """
-    elements: list[list[Token]] = []
+    elements: list[list[Parsed]] = []
     for token in _PARSER.parse(source):
         if token.level == 0 and token.nesting >= 0:
             elements.append([])
@@ -102,7 +151,7 @@ def split_blocks(source: str, after: Block | None = None) -> list[Block]:
     return blocks
 
 
-def _split_items(tokens: Sequence[Token], after: Block | None) -> list[Block]:
+def _split_items(tokens: Sequence[Parsed], after: Block | None) -> list[Block]:
     """Each item of a list as a list of its own, which goes on counting."""
     opening, closing = tokens[0], tokens[-1]
     is_ordered = opening.type == "ordered_list_open"
@@ -111,7 +160,7 @@ def _split_items(tokens: Sequence[Token], after: Block | None) -> list[Block]:
     if after is not None and (after.number is not None) == is_ordered:
         number, follows_item = after.number, after.follows_item
     blocks = []
-    items: list[list[Token]] = []
+    items: list[list[Parsed]] = []
     for token in tokens[1:-1]:
         if token.type == "list_item_open" and token.level == 1:
             items.append([])
@@ -126,7 +175,9 @@ def _split_items(tokens: Sequence[Token], after: Block | None) -> list[Block]:
 
 
 class MarkdownRenderer:
-    """Turns blocks into rows, with colours or without."""
+    """Turns blocks into rows, with colours or without; bold and the like are there in any case, and
+    without colours the backticks of code.
+    """
 
     def __init__(self, has_colour: bool) -> None:
         self._has_colour = has_colour
@@ -152,7 +203,9 @@ class MarkdownRenderer:
         ):
             return self.written(block, source, width)
         options = console.options.update(width=width)
-        element = _BlockMarkdown(block.tokens)
+        element = _BlockMarkdown(
+            block.tokens if self._has_colour else _with_backticks(block.tokens)
+        )
         rows = [
             self._segments_row(line) for line in console.render_lines(element, options, pad=False)
         ]
@@ -167,7 +220,7 @@ class MarkdownRenderer:
         console = self._console(width)
         return [self._row(line, console) for line in text.wrap(console, width)]
 
-    def _code_rows(self, token: Token, console: Console) -> list[Row]:
+    def _code_rows(self, token: Parsed, console: Console) -> list[Row]:
         lines = _highlight(token.content, token.info).split("\n", allow_blank=True)
         return [self._row(line, console) for line in lines] or [Row("", 0)]
 
@@ -177,14 +230,14 @@ class MarkdownRenderer:
 
     def _segments_row(self, segments: Sequence[Segment]) -> Row:
         segments = list(Segment.simplify(_without_trailing_blanks(segments)))
-        colours = ColorSystem.STANDARD if self._has_colour else None
-        ansi = "".join(
-            segment.style.render(segment.text, color_system=colours)
-            if segment.style
-            else segment.text
-            for segment in segments
-        )
+        ansi = "".join(self._ansi(segment) for segment in segments)
         return Row(ansi, sum(cell_len(segment.text) for segment in segments))
+
+    def _ansi(self, segment: Segment) -> str:
+        if not segment.style:
+            return segment.text
+        style = segment.style if self._has_colour else segment.style.without_color
+        return style.render(segment.text, color_system=ColorSystem.STANDARD)
 
     def _console(self, width: int) -> Console:
         if width not in self._consoles:
@@ -196,15 +249,29 @@ class MarkdownRenderer:
             file=io.StringIO(),
             width=width,
             height=1000,
-            force_terminal=self._has_colour,
+            force_terminal=True,
             no_color=not self._has_colour,
-            color_system="standard" if self._has_colour else None,
+            color_system="standard",
             legacy_windows=False,
             highlight=False,
             emoji=False,
             markup=False,
             theme=_THEME,
         )
+
+
+def _with_backticks(tokens: Sequence[Parsed]) -> list[Parsed]:
+    """Code within a line as it was written, where no colour tells it from the text around it."""
+
+    def shown(token: Parsed) -> Parsed:
+        if token.type == "code_inline":
+            return token.copy(content=f"{token.markup}{token.content}{token.markup}")
+        return token
+
+    return [
+        token.copy(children=[shown(child) for child in token.children]) if token.children else token
+        for token in tokens
+    ]
 
 
 def _without_trailing_blanks(segments: Sequence[Segment]) -> list[Segment]:
@@ -227,7 +294,7 @@ def _highlight(code: str, info: str) -> Text:
     return Syntax("", lexer, theme=CODE_THEME).highlight(code.removesuffix("\n"))
 
 
-def _num_columns(tokens: Sequence[Token]) -> int:
+def _num_columns(tokens: Sequence[Parsed]) -> int:
     rows = (
         list(group) for is_cell, group in groupby(tokens, lambda t: t.type != "tr_close") if is_cell
     )
@@ -304,6 +371,6 @@ class _BlockMarkdown(Markdown):
         "table_open": _Table,
     }
 
-    def __init__(self, tokens: Sequence[Token]) -> None:
-        super().__init__("", code_theme=CODE_THEME, hyperlinks=False)
+    def __init__(self, tokens: Sequence[Parsed]) -> None:
+        super().__init__("", hyperlinks=False)
         self.parsed = list(tokens)

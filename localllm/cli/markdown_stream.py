@@ -20,7 +20,7 @@ MIN_DRAW_INTERVAL_S = 1 / 15
 MAX_DRAW_SHARE = 0.1
 # What could still turn text that is already there into something else: one more mark, or several
 # after one another, each of which closes what was opened before the last.
-_MARKS = ("*", "**", "***", "_", "__", "`", "``", "~~", "](x)")
+_MARKS = ("*", "**", "***", "_", "__", "`", "``", "~~", "](x)", "\\)", "\\]")
 _CLOSERS = (*_MARKS, *(f"x{mark}" * 6 for mark in _MARKS), "x*x**" * 4)
 
 

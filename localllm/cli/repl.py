@@ -163,7 +163,10 @@ class Repl:
             note("the temperature is 0, so the answer stays the same; /set temp 0.7", dim=True)
         if params.seed is not None:
             params = replace(params, seed=params.seed + self._num_regenerated)
+        before = self.session.turns[-1].answer if self.session.turns else None
         self.answer(lambda _: self.session.regenerate(params))
+        if params.temperature > 0 and self.session.turns[-1].answer == before:
+            note("the same answer again: it is far likelier than others; /set temp 1.2", dim=True)
 
     def answer(self, start: Callable[[SamplingParams], tuple[Completion, EventStream]]) -> None:
         """Show one answer as it comes; Ctrl-C stops it and keeps what there is.
@@ -197,6 +200,8 @@ class Repl:
             note(describe_truncation(completion.truncation), dim=True)
         with keys_held():
             try:
+                if self.editor.has_typed_interrupt():
+                    events.close()
                 for event in with_progress(events):
                     view.push(event)
                     if self.recorder is not None:
@@ -243,6 +248,18 @@ class Repl:
         self.used_tokens = self.session.count_tokens()
         self.save()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether not one token more fits into the context."""
+        return self.used_tokens >= self.session.model.context_length
+
+    def way_to_room(self) -> str:
+        """What helps where the context is full."""
+        if self.session.can_be_summarised and not self.session.completes_text:
+            return "/compact makes room, by a summary of the older turns"
+        way = self.session.model.text_engine.way_to_longer_context
+        return f"/clear begins anew, or start with {way}"
+
     def _handle(self, text: str) -> None:
         stripped = text.strip()
         if not stripped:
@@ -273,12 +290,15 @@ class Repl:
                     note(line, dim=True)
         if completion.finish_reason is None:
             note("interrupted; /continue goes on", dim=True)
+        elif completion.finish_reason == "length" and self.is_full:
+            note(f"cut, for the context is full: {self.way_to_room()}")
         elif completion.finish_reason == "length":
             note("cut at the limit of tokens; /continue goes on", dim=True)
         share = self.used_tokens / window
         if share >= WARNED_SHARE and not self._was_warned and not self.session.completes_text:
             self._was_warned = True
-            note(f"the context is {share:.0%} full; /compact makes room, by a summary")
+            if not self.is_full:  # else it is told above
+                note(f"the context is {share:.0%} full; /compact makes room, by a summary")
         elif share < WARNED_SHARE:
             self._was_warned = False
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from localllm.cli.repl import Repl
 
 _LISTED = 15
-# Turns at the end of a conversation that /compact leaves as they are.
-_KEPT_TURNS = 1
 # Lines of an answer that are shown when a conversation is taken up again.
 _RECALLED_LINES, _RECALLED_CHARS = 6, 400
 
@@ -30,6 +28,10 @@ def regenerate(repl: "Repl", argument: str) -> None:
 
 def resume(repl: "Repl", argument: str) -> None:
     """`/continue`"""
+    if repl.is_full:
+        raise RequestError(
+            "the context is full, so the answer cannot go on", hint=repl.way_to_room()
+        )
     repl.answer(repl.session.resume)
 
 
@@ -91,11 +93,11 @@ def clear(repl: "Repl", argument: str) -> None:
 def compact(repl: "Repl", argument: str) -> None:
     """`/compact`"""
     session = repl.session
-    if len(session.turns) <= _KEPT_TURNS:
+    if not session.can_be_summarised:
         raise RequestError("there is nothing to summarise yet")
     used = repl.used_tokens
     try:
-        completion, events, put = session.summarise(_KEPT_TURNS, repl.params())
+        completion, events, put = session.summarise(repl.params())
     except ContextLengthError as error:
         raise RequestError(
             "the turns to be summarised do not fit into the context themselves",

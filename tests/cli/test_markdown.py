@@ -171,7 +171,7 @@ def test_no_word_of_the_text_is_dropped(seed: int, columns: int) -> None:
 )
 def test_what_a_browser_would_hide_is_shown(text: str) -> None:
     rows = MarkdownRenderer(False).document(text, 40)
-    shown = "".join(row.ansi for row in rows)
+    shown = "".join(re.sub(r"\x1b\[[0-9;]*m", "", row.ansi) for row in rows)
     for word in words_of(re.sub(r"```\w*|&amp;", "", text)):
         assert word in shown.replace(" ", "").replace("\n", ""), word
 
@@ -271,3 +271,41 @@ def test_a_token_takes_under_3_ms_at_30_kb(name: str, monkeypatch: pytest.Monkey
     assert len(document) == 30_000
     assert len(terminal.writes) > 50
     assert (time.process_time() - started) / len(pieces) < 0.003
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [r"\( \frac{1}{2} \)", r"\[ a_1 * b_2 * c = \{x\} \]", r"\(\alpha_1, \beta_2\)"],
+)
+@pytest.mark.parametrize("has_colour", [True, False])
+def test_formulas_in_latex_s_brackets_stay_as_they_are(formula: str, has_colour: bool) -> None:
+    [row] = MarkdownRenderer(has_colour).document(f"Half is {formula}, and *so* on.", 80)
+    assert formula in row.ansi
+    assert "*so*" not in row.ansi
+
+
+def test_without_colours_bold_and_backticks_are_left() -> None:
+    text = "# Head\n\nWrite `from localllm import LLM` **now**:\n\n```python\nprint(1)  # one\n```"
+    rows = MarkdownRenderer(False).document(text, 80)
+    shown = "\n".join(row.ansi for row in rows)
+    assert "`from localllm import LLM`" in shown
+    assert "\x1b[1mnow\x1b[0m" in shown
+    assert "Head" in shown
+    colours = re.findall(r"\x1b\[([0-9;]*)m", shown)
+    assert not any(30 <= int(part) <= 107 for codes in colours for part in codes.split(";") if part)
+
+
+def test_colours_are_readable_on_any_ground() -> None:
+    """Yellow, white and the bright ones vanish on white; blue does on black."""
+    text = (
+        "1. one\n\n- item `code` [link](http://x)\n\n> quoted\n\n---\n\n| a |\n|---|\n| b |\n\n"
+        '```python\n@f\nclass A:\n    def g(self): return "s" + 1 is None  # why\n```'
+    )
+    shown = "\n".join(row.ansi for row in MarkdownRenderer(True).document(text, 80))
+    codes = {
+        int(part)
+        for found in re.findall(r"\x1b\[([0-9;]*)m", shown)
+        for part in found.split(";")
+        if part
+    }
+    assert codes <= {0, 1, 2, 3, 4, 31, 32, 35}

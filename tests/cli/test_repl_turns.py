@@ -9,6 +9,7 @@ import pytest
 from window import Open, Window
 
 from localllm.sessions import SavedSession, SessionStore
+from localllm.transcript import SUMMARY_REQUEST, Transcript, Turn
 
 # What a machine with two cores and other tests beside takes for anything.
 BUSY_S = 0.6
@@ -206,3 +207,41 @@ def test_folded_thoughts_leave_one_line(open_window: Open) -> None:
     text = window.wait_for(r"The answer\.")
     assert "thought number" not in text
     assert re.search(r"> hi\n+thought for \d+\.\d s, \d+ tokens; Ctrl-O shows it\n\nThe", text)
+
+
+def test_ctrl_c_right_behind_enter_stops_the_answer(open_window: Open, tmp_path: Path) -> None:
+    """While Enter is handled the terminal makes no signal of Ctrl-C, but a character."""
+    words = " ".join(f"word{i}" for i in range(500))
+    window = open_window(words, "Here.", rows=30, step_ms=5)
+    window.send("Talk.\r\x03typed ahead")
+    window.wait_for("interrupted")
+    window.wait_for("> typed ahead")
+    assert "word400" not in window.text
+    window.send("\r")
+    window.wait_for(r"Here\.")
+
+
+def test_a_full_context_is_told_as_such_and_continue_names_the_way_out(open_window: Open) -> None:
+    long = "Many words. " * 60
+    window = open_window(long, long, rows=60, flags=("--ctx", "600"))
+    window.say("Talk.")
+    window.wait_for("cut, for the context is full: /clear begins anew")
+    window.settle()
+    window.say("/continue")
+    window.wait_for("error: the context is full, so the answer cannot go on")
+    assert "/compact" not in window.text
+
+
+def test_the_same_answer_again_is_told(open_window: Open) -> None:
+    window = open_window("Blue.", "Blue.", "Red.", rows=40)
+    ask(window, "What colour?", r"Blue\.")
+    ask(window, "/regen", "the same answer again")
+    ask(window, "/regen", r"Red\.")
+    assert window.text.count("the same answer again") == 1
+
+
+def test_a_summary_names_no_conversation(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path / "sessions.db")
+    turns = (Turn(SUMMARY_REQUEST, answer="We spoke."), Turn("What now?", answer="This."))
+    store.create(Transcript("pocket", None, turns))
+    assert [row.title for row in store.rows()] == ["What now?"]

@@ -7,8 +7,8 @@ Three stages, one after the other:
 - pocket: it learns to read and write from plain-text files (`BOOKS/*.txt`) and to answer from the
   conversations of `dialogues.py`, both in every step, towards the end more of the latter;
 - answers: it learns answers, with some books beside them so that it forgets no English. `--start
-  FOLDER` begins here, with the network and vocabulary of a finished checkpoint: new topics need no more.
-  (The weights in the wheel went through the first stage with 103 topics, and twice through
+  FOLDER` begins here, with the network and vocabulary of a finished checkpoint: new topics need no
+  more. (The weights in the wheel went through the first stage with 103 topics, and twice through
   this one with 126.)
 - draft: pocket-draft, a tenth of its size, learns to predict what pocket would say.
 
