@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from localllm.errors import CatalogError, ExitCode
 from localllm.places import cache_folder, user_catalog
@@ -26,6 +26,8 @@ _LIKE_A_MODEL = re.compile(
 )
 # Families that are asked for by their bare name and that no alias resembles.
 _FAMILIES = ("codellama", "falcon", "gemma", "glm", "gpt-oss", "granite", "kimi", "olmo", "phi")
+# What a GPU's driver and firmware keep of the memory that it is sold with.
+_KEPT_BACK_GIB = 0.7
 _REQUIRED = ("repo", "licence", "architecture")
 
 
@@ -46,6 +48,7 @@ class CatalogEntry:
     quantization: str = "int4"
     thinking: str = "none"
     tools: str = "none"
+    recommended: Mapping[str, float] = field(default_factory=dict)
     sampling: Mapping[str, float] = field(default_factory=dict)
     chat_template: str | None = None
     sizes: Mapping[str, Any] | None = None
@@ -91,6 +94,19 @@ def load_catalog() -> dict[str, CatalogEntry]:
     return entries
 
 
+def recommended(kind: str, memory_bytes: int) -> CatalogEntry | None:
+    """The model to begin with on a machine whose memory (`kind` cpu) or GPU (`gpu`) has so many
+    bytes; None where the catalogue has none.
+    """
+    gib = memory_bytes / 2**30 + _KEPT_BACK_GIB
+    fitting = [
+        (entry.recommended[kind], entry)
+        for entry in load_catalog().values()
+        if entry.recommended.get(kind, gib + 1) <= gib
+    ]
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
 def _read_catalog(path: Path) -> dict[str, CatalogEntry]:
     try:
         text = path.read_bytes().decode("utf-8")
@@ -117,6 +133,10 @@ def _is_sampling(value: object) -> bool:
     )
 
 
+def _is_recommended(value: object) -> bool:
+    return _is_sampling(value) and set(cast(Mapping[str, float], value)) <= {"cpu", "gpu"}
+
+
 _FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(
         ("repo", "licence", "architecture", "revision", "int4", "chat_template"),
@@ -126,6 +146,7 @@ _FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
     "quantization": (lambda value: value in QUANTIZATIONS, f"one of {', '.join(QUANTIZATIONS)}"),
     "thinking": (lambda value: value in THINKING, f"one of {', '.join(THINKING)}"),
     "tools": (lambda value: value in TOOLS, f"one of {', '.join(TOOLS)}"),
+    "recommended": (_is_recommended, "a table of cpu and gpu with GiB"),
     "sampling": (_is_sampling, "a table of numbers"),
     "sizes": (lambda value: isinstance(value, Mapping), "a table"),
 }

@@ -4,7 +4,7 @@ The same functions divide the memory when a model is loaded (engine/memory.py) a
 the speed tests (bench/step_model.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,22 @@ from localllm.bench.limits import ModelWork, best_time, measure_limits
 from localllm.bench.step_model import WITH_CARE, Gpu, predict_decode
 from localllm.bench.subject import catalog_shape
 from localllm.card import describe_quantization
-from localllm.catalog import BUILT_IN_MODELS, CatalogEntry, ModelSource, load_catalog
+from localllm.catalog import (
+    BUILT_IN_MODELS,
+    CatalogEntry,
+    ModelSource,
+    load_catalog,
+    recommended,
+)
 from localllm.config import EngineConfig, ModelConfig
 from localllm.download import fetch_model
-from localllm.engine.loading import KV_DTYPES, free_bytes, select_device, step_tokens
+from localllm.engine.loading import (
+    KV_DTYPES,
+    free_bytes,
+    select_device,
+    step_tokens,
+    total_bytes,
+)
 from localllm.engine.memory import MemoryPlan, plan_memory
 from localllm.engine.step_inputs import graph_rows
 from localllm.errors import GpuMemoryError, RequestError
@@ -38,17 +50,18 @@ _CPU_DECODE, _CPU_PREFILL, _GPU_PREFILL = 0.63, 0.6, 0.5
 _CHAT_TOKENS = 4096
 # More than the caches of most processors hold.
 _GLANCE_BYTES = 128 << 20
-# Tokens a second that a first model should answer with: about as fast as one reads.
-_READING_SPEED = 8.0
 _SHORTEST_CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Memory that is free, and how fast it is read and multiplied with; None where unknown."""
+    """Memory: what there is, what of it is free, and how fast it is read and multiplied with; None
+    where unknown.
+    """
 
     name: str
     device: str
+    memory_bytes: int
     free_bytes: int
     memory_bytes_per_s: float | None
     operations_per_s: float | None
@@ -130,15 +143,14 @@ def this_machine(config: EngineConfig, *, measures: bool = True) -> Machine:
     """
     device = select_device(config)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
-    free = free_bytes(device)
+    free, memory = free_bytes(device), total_bytes(device)
     if not measures:
         x = torch.ones(_GLANCE_BYTES // 4, device=device)
         rate = _GLANCE_BYTES / best_time(lambda: x.sum(), device)
-        return Machine(name, device.type, free, rate, None)
+        return Machine(name, device.type, memory, free, rate, None)
     limits = measure_limits(device)
-    return Machine(
-        name, device.type, free, limits.memory_bytes_per_s, limits.operations_per_s["bf16"]
-    )
+    rates = limits.memory_bytes_per_s, limits.operations_per_s["bf16"]
+    return Machine(name, device.type, memory, free, *rates)
 
 
 def machine_of(card: GpuCard) -> Machine:
@@ -146,6 +158,7 @@ def machine_of(card: GpuCard) -> Machine:
     return Machine(
         card.title,
         "cuda",
+        card.memory_bytes,
         int(card.memory_bytes * _FREE_SHARE),
         card.bandwidth_bytes_per_s,
         card.operations_per_s,
@@ -154,7 +167,7 @@ def machine_of(card: GpuCard) -> Machine:
 
 def machine_with(num_bytes: int) -> Machine:
     """A GPU of which only the free memory is known."""
-    return Machine("a GPU", "cuda", num_bytes, None, None)
+    return Machine("a GPU", "cuda", num_bytes, num_bytes, None, None)
 
 
 def shape_of(source: ModelSource, kind: str | None) -> Shape:
@@ -365,10 +378,15 @@ def _remedy(shape: Shape, machine: Machine, engine: EngineConfig) -> str:
             continue
         return flag.replace(_CTX, f"--ctx {plan.memory.max_model_len}")
     plans = plan_catalog(machine, EngineConfig())
-    others = [plan for plan in plans if plan.fits and plan.shape.name != shape.name]
+    others = [
+        plan for plan in plans if plan.fits and plan.shape.num_parameters < shape.num_parameters
+    ]
     if not others:
         return "a machine with more memory"
-    best = max(others, key=lambda plan: plan.shape.num_parameters)
+    # The one that everybody is told to begin with, if it fits with what else was asked for.
+    entry = recommended("cpu" if machine.device == "cpu" else "gpu", machine.memory_bytes)
+    own = [plan for plan in others if entry is not None and plan.shape.name == entry.alias]
+    best = own[0] if own else max(others, key=lambda plan: plan.shape.num_parameters)
     return f"a smaller model: {best.shape.name}"
 
 
@@ -385,16 +403,3 @@ def plan_catalog(machine: Machine, engine: EngineConfig) -> list[ModelPlan]:
             failed = _unbounded(shape, machine, engine)
             plans.append(replace(failed, problem=error.message))
     return sorted(plans, key=lambda plan: plan.shape.num_parameters)
-
-
-def pick(plans: list[ModelPlan], entries: Mapping[str, CatalogEntry]) -> ModelPlan | None:
-    """The one to begin with: the largest general model that fits and answers as fast as one reads,
-    of those that need no account.
-    """
-    open_ones = [
-        plan
-        for plan in plans
-        if plan.fits and not entries[plan.shape.name].gated and "coder" not in plan.shape.name
-    ]
-    quick = [plan for plan in open_ones if (plan.decode_tokens_per_s or 0.0) >= _READING_SPEED]
-    return max(quick or open_ones[:1], key=lambda plan: plan.shape.num_parameters, default=None)

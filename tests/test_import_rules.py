@@ -40,6 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "cache_kinds": {"places"},
     "verified": {"places"},
     "transfer": {"verified"},
+    "recommendation": {"catalog"},
     "runnable": {"model"},
     "download": {"catalog", "runnable", "transfer", "verified", "model"},
     "planning": {"bench", "card", "catalog", "download", "engine", "gpus", "model"}
@@ -110,6 +111,7 @@ ALLOWED: dict[str, set[str]] = {
         "card",
         "local_models",
         "removal",
+        "recommendation",
         "quantize",
         "bench",
         "server",

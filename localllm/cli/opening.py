@@ -3,16 +3,15 @@
 import logging
 import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localllm.catalog import BUILT_IN_MODEL
 from localllm.cli.first_start import welcome
 from localllm.cli.output import note, show_controls
 from localllm.cli.status_line import StatusLine
 from localllm.cli.variants import choose_variant
 from localllm.config import EngineConfig
 from localllm.places import cache_folder
+from localllm.recommendation import has_gpu_driver
 
 if TYPE_CHECKING:
     from localllm.checkpoint import Checkpoint
@@ -24,7 +23,6 @@ LOADING_SHOWN_S = 1.0
 GPU_KEEPALIVE_S = 300.0
 # Of the kind that engines are found by.
 _HAS_SOCKETS = os.name == "posix"
-_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def open_noted(
@@ -42,14 +40,8 @@ def open_noted(
     from localllm.checkpoint import open_checkpoint
     from localllm.cli.download_progress import TerminalProgress
 
-    if name is None and is_conversation:
+    if name is None:
         welcome(engine)
-    elif name is None:
-        note(
-            f"no model given: using {BUILT_IN_MODEL}, a tiny built-in demonstration. "
-            "A real one: localllm chat qwen3-0.6b",
-            dim=True,
-        )
     chosen = choose_variant(name, engine)
     found = open_checkpoint(chosen, engine, TerminalProgress())
     attached = _attach(found, keepalive_s) if _HAS_SOCKETS else None
@@ -104,4 +96,4 @@ def _is_on_gpu(engine: EngineConfig) -> bool:
     """Whether an engine will be, as far as that can be told without loading torch."""
     if engine.device != "auto":
         return engine.device == "cuda"
-    return any(Path(driver).exists() for driver in _GPU_DRIVERS)
+    return has_gpu_driver()

@@ -1,4 +1,6 @@
-"""A line on a terminal's stderr that says what is going on, while it does."""
+"""A line on stderr that says what is going on, while it does: drawn on a terminal, written once
+elsewhere.
+"""
 
 import os
 import shutil
@@ -9,6 +11,8 @@ from collections.abc import Callable
 from localllm.cli.output import dimmed, is_terminal, write_stderr
 
 INTERVAL_S = 0.2
+# Who reads a pipe or a log is told what takes longer, in one line.
+SILENT_S = 2.0
 
 
 class StatusLine:
@@ -21,12 +25,12 @@ class StatusLine:
     def __init__(self, describe: Callable[[], str | None], first_shown_s: float) -> None:
         self._describe, self._first_shown_s = describe, first_shown_s
         self._is_over = threading.Event()
-        self._is_drawn = False
+        self._is_drawn = self._is_terminal = False
         self._thread = threading.Thread(target=self._run, name="status-line", daemon=True)
 
     def __enter__(self) -> "StatusLine":
-        if is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb":
-            self._thread.start()
+        self._is_terminal = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -43,6 +47,9 @@ class StatusLine:
             write_stderr("\r\x1b[K")
 
     def _run(self) -> None:
+        if not self._is_terminal:
+            self._tell_once()
+            return
         if self._is_over.wait(self._first_shown_s):
             return
         while True:
@@ -53,3 +60,12 @@ class StatusLine:
                 write_stderr("\r" + dimmed(text[:width]) + "\x1b[K")
             if self._is_over.wait(INTERVAL_S):
                 return
+
+    def _tell_once(self) -> None:
+        since = SILENT_S
+        while not self._is_over.wait(since):
+            text = self._describe()
+            if text is not None:
+                write_stderr(f"{text}\n")
+                return
+            since = INTERVAL_S

@@ -7,20 +7,26 @@ from pathlib import Path
 
 from localllm.catalog import CatalogEntry, load_catalog
 from localllm.cli.output import is_terminal, note, write_stderr
+from localllm.cli.status_line import StatusLine
 from localllm.cli.words import duration, size
 from localllm.config import EngineConfig
 from localllm.errors import ExitCode, LocalLLMError
 
-# GPTQ by text that the model writes: windows times their length, as `quantize` does by default.
-_CALIBRATION_TOKENS = 32 * 512
+# Bytes a second of a download, where none has been measured yet: 80 Mbit/s.
+_ASSUMED_RATE = 10e6
+_SHOWN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One way to get the model: what is opened, and whether it is quantized first."""
+    """One way to get the model: what is opened, whether it is quantized first, whether memory
+    suffices to run it, and about how long that takes.
+    """
 
     name: str
     text: str
+    seconds: float
+    fits: bool
     is_quantized_here: bool = False
 
 
@@ -39,10 +45,13 @@ def choose_variant(name: str | None, engine: EngineConfig) -> str | None:
         return found
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)) or entry.sizes is None:
         return name
-    choices = _choices(entry, engine)
+    with StatusLine(lambda: f"looking at what {name} would take", _SHOWN_S):
+        choices = _choices(entry, engine)
     note(f"{name} is not on this machine ({entry.repo}, licence {entry.licence})")
     for number, choice in enumerate(choices, 1):
-        note(f"  {number}  {choice.text}")
+        misfit = "" if choice.fits else "; it does not fit into memory"
+        note(f"  {number}  {choice.text}, about {duration(choice.seconds)}{misfit}")
+    note(f"  (downloads at {size(_ASSUMED_RATE)}/s)", dim=True)
     return _carry_out(choices[_ask(len(choices))], entry)
 
 
@@ -64,26 +73,33 @@ def _quantized_here(entry: CatalogEntry) -> str | None:
 
 
 def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
+    """What fits comes first, and of that the shortest way to an answer."""
     from localllm.catalog import ModelSource
-    from localllm.planning import shape_of
+    from localllm.planning import plan_model, shape_of, this_machine
 
     source = ModelSource(entry.alias, repo=entry.repo)
-    whole, small = (shape_of(source, kind) for kind in ("bf16", "int4"))
-    choices = []
-    if entry.int4 is not None:
-        what = f"fetch {entry.int4}, 4 bits by its makers: about {size(small.weights_bytes)}"
-        choices.append(_Choice(entry.int4, what))
-    took = duration(_quantize_seconds(entry, engine))
-    choices += [
+    machine = this_machine(engine, measures=False)
+    whole, small = (
+        plan_model(shape_of(source, kind), machine, engine) for kind in ("bf16", "int4")
+    )
+    whole_bytes, small_bytes = (plan.memory.weights_bytes for plan in (whole, small))
+    whole_s = whole_bytes / _ASSUMED_RATE
+    choices = [
+        _Choice(entry.alias, f"fetch it as it is: {size(whole_bytes)}", whole_s, whole.fits),
         _Choice(
             entry.alias,
-            f"fetch the original, {size(whole.weights_bytes)}, and quantize it here to "
-            f"{size(small.weights_bytes)}: about {took} after the download",
+            f"fetch it and quantize it here to 4 bits: {size(whole_bytes)}, {size(small_bytes)} "
+            "afterwards",
+            whole_s + _quantize_seconds(entry, engine),
+            small.fits,
             is_quantized_here=True,
         ),
-        _Choice(entry.alias, f"fetch the original as it is: {size(whole.weights_bytes)}"),
     ]
-    return choices
+    if entry.int4 is not None:
+        text = f"fetch {entry.int4}, in 4 bits by its makers: {size(small_bytes)}"
+        seconds = small_bytes / _ASSUMED_RATE
+        choices.append(_Choice(entry.int4, text, seconds, small.fits))
+    return sorted(choices, key=lambda choice: (not choice.fits, choice.seconds))
 
 
 def _quantize_seconds(entry: CatalogEntry, engine: EngineConfig) -> float:

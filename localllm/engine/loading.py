@@ -286,6 +286,13 @@ def _tuning_file(device: torch.device) -> TuningFile:
     return TuningFile.of(torch.cuda.get_device_name(device))
 
 
+def total_bytes(device: torch.device) -> int:
+    """Bytes of its memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes of its memory that a program could take now."""
     if device.type == "cuda":
