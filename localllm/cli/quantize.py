@@ -79,6 +79,7 @@ def quantize(
     ] = None,
     json_output: Annotated[bool, options.option("--json", help="One JSON object.")] = False,
     device: options.Device = "auto",
+    threads: options.Threads = None,
 ) -> int:
     """Make a checkpoint in fewer bits, measure what it cost, and write a report beside it.
 
@@ -115,6 +116,7 @@ def quantize(
         device=select_device(EngineConfig(device=cast(Any, device))),
         resume=resume,
         verify=verify,
+        threads=threads,
     )
     if dry_run:
         _print_plan(request, json_output)
@@ -160,18 +162,16 @@ def _print_plan(request: "QuantizeRequest", as_json: bool) -> None:
 
     checkpoint, source = open_source(request.model, request.recipe)
     asked = request.calibration
-    plan = estimate(source, request.recipe, asked.num_windows * asked.length, request.device)
+    plan = estimate(source, request.recipe, asked, request.device)
     if as_json:
         write_stdout(json_line({"model": checkpoint.name, "out": request.out, **asdict(plan)}))
         return
     share = plan.result_bytes / plan.source_bytes
-    writes_text = asked.text is None and asked.dataset is None and request.recipe.uses_inputs
-    more = ", besides writing the calibration text" if writes_text else ""
     lines = [
         f"{checkpoint.name}: {request.recipe.summary}",
         f"weights now   {plan.source_bytes / 1e6:>12,.1f} MB",
         f"weights then  {plan.result_bytes / 1e6:>12,.1f} MB ({share:.0%})",
-        f"time, about   {plan.seconds / 60:>12,.1f} min on {request.device.type}{more}",
+        f"time, about   {plan.seconds / 60:>12,.1f} min on {request.device.type}",
         f"folder        {request.out}",
     ]
     write_stdout("\n".join(lines) + "\n")

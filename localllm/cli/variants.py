@@ -110,9 +110,7 @@ def _quantize_seconds(entry: CatalogEntry, engine: EngineConfig) -> float:
     from localllm.quantize.recipe import Recipe
 
     config, spec, _ = catalog_shape(entry.alias)
-    asked = CalibrationRequest()
-    num_tokens = asked.num_windows * asked.length
-    return quantize_seconds(config, spec, Recipe(), num_tokens, select_device(engine))
+    return quantize_seconds(config, spec, Recipe(), CalibrationRequest(), select_device(engine))
 
 
 def _ask(count: int) -> int:

@@ -147,8 +147,10 @@ def write_text(
     start = model.tokenizer.encode("", add_special_tokens=True)
     ordinary = [] if start else model.tokenizer.ordinary_token_ids
     written: list[list[int]] = []
+    # Batches of one size: a small last one would take nearly as long as the others.
+    num_batches = -(-counts.total // NUM_WRITERS)
     while len(written) < counts.total:
-        count = min(NUM_WRITERS, counts.total - len(written))
+        count = min(-(-counts.total // num_batches), counts.total - len(written))
         rows = [start or [rng.choice(ordinary)] for _ in range(count)]
         seeds = [rng.getrandbits(32) for _ in rows]
 

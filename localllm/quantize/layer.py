@@ -112,12 +112,24 @@ class LayerQuantizer:
             self._errors,
         )
 
+    def passed(self, written: Mapping[str, Tensor]) -> bool:
+        """Whether the first stream has come into the layer through `written`, so that only its
+        feed-forward is left to add. (AWQ changes what it has passed.)
+        """
+        mine = self._values()
+        return "awq" not in self._recipe.method and all(
+            torch.equal(tensor, mine[name]) for name, tensor in written.items()
+        )
+
     def _current(self) -> DecoderLayer:
         """The layer as far as it is done."""
+        return self._shape.build(self._values())
+
+    def _values(self) -> dict[str, Tensor]:
         values = {
             f"{name}.weight": each.grid.values(each.codes) for name, each in self._done.items()
         }
-        return self._shape.build({**self._tensors, **values})
+        return {**self._tensors, **values}
 
     def _step(
         self, names: tuple[str, ...], inputs: Iterator[Tensor], reference: Iterator[Tensor]

@@ -1,5 +1,7 @@
 """What quantization cost: both checkpoints, read from their files, on text held back for it."""
 
+import statistics
+import time
 from collections import deque
 from dataclasses import replace
 
@@ -9,6 +11,7 @@ from torch import Tensor
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import LocalLLMError
 from localllm.evaluation import Evaluation, Tally
+from localllm.loaded_model import LoadedModel
 from localllm.model.layers import RMSNorm
 from localllm.model.rope import RopeTable
 from localllm.model.weights import open_weights
@@ -19,7 +22,9 @@ from localllm.speculation_config import SpeculationConfig
 from localllm_kernels import Ops
 
 LOGIT_ROWS = 128
-WARM_UP_TOKENS, SPEED_TOKENS = 4, 32
+# Tokens of a round, and rounds: for at least so many seconds, if there are not enough before.
+WARM_UP_TOKENS, SPEED_TOKENS = 4, 16
+LEAST_ROUNDS, MOST_ROUNDS, SPEED_S = 5, 25, 10.0
 
 
 @torch.inference_mode()
@@ -73,19 +78,40 @@ def compare(
     return tally.result([result.folder.name, source.folder.name])
 
 
-def decode_speed(model: str, config: EngineConfig) -> float | None:
-    """Tokens per second of one request after its prompt, a token a step; None where the model
-    cannot be loaded.
+def compare_speeds(models: tuple[str, str], config: EngineConfig) -> tuple[float, float] | None:
+    """Tokens per second of one request after its prompt, a token a step, of each of two models.
+
+    They take turns, so that both meet the same noise. None where that is larger than their
+    difference, or where one of them cannot be loaded beside the other.
     """
     try:
-        loaded = open_model(model, replace(config, speculation=SpeculationConfig("off")))
+        loaded = [
+            open_model(model, replace(config, speculation=SpeculationConfig("off")))
+            for model in models
+        ]
     except LocalLLMError:
         return None
-    prompt = loaded.prompts.text("Once upon a time there was")
-    speed = 0.0
-    for num_tokens in (WARM_UP_TOKENS, SPEED_TOKENS):
-        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-        completion, events = loaded.stream(prompt, params)
-        deque(events, maxlen=0)
-        speed = completion.decode_tokens_per_s
-    return speed
+    for model in loaded:
+        _decode_speed(model, WARM_UP_TOKENS)
+    pairs: list[list[float]] = []
+    began_s = time.monotonic()
+    while len(pairs) < MOST_ROUNDS:
+        pairs.append([_decode_speed(model, SPEED_TOKENS) for model in loaded])
+        if len(pairs) >= LEAST_ROUNDS and time.monotonic() - began_s > SPEED_S:
+            break
+    for model in loaded:
+        model.close()
+    ratios = sorted(after / before for before, after in pairs)
+    low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+    if low <= 1 <= high:
+        return None
+    before, after = (statistics.median(speeds) for speeds in zip(*pairs, strict=True))
+    return before, after
+
+
+def _decode_speed(model: LoadedModel, num_tokens: int) -> float:
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    prompt = model.prompts.text("Once upon a time there was")
+    completion, events = model.stream(prompt, params)
+    deque(events, maxlen=0)
+    return completion.decode_tokens_per_s

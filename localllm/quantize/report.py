@@ -18,7 +18,9 @@ NUM_WORST = 5
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it; `quality` and the speeds are None where nothing was verified."""
+    """What came of it; `quality` is None where nothing was verified, the speeds also where noise is
+    larger than their difference.
+    """
 
     out: Path
     recipe: Recipe
@@ -28,21 +30,23 @@ class Outcome:
     calibration: Mapping[str, Any] | None
     layer_errors: Mapping[str, float]
     quality: Evaluation | None
-    decode_tokens_per_s: tuple[float | None, float | None]
+    decode_tokens_per_s: tuple[float, float] | None
     seconds: float
     peak_bytes: int
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """Everything that was measured."""
-    before, after = outcome.decode_tokens_per_s
+    speeds = outcome.decode_tokens_per_s
     return {
         "source": outcome.source,
         "recipe": outcome.recipe.described(),
         "calibration": outcome.calibration,
         "bytes": {"source": outcome.source_bytes, "result": outcome.result_bytes},
         "quality": None if outcome.quality is None else asdict(outcome.quality),
-        "decode_tokens_per_s": {"source": before, "result": after},
+        "decode_tokens_per_s": None
+        if speeds is None
+        else {"source": speeds[0], "result": speeds[1]},
         "layer_errors": outcome.layer_errors,
         "seconds": round(outcome.seconds, 1),
         "peak_bytes": outcome.peak_bytes,
@@ -62,7 +66,6 @@ def worst_layers(outcome: Outcome) -> list[tuple[str, float]]:
 
 def summary_rows(outcome: Outcome) -> list[tuple[str, str, str]]:
     """What was measured, before and after: (name, source, result)."""
-    before, after = outcome.decode_tokens_per_s
     rows = [
         ("size", f"{outcome.source_bytes / 1e6:,.1f} MB", f"{outcome.result_bytes / 1e6:,.1f} MB"),
     ]
@@ -75,13 +78,10 @@ def summary_rows(outcome: Outcome) -> list[tuple[str, str, str]]:
             ("KL divergence, 99th percentile", "", f"{against.kl_p99:.4f}"),
             ("same likeliest token", "", f"{against.same_top1:.2%}"),
         ]
-    if before is not None or after is not None:
-        rows.append(("decode, tokens/s", _rate(before), _rate(after)))
+    if outcome.decode_tokens_per_s is not None:
+        before, after = outcome.decode_tokens_per_s
+        rows.append(("decode, tokens/s", f"{before:.1f}", f"{after:.1f}"))
     return rows
-
-
-def _rate(value: float | None) -> str:
-    return "not loaded" if value is None else f"{value:.1f}"
 
 
 def write_report(folder: Path, outcome: Outcome) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from localllm import __version__
 from localllm.checkpoint import Checkpoint
 from localllm.config import EngineConfig
+from localllm.engine.threads import choose_threads
 from localllm.errors import CheckpointError, RequestError
 from localllm.evaluation import Evaluation
 from localllm.json_file import read_json_object
@@ -31,7 +32,7 @@ from localllm.quantize.layer_files import (
     stored_tensors,
     write_layer,
 )
-from localllm.quantize.proof import compare, decode_speed
+from localllm.quantize.proof import compare, compare_speeds
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.report import Outcome, write_report
 from localllm.quantize.rounding import round_int8, round_layer
@@ -39,7 +40,7 @@ from localllm.quantize.source import CheckedFolder, open_source, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
 from localllm.session import open_model
-from localllm_kernels import TORCH_OPS
+from localllm_kernels import TORCH_OPS, Ops, select_ops
 
 # (what is being done, steps done, steps in all, a remark)
 Progress = Callable[[str, int, int, str], None]
@@ -60,6 +61,7 @@ class QuantizeRequest:
     device: torch.device
     resume: bool = False
     verify: bool = True
+    threads: int | None = None
 
 
 def quantize_model(request: QuantizeRequest, progress: Progress) -> Outcome:
@@ -120,10 +122,15 @@ class _Job:
         streams = None
         if self._recipe.uses_inputs:
             streams = self._open_streams(self.calibration_text().windows)
+        self._take_threads()
         with open_weights(self._source.weights, torch.float32, self._device) as reader:
             for i in range(self._num_layers):
                 if streams is not None:
-                    self._calibrate_layer(i, self._read_layer(reader, i), *streams)
+                    stream, reference = streams
+                    stream = self._calibrate_layer(
+                        i, self._read_layer(reader, i), stream, reference
+                    )
+                    streams = stream, reference
                 elif not self._work.has(part_name(i)):
                     self._write_layer(i, round_layer(self._read_layer(reader, i), self._recipe))
                 errors = read_errors(self._work, i)
@@ -136,19 +143,30 @@ class _Job:
         tensors: Mapping[str, Tensor],
         stream: CalibrationStream,
         reference: CalibrationStream,
-    ) -> None:
-        """Quantize a layer if it is not written yet, and pass both streams through it."""
+    ) -> CalibrationStream:
+        """Quantize a layer if it is not written yet, and pass both streams through it; returns the
+        first, which may be another one then.
+        """
         shape = LayerShape(self._source.config, self._windows[index])
         if self._work.has(part_name(index)):
             reference.pass_through(shape.build(tensors))
-        else:
-            quantizer = LayerQuantizer(
-                tensors, shape, self._recipe, self._stored_dtype, (stream.copy(), reference)
-            )
-            self._write_layer(index, quantizer.run())
+            stream.pass_through(shape.build(self._read_written(index)))
+            return stream
+        inside = stream.copy()
+        quantizer = LayerQuantizer(
+            tensors, shape, self._recipe, self._stored_dtype, (inside, reference)
+        )
+        self._write_layer(index, quantizer.run())
         # As its file has it, so that a resumed run goes on with the same values.
-        written = read_layer(self._work, index, self._recipe.scheme, self._device)
+        written = self._read_written(index)
+        if quantizer.passed(written):
+            inside.add_mlp(shape.build(written))
+            return inside
         stream.pass_through(shape.build(written))
+        return stream
+
+    def _read_written(self, index: int) -> dict[str, Tensor]:
+        return read_layer(self._work, index, self._recipe.scheme, self._device)
 
     def _write_layer(self, index: int, layer: QuantizedLayer) -> None:
         write_layer(self._work, index, layer, self._recipe.scheme, self._stored_dtype)
@@ -183,7 +201,7 @@ class _Job:
             for linear, error in read_errors(self._work, i).items()
         }
         quality: Evaluation | None = None
-        speeds: tuple[float | None, float | None] = (None, None)
+        speeds: tuple[float, float] | None = None
         if self._request.verify:
             quality, speeds = self._verify(result)
         calibration = None
@@ -225,8 +243,12 @@ class _Job:
 
     def _make_text(self) -> CalibrationText:
         asked = self._request.calibration
-        device: Any = self._device.type
-        config = EngineConfig(max_model_len=asked.length, max_num_seqs=NUM_WRITERS, device=device)
+        config = EngineConfig(
+            max_model_len=asked.length,
+            max_num_seqs=NUM_WRITERS,
+            **self._engine_fields,
+            dtype=self._source.config.dtype,  # the built-in model answers in float32
+        )
         return make_text(
             asked,
             asked.counts(calibrates=self._recipe.uses_inputs),
@@ -242,7 +264,7 @@ class _Job:
         rope = RopeTable.build(config.rope, config.head_dim, windows.shape[1], device)
         with open_weights(self._source.weights, torch.float32, torch.device("cpu")) as reader:
             hidden = reader.read("model.embed_tokens.weight")[windows]
-        stream = CalibrationStream(hidden, rope, TORCH_OPS)
+        stream = CalibrationStream(hidden, rope, float32_ops(device))
         return stream, stream.copy()
 
     def _read_layer(self, reader: WeightReader, index: int) -> dict[str, Tensor]:
@@ -254,26 +276,31 @@ class _Job:
         ]
         return {name.removeprefix(prefix): _finite(name, reader.read(name)) for name in names}
 
-    def _verify(
-        self, result: CheckedFolder
-    ) -> tuple[Evaluation, tuple[float | None, float | None]]:
-        self._progress("measuring", 0, 3, "")
+    def _verify(self, result: CheckedFolder) -> tuple[Evaluation, tuple[float, float] | None]:
+        self._progress("measuring", 0, 2, "")
+        self._take_threads()
         quality = compare(
             result,
             self._source,
             self.calibration_text().held_back,
             dtype=torch.float32,
             device=self._device,
-            ops=TORCH_OPS,
+            ops=float32_ops(self._device),
         )
-        device: Any = self._device.type
-        config = EngineConfig(max_model_len=128, max_num_seqs=1, device=device)
-        self._progress("measuring", 1, 3, "")
-        before = decode_speed(self._request.model, config)
-        self._progress("measuring", 2, 3, "")
-        after = decode_speed(str(result.folder), config)
-        self._progress("measuring", 3, 3, "")
-        return quality, (before, after)
+        self._progress("measuring", 1, 2, "")
+        config = EngineConfig(max_model_len=128, max_num_seqs=1, **self._engine_fields)
+        speeds = compare_speeds((self._request.model, str(result.folder)), config)
+        self._progress("measuring", 2, 2, "")
+        return quality, speeds
+
+    @property
+    def _engine_fields(self) -> dict[str, Any]:
+        return {"device": self._device.type, "threads": self._request.threads}
+
+    def _take_threads(self) -> None:
+        """All that there are: an engine may have left fewer."""
+        if self._device.type == "cpu":
+            torch.set_num_threads(choose_threads(self._request.threads).most)
 
     def _write_config(self, folder: Path) -> None:
         raw = read_json_object(self._source.folder / "config.json")
@@ -288,6 +315,11 @@ class _Job:
             for path in sorted(self._source.folder.glob(pattern)):
                 if path.name not in _NOT_COPIED and path.is_file():
                     shutil.copyfile(path, folder / path.name)
+
+
+def float32_ops(device: torch.device) -> Ops:
+    """Operators that compute in float32: the processor's own, on a GPU torch's."""
+    return TORCH_OPS if device.type == "cuda" else select_ops("cpu", "auto", torch.float32)
 
 
 def _finite(name: str, tensor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The calibration tokens on their way through the layers, one layer at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from localllm_kernels.kv_cache import KVCache
 
 # Tokens that are in a layer at once: what bounds the memory besides the layer itself.
 BATCH_TOKENS = 4096
+# Activations of up to so many bytes are kept, and not computed again, for the down projection.
+KEPT_BYTES = 1 << 30
 
 
 class CalibrationStream:
@@ -27,6 +29,7 @@ class CalibrationStream:
         """`hidden`: [num_seqs, length, hidden] in host memory; it is changed in place."""
         self._hidden, self._rope, self._ops = hidden, rope, ops
         self._attended = torch.empty(0)
+        self._activated: list[Tensor] = []
         self._seqs = max(1, BATCH_TOKENS // hidden.shape[1])
         self._device = rope.cos.device
 
@@ -78,16 +81,26 @@ class CalibrationStream:
 
     def activations(self, layer: DecoderLayer) -> Iterator[Tensor]:
         """Inputs of the down projection, [num_tokens, intermediate] at a time."""
+        self._activated = []
         for x in self.mlp_inputs(layer):
-            yield layer.mlp.activate(x, self._ops)
+            activated = layer.mlp.activate(x, self._ops)
+            if self._hidden.shape[0] * self._hidden.shape[1] * activated[0].nbytes <= KEPT_BYTES:
+                self._activated.append(activated.to(self._hidden.device))
+            yield activated
 
     def add_mlp(self, layer: DecoderLayer) -> None:
-        """Add the feed-forward to the stream, which then stands before the next layer."""
-        for part, inner in zip(self._parts(), self.activations(layer), strict=True):
-            part += layer.mlp.down_proj(inner).view_as(part).to(part.device)
+        """Add the feed-forward to the stream, which then stands before the next layer. Gate and up
+        projection are those of the last `activations`, if there were any.
+        """
+        kept, self._activated = self._activated, []
+        activations: Iterable[Tensor] = kept or self.activations(layer)
+        for part, inner in zip(self._parts(), activations, strict=True):
+            part += layer.mlp.down_proj(inner.to(self._device)).view_as(part).to(part.device)
+        self._activated = []
 
     def pass_through(self, layer: DecoderLayer) -> None:
         """The whole layer."""
+        self._activated = []
         for _ in self.attended(layer):
             pass
         self.add_attention(layer)

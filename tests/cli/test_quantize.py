@@ -41,7 +41,8 @@ def test_it_writes_its_own_calibration_and_prints_a_table(
     assert report["calibration"]["source"] == "written by the model, seed 0"
     assert report["calibration"]["windows"] == 8
     assert report["peak_bytes"] > 0
-    assert report["decode_tokens_per_s"]["result"] > 0
+    speeds = report["decode_tokens_per_s"]  # None where noise is larger than the difference
+    assert speeds is None or speeds["source"] != speeds["result"]
     assert "gptq, 4 bits, groups of 32" in (out / "README.md").read_text()
     again = localllm("chat", str(out), "--raw", "-n", "4", "hello")
     assert again.code == 0
