@@ -39,7 +39,7 @@ def compare(
 
 
 def test_a_difference_above_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compare(monkeypatch, [10, 12, 9, 11], [20, 25, 18, 22]) == (10.5, 21.0)
+    assert compare(monkeypatch, [10, 12, 9, 11, 10], [20, 24, 18, 22, 20]) == (10, 20)
 
 
 def test_noise_is_not_told_as_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
