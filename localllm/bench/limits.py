@@ -183,4 +183,6 @@ class Roofline:
             return "fed by the caches, sooner than memory could"
         if self.bound == "memory":
             return f"{share} of what this memory can feed"
+        if seconds < self.seconds:
+            return f"{self.seconds / seconds:.2f} times as fast as torch's best product here"
         return f"{share} of what this machine can multiply"

@@ -21,6 +21,7 @@ from localllm.cli.text_files import is_several, read_files
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.config import SamplingParams
 from localllm.errors import RequestError
+from localllm.overflow import OVERFLOW_POLICIES
 from localllm.settings import default_model
 
 if TYPE_CHECKING:
@@ -50,7 +51,12 @@ def chat(
     ] = None,
     file: Annotated[
         list[str] | None,
-        typer.Option("-f", "--file", help="Put files before the prompt: a path, a folder, '*.py'."),
+        typer.Option(
+            "-f",
+            "--file",
+            help="Put files before the prompt: a path, a folder, '*.py'.",
+            metavar="PATH",
+        ),
     ] = None,
     system: Annotated[str | None, options.option("-s", "--system", help="System prompt.")] = None,
     system_file: Annotated[
@@ -85,7 +91,7 @@ def chat(
     overflow: Annotated[
         str,
         options.option(
-            "--overflow", help="A conversation that gets too long: error, or drop-oldest."
+            "--overflow", help="A conversation that gets too long.", choices=OVERFLOW_POLICIES
         ),
     ] = "error",
     format_: options.Format = None,
@@ -109,7 +115,12 @@ def chat(
     parse_special: options.ParseSpecial = False,
     render: options.Render = "auto",
     color: Annotated[
-        str, options.option("--color", help="auto, always or never (also NO_COLOR, FORCE_COLOR).")
+        str,
+        options.option(
+            "--color",
+            help="Colours (also NO_COLOR, FORCE_COLOR).",
+            choices=("auto", "always", "never"),
+        ),
     ] = "auto",
     temp: options.Temperature = None,
     top_k: options.TopK = None,

@@ -23,6 +23,7 @@ from localllm.cli.config import config, flag_defaults
 from localllm.cli.doctor import doctor
 from localllm.cli.eval import evaluate_model
 from localllm.cli.examples import examples
+from localllm.cli.help import ALIASES, Command, Group
 from localllm.cli.limits import limits
 from localllm.cli.ls import ls
 from localllm.cli.output import StdoutClosedError, print_error
@@ -48,6 +49,7 @@ _ANYWHERE = ("--debug", "--verbose", "--no-config")
 
 app = typer.Typer(
     name="localllm",
+    cls=Group,
     help="Run a language model on your own machine. Begin with: localllm chat",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -55,7 +57,6 @@ app = typer.Typer(
 )
 _COMMANDS: dict[str, Callable[..., int | None]] = {
     "chat": chat,
-    "run": chat,
     "serve": serve,
     "ps": ps,
     "stop": stop,
@@ -70,11 +71,14 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "plan": plan,
     "doctor": doctor,
 }
-for name, command in _COMMANDS.items():
+for name, command in (
+    _COMMANDS | {alias: _COMMANDS[name] for alias, name in ALIASES.items()}
+).items():
     app.command(
         name,
-        hidden=name == "run",
-        epilog=examples("chat" if name == "run" else name),
+        cls=Command,
+        hidden=name in ALIASES,
+        epilog=examples(ALIASES.get(name, name)),
         context_settings=_HELP_NAMES,
     )(command)
 app.add_typer(cache, name="cache", context_settings=_HELP_NAMES)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -28,8 +28,11 @@ def option(
     help: str,
     metavar: str | None = None,
     suggest: Callable[[str], list[str]] | None = None,
+    choices: Sequence[str] = (),
 ) -> Any:
-    """A flag that the variable of its name, LOCALLLM_…, can set too; `suggest` completes it."""
+    """A flag that the variable of its name, LOCALLLM_…, can set too; `suggest` completes it.
+    `choices`: the words that it takes, which are shown and completed.
+    """
     variable = next(name for name in names if name.startswith("--"))
     envvar = "LOCALLLM_" + variable.removeprefix("--").replace("-", "_").upper()
     return typer.Option(
@@ -37,8 +40,8 @@ def option(
         help=help,
         envvar=envvar,
         show_envvar=False,
-        metavar=metavar,
-        autocompletion=suggest,
+        metavar="|".join(choices) or metavar,
+        autocompletion=one_of(*choices) if choices else suggest,
     )
 
 
@@ -74,7 +77,7 @@ Greedy = Annotated[bool, option("--greedy", help="Temperature 0.")]
 
 Format = Annotated[
     str | None,
-    option("--format", help="json: the answer is a JSON object.", suggest=one_of("json")),
+    option("--format", help="The answer is a JSON object.", choices=("json",)),
 ]
 JsonSchema = Annotated[
     str | None,
@@ -98,8 +101,8 @@ Think = Annotated[
     str | None,
     option(
         "--think",
-        help="Let the model think: off, on, low, medium or high.",
-        suggest=one_of(*THINK_LEVELS),
+        help="How much the model thinks.",
+        choices=THINK_LEVELS,
     ),
 ]
 HideThinking = Annotated[bool, option("--hide-thinking", help="Do not show the model's thoughts.")]
@@ -107,8 +110,8 @@ Render = Annotated[
     str,
     option(
         "--render",
-        help="On a terminal: auto, blocks (markdown) or plain.",
-        suggest=one_of("auto", "blocks", "plain"),
+        help="On a terminal: as markdown (blocks), or as the text comes.",
+        choices=("auto", "blocks", "plain"),
     ),
 ]
 ParseSpecial = Annotated[
@@ -129,7 +132,10 @@ Reserve = Annotated[
 Deterministic = Annotated[
     bool, option("--deterministic", help="Same bits in any batch, on a GPU too; slower there.")
 ]
-Spec = Annotated[str, option("--spec", help="Who drafts tokens: auto, ngram, draft:MODEL or off.")]
+Spec = Annotated[
+    str,
+    option("--spec", help="Who drafts tokens.", choices=("auto", "ngram", "draft:MODEL", "off")),
+]
 SpecMax = Annotated[int, option("--spec-max", help="Tokens of a draft, at most.")]
 SpecNgram = Annotated[
     str, option("--spec-ngram", help="Tokens to match for an n-gram draft.", metavar="MIN:MAX")
@@ -150,11 +156,9 @@ CacheDisk = Annotated[
 CacheDir = Annotated[str | None, option("--cache-dir", help="Keep them in DIR.", metavar="DIR")]
 Backend = Annotated[
     str,
-    option("--backend", help="auto, torch or triton.", suggest=one_of("auto", "torch", "triton")),
+    option("--backend", help="Whose operators compute.", choices=("auto", "torch", "triton")),
 ]
-Device = Annotated[
-    str, option("--device", help="auto, cuda or cpu.", suggest=one_of("auto", "cuda", "cpu"))
-]
+Device = Annotated[str, option("--device", help="What computes.", choices=("auto", "cuda", "cpu"))]
 Threads = Annotated[
     int | None,
     option("--threads", help="Threads on a CPU; unset: one a core, fewer beside other work."),
@@ -163,16 +167,16 @@ KVCacheDTypeName = Annotated[
     str,
     option(
         "--kv-cache-dtype",
-        help="Keys and values as auto, bf16, int8 or fp8.",
-        suggest=one_of(*KV_CACHE_DTYPES),
+        help="What keys and values are kept in.",
+        choices=KV_CACHE_DTYPES,
     ),
 ]
 DTypeName = Annotated[
     str,
     option(
         "--dtype",
-        help="auto, float32, bfloat16 or float16.",
-        suggest=one_of("auto", "float32", "bfloat16", "float16"),
+        help="What is computed in.",
+        choices=("auto", "float32", "bfloat16", "float16"),
     ),
 ]
 

@@ -1,5 +1,6 @@
 """The commands of a conversation: `/help` and what it lists."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -45,23 +46,45 @@ class SlashCommand:
     takes_path: bool = False
 
 
+_KEYS = (
+    ("Enter", "send; Alt-Enter, or \\ at the end of a line, adds a line"),
+    ("Tab", "complete a command, a model or a path"),
+    ("Ctrl-C", "stop the answer and keep it; twice at an empty prompt: leave"),
+    ("Ctrl-D", "leave"),
+    ("Ctrl-O", "show or hide thinking"),
+    ("Ctrl-R", "search the history; Ctrl-X Ctrl-E opens your editor"),
+    ("//text", "send a message that begins with /"),
+    ('"""', "begin a message of several lines; again: end it"),
+)
+
+
 def _help(repl: "Repl", argument: str) -> None:
-    width = max(len(command.usage) for command in SLASH_COMMANDS.values())
-    indent = width + 4
-    for command in SLASH_COMMANDS.values():
-        note(f"  {command.usage:{width}}  {command.meaning}", indent=indent)
-    note("")
-    for keys, meaning in (
-        ("Enter", "send; Alt-Enter, or \\ at the end of a line, adds a line"),
-        ("Tab", "complete a command, a model or a path"),
-        ("Ctrl-C", "stop the answer and keep it; twice at an empty prompt: leave"),
-        ("Ctrl-D", "leave"),
-        ("Ctrl-O", "show or hide thinking"),
-        ("Ctrl-R", "search the history; Ctrl-X Ctrl-E opens your editor"),
-        ("//text", "send a message that begins with /"),
-        ('"""', "begin a message of several lines; again: end it"),
-    ):
-        note(f"  {keys:{width}}  {meaning}", indent=indent)
+    commands = [(command.usage, command.meaning) for command in SLASH_COMMANDS.values()]
+    size = shutil.get_terminal_size()
+    if argument == "keys":
+        _show_table(_KEYS, size.columns)
+        return
+    # Nothing scrolls off: where there is no room for all, keys are asked for by themselves.
+    is_short = size.lines < len(commands) + len(_KEYS) + 4
+    _show_table(commands, size.columns, is_brief=is_short)
+    if is_short:
+        note("/help keys lists the keys", dim=True)
+    else:
+        note("")
+        _show_table(_KEYS, size.columns)
+
+
+def _show_table(rows: Sequence[tuple[str, str]], columns: int, *, is_brief: bool = False) -> None:
+    """Names and meanings; where it is narrow, or has to be brief, without their arguments."""
+    width = max(len(name) for name, _ in rows) + 2
+    if is_brief or columns < 2 * width:
+        rows = [(name.split()[0], meaning) for name, meaning in rows]
+        width = max(len(name) for name, _ in rows) + 2
+    for name, meaning in rows:
+        line = f"  {name:{width}}{meaning}"
+        if is_brief and len(line) > columns:
+            line = line[: columns - 1].rsplit(" ", 1)[0] + "…"
+        note(line, indent=width + 2)
 
 
 def _model(repl: "Repl", argument: str) -> None:
@@ -233,7 +256,7 @@ def _exit(repl: "Repl", argument: str) -> None:
 SLASH_COMMANDS = {
     command.usage.split()[0]: command
     for command in (
-        SlashCommand("/help", "show this", _help),
+        SlashCommand("/help [keys]", "show this", _help),
         SlashCommand("/model [NAME]", "show or change the model", _model),
         SlashCommand("/system [TEXT|off]", "show or change the system prompt", _system),
         SlashCommand("/set [NAME VALUE]", "show or change the sampling", _set),

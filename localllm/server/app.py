@@ -91,6 +91,7 @@ def create_app(engine: EngineClient, model: ServedModel, access: Access) -> Guar
     for path, look in (
         ("/v1/models", server.models),
         ("/v1/models/{name:path}", server.model),
+        ("/", server.index),
         ("/health", server.health),
         ("/metrics", server.metrics),
     ):
@@ -215,6 +216,20 @@ class _Server:
         """`GET /v1/models/NAME`"""
         self._check_model(name)
         return self._described()
+
+    async def index(self, request: Request) -> Response:
+        """`GET /`, for whoever opens the address in a browser."""
+        base = str(request.base_url)
+        lines = [
+            f"localllm {__version__} serves {self._model.name}, in OpenAI's API.",
+            "",
+            f"base URL     {base}v1",
+            f"models       {base}v1/models",
+            f"health       {base}health",
+            f"metrics      {base}metrics",
+            f"schema       {base}openapi.json",
+        ]
+        return Response("\n".join(lines) + "\n", media_type="text/plain; charset=utf-8")
 
     async def health(self) -> JSONResponse:
         """`GET /health`"""

@@ -89,3 +89,39 @@ def test_sessions_and_gpus_are_offered() -> None:
     assert suggestions.sessions("") == ["2", "reasons"]
     assert suggestions.sessions("r") == ["reasons"]
     assert suggestions.gpus("rtx-409") == ["rtx-4090", "rtx-4090-laptop"]
+
+
+def test_a_long_help_has_its_flags_in_sections_with_their_choices(localllm: Run) -> None:
+    text = localllm("chat", "--help").out
+    titles = re.findall(r"^([A-Z][a-z ]+):$", text, re.MULTILINE)
+    assert titles == [
+        "Arguments",
+        "Model and prompt",
+        "Answer",
+        "Form of the answer",
+        "Conversation",
+        "Sampling",
+        "Engine",
+        "Drafts",
+        "Options",
+    ]
+    options = text.partition("Options:")[2].partition("Examples:")[0]
+    assert options.split()[:2] == ["-h,", "--help"]  # no flag is in no section
+    for choices in ("auto|torch|triton", "auto|cuda|cpu", "auto|ngram|draft:MODEL|off"):
+        assert choices in text
+
+
+def test_the_list_of_commands_has_whole_sentences_and_other_names(localllm: Run) -> None:
+    text = localllm("--help").out
+    assert "..." not in text.partition("Commands:")[2]
+    assert "chat, run" in text
+    assert "ls, list" in text
+    assert localllm("list").out == localllm("ls").out
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("localllm chat --spec ", {"ngram", "off"}), ("localllm chat --think ", {"low", "high"})],
+)
+def test_values_of_flags_are_completed(words: str, offered: set[str]) -> None:
+    assert offered <= set(complete(words))

@@ -51,7 +51,10 @@ def test_an_answer_looks_as_if_it_had_been_there_at_once(open_window: Open, colu
     window.say("hi")
     window.wait_for("context")
     window.settle()
-    expected = [row.ansi for row in MarkdownRenderer(False).document(ANSWER, columns)]
+    expected = [
+        re.sub(r"\x1b\[[0-9;]*m", "", row.ansi)
+        for row in MarkdownRenderer(True).document(ANSWER, columns)
+    ]
     first = window.lines.index(expected[0])
     assert window.lines[first : first + len(expected)] == expected
 
@@ -341,3 +344,19 @@ def test_the_real_model_answers(tmp_path: Path) -> None:
     window.wait_for(r"prompt \d+ \(0 cached\) .*answer [\d,]+ tok/s .*context \d+/2,048")
     window.send("\x04")
     assert window.exit_code() == 0
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (50, 24), (40, 30)])
+def test_help_fits_on_the_screen_and_breaks_no_word(
+    open_window: Open, columns: int, rows: int
+) -> None:
+    window = open_window("x", columns=columns, rows=rows)
+    window.say("/help")
+    window.wait_for("/help keys lists the keys")
+    window.settle()
+    screen = window.text
+    for name in ("/help", "/model", "/regen", "/export", "/exit"):
+        assert name in screen
+    assert re.search(r"/compact +have the older turns", screen)
+    window.say("/help keys")
+    window.wait_for("search the history")
