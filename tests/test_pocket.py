@@ -128,18 +128,24 @@ def test_it_answers_in_a_conversation(question: str, expected: str) -> None:
     assert completion.finish_reason == "stop"
 
 
-def questions() -> list[dict[str, object]]:
-    topics = tomllib.loads((TOOLS / "held_out.toml").read_text(encoding="utf-8"))
+HELD_OUT = ("held_out.toml", "held_out_newcomers.toml")
+
+
+def questions(*files: str) -> list[dict[str, object]]:
     return [
         {"topic": name, "question": text, "expects": topic["expects"]}
-        for name, topic in topics.items()
+        for file in files or HELD_OUT
+        for name, topic in tomllib.loads((TOOLS / file).read_text(encoding="utf-8")).items()
         for text in topic["questions"]
     ]
 
 
-def test_it_answers_wordings_that_it_was_not_trained_on() -> None:
-    """A third of the held-out questions; `tools/pocket/score.py` asks them all."""
-    asked = questions()[::3]
+# What all of them give (tools/pocket/score.py) is 92 % and 75 %; a part scatters around that.
+@pytest.mark.parametrize(
+    ("file", "step", "floor"), zip(HELD_OUT, (3, 2), (0.85, 0.65), strict=True)
+)
+def test_it_answers_wordings_that_it_was_not_trained_on(file: str, step: int, floor: float) -> None:
+    asked = questions(file)[::step]
     answers = LLM(max_num_seqs=8).chat(
         [[{"role": "user", "content": each["question"]}] for each in asked],
         SamplingParams(temperature=0, max_tokens=160),
@@ -148,8 +154,27 @@ def test_it_answers_wordings_that_it_was_not_trained_on() -> None:
         all(re.search(pattern, answer.text, re.IGNORECASE) for pattern in each["expects"])  # type: ignore[attr-defined]
         for each, answer in zip(asked, answers, strict=True)
     )
-    # 91 % of all; a third of them scatters by a few per cent around that.
-    assert right / len(asked) >= 0.85
+    assert right / len(asked) >= floor
+
+
+def test_a_first_story_is_a_story() -> None:
+    """As it is sampled by default; one of them was about quantization once."""
+    llm = LLM(max_num_seqs=8)
+    subjects = ("fox", "king", "dragon", "cat", "wizard", "robot", "princess", "owl")
+    stories = llm.chat(
+        [
+            [{"role": "user", "content": request.format(subject)}]
+            for subject in subjects
+            for request in ("Tell me a story about a {}.", "tell me a short story about a {}")
+        ],
+        llm.sampling_params(seed=1),
+    )
+    told = [
+        re.search("once|long ago|many years|in the old days", story.text, re.IGNORECASE) is not None
+        and subjects[i // 2] in story.text
+        for i, story in enumerate(stories)
+    ]
+    assert sum(told) >= len(told) - 1, [each.text[:80] for each in stories]
 
 
 def test_the_held_out_questions_cover_every_topic_that_is_trained() -> None:
@@ -181,6 +206,7 @@ def test_the_generator_does_not_read_the_held_out_questions() -> None:
     for name in ("dialogues.py", "stories.py", "corpus.py", "train.py"):
         code = (TOOLS / name).read_text(encoding="utf-8")
         assert "import score" not in code, name
+        assert "held_out_newcomers" not in code, name
         in_docstring = code.count('"""') >= 2 and "held_out.toml" in code.split('"""')[1]
         assert code.count("held_out.toml") == int(in_docstring), name
 
