@@ -5,6 +5,7 @@ What is here and complete is used without asking the hub; `localllm pull` looks 
 
 import errno
 import logging
+import re
 import shutil
 import tempfile
 import threading
@@ -343,7 +344,7 @@ def _problem(folder: Path, with_weights: bool) -> str | None:
 def _unreachable(name: str, reason: str) -> DownloadError:
     return DownloadError(
         f"{name} is not on this machine, and the hub cannot be reached",
-        where=reason.partition("\n")[0][:300],
+        where=re.sub(r"\[Errno -?\d+\] ", "", reason.partition("\n")[0])[:300],
         hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or give a folder",
     )
 
