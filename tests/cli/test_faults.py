@@ -235,5 +235,7 @@ def test_binary_and_endless_stdin(make_checkpoint: Make, localllm: Run) -> None:
 
 def test_files_that_cannot_be_read(make_checkpoint: Make, localllm: Run, tmp_path: Path) -> None:
     folder = str(make_checkpoint())
-    for name in (str(tmp_path / "missing.txt"), str(tmp_path)):
-        assert_refused(localllm("chat", folder, "-f", name), ExitCode.USAGE, "is not a file")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for name, reason in ((tmp_path / "missing.txt", "is not a file"), (empty, "no text file")):
+        assert_refused(localllm("chat", folder, "-f", str(name)), ExitCode.USAGE, reason)
