@@ -73,6 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     "llm": {"session", "loaded_model", "completion"},
     "evaluation": {"session", "checkpoint", "loaded_model", "engine"},
     "quantize": {
+        "engine",
         "session",
         "checkpoint",
         "loaded_model",

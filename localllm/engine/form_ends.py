@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # What closes comes before what goes on; the first that the grammar admits is taken. Where both
 # brackets are, it is within a string, which its quote ends.
 QUOTE, BRACKETS = '"', ("}", "]")
-CLOSING = (*BRACKETS, QUOTE, ",", ":", "0", "1", "n", "t", "f", "-", ")", ".", ";", ">", "\n", " ")
+CLOSING = (*BRACKETS, QUOTE, ",", ":", ")", ";", ">", ".", "0", "1", "n", "t", "f", "-", "\n", " ")
 
 
 class FormEnds:
