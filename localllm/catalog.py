@@ -22,7 +22,8 @@ _PACKAGE = Path(__file__).parent
 _REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 # A word with a version or a size behind it, as other tools name models too: gemma3, phi-4, x:20b.
 _LIKE_A_MODEL = re.compile(
-    r"[a-z][a-z.-]*[a-z.-]?[0-9]+(\.[0-9]+)?b?([-:][a-z0-9._-]+)?|[\w.-]+:[\w.-]+"
+    r"[a-z][a-z.-]*[0-9]+(\.[0-9]+)?b?([-:][a-z0-9._-]+)?"
+    r"|[a-z][\w.-]*:(latest|[a-z.-]*[0-9][\w.-]*)"
 )
 # Families that are asked for by their bare name and that no alias resembles.
 _FAMILIES = ("codellama", "falcon", "gemma", "glm", "gpt-oss", "granite", "kimi", "olmo", "phi")

@@ -280,7 +280,8 @@ class EngineConfig:
     Of the free memory `gpu_memory_utilization` is used, and `reserve_bytes` are left at least.
     `deterministic` computes every row the same way, whatever it shares a step with.
     `cache_disk_bytes` of prefixes are kept in `cache_dir` (None: in localllm's cache); 0: none.
-    `threads` compute on a CPU; None: at most one for each core, fewer beside other work.
+    `threads` compute on a CPU; None: at most one for each core, fewer beside other work. Either way
+    the engine sets the number of torch's threads (`torch.set_num_threads`) for the whole process.
     """
 
     max_model_len: int | None = None

@@ -256,11 +256,16 @@ def _byte_tokens() -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(Bytes()), n_vocab=VOCAB_SIZE, eos_token=EOS_TOKEN_ID)
 
 
-def match_bytes(grammar: Grammar) -> Matcher:
+def byte_state(grammar: Grammar) -> LLMatcher:
     """For a vocabulary of bytes; regular expressions and Lark grammars."""
     read = {"regex": LLMatcher.grammar_from_regex, "lark": LLMatcher.grammar_from_lark}
+    return LLMatcher(_byte_tokens(), read[grammar.kind](grammar.source))
+
+
+def match_bytes(grammar: Grammar) -> Matcher:
+    """`byte_state`, which is led to its end where tokens run short."""
     ends = FormEnds(lambda char: 3 + ord(char), [EOS_TOKEN_ID])
-    return Matcher(LLMatcher(_byte_tokens(), read[grammar.kind](grammar.source)), ends)
+    return Matcher(byte_state(grammar), ends)
 
 
 def drain(engine: Engine, indices: dict[int, int], answers: dict[tuple[int, int], Answer]) -> None:

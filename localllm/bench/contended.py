@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.speed import run_decode
 from localllm.bench.subject import Subject
+from localllm.errors import RequestError
 
 LOADS = (1, 2)
 # A busy process ends by itself after so long, or when whoever started it has gone.
-LOAD_LASTS_S = 120
+LOAD_LASTS_S = 600
 _BUSY = """
 import os, sys, time
 end, owner = time.monotonic() + float(sys.argv[1]), os.getppid()
@@ -27,13 +28,22 @@ _SETTLES_S = 0.2
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many processes that compute without a pause."""
+    """So many processes that compute without a pause.
+
+    Raises: RequestError where one ended before what was measured beside it did.
+    """
     command = [sys.executable, "-S", "-c", _BUSY, str(LOAD_LASTS_S)]
     started = [subprocess.Popen(command) for _ in range(count)]
     try:
         if started:
             time.sleep(_SETTLES_S)
         yield
+        if any(process.poll() is not None for process in started):
+            raise RequestError(
+                f"a busy process ended, after {LOAD_LASTS_S:,} s or by another's hand, before the "
+                "measurement did",
+                hint="fewer tokens with -n",
+            )
     finally:
         for process in started:
             process.kill()

@@ -333,7 +333,8 @@ def choose_model_and_prompt(
     """Which of the words is the model: the first of two; a lone one only if it is a model's name,
     which those of a server are not.
 
-    Raises: RequestError where both an argument and a flag give the same thing.
+    Raises: RequestError where both an argument and a flag give the same thing; CatalogError for a
+    lone word that is like a model's name, and is none.
     """
     if len(words) > 2:
         raise RequestError(

@@ -49,7 +49,8 @@ def pull(
     try:
         with hub_errors(repo_name(source), source.repo):
             snapshot = look_up(source.repo, source.revision)
-            check_runnable(snapshot)
+            if dry_run:  # else right before the weights
+                check_runnable(snapshot)
     except DownloadError as error:
         here = find_snapshot(source.repo, source.revision)
         if error.exit_code != ExitCode.NETWORK or here is None or not is_whole(here):

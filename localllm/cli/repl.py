@@ -291,7 +291,7 @@ class Repl:
         if completion.finish_reason is None:
             note("interrupted; /continue goes on", dim=True)
         elif completion.finish_reason == "length" and self.is_full:
-            note(f"cut, for the context is full: {self.way_to_room()}")
+            note(f"cut: the context is full; {self.way_to_room()}")
         elif completion.finish_reason == "length":
             note("cut at the limit of tokens; /continue goes on", dim=True)
         share = self.used_tokens / window

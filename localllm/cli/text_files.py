@@ -8,8 +8,8 @@ from pathlib import Path
 
 from localllm.cli.files import user_path
 from localllm.cli.output import note, show_controls
-from localllm.cli.user_input import SNIFFED_BYTES, looks_binary, read_file
-from localllm.errors import LocalLLMError, RequestError
+from localllm.cli.user_input import MAX_INPUT_BYTES, SNIFFED_BYTES, looks_binary, read_file
+from localllm.errors import ContextLengthError, LocalLLMError, RequestError
 
 # No prompt wants more; who means them all joins them first.
 MAX_FILES = 1000
@@ -75,7 +75,7 @@ def find_files(name: str) -> FoundFiles:
     path = user_path(name)
     if not is_several(name):
         return FoundFiles([(name, read_file(path))])
-    found = FoundFiles()
+    found, num_bytes = FoundFiles(), 0
     paths = _in_folder(path, found) if path.is_dir() else _matching(str(path))
     for each in paths:
         reason = _reason_to_leave_out(each)
@@ -85,6 +85,12 @@ def find_files(name: str) -> FoundFiles:
         if len(found.texts) == MAX_FILES:
             raise RequestError(
                 f"{name} has more than {MAX_FILES:,} text files", param="file", hint="a part of it"
+            )
+        num_bytes += each.stat().st_size
+        if num_bytes > MAX_INPUT_BYTES:
+            raise ContextLengthError(
+                f"{name} has over {MAX_INPUT_BYTES >> 20} MiB of text, more than any context holds",
+                hint="a part of it",
             )
         found.texts.append((str(each), read_file(each)))
     if not found.texts:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 QUOTE, BRACKETS = '"', ("}", "]")
 CLOSING = (*BRACKETS, QUOTE, ",", ":", ")", ";", ">", ".", "0", "1", "n", "t", "f", "-", "\n", " ")
 
+# Where nothing of CLOSING fits, a step needs the mask of the whole vocabulary; so many at most.
+MAX_GUESSES = 16
+
 
 class FormEnds:
     """Short ways to the end, token by token: of JSON, and of what closes like it.
@@ -38,11 +41,15 @@ class FormEnds:
         `most` do not.
         """
         tokens: list[int] = []
+        num_guesses = 0
         try:
             while not state.is_stopped():
                 if len(tokens) == most:
                     return None
                 token_id = self._next(state)
+                if token_id is None and num_guesses < MAX_GUESSES:
+                    token_id = _first_allowed(state.compute_bitmask())
+                    num_guesses += 1
                 if token_id is None:
                     return None
                 tokens.append(token_id)
@@ -60,6 +67,7 @@ class FormEnds:
         return [token_id for token_id in way if token_id not in self._ends]
 
     def _next(self, state: "LLMatcher") -> int | None:
+        """The end, what is forced, or the first of CLOSING that fits; None where none does."""
         if state.is_accepting():
             return next((end for end in self._ends if state.validate_tokens([end])), None)
         forced = state.compute_ff_tokens()
@@ -71,7 +79,7 @@ class FormEnds:
         for token_id in self._closing:
             if state.validate_tokens([token_id]):
                 return token_id
-        return _first_allowed(state.compute_bitmask())
+        return None
 
 
 def _first_allowed(bits: bytes) -> int | None:

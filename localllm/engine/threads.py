@@ -8,9 +8,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-# How long torch's threads spin at the end of an operator before they sleep, in turns of libgomp's
-# loop: up to a millisecond. Its own default is ten times that, in which they hold a core that
-# somebody else has work for.
+# How many turns of libgomp's loop torch's threads spin at the end of an operator before they sleep:
+# a tenth of its own default, in which they hold a core that somebody else has work for.
 _TORCH_SPINS = 30_000
 _TORCH_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 

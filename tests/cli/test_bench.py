@@ -263,6 +263,19 @@ def test_busy_processes_end_with_the_measurement_and_with_who_started_them() -> 
     assert left == []
 
 
+def test_a_busy_process_that_ends_too_soon_fails_the_measurement() -> None:
+    with pytest.raises(RequestError, match="ended"), busy_processes(1):
+        kill(busy_pids() & children(os.getpid()))
+
+
+def kill(pids: set[int]) -> None:
+    """Kill children and wait until they can be reaped, without reaping them."""
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 def children(parent: int) -> set[int]:
     return {
         int(stat.parent.name)

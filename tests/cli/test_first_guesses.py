@@ -82,8 +82,12 @@ def test_a_lone_word_like_a_model_s_name_is_no_question(
 
 
 @pytest.mark.parametrize(
-    "word", ["hello", "summarise", "why", "hi there", "42", "2+2", "yes:", "Why?", "gemma 3?"]
-)
+    "word",
+    [
+        "hello", "summarise", "why", "hi there", "42", "2+2", "yes:", "Why?", "gemma 3?",
+        "12:30", "re:invent", "note:this",
+    ],
+)  # fmt: skip
 def test_an_ordinary_word_is_a_question(word: str, localllm: Run) -> None:
     assert localllm("chat", word, "-n", "2").code == 0
 

@@ -41,8 +41,10 @@ def test_it_writes_its_own_calibration_and_prints_a_table(
     assert report["calibration"]["source"] == "written by the model, seed 0"
     assert report["calibration"]["windows"] == 8
     assert report["peak_bytes"] > 0
-    speeds = report["decode_tokens_per_s"]  # None where noise is larger than the difference
-    assert speeds is None or speeds["source"] != speeds["result"]
+    # Left out, in all places, where noise is larger than the difference.
+    is_measured = report["decode_tokens_per_s"] is not None
+    assert ("decode, tokens/s" in outcome.out) == is_measured
+    assert ("decode, tokens/s" in (out / "README.md").read_text()) == is_measured
     assert "gptq, 4 bits, groups of 32" in (out / "README.md").read_text()
     again = localllm("chat", str(out), "--raw", "-n", "4", "hello")
     assert again.code == 0

@@ -225,7 +225,7 @@ def test_a_full_context_is_told_as_such_and_continue_names_the_way_out(open_wind
     long = "Many words. " * 60
     window = open_window(long, long, rows=60, flags=("--ctx", "600"))
     window.say("Talk.")
-    window.wait_for("cut, for the context is full: /clear begins anew")
+    window.wait_for("cut: the context is full; /clear begins anew")
     window.settle()
     window.say("/continue")
     window.wait_for("error: the context is full, so the answer cannot go on")

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from window import Open
 
+from localllm.cli import text_files
 from localllm.cli.chat import split_files
 from localllm.cli.text_files import find_files, read_files
-from localllm.errors import ExitCode, RequestError
+from localllm.errors import ContextLengthError, ExitCode, RequestError
 
 Run = Callable[..., Any]
 
@@ -110,6 +111,14 @@ def test_links_that_lead_in_circles_end(project: Path) -> None:
     found = find_files("src")
     assert len(found.texts) == 4
     assert found.left_out["no file"] == ["gone"]
+
+
+def test_a_folder_of_more_text_than_any_context_holds_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "MAX_INPUT_BYTES", 20)
+    with pytest.raises(ContextLengthError, match="more than any context holds"):
+        find_files("src")
 
 
 def test_a_prompt_without_quotes_is_told_to_have_some(localllm: Run) -> None:

@@ -97,16 +97,8 @@ void team_bfloat16_linear(const Team *team, const FloatWeight *w, const float *x
   }
 }
 
-typedef struct {
-  const FloatWeight *weight;
-  const float *x;
-  float *y;
-  int64_t rows;
-  char *scratch;
-} Bfloat16Linear;
-
 static void multiply_all(const Team *team, void *arguments) {
-  const Bfloat16Linear *a = arguments;
+  const LinearCall *a = arguments;
   team_bfloat16_linear(team, a->weight, a->x, a->y, a->rows, a->scratch);
 }
 
@@ -114,7 +106,7 @@ static void multiply_all(const Team *team, void *arguments) {
 int bfloat16_linear(const FloatWeight *w, const float *x, float *y, int64_t rows, int64_t threads) {
   char *scratch = malloc((size_t)bfloat16_scratch_bytes(w, rows));
   if (!scratch) return 1;
-  run_team(threads, multiply_all, &(Bfloat16Linear){w, x, y, rows, scratch});
+  run_team(threads, multiply_all, &(LinearCall){w, x, y, rows, scratch});
   free(scratch);
   return 0;
 }

@@ -52,19 +52,12 @@ void team_float32_linear(const Team *team, const FloatWeight *w, const float *x,
   team_meet(team);
 }
 
-typedef struct {
-  const FloatWeight *weight;
-  const float *x;
-  float *y;
-  int64_t rows;
-} Float32Linear;
-
 static void multiply_all(const Team *team, void *arguments) {
-  const Float32Linear *a = arguments;
+  const LinearCall *a = arguments;
   team_float32_linear(team, a->weight, a->x, a->y, a->rows);
 }
 
 int float32_linear(const FloatWeight *w, const float *x, float *y, int64_t rows, int64_t threads) {
-  run_team(threads, multiply_all, &(Float32Linear){w, x, y, rows});
+  run_team(threads, multiply_all, &(LinearCall){w, x, y, rows, NULL});
   return 0;
 }

@@ -167,16 +167,8 @@ void team_integer_linear(const Team *team, const IntegerWeight *w, const float *
   }
 }
 
-typedef struct {
-  const IntegerWeight *weight;
-  const float *x;
-  float *y;
-  int64_t rows;
-  char *scratch;
-} IntegerLinear;
-
 static void multiply_all(const Team *team, void *arguments) {
-  const IntegerLinear *a = arguments;
+  const LinearCall *a = arguments;
   team_integer_linear(team, a->weight, a->x, a->y, a->rows, a->scratch);
 }
 
@@ -185,7 +177,7 @@ int integer_linear(const IntegerWeight *w, const float *x, float *y, int64_t num
                    int64_t threads) {
   char *scratch = malloc((size_t)integer_scratch_bytes(w, num_rows));
   if (!scratch) return 1;
-  run_team(threads, multiply_all, &(IntegerLinear){w, x, y, num_rows, scratch});
+  run_team(threads, multiply_all, &(LinearCall){w, x, y, num_rows, scratch});
   free(scratch);
   return 0;
 }

@@ -80,6 +80,14 @@ void team_float32_linear(const Team *team, const FloatWeight *w, const float *x,
 /* scratch: bfloat16_scratch_bytes(w, rows). */
 void team_bfloat16_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
                           int64_t rows, char *scratch);
+/* What one linear is called with. */
+typedef struct {
+  const void *weight; /* FloatWeight or IntegerWeight */
+  const float *x;     /* [rows, in] */
+  float *y;           /* [rows, out] */
+  int64_t rows;
+  char *scratch; /* NULL where the kind needs none */
+} LinearCall;
 
 int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows);
 int64_t bfloat16_scratch_bytes(const FloatWeight *w, int64_t rows);

@@ -1,9 +1,9 @@
 /* Threads that compute an operator together: each does its share, then all meet.
  *
  * A thread that waits spins for a short while and then sleeps, so that on a machine with other work
- * it gives its core to whom it waits for. (With threads that spin until the last one comes, one
- * busy process beside two of them on two cores made a step forty times as long.) No result depends
- * on how many threads there are. */
+ * it gives its core to whom it waits for. (Threads that spin until the last one comes took four to
+ * five times as long for a step beside one busy process, two of them on two cores.) No result
+ * depends on how many threads there are. */
 
 #pragma once
 
