@@ -13,6 +13,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 from pathlib import Path
 
 import numpy as np
@@ -251,9 +252,9 @@ def vary(question: str, rng: random.Random) -> str:
 
 
 def _draw_question(topics: Sequence[Topic], rng: random.Random) -> tuple[Topic, str, str]:
-    """A topic, a question about it and the answer."""
-    topic = rng.choice(topics)
-    whole = not topic.frames or rng.random() < 0.6
+    """A topic, a question about it and the answer. What is asked in more ways is drawn more often."""
+    (topic,) = rng.choices(topics, [sqrt(len(topic.questions)) for topic in topics])
+    whole = not topic.frames or rng.random() < 0.7
     question = rng.choice(topic.questions if whole else topic.frames)
     if "\n" not in question and rng.random() < 0.8:
         question = question[0].upper() + question[1:]

@@ -96,7 +96,7 @@ POCKET = Stage(
 )
 ANSWERS = Stage(
     "answers",
-    (Phase(1100, 512, 1, 7), Phase(60, 2048, 1, 1)),
+    (Phase(1500, 512, 2, 6), Phase(60, 2048, 1, 1)),
     1e-3,
     1.5e-3,
     decay_share=0.9,
