@@ -66,7 +66,7 @@ class Sample:
 class Completion:
     """What came back for one prompt, with what it took; times in seconds."""
 
-    num_prompt_tokens: int
+    num_prompt_tokens: int  # 0: it is a server's, which does not count for its clients
     started_s: float
     samples: list[Sample]
     num_cached_tokens: int = 0
@@ -108,6 +108,11 @@ class Completion:
     def num_generated_tokens(self) -> int:
         """Tokens of all samples."""
         return sum(len(sample.tokens) for sample in self.samples)
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens of prompt and answers; 0 where a server does not count those of the prompt."""
+        return self.num_prompt_tokens and self.num_prompt_tokens + self.num_generated_tokens
 
     @property
     def num_drafted_tokens(self) -> int:

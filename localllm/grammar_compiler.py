@@ -4,6 +4,7 @@ A model that thinks does so before its answer: the grammar begins behind its tho
 """
 
 import json
+import re
 from threading import Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -18,6 +19,8 @@ from localllm.tokenizer import Tokenizer
 
 _KEPT = 64
 _ANY_TEXT = r"/(.|\n)*/"
+# How llguidance names a place: "at 1(8): ", the line and the character.
+_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 
 
 def check_grammar(grammar: Grammar) -> None:
@@ -131,10 +134,30 @@ def _limits() -> LLParserLimits:
 
 
 def _refused(grammar: Grammar, message: str) -> RequestError:
-    lines = message.splitlines()
     named = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+    reason, where = _reason_and_place(grammar, message.splitlines())
     return RequestError(
-        f"the {named[grammar.kind]} cannot be followed: {lines[0][:300]}",
+        f"the {named[grammar.kind]} cannot be followed: {reason[:300]}",
         param="grammar",
-        where="; ".join(line.strip() for line in lines[1:4])[:300],
+        where=where[:300],
     )
+
+
+def _reason_and_place(grammar: Grammar, lines: list[str]) -> tuple[str, str]:
+    """What llguidance says, in our words: what is wrong, and where (empty where it does not say).
+
+    Of a regular expression it shows the expression, carets under it, and the reason last.
+    """
+    carets = [i for i, line in enumerate(lines) if i and line.strip() and not line.strip(" ^")]
+    reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if carets and reasons:
+        shown, below = lines[carets[0] - 1], lines[carets[0]]
+        indent = len(shown) - len(shown.lstrip())
+        return reasons[0], f"character {below.index('^') - indent + 1} of {shown.strip()}"
+    reason = lines[0].partition(". Enable '")[0]  # an option that nobody can set here
+    place = _PLACE.match(reason)
+    if place is None or grammar.kind != "lark":
+        return reason, ""
+    line = int(place[1])
+    source = grammar.source.splitlines()[line - 1 : line]
+    return reason[place.end() :], f"line {line}, character {place[2]}: {' '.join(source).strip()}"

@@ -146,6 +146,29 @@ def test_what_cannot_be_followed_is_refused_at_once(llm: LLM, name: str) -> None
     assert time.monotonic() - began < 1.0
 
 
+@pytest.mark.parametrize(
+    ("grammar", "reason", "where"),
+    [
+        (Grammar("regex", "ab(c"), "unclosed group", "character 3 of ab(c"),
+        (Grammar("regex", "(?=a)b"), "look-around", "character 1 of (?=a)b"),
+        (
+            Grammar.of_schema({"type": "string", "pattern": "x["}),
+            "unclosed character class",
+            "character 2 of x[",
+        ),
+        (Grammar("lark", 'start: "a" b'), 'unknown name: "b"', 'line 1, character 8: start: "a" b'),
+        (Grammar("lark", 'start: "a"\nb "a"'), "Expected token", 'line 2, character 3: b "a"'),
+        (REFUSED["choices that overlap"], "oneOf constraints are not supported", ""),
+    ],
+)
+def test_a_refusal_says_what_is_wrong_and_where(grammar: Grammar, reason: str, where: str) -> None:
+    with pytest.raises(RequestError) as found:
+        check_grammar(grammar)
+    assert f"cannot be followed: {reason}" in found.value.message
+    assert found.value.where == where
+    assert "coerce" not in str(found.value)
+
+
 def _chain(length: int) -> str:
     """Rules each of which names the next: whoever follows them on a stack needs a deep one."""
     rules = [f'r{i}: "a" r{i + 1}' for i in range(length)]

@@ -287,8 +287,7 @@ def chat(
     printer.print(events, form)
     is_form = answer_grammar is not None
     if completion.finish_reason == "length" and (is_form or (form == "text" and not max_tokens)):
-        used = completion.num_prompt_tokens + completion.num_generated_tokens
-        is_full = used >= session.model.context_length
+        is_full = completion.num_context_tokens >= session.model.context_length
         limit = "the context is full" if is_full else "-n sets the limit"
         cut = "; the form is not complete" if is_form else ""
         note(f"cut after {completion.num_generated_tokens} tokens{cut}; {limit}", dim=not is_form)

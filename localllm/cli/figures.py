@@ -14,8 +14,13 @@ _BLOCK_TOKENS = 16
 
 
 def describe_turn(completion: "Completion", context_length: int) -> str:
-    """The line of figures under an answer."""
-    used = completion.num_prompt_tokens + completion.num_generated_tokens
+    """The line of figures under an answer; of a server that counts no tokens, its times only."""
+    if not completion.num_prompt_tokens:
+        took = (completion.last_token_s or completion.started_s) - completion.started_s
+        return (
+            f"first token {completion.ttft_s:.2f} s · whole answer {took:.2f} s"
+            " · the server counts no tokens"
+        )
     drafted, accepted = completion.num_drafted_tokens, completion.num_accepted_tokens
     drafts = f" · drafts {accepted:,}/{drafted:,}" if drafted else ""
     computed = completion.num_prompt_tokens - completion.num_cached_tokens
@@ -25,7 +30,7 @@ def describe_turn(completion: "Completion", context_length: int) -> str:
         f"prompt {completion.num_prompt_tokens:,} ({completion.num_cached_tokens:,} cached){rate}"
         f" · first token {completion.ttft_s:.2f} s"
         f" · answer {completion.decode_tokens_per_s:,.0f} tok/s{drafts}"
-        f" · context {used:,}/{context_length:,}"
+        f" · context {completion.num_context_tokens:,}/{context_length:,}"
     )
 
 

@@ -185,7 +185,7 @@ class Repl:
         if completion.finish_reason is None and completion.num_generated_tokens == 0:
             note("interrupted before the answer; /retry asks again", dim=True)
             return
-        self.used_tokens = completion.num_prompt_tokens + completion.num_generated_tokens
+        self.used_tokens = completion.num_context_tokens
         self._note_outcome(completion)
 
     def show(self, completion: Completion, events: EventStream) -> None:

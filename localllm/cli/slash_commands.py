@@ -162,8 +162,12 @@ def _stats(repl: "Repl", argument: str) -> None:
         note("no answer yet")
         return
     finish = completion.finish_reason
+    prompt = completion.num_prompt_tokens
     for name, value in (
-        ("prompt tokens", f"{completion.num_prompt_tokens:,}"),
+        (
+            "prompt tokens",
+            f"{prompt:,}" if prompt else "not counted there",
+        ),
         ("of them cached", f"{completion.num_cached_tokens:,}"),
         ("answer tokens", f"{completion.num_generated_tokens:,}"),
         ("first token", f"{completion.ttft_s:.3f} s"),

@@ -4,8 +4,10 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,11 @@ from server.conftest import ROOT, Server
 from window import Window
 
 Run = Callable[..., Any]
+CHUNKS = [
+    {"choices": [{"index": 0, "delta": {"content": "It is "}, "finish_reason": None}]},
+    {"choices": [{"index": 0, "delta": {"content": "so."}, "finish_reason": None}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+]
 ASK = ("chat", "What is the KV cache?", "-n", "24")
 
 
@@ -109,5 +116,51 @@ def test_a_conversation_with_a_server(server: Server, tmp_path: Path) -> None:
     window.say("/continue")
     screen = window.wait_for(r"cannot be gone on with|is complete")
     assert "Traceback" not in screen
+    window.say("/exit")
+    assert window.exit_code() == 0
+
+
+@pytest.fixture
+def plain_server() -> Iterator[str]:
+    """A server that streams, and counts no tokens; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(json.dumps({"data": [{"id": "plain"}]}), "application/json")
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            lines = [json.dumps(chunk) for chunk in CHUNKS] + ["[DONE]"]
+            self._send("".join(f"data: {line}\n\n" for line in lines), "text/event-stream")
+
+        def _send(self, text: str, kind: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{http.server_port}"
+    http.shutdown()
+    http.server_close()
+
+
+def test_figures_that_a_server_does_not_send_are_not_made_up(
+    plain_server: str, tmp_path: Path
+) -> None:
+    command = ["-m", "localllm", "chat", "--remote", plain_server]
+    window = Window(command, 80, 30, tmp_path / "data")
+    window.wait_for(r"\n> ?")
+    window.say("Is it?")
+    screen = window.wait_for(r"It is so\.(.|\n)*the server counts no tokens")
+    assert "prompt 0" not in screen
+    assert "context" not in screen.rpartition("It is so.")[2]
+    window.say("/stats")
+    window.wait_for("prompt tokens +not counted there")
     window.say("/exit")
     assert window.exit_code() == 0

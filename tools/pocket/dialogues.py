@@ -252,7 +252,7 @@ def vary(question: str, rng: random.Random) -> str:
 
 
 def _draw_question(topics: Sequence[Topic], rng: random.Random) -> tuple[Topic, str, str]:
-    """A topic, a question about it and the answer. What is asked in more ways is drawn more often."""
+    """A topic, a question about it and the answer; what can be asked in more ways comes up more."""
     (topic,) = rng.choices(topics, [sqrt(len(topic.questions)) for topic in topics])
     whole = not topic.frames or rng.random() < 0.7
     question = rng.choice(topic.questions if whole else topic.frames)
