@@ -5,7 +5,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from localllm.bench.results import Result, Spread, Suite
@@ -71,23 +71,24 @@ class ContendedSuite(Suite):
 
     def results(self) -> list[Result]:
         """A row for each load."""
-        rows = []
-        for count, pairs in self._pairs.items():
-            if pairs:
-                kept = Spread.of([beside / alone for alone, beside in pairs])
-                found = {
-                    "tokens_per_s": Spread.of([beside for _, beside in pairs]),
-                    "alone_tokens_per_s": Spread.of([alone for alone, _ in pairs]),
-                    "kept": kept,
-                }
-                name = f"tg{self._num_tokens} beside {count} busy"
-                conditions = {"busy": count, "pairs": len(pairs)}
-                verdict = f"keeps {kept.median:.2f} of its speed alone"
-                rows.append(Result("contended", name, conditions, found, verdict))
-        return rows
+        name = f"tg{self._num_tokens}"
+        return [contended_row(name, count, pairs) for count, pairs in self._pairs.items() if pairs]
 
     def _decode(self, count: int) -> float:
         """Tokens a second beside so many busy processes."""
         with busy_processes(count):
             steps = run_decode(self._subject.engine, [self._prompt], self._num_tokens)
         return 1 / statistics.mean(steps)
+
+
+def contended_row(test: str, count: int, pairs: Sequence[tuple[float, float]]) -> Result:
+    """What `count` busy processes leave of a speed; `pairs`: tokens a second, alone and beside."""
+    kept = Spread.of([beside / alone for alone, beside in pairs])
+    found = {
+        "tokens_per_s": Spread.of([beside for _, beside in pairs]),
+        "alone_tokens_per_s": Spread.of([alone for alone, _ in pairs]),
+        "kept": kept,
+    }
+    conditions = {"busy": count, "pairs": len(pairs)}
+    verdict = f"keeps {kept.median:.2f} of its speed alone"
+    return Result("contended", f"{test} beside {count} busy", conditions, found, verdict)

@@ -1,9 +1,10 @@
 """Measure beside llama.cpp: the same shape with random 4-bit weights in both, alternating.
 
     pip install llama-cpp-python gguf          (it compiles; some minutes)
-    python tools/bench/against_llama_cpp.py [--model qwen3-0.6b] [--json FILE]
+    python tools/bench/against_llama_cpp.py [--model qwen3-0.6b] [--contended] [--json FILE]
 
-Prefill of one prompt, and decode in batches, each round ours and then theirs. Both run with as many
+Prefill of one prompt, and decode in batches, each round ours and then theirs; with `--contended`
+decode alone and beside busy processes instead. Both run with as many
 threads as torch has, theirs with weights repacked for this processor as it comes; ours with its
 int8 head, theirs with the Q6_K head that Q4_0 files have.
 """
@@ -14,6 +15,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import llama_cpp as llama
@@ -21,10 +24,12 @@ import torch
 
 from llama_cpp_model import write_gguf
 from localllm.bench.compare import ratio_row
+from localllm.bench.contended import LOADS, busy_processes, contended_row
 from localllm.bench.environment import describe_environment
 from localllm.bench.report import Report, describe_model
+from localllm.bench.results import Result
 from localllm.bench.speed import run_decode, run_prefill
-from localllm.bench.subject import open_random
+from localllm.bench.subject import Subject, open_random
 from localllm.config import EngineConfig
 
 CONTEXT = 1024
@@ -88,22 +93,10 @@ class TheirModel:
         return [(token * 31 + 7) % 50_000 for token, _, _ in tokens]
 
 
-def main() -> None:
-    """Alternate, and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="qwen3-0.6b")
-    parser.add_argument("-p", type=int, default=512)
-    parser.add_argument("-n", type=int, default=64)
-    parser.add_argument("-r", type=int, default=5)
-    parser.add_argument("--batch", type=int, nargs="*", default=[1, 4, 16])
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    config = EngineConfig(max_num_seqs=max(args.batch))
-    subject = open_random(args.model, "int4", config, CONTEXT, seed=0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.gguf"
-        write_gguf(path, subject.config)
-        theirs = TheirModel(path, max(args.batch))
+def compare_speeds(
+    subject: Subject, theirs: TheirModel, args: argparse.Namespace
+) -> Iterator[Result]:
+    """Rows of speeds side by side; each is printed as well."""
     rng = random.Random(0)
     tests = [("pp", args.p, 1), *(("tg", args.n, batch) for batch in args.batch)]
     found: dict[tuple[str, int, int], list[tuple[float, float]]] = {test: [] for test in tests}
@@ -122,10 +115,8 @@ def main() -> None:
                 pair = (batch / statistics.mean(steps), batch / theirs.decode(prompts, count))
             if repeat:
                 found[test].append(pair)
-    rows = []
     for (kind, count, batch), pairs in found.items():
         row = ratio_row(f"{kind}{count}", batch, pairs, "llama.cpp Q4_0")
-        rows.append(row)
         ours, their, times = (
             row.found[name] for name in ("tokens_per_s", "their_tokens_per_s", "times")
         )
@@ -133,6 +124,55 @@ def main() -> None:
             f"{kind}{count} batch {batch}: ours {ours.median:.1f}, llama.cpp {their.median:.1f} "
             f"tokens/s; {times.median:.2f} times ({times.min:.2f} to {times.max:.2f})\n"
         )
+        yield row
+
+
+def compare_beside_work(
+    subject: Subject, theirs: TheirModel, args: argparse.Namespace
+) -> Iterator[Result]:
+    """Rows of what other work leaves of each one's decode at batch 1; each is printed as well."""
+    engines = {
+        "localllm": lambda: 1 / statistics.mean(run_decode(subject.engine, [[1]], args.n)),
+        "llama.cpp": lambda: 1 / theirs.decode([1], args.n),
+    }
+    pairs: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for repeat in range(args.r + 1):  # the first warms up
+        for load in LOADS:
+            for name, measure in engines.items():
+                alone = measure()
+                with busy_processes(load):
+                    beside = measure()
+                if repeat:
+                    pairs[name, load].append((alone, beside))
+    for (name, load), measured in sorted(pairs.items()):
+        row = contended_row(f"{name} tg{args.n}", load, measured)
+        kept, alone_speed = row.found["kept"], row.found["alone_tokens_per_s"]
+        sys.stdout.write(
+            f"{row.test}: {row.verdict} ({kept.min:.2f} to {kept.max:.2f}); "
+            f"alone {alone_speed.median:.1f} tokens/s\n"
+        )
+        yield row
+
+
+def main() -> None:
+    """Alternate, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="qwen3-0.6b")
+    parser.add_argument("-p", type=int, default=512)
+    parser.add_argument("-n", type=int, default=64)
+    parser.add_argument("-r", type=int, default=5)
+    parser.add_argument("--batch", type=int, nargs="*", default=[1, 4, 16])
+    parser.add_argument("--contended", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    config = EngineConfig(max_num_seqs=max(args.batch))
+    subject = open_random(args.model, "int4", config, CONTEXT, seed=0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_gguf(path, subject.config)
+        theirs = TheirModel(path, max(args.batch))
+    compare = compare_beside_work if args.contended else compare_speeds
+    rows = list(compare(subject, theirs, args))
     if args.json is not None:
         place = describe_environment(subject.device)
         place["versions"]["llama-cpp-python"] = llama.__version__
