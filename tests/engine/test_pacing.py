@@ -14,7 +14,7 @@ from engines import Limits, add, checked_step, load_tiny_model, make_engine, run
 from localllm import LLM
 from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
-from localllm.engine.pacing import MIN_PART, Pacer
+from localllm.engine.pacing import MIN_PART, Pacer, PartCost
 from localllm.speculation_config import SpeculationConfig
 
 
@@ -55,6 +55,53 @@ def test_the_time_per_token_at_most_doubles(name: str, token_s: Callable[[int], 
     # And the prompt gets its share: a third of all the time at least, if it needs it.
     read_s = sum(times) - plain * len(times)
     assert read_s >= 0.33 * sum(times) or max(parts) == 256
+
+
+# Of a step without prompts, of one with, and of each token of a prompt; seconds.
+GPUS = {
+    "8B int4, H100": (0.003, 0.010, 2.5e-5),
+    "8B bf16, H100": (0.006, 0.010, 2.5e-5),
+    "0.6B int4, H100": (0.0008, 0.012, 3e-6),
+    "8B int4, RTX 4090": (0.006, 0.008, 6e-5),
+    "8B bf16, RTX 4090": (0.018, 0.008, 6e-5),
+}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_where_steps_with_prompts_have_a_fixed_cost_parts_are_large(gpu: str) -> None:
+    """Assumed times: a step with more than 16 tokens of a request is launched kernel by kernel."""
+    plain_s, fixed_s, token_s = GPUS[gpu]
+
+    def step_s(part: int) -> float:
+        launches_s = fixed_s if part > 16 else 0.0
+        return plain_s + (launches_s + token_s * part if part else 0.0)
+
+    pacer, budget, num_prompt = Pacer(), 2048, 2000
+    ratios = []
+    for _ in range(3):
+        for _ in range(50):
+            pacer.book(pacer.part(0), step_s(0))
+        done, first_token_s = 0, 0.0
+        while done < num_prompt:
+            part = min(pacer.part(budget), num_prompt - done)
+            pacer.book(part, step_s(part))
+            done, first_token_s = done + part, first_token_s + step_s(part)
+        ratios.append(first_token_s / step_s(num_prompt))
+    assert ratios[0] <= 8  # what steps cost is found out
+    assert max(ratios[1:]) <= 2
+
+
+def test_both_costs_are_found_from_parts_of_several_sizes() -> None:
+    cost = PartCost()
+    cost.add(16, 0.0001)  # a captured graph
+    for num_tokens in (24, 48, 200, 24, 48, 200):
+        cost.add(num_tokens, 0.01 + 1e-4 * num_tokens)
+    assert cost.fixed_s == pytest.approx(0.01)
+    assert cost.token_s == pytest.approx(1e-4)
+    for _ in range(50):  # of one size both are kept
+        cost.add(200, 0.03)
+    assert cost.seconds(200) == pytest.approx(0.03)
+    assert cost.tokens(0.02) == pytest.approx(100, rel=0.01)
 
 
 def test_tokens_that_cost_nothing_are_read_in_whole_steps() -> None:
