@@ -149,7 +149,7 @@ def this_machine(config: EngineConfig, *, measures: bool = True) -> Machine:
         rate = _GLANCE_BYTES / best_time(lambda: x.sum(), device)
         return Machine(name, device.type, memory, free, rate, None)
     limits = measure_limits(device)
-    rates = limits.memory_bytes_per_s, limits.operations_per_s["bf16"]
+    rates = limits.memory_bytes_per_s, limits.operations_per_s.get("bf16")
     return Machine(name, device.type, memory, free, *rates)
 
 

@@ -5,6 +5,7 @@ A decode step reads every weight once, whatever the batch, and every key and val
 a prefill does two operations a weight and token. (Williams et al. 2009, "Roofline".)
 """
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -17,8 +18,11 @@ import torch.nn.functional as F
 from localllm.config import ModelConfig
 from localllm.model.architectures import ArchSpec, layer_windows, linear_shapes
 
-# Larger than the caches of processors, and than the second cache of a GPU.
-_STREAM_BYTES = 256 << 20
+# Larger than the caches of processors; on a GPU as much as takes most of a millisecond, beside
+# which a launch is nothing.
+_STREAM_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
+# Of a GPU's free memory, which an engine may have taken most of.
+_FREE_SHARE = 4
 _MATRIX_WIDTH = {"cpu": 2048, "cuda": 8192}
 _REPEATS = 3
 
@@ -27,7 +31,9 @@ Arithmetic = Literal["fp32", "bf16", "int8"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Rates of this machine: bytes a second from memory, operations a second in a product."""
+    """Rates of this machine: bytes a second from memory, operations a second in a product; an
+    arithmetic that torch has no product for here is left out.
+    """
 
     memory_bytes_per_s: float
     operations_per_s: dict[Arithmetic, float]
@@ -41,34 +47,54 @@ class Limits:
             {
                 name: statistics.median(each.operations_per_s[name] for each in found)
                 for name in found[0].operations_per_s
+                if all(name in each.operations_per_s for each in found)
             },
         )
 
 
 def measure_limits(device: torch.device) -> Limits:
     """The best of a few runs of what reads, copies and multiplies fastest in torch."""
-    x = torch.ones(_STREAM_BYTES // 4, device=device)
+    return Limits(_memory_rate(device), _product_rates(device))
+
+
+def _memory_rate(device: torch.device) -> float:
+    num_bytes = _stream_bytes(device)
+    x = torch.ones(num_bytes // 4, device=device)
     y = torch.empty_like(x)
     rows = x.view(-1, 8192)
     vector = torch.ones(8192, device=device)
-    memory = max(
-        _STREAM_BYTES / best_time(lambda: x.sum(), device),
-        _STREAM_BYTES / best_time(lambda: rows @ vector, device),
-        2 * _STREAM_BYTES / best_time(lambda: y.copy_(x), device),
+    return max(
+        num_bytes / best_time(lambda: x.sum(), device),
+        num_bytes / best_time(lambda: rows @ vector, device),
+        2 * num_bytes / best_time(lambda: y.copy_(x), device),
     )
+
+
+def _product_rates(device: torch.device) -> dict[Arithmetic, float]:
     width = _MATRIX_WIDTH[device.type]
     whole = torch.randn(width, width, device=device)
-    a = whole.bfloat16()
+    half = whole.bfloat16()
     codes = torch.randint(-127, 127, (width, width), dtype=torch.int8, device=device)
-    operations = 2.0 * width**3
-    return Limits(
-        memory,
-        {
-            "fp32": operations / best_time(lambda: F.linear(whole, whole), device),
-            "bf16": operations / best_time(lambda: F.linear(a, a), device),
-            "int8": operations / best_time(lambda: torch._int_mm(codes, codes), device),
-        },
-    )
+    products: dict[Arithmetic, Callable[[], object]] = {
+        "fp32": lambda: F.linear(whole, whole),
+        "bf16": lambda: F.linear(half, half),
+        # cuBLASLt has int8 products for a second matrix in columns only.
+        "int8": lambda: torch._int_mm(codes, codes.t()),
+    }
+    found: dict[Arithmetic, float] = {}
+    for name, product in products.items():
+        with contextlib.suppress(RuntimeError):  # nor for every GPU
+            found[name] = 2.0 * width**3 / best_time(product, device)
+    return found
+
+
+def _stream_bytes(device: torch.device) -> int:
+    """Bytes to read for a measurement, a multiple of a row's."""
+    wanted = _STREAM_BYTES[device.type]
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        wanted = min(wanted, max(256 << 20, free // _FREE_SHARE))
+    return wanted // (4 * 8192) * (4 * 8192)
 
 
 def best_time(call: Callable[[], object], device: torch.device) -> float:
@@ -77,11 +103,20 @@ def best_time(call: Callable[[], object], device: torch.device) -> float:
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, with what it started on the device."""
+    """Seconds of one call, with what it started on the device; on a GPU by the device's clock."""
     synchronize(device)
+    if device.type == "cuda":
+        began, ended = (
+            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            for _ in range(2)
+        )
+        began.record()
+        call()
+        ended.record()
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1e3
     started = time.perf_counter()
     call()
-    synchronize(device)
     return time.perf_counter() - started
 
 
@@ -171,9 +206,12 @@ class Roofline:
     def of(
         cls, num_bytes: int, operations: int, limits: Limits, arithmetic: Arithmetic
     ) -> "Roofline":
-        """Bytes and operations overlap, so the slower of the two."""
+        """Bytes and operations overlap, so the slower of the two; memory alone where the rate of
+        `arithmetic` is not known.
+        """
         moving = num_bytes / limits.memory_bytes_per_s
-        computing = operations / limits.operations_per_s[arithmetic]
+        rate = limits.operations_per_s.get(arithmetic)
+        computing = 0.0 if rate is None else operations / rate
         return cls(moving, "memory") if moving >= computing else cls(computing, "arithmetic")
 
     def verdict(self, seconds: float) -> str:

@@ -104,7 +104,9 @@ def _draw_roofline(report: Report, axes: Any) -> None:
     assert limits is not None
     points = _rooflined(report)
     arithmetic = points[0]["arithmetic"]
-    peak, memory = limits.operations_per_s[arithmetic], limits.memory_bytes_per_s
+    memory = limits.memory_bytes_per_s
+    # Without the rate of its own, the products of twice the bits are what is known.
+    peak = limits.operations_per_s.get(arithmetic, max(limits.operations_per_s.values()))
     least = min(found["intensity"] for found in points) / 2
     most = max(*(found["intensity"] for found in points), peak / memory) * 4
     axes.plot(

@@ -1,5 +1,6 @@
 """What a step must move and compute, against counts done by hand."""
 
+import pytest
 import torch
 from checkpoints import tiny_config
 
@@ -78,3 +79,32 @@ def test_measured_rates_are_those_of_a_machine() -> None:
     limits = measure_limits(torch.device("cpu"))
     assert 1e9 < limits.memory_bytes_per_s < 1e12
     assert all(1e9 < rate < 1e14 for rate in limits.operations_per_s.values())
+
+
+def test_a_product_that_a_device_does_not_have_costs_its_figure_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul")
+
+    monkeypatch.setattr(torch, "_int_mm", refuse)
+    limits = measure_limits(torch.device("cpu"))
+    assert set(limits.operations_per_s) == {"fp32", "bf16"}
+    assert Roofline.of(1000, 400, limits, "int8").bound == "memory"
+    assert Limits.median([limits, Limits(1.0, {"int8": 1.0})]).operations_per_s == {}
+
+
+def test_the_second_matrix_of_the_product_in_8_bits_is_in_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """cuBLASLt refuses it in rows on many GPUs (PyTorch #169956)."""
+    strides = []
+    product = torch._int_mm
+
+    def noted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        strides.append(b.stride(0))
+        return product(a, b)
+
+    monkeypatch.setattr(torch, "_int_mm", noted)
+    measure_limits(torch.device("cpu"))
+    assert set(strides) == {1}
