@@ -1,14 +1,19 @@
 """A random 4-bit weight and its products, on any device."""
 
 import torch
+import torch.nn.functional as F
 from guards import GuardedMemory
+from rounding import assert_near, gated_bound, sum_bound, unit
 from torch import Tensor
 
-from localllm_kernels.int4_matmul import int4_matmul, int4_matmul_reference
+from localllm_kernels.int4_matmul import (
+    MAX_SLICED_ROWS,
+    SYMMETRIC_ZERO,
+    int4_matmul,
+    int4_matmul_reference,
+)
 from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.launch import Workspace
-
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 class Case:
@@ -62,5 +67,32 @@ class Case:
             found = int4_matmul(memory.guarded(x), packed, self.workspace, around)
         memory.check()
         assert found.dtype == self.dtype
-        tolerance = TOLERANCE[self.dtype]
-        torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+        assert_near(found, expected, self.bound(x, around))
+
+    def dense(self) -> Tensor:
+        """The weight in float64, its inputs in the order of x."""
+        offsets = torch.full_like(self.scales, SYMMETRIC_ZERO) if self.zeros is None else self.zeros
+        groups = self.codes.double().view(*self.scales.shape, -1) - offsets.double()[:, :, None]
+        weight = (groups * self.scales.double()[:, :, None]).flatten(1)
+        if self.permutation is None:
+            return weight
+        return torch.empty_like(weight).index_copy_(1, self.permutation, weight)
+
+    def bound(self, x: Tensor, around: Around = NOTHING) -> Tensor:
+        """How far `check` lets the product of x be from the exact one.
+
+        Of several rows the product of x and the norm is rounded; of one row nothing is. Of very
+        many the weight is, which is dequantized for them. What else is in half precision, codes and
+        inputs, is exact in it.
+        """
+        wide, weight = x.double(), self.dense()
+        rounded = unit(self.dtype) if len(x) > MAX_SLICED_ROWS else 0.0
+        if around.norm is not None:
+            mean = wide.square().mean(-1, keepdim=True)
+            wide = wide * torch.rsqrt(mean + around.eps) * around.norm.double()
+            rounded = unit(self.dtype) if len(x) > 1 else 0.0
+        bound = sum_bound(wide, weight, rounded)
+        if not around.is_gated:
+            return bound
+        sums = F.linear(wide, weight, None if self.bias is None else self.bias.double())
+        return gated_bound(*sums.chunk(2, dim=-1), bound)
