@@ -5,7 +5,9 @@ programs, and the one that comes last adds the parts up, in their order:
 
     out = Σ_i values_i · 2^(most_i − most) / Σ_i total_i · 2^(most_i − most)
 
-The grid depends on the number of requests alone, so that a captured launch serves any lengths.
+The grid depends on the number of requests alone, so that a captured launch serves any lengths. How
+many programs have a part follows from the request's own length; the others return at once, and
+nobody waits for them.
 Source: Dao et al. 2023, "Flash-Decoding"; here the second reduction needs no second launch.
 """
 
@@ -53,6 +55,8 @@ def _decode_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
     seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -71,7 +75,10 @@ def _decode_kernel(
     if HAS_WINDOW:
         first_tile = tl.maximum(length - num_queries - window + 1, 0) // BLOCK_N
     num_tiles = tl.cdiv(length, BLOCK_N) - first_tile
-    tiles_each = tl.cdiv(num_tiles, num_splits)
+    tiles_each = tl.maximum(tl.cdiv(num_tiles, num_splits), MIN_TILES)
+    num_parts = tl.maximum(tl.cdiv(num_tiles, tiles_each), 1)
+    if split >= num_parts:
+        return
     low = first_tile + split * tiles_each
     high = tl.minimum(low + tiles_each, first_tile + num_tiles)
     most, total, values = attend_tiles(
@@ -97,7 +104,7 @@ def _decode_kernel(
         BLOCK_N,
         BLOCK_D,
     )
-    if num_splits == 1:
+    if num_parts == 1:
         result = values / total[:, None]
         tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
         return
@@ -110,22 +117,23 @@ def _decode_kernel(
     tl.store(mine + inside, values)
     tl.store(mine + BLOCK_M * BLOCK_D + rows, most)
     tl.store(mine + BLOCK_M * (BLOCK_D + 1) + rows, total)
-    if not is_last(counters_ptr + task, num_splits):
+    if not is_last(counters_ptr + task, num_parts):
         return
-    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
+    # Maxima and sums of all parts come in one round trip, and no part's values wait for another's.
+    parts = tl.arange(0, MAX_PARTS)[:, None]
+    of_part = parts_ptr + parts * PART + BLOCK_M * BLOCK_D + rows[None, :]
+    is_part = parts < num_parts
+    mosts = tl.load(of_part, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+    totals = tl.load(of_part + BLOCK_M, mask=is_part, other=0.0, cache_modifier=".cg")
+    most = tl.max(mosts, axis=0)
+    reference = tl.where(most == float("-inf"), 0.0, most)
+    total = tl.sum(totals * tl.exp2(mosts - reference[None, :]), axis=0)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for part in range(num_splits):
+    for part in tl.range(0, num_parts, loop_unroll_factor=4):
         other = parts_ptr + part * PART
         its_most = tl.load(other + BLOCK_M * BLOCK_D + rows, cache_modifier=".cg")
-        its_total = tl.load(other + BLOCK_M * (BLOCK_D + 1) + rows, cache_modifier=".cg")
-        most_now = tl.maximum(most, its_most)
-        reference = tl.where(most_now == float("-inf"), 0.0, most_now)
-        keep, factor = tl.exp2(most - reference), tl.exp2(its_most - reference)
         its_values = tl.load(other + inside, cache_modifier=".cg")
-        values = values * keep[:, None] + its_values * factor[:, None]
-        total = total * keep + its_total * factor
-        most = most_now
+        values += its_values * tl.exp2(its_most - reference)[:, None]
     result = values / total[:, None]
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
@@ -145,8 +153,8 @@ def paged_attention_decode(
 ) -> Tensor:
     """See paged_attention_reference; rows behind the last request are not written.
 
-    `num_splits`: programs that share the keys of a request and head; None: as many as fill the
-    device.
+    `num_splits`: programs that may share the keys of a request and head; None: as many as fill the
+    device. Each has MIN_SPLIT_KEYS at least.
     """
     _, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
@@ -184,6 +192,8 @@ def paged_attention_decode(
         BLOCK_M=block_m,
         BLOCK_N=BLOCK_N,
         BLOCK_D=block_d,
+        MIN_TILES=MIN_SPLIT_KEYS // BLOCK_N,
+        MAX_PARTS=MAX_SPLITS,
     )
     return out
 
@@ -198,7 +208,13 @@ AOT_SPECS = [
             "counters_ptr": "*i32",
             "num_splits": "i32",
         },
-        {**aot_constants(KINDS[kind], has_window), "BLOCK_M": block_m, "BLOCK_N": BLOCK_N},
+        {
+            **aot_constants(KINDS[kind], has_window),
+            "BLOCK_M": block_m,
+            "BLOCK_N": BLOCK_N,
+            "MIN_TILES": MIN_SPLIT_KEYS // BLOCK_N,
+            "MAX_PARTS": MAX_SPLITS,
+        },
     )
     for kind, block_m, has_window in (
         ("plain", 16, False),

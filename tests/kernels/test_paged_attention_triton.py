@@ -15,7 +15,7 @@ pytestmark = needs_interpreter
 KV_DTYPES = [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn]
 CPU = torch.device("cpu")
 # New tokens of one, or of a draft window; a request without any is one that has just ended.
-WINDOWS = [(1, 1), (130, 1), (300, 4), (16, 0), (16, 1), (257, 2), (64, 1), (65, 3)]
+WINDOWS = [(1, 1), (130, 1), (300, 4), (16, 0), (16, 1), (257, 2), (64, 1), (1025, 3)]
 
 
 def guard_cache(memory: GuardedMemory, cache: KVCache) -> KVCache:
@@ -23,9 +23,11 @@ def guard_cache(memory: GuardedMemory, cache: KVCache) -> KVCache:
     return KVCache(*(None if part is None else memory.guarded(part) for part in parts))
 
 
-def check_decode(batch: Batch, window: int | None, num_splits: int) -> None:
+def check_decode(
+    batch: Batch, window: int | None, num_splits: int, workspace: Workspace | None = None
+) -> None:
     expected = batch.attend(window)
-    workspace = Workspace(CPU)
+    workspace = workspace or Workspace(CPU)
     counts = batch.cu_seqlens_q.diff()
     with GuardedMemory() as memory:
         found = paged_attention_decode(
@@ -50,6 +52,30 @@ def check_decode(batch: Batch, window: int | None, num_splits: int) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
 def test_decode(heads: int, kv_heads: int, window: int | None, num_splits: int) -> None:
     check_decode(Batch(WINDOWS, heads, kv_heads), window, num_splits)
+
+
+def test_only_as_many_programs_as_a_request_s_own_length_needs_have_a_part() -> None:
+    """The others would write and count for nothing; a context of 100 tokens has one part."""
+
+    class CountedWorkspace(Workspace):
+        def __init__(self) -> None:
+            super().__init__(CPU)
+            self.given = torch.empty(0)
+
+        def parts(self, count: int) -> torch.Tensor:
+            self.given = torch.full((count,), torch.nan)
+            return self.given
+
+    num_splits = 8
+    for length, num_parts in ((100, 0), (256, 0), (257, 2), (600, 3), (3000, 8)):
+        workspace = CountedWorkspace()
+        check_decode(Batch([(length, 1)], 4, 4), None, num_splits, workspace)
+        written = ~workspace.given.view(4, num_splits, -1).isnan().all(dim=2)
+        assert written.sum(dim=1).tolist() == [num_parts] * 4
+    # Where a window hides the beginning, of what is left.
+    workspace = CountedWorkspace()
+    check_decode(Batch([(3000, 1)], 4, 4), 40, num_splits, workspace)
+    assert workspace.given.isnan().all()
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
