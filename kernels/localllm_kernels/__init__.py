@@ -26,7 +26,7 @@ from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import Workspace
 from localllm_kernels.linears import Linears
 from localllm_kernels.paged_attention import paged_attention_reference
-from localllm_kernels.paged_attention_decode import MAX_DECODE_ROWS, paged_attention_decode
+from localllm_kernels.paged_attention_decode import max_decode_rows, paged_attention_decode
 from localllm_kernels.paged_attention_prefill import paged_attention_prefill
 from localllm_kernels.rms_norm import (
     add_rms_norm,
@@ -122,7 +122,7 @@ def triton_ops(device: str, *, deterministic: bool = False, tunings: Tunings | N
         group = query.shape[1] // cache.key.shape[1]
         if deterministic:
             return paged_attention_prefill(query, cache, workspace, **arguments)
-        if arguments["max_query_len"] * group <= MAX_DECODE_ROWS:
+        if arguments["max_query_len"] * group <= max_decode_rows(query.itemsize):
             return paged_attention_decode(query, cache, workspace, **arguments)
         return paged_attention_prefill(query, cache, workspace, **arguments)
 

@@ -11,6 +11,10 @@ import triton.language as tl
 from localllm_kernels.e4m3 import from_e4m3
 
 LOG2_E = 1.4426950408889634
+# Capabilities of GPUs with products of wide tiles and much shared memory, and of the others.
+WIDE, NARROW = (90, 100), (80, 86, 89, 120)
+ALL = (*NARROW, *WIDE)
+TYPE_BYTES = {"bf16": 2, "fp32": 4}
 
 
 @triton.jit
@@ -95,10 +99,10 @@ def attend_tiles(
     return most, total, values
 
 
-def aot_signature(cache_type: str) -> dict[str, str]:
+def aot_signature(cache_type: str, dtype: str) -> dict[str, str]:
     """Types of the arguments that both kernels have; `cache_type`: of keys and values."""
     return {
-        "query_ptr": "*bf16",
+        "query_ptr": f"*{dtype}",
         "key_ptr": cache_type,
         "value_ptr": cache_type,
         "key_scales_ptr": "*fp32",
@@ -106,21 +110,21 @@ def aot_signature(cache_type: str) -> dict[str, str]:
         "tables_ptr": "*i32",
         "starts_ptr": "*i32",
         "lengths_ptr": "*i64",
-        "out_ptr": "*bf16",
+        "out_ptr": f"*{dtype}",
         "scale": "fp32",
         "window": "i32",
         "max_blocks": "i32",
     }
 
 
-def aot_constants(kind: int, has_window: bool) -> dict[str, object]:
-    """Sizes of an 8B model for both kernels."""
+def aot_constants(kind: int, has_window: bool, head_dim: int) -> dict[str, object]:
+    """Sizes of an 8B model for both kernels, with heads of `head_dim`."""
     return {
         "HEADS": 32,
         "KV_HEADS": 8,
-        "HEAD_DIM": 128,
+        "HEAD_DIM": head_dim,
         "CACHE_BLOCK": 16,
         "KIND": kind,
         "HAS_WINDOW": has_window,
-        "BLOCK_D": 128,
+        "BLOCK_D": head_dim,
     }

@@ -7,9 +7,10 @@ from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.tiles import TileConfig, choose_tiles, vary_8_bits
 from localllm_kernels.tunings import Tunings
 
-# How keys and values are kept: KIND of the kernels, and the type they are compiled for.
+# How keys and values are kept: KIND of the kernels, and the type they are compiled for (None: that
+# of the model).
 KINDS = {"plain": 0, "int8": 1, "fp8": 2}
-CACHE_TYPES = {"plain": "*bf16", "int8": "*i8", "fp8": "*u8"}
+CACHE_TYPES = {"plain": None, "int8": "*i8", "fp8": "*u8"}
 _KINDS = {torch.int8: KINDS["int8"], torch.float8_e4m3fn: KINDS["fp8"]}
 
 

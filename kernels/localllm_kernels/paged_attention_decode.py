@@ -18,14 +18,21 @@ from torch import Tensor
 
 from localllm_kernels.aot import AotSpec
 from localllm_kernels.arrival import is_last
-from localllm_kernels.attention_tiles import LOG2_E, aot_constants, aot_signature, attend_tiles
+from localllm_kernels.attention_tiles import (
+    ALL,
+    LOG2_E,
+    NARROW,
+    TYPE_BYTES,
+    WIDE,
+    aot_constants,
+    aot_signature,
+    attend_tiles,
+)
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import CACHE_TYPES, KINDS, Workspace, cache_kind, cache_pointers
 
-BLOCK_N = 64
 MIN_DOT_ROWS = 16
 MAX_SPLITS = 64
-MAX_DECODE_ROWS = 64  # of a request, queries times heads that share keys
 MIN_SPLIT_KEYS = 256
 
 
@@ -57,6 +64,7 @@ def _decode_kernel(
     BLOCK_D: tl.constexpr,
     MIN_TILES: tl.constexpr,
     MAX_PARTS: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
     seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -129,13 +137,36 @@ def _decode_kernel(
     reference = tl.where(most == float("-inf"), 0.0, most)
     total = tl.sum(totals * tl.exp2(mosts - reference[None, :]), axis=0)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for part in tl.range(0, num_parts, loop_unroll_factor=4):
+    for part in tl.range(0, num_parts, loop_unroll_factor=UNROLL):
         other = parts_ptr + part * PART
         its_most = tl.load(other + BLOCK_M * BLOCK_D + rows, cache_modifier=".cg")
         its_values = tl.load(other + inside, cache_modifier=".cg")
         values += its_values * tl.exp2(its_most - reference)[:, None]
     result = values / total[:, None]
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
+
+
+def max_decode_rows(itemsize: int) -> int:
+    """Rows of a request, queries times heads that share keys, that a program has registers for."""
+    return 32 if itemsize == 4 else 64
+
+
+def _tile(block_m: int, block_d: int, itemsize: int, capability: int) -> dict[str, int]:
+    """Keys at a time, warps, and parts that are added up at a time; as many as fit into registers
+    and shared memory (`python -m localllm_kernels._aot`).
+    """
+    values = block_m * block_d
+    if itemsize == 4:  # products on the plain cores, which keep much more in registers
+        block_n, num_warps = (16, 8) if values >= 2048 else (32, 4)
+    else:
+        is_narrow = values > 8192 and capability not in WIDE
+        block_n, num_warps = 32 if is_narrow else 64, 8 if values > 4096 else 4
+    return {
+        "BLOCK_N": block_n,
+        "MIN_TILES": MIN_SPLIT_KEYS // block_n,
+        "UNROLL": max(1, min(4, 32 * 32 * num_warps // values)),
+        "num_warps": num_warps,
+    }
 
 
 def paged_attention_decode(
@@ -190,36 +221,45 @@ def paged_attention_decode(
         KIND=cache_kind(cache),
         HAS_WINDOW=window is not None,
         BLOCK_M=block_m,
-        BLOCK_N=BLOCK_N,
         BLOCK_D=block_d,
-        MIN_TILES=MIN_SPLIT_KEYS // BLOCK_N,
         MAX_PARTS=MAX_SPLITS,
+        **_tile(block_m, block_d, query.itemsize, workspace.capability),
     )
     return out
 
 
-AOT_SPECS = [
-    AotSpec(
+def _spec(
+    kind: str, block_m: int, targets: tuple[int, ...], dtype: str = "bf16", head_dim: int = 128
+) -> AotSpec:
+    has_window = block_m == 32
+    tile = _tile(block_m, head_dim, TYPE_BYTES[dtype], targets[0])
+    num_warps = tile.pop("num_warps")
+    return AotSpec(
         _decode_kernel,
-        f"{kind} cache, {block_m} rows{', window' if has_window else ''}",
+        f"{dtype}, {kind} cache, {block_m} rows of {head_dim}{', window' if has_window else ''}",
         {
-            **aot_signature(CACHE_TYPES[kind]),
+            **aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype),
             "parts_ptr": "*fp32",
             "counters_ptr": "*i32",
             "num_splits": "i32",
         },
         {
-            **aot_constants(KINDS[kind], has_window),
+            **aot_constants(KINDS[kind], has_window, head_dim),
+            **tile,
             "BLOCK_M": block_m,
-            "BLOCK_N": BLOCK_N,
-            "MIN_TILES": MIN_SPLIT_KEYS // BLOCK_N,
             "MAX_PARTS": MAX_SPLITS,
         },
+        num_warps,
+        # The largest tiles spill a few registers on some.
+        max_stack=32 if block_m == 64 or dtype == "fp32" else 0,
+        only=targets,
     )
-    for kind, block_m, has_window in (
-        ("plain", 16, False),
-        ("int8", 16, False),
-        ("fp8", 16, False),
-        ("plain", 32, True),
-    )
+
+
+AOT_SPECS = [
+    *(_spec(kind, 16, ALL) for kind in KINDS),
+    _spec("plain", 32, ALL),
+    _spec("plain", 64, ALL),
+    *(_spec("plain", rows, group, head_dim=256) for rows in (16, 64) for group in (NARROW, WIDE)),
+    *(_spec("plain", rows, ALL, "fp32", dim) for rows in (16, 32) for dim in (64, 128, 256)),
 ]

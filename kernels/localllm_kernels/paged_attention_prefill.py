@@ -13,13 +13,20 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.aot import AotSpec
-from localllm_kernels.attention_tiles import LOG2_E, aot_constants, aot_signature, attend_tiles
+from localllm_kernels.attention_tiles import (
+    ALL,
+    LOG2_E,
+    NARROW,
+    TYPE_BYTES,
+    WIDE,
+    aot_constants,
+    aot_signature,
+    attend_tiles,
+)
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import CACHE_TYPES, KINDS, Workspace, cache_kind, cache_pointers
 
-BLOCK_N, NUM_WARPS = 64, 8
-# With products of their own width these have room for twice the rows; on others they would spill.
-_WIDE = (90, 100)
+NUM_WARPS = 8
 
 
 @triton.jit
@@ -112,8 +119,14 @@ def _prefill_kernel(
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
-def _tile_rows(capability: int) -> int:
-    return 128 if capability in _WIDE else 64
+def _tile(block_d: int, itemsize: int, capability: int) -> tuple[int, int]:
+    """Rows, and keys at a time, that fit into registers and shared memory."""
+    is_wide, row_bytes = capability in WIDE, block_d * itemsize
+    if itemsize == 4:  # products on the plain cores, which keep much more in registers
+        return (32, 16) if row_bytes > 512 else (64, 32)
+    if row_bytes > 256:
+        return 64, 64 if is_wide else 32
+    return 128 if is_wide else 64, 64
 
 
 def paged_attention_prefill(
@@ -136,7 +149,9 @@ def paged_attention_prefill(
     if num_seqs == 0:
         return out
     group = heads // kv_heads
-    block_m = max(_tile_rows(workspace.capability), triton.next_power_of_2(group))
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_m, block_n = _tile(block_d, query.itemsize, workspace.capability)
+    block_m = max(block_m, triton.next_power_of_2(group))
     block_q = block_m // group
     _prefill_kernel[(num_tokens // block_q + num_seqs, kv_heads)](
         query,
@@ -157,27 +172,42 @@ def paged_attention_prefill(
         HAS_WINDOW=window is not None,
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
-        BLOCK_N=BLOCK_N,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_N=block_n,
+        BLOCK_D=block_d,
         num_warps=NUM_WARPS,
     )
     return out
 
 
-AOT_SPECS = [
-    AotSpec(
+def _spec(
+    kind: str,
+    targets: tuple[int, ...],
+    dtype: str = "bf16",
+    head_dim: int = 128,
+    *,
+    has_window: bool = False,
+) -> AotSpec:
+    block_m, block_n = _tile(head_dim, TYPE_BYTES[dtype], targets[0])
+    return AotSpec(
         _prefill_kernel,
-        f"{kind} cache{', window' if has_window else ''}",
-        {**aot_signature(CACHE_TYPES[kind]), "num_seqs": "i32"},
+        f"{dtype}, {kind} cache, heads of {head_dim}{', window' if has_window else ''}",
+        {**aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype), "num_seqs": "i32"},
         {
-            **aot_constants(KINDS[kind], has_window),
-            "BLOCK_Q": _tile_rows(capabilities[0]) // 4,
-            "BLOCK_M": _tile_rows(capabilities[0]),
-            "BLOCK_N": BLOCK_N,
+            **aot_constants(KINDS[kind], has_window, head_dim),
+            "BLOCK_Q": block_m // 4,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
         },
         NUM_WARPS,
-        only=capabilities,
+        # The widest rows of float32 spill a register or two on some.
+        max_stack=16 if TYPE_BYTES[dtype] * head_dim > 512 else 0,
+        only=targets,
     )
-    for kind, has_window in (("plain", False), ("int8", False), ("fp8", False), ("plain", True))
-    for capabilities in ((80, 86, 89, 120), _WIDE)
+
+
+AOT_SPECS = [
+    *(_spec(kind, targets) for kind in KINDS for targets in (NARROW, WIDE)),
+    *(_spec("plain", targets, has_window=True) for targets in (NARROW, WIDE)),
+    *(_spec("plain", targets, head_dim=256) for targets in (NARROW, WIDE)),
+    *(_spec("plain", ALL, "fp32", head_dim) for head_dim in (64, 128, 256)),
 ]

@@ -186,7 +186,7 @@ AOT_SPECS = [
         {
             **dict.fromkeys(_POINTERS, "*bf16"),
             **dict.fromkeys(("cos_ptr", "sin_ptr", "key_scales_ptr", "value_scales_ptr"), "*fp32"),
-            **dict.fromkeys(("key_ptr", "value_ptr"), cache_type),
+            **dict.fromkeys(("key_ptr", "value_ptr"), cache_type or "*bf16"),
             "slots_ptr": "*i64",
             "num_stored": "i32",
             "eps": "fp32",

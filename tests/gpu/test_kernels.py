@@ -26,7 +26,9 @@ pytestmark = [
 ]
 DTYPES = [torch.bfloat16, torch.float16]
 KV_DTYPES = [None, torch.int8, torch.float8_e4m3fn]
-CLOSE = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
+CLOSE = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}
+# Keys of requests, and how many of them are new; four times eight heads are the most rows that
+# decode has in float32.
 WINDOWS = [(1, 1), (130, 1), (300, 4), (16, 1), (257, 2), (64, 1), (3001, 3)]
 
 
@@ -110,10 +112,12 @@ def attend(batch: Batch, operator: Any, window: int | None, *first: Any, **more:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 100])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 128), (5, 1, 64), (4, 4, 24)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(8, 2, 128), (5, 1, 64), (4, 4, 24), (16, 2, 256)]
+)
 def test_attention(
     heads: int,
     kv_heads: int,
