@@ -142,7 +142,7 @@ def questions(*files: str) -> list[dict[str, object]]:
 
 # What all of them give (tools/pocket/score.py) is 92 % and 75 %; a part scatters around that.
 @pytest.mark.parametrize(
-    ("file", "step", "floor"), zip(HELD_OUT, (3, 2), (0.85, 0.65), strict=True)
+    ("file", "step", "floor"), zip(HELD_OUT, (3, 2), (0.88, 0.75), strict=True)
 )
 def test_it_answers_wordings_that_it_was_not_trained_on(file: str, step: int, floor: float) -> None:
     asked = questions(file)[::step]

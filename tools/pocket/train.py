@@ -8,8 +8,8 @@ Three stages, one after the other:
   conversations of `dialogues.py`, both in every step, towards the end more of the latter;
 - answers: it learns answers, with some books beside them so that it forgets no English. `--start
   FOLDER` begins here, with the network and vocabulary of a finished checkpoint: new topics need no
-  more. (The weights in the wheel went through the first stage with 103 topics, and twice through
-  this one with 126.)
+  more. (The weights in the wheel went through the first stage with 103 topics, and then several
+  times through this one, with 126 and more wordings each time; their card counts all tokens.)
 - draft: pocket-draft, a tenth of its size, learns to predict what pocket would say.
 
 WORK keeps a checkpoint of each stage, so that a run which was stopped goes on where it was.
@@ -23,6 +23,7 @@ everything else by AdamW; the learning rate warms up, stays, and falls to zero.
 import argparse
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -81,6 +82,11 @@ class Stage:
         """Steps over all phases."""
         return sum(phase.num_steps for phase in self.phases)
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens over all phases."""
+        return sum(phase.num_tokens for phase in self.phases)
+
     def lr_factor(self, step: int) -> float:
         """Share of the peak learning rate at `step`."""
         left = (self.num_steps - step) / (self.decay_share * self.num_steps)
@@ -110,9 +116,9 @@ class RowSource:
     """Batches of training rows; the batch at a step depends on nothing but stage and seed."""
 
     def __init__(
-        self, stage: Stage, corpus: Corpus, topics: list[Topic], tokenizer: Tokenizer
+        self, stage: Stage, corpus: Corpus, topics: list[Topic], tokenizer: Tokenizer, seed: int
     ) -> None:
-        self._stage, self._corpus = stage, corpus
+        self._stage, self._corpus, self._seed = stage, corpus, seed
         self._topics, self._tokenizer = topics, tokenizer
         self._num_tokens = sum(len(p) for p in corpus.training + corpus.tales)
         self._stream_key: tuple[int, int] | None = None
@@ -126,7 +132,7 @@ class RowSource:
             index += 1
         phase = self._stage.phases[index]
         written = self._book_rows(index, step, phase)
-        seed = (SEED + len(self._stage.name), global_step)
+        seed = (self._seed + len(self._stage.name), global_step)
         spoken = dialogue_rows(
             self._topics, self._tokenizer, seed, phase.dialogue_rows, phase.length
         )
@@ -140,7 +146,7 @@ class RowSource:
         epoch, batch = divmod(step, (self._num_tokens - 1) // batch_tokens)
         if self._stream_key != (index, epoch):
             self._stream_key = (index, epoch)
-            self._stream = epoch_stream(self._corpus, SEED + index, epoch)
+            self._stream = epoch_stream(self._corpus, self._seed + index, epoch)
         start = batch * batch_tokens
         return np.stack(
             [
@@ -253,12 +259,13 @@ class Course:
     topics: list[Topic]
     tokenizer: Tokenizer
     work: Path
+    seed: int
 
     def run(
         self, stage: Stage, network: Network, loss_of: Callable[[Tensor, Tensor], Tensor]
     ) -> float:
         """Train `network` through `stage`, writing `log.jsonl`; returns the seconds it took."""
-        rows = RowSource(stage, self.corpus, self.topics, self.tokenizer)
+        rows = RowSource(stage, self.corpus, self.topics, self.tokenizer, self.seed)
         path = self.work / f"{stage.name}.pt"
         for figures in train(network, loss_of, rows, stage, path):
             with (self.work / "log.jsonl").open("a") as log:
@@ -267,6 +274,14 @@ class Course:
         state = torch.load(path, weights_only=True)
         network.load_state_dict(state["network"])
         return float(state["elapsed_s"])
+
+
+def tokens_seen(folder: Path) -> int:
+    """Tokens that a finished checkpoint was trained on, by its card."""
+    found = re.search(r"([\d,]+) tokens seen in all", (folder / "README.md").read_text())
+    if found is None:
+        raise SystemExit(f"the card of {folder} does not say how many tokens it was trained on")
+    return int(found[1].replace(",", ""))
 
 
 def main() -> None:
@@ -283,26 +298,32 @@ def main() -> None:
     torch.manual_seed(SEED)
     books, topics = read_books(args.books), read_topics()
     pocket, draft = Network(Shape()), Network(DRAFT_SHAPE)
-    seconds = {}
+    seconds, seen = {}, POCKET.num_tokens
     if args.start is not None:
+        seen = tokens_seen(args.start)
         pocket.load_state_dict(load_file(args.start / "model.safetensors"))
         tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
     else:
         spoken = draw_texts(topics, SEED, VOCABULARY_CONVERSATIONS)
         tokenizer = train_tokenizer(books, spoken, pocket.shape.vocab_size)
-    course = Course(encode_books(books, tokenizer), topics, tokenizer, args.work)
+    # A further round draws other rows.
+    seed = SEED if args.start is None else SEED + seen
+    course = Course(encode_books(books, tokenizer), topics, tokenizer, args.work, seed)
     if args.start is None:
         seconds["pocket"] = course.run(POCKET, pocket, pocket.loss)
     seconds["answers"] = course.run(ANSWERS, pocket, pocket.loss)
     seconds["draft"] = course.run(
         DRAFT, draft, lambda rows, _: distillation_loss(draft, pocket.requires_grad_(False), rows)
     )
-    stages = {"pocket": (pocket, (POCKET, ANSWERS)), "pocket-draft": (draft, (DRAFT,))}
-    for name, (network, its_stages) in stages.items():
+    models = {
+        "pocket": (pocket, seen + ANSWERS.num_tokens),
+        "pocket-draft": (draft, DRAFT.num_tokens),
+    }
+    for name, (network, training_tokens) in models.items():
         facts = Facts(
             name=name,
             corpus_tokens=sum(len(passage) for passage in course.corpus.training),
-            training_tokens=sum(p.num_tokens for stage in its_stages for p in stage.phases),
+            training_tokens=training_tokens,
             perplexity=math.exp(held_out_loss(network, course.corpus)),
             num_topics=len(course.topics),
         )
