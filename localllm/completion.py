@@ -73,6 +73,8 @@ class Completion:
     first_token_s: float | None = None
     last_token_s: float | None = None
     truncation: Truncation | None = None
+    # What a server counted, whose events may hold several tokens.
+    num_counted_tokens: int | None = None
 
     def __repr__(self) -> str:
         """The beginning of its text, and what it took."""
@@ -107,6 +109,8 @@ class Completion:
     @property
     def num_generated_tokens(self) -> int:
         """Tokens of all samples."""
+        if self.num_counted_tokens is not None:
+            return self.num_counted_tokens
         return sum(len(sample.tokens) for sample in self.samples)
 
     @property

@@ -125,20 +125,33 @@ class ChatSession:
     def summarise(
         self, params: SamplingParams
     ) -> tuple[Completion, EventStream, Callable[[str], None]]:
-        """Have all but the last turn summarised; the third value, called with the summary, puts it
-        in their place.
+        """Have all but the last turn summarised, or as many of the oldest as leave room for a
+        summary; the third value, called with the summary, puts it in their place.
 
-        Raises: RequestError where there is nothing before that.
+        Raises: RequestError where there is nothing before the last turn; ContextLengthError where
+        the oldest turn alone leaves no room.
         """
-        older, kept = self.turns[:-_KEPT_TURNS], self.turns[-_KEPT_TURNS:]
+        older = self.turns[:-_KEPT_TURNS]
         if self.completes_text or not older:
             raise RequestError("there is nothing to summarise yet")
-        prompt, _ = self._prompt(older, SUMMARY_REQUEST, params)
+        window = self.model.context_length
+        room = window - answer_reserve(window, params.max_tokens)
+
+        def is_too_long(num_turns: int) -> bool:
+            return not self._fits(older[:num_turns], SUMMARY_REQUEST, room)
+
+        count = bisect_left(range(2, len(older) + 1), True, key=is_too_long) + 1
+        prompt = self._chat_prompt(older[:count], SUMMARY_REQUEST)
+        if len(prompt.token_ids) > room:
+            raise ContextLengthError(
+                "the oldest turn leaves no room for a summary",
+                where=f"it takes {len(prompt.token_ids):,} tokens of {window:,}",
+            )
         completion, events = self.model.stream(prompt, params)
 
         def put(summary: str) -> None:
             turn = Turn(SUMMARY_REQUEST, self.model.name, summary, "", FinishReason.STOP)
-            self.turns = [turn, *kept]
+            self.turns = [turn, *self.turns[count:]]
             self._num_dropped, self._last_prompt = 0, None
 
         return completion, events, put
@@ -226,7 +239,8 @@ class ChatSession:
             prompt, truncation = self._prompt(history, question, params)
             completion, events = self._stream(prompt, history, question, params)
         except ContextLengthError as error:
-            fits_alone = bool(history) and self._fits([], question)
+            room = self.model.context_length - 1  # for one token of an answer
+            fits_alone = bool(history) and self._fits([], question, room)
             more = self.model.text_engine.way_to_longer_context
             raise with_way_out(error, more, fits_alone=fits_alone) from error
         completion.truncation = truncation
@@ -256,12 +270,11 @@ class ChatSession:
             return prompt, None
         return prompt, Truncation(dropped, whole - len(prompt.token_ids), self.overflow)
 
-    def _fits(self, history: Sequence[Turn], question: str) -> bool:
+    def _fits(self, history: Sequence[Turn], question: str, room: int) -> bool:
         try:
-            num_tokens = len(self._chat_prompt(history, question).token_ids)
+            return len(self._chat_prompt(history, question).token_ids) <= room
         except ContextLengthError:
             return False
-        return num_tokens < self.model.context_length
 
     def _chat_prompt(self, history: Sequence[Turn], question: str) -> Prompt:
         messages = self._messages(history, question)

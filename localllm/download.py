@@ -11,7 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -19,9 +19,15 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from localllm.catalog import ModelSource
-from localllm.errors import CheckpointError, DownloadError, ExitCode, LocalLLMError
+from localllm.errors import (
+    CheckpointError,
+    DownloadError,
+    ExitCode,
+    LocalLLMError,
+    UnsupportedModelError,
+)
 from localllm.runnable import check_config, check_listed
-from localllm.transfer import HubFile, damaged_error, fetch_blob
+from localllm.transfer import HubFile, damaged_error, fetch_blob, fetched_bytes
 from localllm.verified import VerifiedFiles, hash_file
 
 logger = logging.getLogger(__name__)
@@ -60,8 +66,8 @@ class NoProgress:
 
 @dataclass(frozen=True, slots=True)
 class HubSnapshot:
-    """The wanted files of a repository at a commit; `missing` are those not in the cache. `names`:
-    of all its files.
+    """The wanted files of a repository at a commit; `missing` are those not in the cache, of which
+    `partial_bytes` are here by the file's name. `names`: of all its files.
     """
 
     repo: str
@@ -69,6 +75,7 @@ class HubSnapshot:
     files: list[HubFile]
     missing: list[HubFile]
     names: list[str]
+    partial_bytes: dict[str, int] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -77,8 +84,8 @@ class HubSnapshot:
 
     @property
     def missing_bytes(self) -> int:
-        """Of those that are to be fetched."""
-        return sum(file.num_bytes for file in self.missing)
+        """Still to be fetched."""
+        return sum(file.num_bytes for file in self.missing) - sum(self.partial_bytes.values())
 
 
 def fetch_model(
@@ -146,6 +153,13 @@ def find_snapshot(repo: str, revision: str | None) -> Path | None:
     return folder if commit and folder.is_dir() else None
 
 
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE forbids to ask the hub."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
 def is_whole(snapshot: Path) -> bool:
     """Whether a snapshot is known to have all its files, weights among them."""
     return VerifiedFiles().is_complete(snapshot, with_weights=True)
@@ -181,7 +195,8 @@ def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FI
         and not (file.digest and (root / "blobs" / file.digest).exists())
     ]
     names = [sibling.rfilename for sibling in info.siblings or []]
-    return HubSnapshot(repo, commit, files, missing, names)
+    partial = {file.name: fetched_bytes(root / "blobs" / file.digest, file) for file in missing}
+    return HubSnapshot(repo, commit, files, missing, names, partial)
 
 
 def check_runnable(snapshot: HubSnapshot) -> None:
@@ -189,16 +204,26 @@ def check_runnable(snapshot: HubSnapshot) -> None:
     for that. Raises: CheckpointError (7) for a model that cannot run; the client's errors.
     """
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     check_listed(snapshot.repo, snapshot.names)
     if not any(file.name.endswith(".safetensors") for file in snapshot.missing):
         return
+    disable_progress_bars()  # ours are drawn
     with tempfile.TemporaryDirectory() as folder:
         name, commit = "config.json", snapshot.commit
         path = Path(hf_hub_download(snapshot.repo, name, revision=commit, local_dir=folder))
         [digest] = [file.digest for file in snapshot.files if file.name == name]
-        if hash_file(path, digest) == digest:  # a damaged one is fetched again below
+        if hash_file(path, digest) != digest:  # a damaged one is fetched again below
+            return
+        try:
             check_config(Path(folder))
+        except CheckpointError as error:
+            # The copy that was looked at is gone when this is read, and the hub has no other one.
+            error.where = error.where.replace(str(path), f"{name} of {snapshot.repo}")
+            if not isinstance(error, UnsupportedModelError):
+                error.hint = "the hub has it so; its page, or its makers, may know more"
+            raise
 
 
 def check_disk(snapshot: HubSnapshot) -> None:

@@ -77,7 +77,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> GpuCard:
-    """The GPU of this name, however it is spelt; without its memory, the one with the least.
+    """The GPU of this name, however it is spelt; of several, the smallest and slowest.
 
     Raises: CatalogError (exit code 2).
     """
@@ -85,15 +85,15 @@ def find_gpu(name: str) -> GpuCard:
     found = [
         card
         for known, card in GPUS.items()
-        if re.fullmatch(rf"(rtx)?{re.escape(spelt)}([0-9]+gb(sxm|pcie)?)?", _plain(known))
+        if re.fullmatch(rf"(rtx)?{re.escape(spelt)}([0-9]+gb)?(sxm|pcie)?", _plain(known))
     ]
     if spelt and found:
-        return min(found, key=lambda card: card.memory_bytes)
+        return min(found, key=lambda card: (card.memory_bytes, card.bandwidth_bytes_per_s))
     near = difflib.get_close_matches(name.lower(), GPUS, n=3, cutoff=0.3)
     raise CatalogError(
         f"unknown GPU {name!r:.60}",
         where=f"nearest: {', '.join(near)}" if near else "",
-        hint="localllm plan --gpu list, or its free memory: --vram 8GiB",
+        hint="localllm plan --gpu list (of NVIDIA, RTX 30 or newer), or its memory: --vram 8GiB",
         exit_code=ExitCode.USAGE,
     )
 

@@ -30,6 +30,21 @@ def check_grammar(grammar: Grammar) -> None:
         raise _refused(grammar, message)
 
 
+def is_matched(grammar: Grammar, text: str) -> bool:
+    """Whether a whole answer has its form, as far as can be said of one that was not led by it: the
+    layout of JSON, and the order of names in it, are free, so it only has to be JSON.
+    """
+    if grammar.kind == "json_schema":
+        try:
+            json.loads(text)
+        except ValueError:
+            return False
+        return True
+    state = LLMatcher(LLTokenizer("byte"), _source(grammar), log_level=0, limits=_limits())
+    ids = list(text.encode())
+    return bool(state.consume_tokens(ids)) and state.is_accepting()
+
+
 class GrammarCompiler:
     """Compiles for one tokenizer; what was compiled last is kept. Any thread may call it.
 

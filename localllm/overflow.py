@@ -7,6 +7,8 @@ from localllm.errors import ContextLengthError
 OverflowPolicy = Literal["error", "drop-oldest"]
 OVERFLOW_POLICIES: tuple[OverflowPolicy, ...] = get_args(OverflowPolicy)
 
+# The length of a context that a server does not tell; nothing fills it.
+UNKNOWN_CONTEXT = 1 << 30
 # Of the context; from here on the user is told.
 WARNED_SHARE = 0.8
 # What dropping makes room for, where the length of the answer is not limited.

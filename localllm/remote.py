@@ -24,6 +24,7 @@ from localllm.engine.request import FinishReason
 from localllm.errors import ContextLengthError, ExitCode, LocalLLMError, RequestError
 from localllm.generation_config import GenerationDefaults
 from localllm.loaded_model import LoadedModel
+from localllm.overflow import UNKNOWN_CONTEXT
 from localllm.prompt import Prompt, ThinkLevel
 from localllm.prompt_writer import PromptWriter
 from localllm.text_engine import EventStream
@@ -33,8 +34,6 @@ from localllm.tokenizer import Message, Tokenizer
 _TIMEOUT_S = 600
 # A look at what has come, so that Ctrl-C is heard.
 _LOOK_S = 0.05
-# Where a server does not say what its model's context is.
-_ANY_CONTEXT = 1 << 30
 _CHUNK_ID = -1
 _REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _OPENAI = ("temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty")
@@ -283,6 +282,8 @@ class RemoteModel(LoadedModel):
                 details = usage.get("prompt_tokens_details") or {}
                 completion.num_prompt_tokens = int(usage.get("prompt_tokens") or 0)
                 completion.num_cached_tokens = int(details.get("cached_tokens") or 0)
+                counted = usage.get("completion_tokens")
+                completion.num_counted_tokens = counted if isinstance(counted, int) else None
 
         events.on_event.append(count)
         return completion, events
@@ -315,7 +316,7 @@ def open_remote(url: str, model: str | None, api_key: str | None) -> RemoteModel
             exit_code=ExitCode.MODEL,
         )
     context = listed[name].get("max_model_len")
-    length = context if isinstance(context, int) and context > 0 else _ANY_CONTEXT
+    length = context if isinstance(context, int) and context > 0 else UNKNOWN_CONTEXT
     engine = RemoteEngine(base, name, api_key, length)
     return RemoteModel(name, engine, GenerationDefaults({}, ()), time.monotonic() - began_s)
 

@@ -67,6 +67,16 @@ def fetch_blob(
                 raise damaged_error(file, found, damaged)
 
 
+def fetched_bytes(blob: Path, file: HubFile) -> int:
+    """Bytes of an unfinished file that are here, and that fetching it goes on from."""
+    partial = blob.with_name(blob.name + _PARTIAL_SUFFIX)
+    try:
+        count = partial.stat().st_size
+    except OSError:
+        return 0
+    return count if count <= file.num_bytes else 0
+
+
 def damaged_error(file: HubFile, found: str, place: Path) -> DownloadError:
     """A file that has the right size, and is another one."""
     return DownloadError(

@@ -16,7 +16,7 @@ from fake_hub import Fault, Hub, running_hub, serve_hub
 
 from localllm import transfer
 from localllm.catalog import ModelSource
-from localllm.download import _check_links, fetch_model, find_snapshot
+from localllm.download import _check_links, fetch_model, find_snapshot, look_up
 from localllm.errors import CheckpointError, DownloadError, ExitCode
 from localllm.verified import VerifiedFiles
 
@@ -91,6 +91,7 @@ def test_what_cannot_run_is_refused_before_its_weights_are_fetched(
             code, out, errors = localllm(hub.endpoint, tmp_path, *words)
             assert code == ExitCode.CHECKPOINT, errors
             assert reason in errors
+            assert "/config.json" not in errors  # a copy that is gone
             assert out == ""
     assert hub.sent_bytes["model.safetensors"] == 0
     assert REPO not in localllm(hub.endpoint, tmp_path, "ls")[1]
@@ -118,6 +119,7 @@ def test_repositories_of_other_files_are_refused_and_leave_nothing(
             code, out, errors = localllm(hub.endpoint, tmp_path, *words)
             assert code == ExitCode.CHECKPOINT, errors
             assert reason in errors
+            assert "0 B" not in errors
             assert out == ""
         listed = localllm(hub.endpoint, tmp_path, "ls")
     assert REPO not in listed[1]
@@ -279,6 +281,9 @@ def test_a_download_that_fails_goes_on_where_it_stopped(hub: Hub) -> None:
     assert caught.value.exit_code == ExitCode.NETWORK
     hub.faults.clear()
     hub.sent_bytes.clear()
+    snapshot = look_up(REPO, None)
+    assert snapshot.partial_bytes[WEIGHTS] == 70_000
+    assert snapshot.missing_bytes <= snapshot.num_bytes - 70_000
     assert_is_whole(hub, fetch_model(SOURCE))
     assert hub.sent_bytes[WEIGHTS] == size_of_weights(hub) - 70_000
 

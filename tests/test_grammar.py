@@ -16,7 +16,7 @@ from localllm import LLM
 from localllm.checkpoint import open_checkpoint
 from localllm.errors import RequestError
 from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_DEPTH, Grammar
-from localllm.grammar_compiler import GrammarCompiler, check_grammar
+from localllm.grammar_compiler import GrammarCompiler, check_grammar, is_matched
 from localllm.prompt import Prompt
 from localllm.speculation_config import SpeculationConfig
 from localllm.thinking import Markers
@@ -167,6 +167,22 @@ def test_a_refusal_says_what_is_wrong_and_where(grammar: Grammar, reason: str, w
     assert f"cannot be followed: {reason}" in found.value.message
     assert found.value.where == where
     assert "coerce" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "matching", "other"),
+    [
+        (Grammar("regex", "[0-9]+"), "17", "number 17"),
+        (Grammar("lark", 'start: "ja" | "nein"'), "nein", "neina"),
+        (Grammar.of_schema({"type": "object"}), ' {"b": 1,\n "a": 2}', "Here you are: {}"),
+    ],
+)
+def test_an_answer_that_was_not_led_is_held_against_its_form(
+    grammar: Grammar, matching: str, other: str
+) -> None:
+    assert is_matched(grammar, matching)
+    assert not is_matched(grammar, other)
+    assert not is_matched(grammar, "")
 
 
 def _chain(length: int) -> str:

@@ -20,7 +20,7 @@ from localllm.cli.saved import find_session, open_recorder
 from localllm.cli.text_files import is_several, read_files
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.config import SamplingParams
-from localllm.errors import RequestError
+from localllm.errors import LocalLLMError, RequestError
 from localllm.overflow import OVERFLOW_POLICIES
 from localllm.settings import default_model
 
@@ -286,6 +286,15 @@ def chat(
     )
     printer.print(events, form)
     is_form = answer_grammar is not None
+    if remote is not None and answer_grammar is not None and completion.finish_reason == "stop":
+        from localllm.grammar_compiler import is_matched
+
+        # A server may leave aside what it does not know.
+        if not is_matched(answer_grammar, completion.text):
+            raise LocalLLMError(
+                "the server's answer has not the form that was asked for",
+                hint="a server that knows response_format and structured_outputs, as localllm's",
+            )
     if completion.finish_reason == "length" and (is_form or (form == "text" and not max_tokens)):
         is_full = completion.num_context_tokens >= session.model.context_length
         limit = "the context is full" if is_full else "-n sets the limit"

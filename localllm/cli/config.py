@@ -9,7 +9,7 @@ import typer
 
 from localllm.catalog import resolve_model
 from localllm.cli import options
-from localllm.cli.output import note, show_controls, write_stdout
+from localllm.cli.output import check_colour, note, show_controls, write_stdout
 from localllm.cli.render import check_render_mode
 from localllm.cli.slash_commands import SETTINGS
 from localllm.config import EngineConfig, SamplingParams
@@ -27,14 +27,23 @@ def _in_field(kind: type, field: str, value: object) -> None:
     kind(**{field: value})
 
 
+def _check_speculation(text: str) -> None:
+    config = options.parse_speculation(text, options.SPEC_MAX, options.SPEC_NGRAM)
+    kind, _, model = config.drafter.partition(":")
+    if kind == "draft":
+        resolve_model(model)
+
+
 # What refuses a value that its flag would refuse at every start.
 _CHECKS: dict[str, Callable[[Any], object]] = {
+    "color": check_colour,
     "cache_disk": lambda text: options.parse_size(text, "cache-disk"),
     "ctx": options.parse_context,
+    "keepalive": options.parse_keepalive,
     "overflow": options.parse_overflow,
     "render": check_render_mode,
     "reserve": lambda text: options.parse_size(text, "reserve"),
-    "spec": lambda text: options.parse_speculation(text, options.SPEC_MAX, options.SPEC_NGRAM),
+    "spec": lambda text: _check_speculation(text),
     "spec_max": lambda count: options.parse_speculation(options.SPEC, count, options.SPEC_NGRAM),
     "spec_ngram": lambda text: options.parse_speculation(options.SPEC, options.SPEC_MAX, text),
     "think": options.parse_think,
@@ -52,6 +61,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
             "kv_cache_dtype",
             "max_num_batched_tokens",
             "max_num_seqs",
+            "threads",
         )
     },
 }

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from localllm.cli.output import show_controls
-from localllm.cli.words import duration
+from localllm.cli.words import context, duration
 
 if TYPE_CHECKING:  # `--help` waits for no tokenizer
     from localllm.cache_report import CacheReport
@@ -30,7 +30,7 @@ def describe_turn(completion: "Completion", context_length: int) -> str:
         f"prompt {completion.num_prompt_tokens:,} ({completion.num_cached_tokens:,} cached){rate}"
         f" · first token {completion.ttft_s:.2f} s"
         f" · answer {completion.decode_tokens_per_s:,.0f} tok/s{drafts}"
-        f" · context {completion.num_context_tokens:,}/{context_length:,}"
+        f" · {context(completion.num_context_tokens, context_length)}"
     )
 
 

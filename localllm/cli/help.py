@@ -6,6 +6,9 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from localllm.cli.origins import origin_of
+from localllm.errors import RequestError
+
 # Names that other tools have for a command; each is understood, and listed beside it.
 ALIASES = {"run": "chat", "list": "ls"}
 # Parameters by section, in order; those of no section stand last.
@@ -29,7 +32,17 @@ _FEW = 24
 
 
 class Command(TyperCommand):
-    """A command whose help has its flags in sections, where they are many."""
+    """A command whose help has its flags in sections, where they are many, and whose errors say of
+    a value that nobody typed where it comes from.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """See typer."""
+        try:
+            return super().invoke(ctx)
+        except RequestError as error:
+            error.where = error.where or origin_of(error.param, ctx)
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """See typer."""

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -26,6 +26,7 @@ from localllm.cli.examples import examples
 from localllm.cli.help import ALIASES, Command, Group
 from localllm.cli.limits import limits
 from localllm.cli.ls import ls
+from localllm.cli.origins import origin
 from localllm.cli.output import StdoutClosedError, print_error
 from localllm.cli.plan import plan
 from localllm.cli.ps import ps, stop
@@ -37,7 +38,6 @@ from localllm.cli.sessions import sessions
 from localllm.cli.show import show
 from localllm.engine.threads import let_torch_sleep
 from localllm.errors import ExitCode, LocalLLMError
-from localllm.places import config_file
 from localllm.settings import read_settings
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -111,8 +111,12 @@ def _global_options(
 ) -> None:
     level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", force=True)
-    for library in ("urllib3", "httpx", "httpcore", "huggingface_hub", "filelock", "asyncio"):
+    for library in ("urllib3", "httpx", "httpcore", "filelock", "asyncio"):
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
+    # What it warns of in a download is tried again, or told.
+    logging.getLogger("huggingface_hub").setLevel(
+        logging.ERROR if level == logging.WARNING else logging.WARNING
+    )
     if no_config and "LOCALLLM_NO_CONFIG" not in os.environ:
         os.environ["LOCALLLM_NO_CONFIG"] = "1"
         context.call_on_close(lambda: os.environ.pop("LOCALLLM_NO_CONFIG", None))
@@ -144,7 +148,7 @@ def run(arguments: Sequence[str]) -> int:
         word = next((word for word in arguments if word in _COMMANDS), "")
         command = context.command_path if context is not None else f"localllm {word}".rstrip()
         message = str(getattr(error, "format_message", error.__str__)())
-        where = _origin(getattr(error, "param", None), context)
+        where = origin(getattr(error, "param", None), context)
         print_error(message[:1].lower() + message[1:], where, f"{command} --help")
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
@@ -172,17 +176,6 @@ def run(arguments: Sequence[str]) -> int:
             "--debug (before the command) shows where; please report it",
         )
         return ExitCode.FAILURE
-
-
-def _origin(parameter: Any, context: typer.Context | None) -> str:
-    """Where a value comes from that was not typed as a flag."""
-    if parameter is None or context is None:
-        return ""
-    source = context.get_parameter_source(parameter.name)
-    kind = "" if source is None else source.name
-    if kind == "ENVIRONMENT":
-        return f"the variable {parameter.envvar} has it"
-    return f"a setting has it: {config_file()}" if kind == "DEFAULT_MAP" else ""
 
 
 def main() -> None:

@@ -106,13 +106,20 @@ def _visible(char: str) -> str:
     return "\u2421" if code == 0x7F else f"\\x{code:02x}"
 
 
+def check_colour(choice: str) -> None:
+    """Raises: RequestError for what `--color` does not take."""
+    if choice not in ("auto", "always", "never"):
+        raise RequestError(
+            f"--color must be auto, always or never, found {choice!r:.40}", param="color"
+        )
+
+
 def choose_colour(choice: str) -> None:
-    """Carry out `--color auto|always|never`. Raises: RequestError for another word.
+    """Carry out `--color auto|always|never`. Raises: see `check_colour`.
 
     By the variables that every library which may colour something reads too.
     """
-    if choice not in ("auto", "always", "never"):
-        raise RequestError(f"--color must be auto, always or never, found {choice!r:.40}")
+    check_colour(choice)
     if choice != "auto":
         for name, value in (("NO_COLOR", "never"), ("FORCE_COLOR", "always")):
             os.environ.pop(name, None)

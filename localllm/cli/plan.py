@@ -26,8 +26,8 @@ def plan(
             autocompletion=suggestions.models,
         ),
     ] = None,
-    gpu: Annotated[
-        str | None,
+    gpus: Annotated[
+        list[str] | None,
         typer.Option(
             "--gpu",
             help="A GPU by name, rtx-4060 for instance; `list`.",
@@ -54,6 +54,13 @@ def plan(
     Of this machine; or of a GPU by name (--gpu), or by its free memory (--vram). Exits with 6
     where it does not fit, and names the flag that would change that.
     """
+    gpu = gpus[0] if gpus else None
+    if gpus and len(gpus) > 1:
+        raise RequestError(
+            f"{len(gpus)} GPUs, where one is planned for",
+            param="gpu",
+            hint="a command for each; localllm runs a model on one GPU",
+        )
     if gpu == "list":
         _list_gpus()
         return ExitCode.OK

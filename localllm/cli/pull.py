@@ -58,12 +58,15 @@ def pull(
         note(f"{model} is here; the hub cannot be reached, so whether there is a newer one is open")
         write_stdout(f"{here}\n")
         return
-    note(describe_snapshot(snapshot), dim=True)
+    if snapshot.files:
+        note(describe_snapshot(snapshot), dim=True)
     if dry_run:
         check_disk(snapshot)
         for file in snapshot.files:
             mark = "to fetch" if file in snapshot.missing else "here"
-            write_stdout(f"{size(file.num_bytes):>9}  {mark:8}  {file.name}\n")
+            fetched = snapshot.partial_bytes.get(file.name, 0)
+            told = f" ({size(fetched)} of it here)" if fetched else ""
+            write_stdout(f"{size(file.num_bytes):>9}  {mark:8}  {file.name}{told}\n")
         return
     folder = fetch_shown(source, refresh=True)
     write_stdout(f"{folder}\n")

@@ -25,12 +25,13 @@ from localllm.cli.slash_commands import (
 )
 from localllm.cli.terminal import keys_held
 from localllm.cli.variants import choose_variant
+from localllm.cli.words import context
 from localllm.completion import Completion
 from localllm.config import EngineConfig, SamplingParams
 from localllm.conversation import ChatSession
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.loaded_model import LoadedModel
-from localllm.overflow import WARNED_SHARE
+from localllm.overflow import UNKNOWN_CONTEXT, WARNED_SHARE
 from localllm.recorder import Recorder
 from localllm.text_engine import EventStream
 
@@ -166,7 +167,7 @@ class Repl:
         before = self.session.turns[-1].answer if self.session.turns else None
         self.answer(lambda _: self.session.regenerate(params))
         if params.temperature > 0 and self.session.turns[-1].answer == before:
-            note("the same answer again: it is far likelier than others; /set temp 1.2", dim=True)
+            note("the same answer again; /set temp 1.2 makes others likelier", dim=True)
 
     def answer(self, start: Callable[[SamplingParams], tuple[Completion, EventStream]]) -> None:
         """Show one answer as it comes; Ctrl-C stops it and keeps what there is.
@@ -314,9 +315,9 @@ class Repl:
             parts.append(f"session {self.recorder.name or (saved.id if saved else '')}")
         if self.used_tokens:
             window = self.session.model.context_length
-            parts.append(
-                f"context {self.used_tokens:,}/{window:,} ({self.used_tokens / window:.0%})"
-            )
+            share = self.used_tokens / window
+            told = "" if window == UNKNOWN_CONTEXT else f" ({share:.0%})"
+            parts.append(f"{context(self.used_tokens, window)}{told}")
         if self.attachments:
             parts.append(f"{len(self.attachments)} file{'s' * (len(self.attachments) > 1)} to send")
         return " · ".join(parts)

@@ -25,6 +25,10 @@ def find_session(recorder: Recorder, name: str | None, *, goes_on: bool) -> Save
         )
     if name is not None:
         found = recorder.store().find(name)
+        if found is None and name.isdigit():
+            raise RequestError(
+                f"there is no session {name:.40}", param="session", hint="localllm sessions list"
+            )
         if found is None:
             check_name(name)
             note(f"a new conversation, {show_controls(repr(name))}", dim=True)

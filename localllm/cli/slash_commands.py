@@ -1,12 +1,13 @@
 """The commands of a conversation: `/help` and what it lists."""
 
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from localllm.catalog import BUILT_IN_MODEL, load_catalog
+from localllm.catalog import BUILT_IN_MODEL, is_file, load_catalog
 from localllm.cli import slash_turns as turns
 from localllm.cli.figures import describe_cache
 from localllm.cli.files import user_path
@@ -16,6 +17,7 @@ from localllm.cli.text_files import find_files, is_several, joined
 from localllm.cli.thoughts import THOUGHTS_MODES
 from localllm.config import SamplingParams
 from localllm.errors import RequestError
+from localllm.overflow import UNKNOWN_CONTEXT
 from localllm.prompt import THINK_LEVELS
 
 if TYPE_CHECKING:
@@ -92,7 +94,9 @@ def _model(repl: "Repl", argument: str) -> None:
         repl.load_model(argument)
         note(f"{argument} answers from here on; the conversation stays")
         return
-    note(f"{repl.session.model.name}, context {repl.session.model.context_length:,} tokens")
+    window = repl.session.model.context_length
+    told = "not told" if window == UNKNOWN_CONTEXT else f"{window:,} tokens"
+    note(f"{repl.session.model.name}, context {told}")
     note(f"/model NAME changes it, to one of: {', '.join(model_names())}", dim=True)
 
 
@@ -206,6 +210,11 @@ def _file(repl: "Repl", argument: str) -> None:
         repl.attachments.clear()
         note("no file goes with the next message")
         return
+    others = text.split()
+    if others and all(map(is_file, others)):
+        for each in (name, *others):
+            _file(repl, shlex.quote(each))
+        return
     found = find_files(name)
     content = joined(found.texts, is_named=is_several(name))
     repl.attach(name, content)
@@ -246,8 +255,17 @@ def _why(repl: "Repl", argument: str) -> None:
         note(f"what came from the cache is {'told' if argument == 'on' else 'not told'} each time")
         return
     report, completion = repl.session.report_cache(), repl.last_completion
-    if report is None or completion is None:
+    if completion is None:
         note("nothing was asked yet")
+        return
+    if report is None:
+        computed = completion.num_prompt_tokens - completion.num_cached_tokens
+        if completion.num_prompt_tokens:
+            note(
+                f"prompt of {completion.num_prompt_tokens:,} tokens: "
+                f"{completion.num_cached_tokens:,} from the server's cache, {computed:,} computed"
+            )
+        note("why, only the server knows")
         return
     for line in describe_cache(report, completion):
         note(line)

@@ -95,20 +95,24 @@ def compact(repl: "Repl", argument: str) -> None:
     session = repl.session
     if not session.can_be_summarised:
         raise RequestError("there is nothing to summarise yet")
-    used = repl.used_tokens
+    used, params = repl.used_tokens, repl.params()
     try:
-        completion, events, put = session.summarise(repl.params())
+        completion, events, put = session.summarise(params)
     except ContextLengthError as error:
         raise RequestError(
-            "the turns to be summarised do not fit into the context themselves",
-            where=error.message,
-            hint="/model NAME, one with a longer context",
+            error.message, where=error.where, hint="/model NAME, one with a longer context"
         ) from error
     repl.show(completion, events)
     if completion.error is not None:
         raise completion.error
+    if completion.finish_reason == "length":
+        why = "it ran on until the context was full"
+        if completion.num_generated_tokens == params.max_tokens:
+            why = "/set max-tokens allows more"
+        note(f"the summary is not complete, so nothing was changed; {why}")
+        return
     if completion.finish_reason != "stop":
-        note("the summary is not complete, so nothing was changed; /set max-tokens allows more")
+        note("the summary is not complete, so nothing was changed")
         return
     if not confirm("go on from this summary in place of the older turns? [Y/n] ", default=True):
         note("nothing was changed")
@@ -243,9 +247,11 @@ def check_name(name: str) -> None:
     """Raises: RequestError for what cannot name a session."""
     if name.isdigit():
         raise RequestError(
-            f"there is no session {name:.40}", param="session", hint="localllm sessions list"
+            f"{name:.40} cannot name a session: it is a number, which each has anyway",
+            param="session",
+            hint="a name with a letter in it",
         )
-    if len(name) > 60 or not name.isprintable() or name.startswith("-"):
+    if not name.strip() or len(name) > 60 or not name.isprintable() or name.startswith("-"):
         raise RequestError(
             f"{name!r:.80} cannot name a session",
             param="session",

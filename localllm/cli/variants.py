@@ -10,6 +10,7 @@ from localllm.cli.output import is_terminal, note, write_stderr
 from localllm.cli.status_line import StatusLine
 from localllm.cli.words import duration, size
 from localllm.config import EngineConfig
+from localllm.download import is_offline
 from localllm.errors import ExitCode, LocalLLMError
 
 # Bytes a second of a download, where none has been measured yet: 80 Mbit/s.
@@ -45,13 +46,15 @@ def choose_variant(name: str | None, engine: EngineConfig) -> str | None:
         return found
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)) or entry.sizes is None:
         return name
+    if is_offline():  # nothing can be fetched, and the error says so
+        return name
     with StatusLine(lambda: f"looking at what {name} would take", _SHOWN_S):
         choices = _choices(entry, engine)
     note(f"{name} is not on this machine ({entry.repo}, licence {entry.licence})")
     for number, choice in enumerate(choices, 1):
         misfit = "" if choice.fits else "; it does not fit into memory"
         note(f"  {number}  {choice.text}, about {duration(choice.seconds)}{misfit}")
-    note(f"  (downloads at {size(_ASSUMED_RATE)}/s)", dim=True)
+    note(f"  (times assume {size(_ASSUMED_RATE)}/s from the hub)", dim=True)
     return _carry_out(choices[_ask(len(choices))], entry)
 
 

@@ -1,5 +1,12 @@
 """Quantities in the words of a terminal."""
 
+from localllm.overflow import UNKNOWN_CONTEXT
+
+
+def context(used: int, length: int) -> str:
+    """How much of a context is taken."""
+    return f"context {used:,}" if length == UNKNOWN_CONTEXT else f"context {used:,}/{length:,}"
+
 
 def size(num_bytes: float) -> str:
     """Bytes in the decimal unit that leaves one to three digits before the point."""

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 # What closes comes before what goes on; the first that the grammar admits is taken. Where both
 # brackets are, it is within a string, which its quote ends.
 QUOTE, BRACKETS = '"', ("}", "]")
-CLOSING = (*BRACKETS, QUOTE, ",", ":", ")", ";", ">", ".", "0", "1", "n", "t", "f", "-", "\n", " ")
+CLOSING = (*BRACKETS, QUOTE, ",", ":", ")", ";", ">", ".", "0", "1", "n", "t", "f", "-", "[", "{")
+# After everything else: space that may go on is a long way.
+SPACE = ("\n", " ")
 
 # Where nothing of CLOSING fits, a step needs the mask of the whole vocabulary; so many at most.
 MAX_GUESSES = 16
@@ -32,7 +34,7 @@ class FormEnds:
         tokens; `first`: what is tried before anything else.
         """
         self._ends = tuple(ends)
-        found = [id_of(char) for char in CLOSING]
+        found = [id_of(char) for char in (*CLOSING, *SPACE)]
         self._closing = (*first, *(each for each in found if each is not None))
         self._quote, self._brackets = id_of(QUOTE), [id_of(char) for char in BRACKETS]
 

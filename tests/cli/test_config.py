@@ -45,9 +45,13 @@ def test_a_value_of_the_wrong_kind_or_name_is_refused(localllm: Run) -> None:
         (("temp", "warm"), "temp"),
         (("max-tokens", "1.5"), "max_tokens"),
         (("tempp", "1"), "nearest: temp"),
+        (("color", "green"), "--color must be auto, always or never"),
+        (("keepalive", "5x"), "--keepalive must be like 5m"),
+        (("threads", "0"), "threads"),
+        (("spec", "draft:nope"), "unknown model 'nope'"),
     ):
         outcome = localllm("config", "set", *arguments)
-        assert outcome.code == ExitCode.USAGE
+        assert outcome.code in (ExitCode.USAGE, ExitCode.MODEL)
         assert text in outcome.err
     assert not config_file().exists()
 
@@ -58,6 +62,11 @@ def test_an_error_tells_where_a_value_comes_from(
     config_file().parent.mkdir(parents=True, exist_ok=True)
     config_file().write_text('temp = "hot"\n')
     assert f"a setting has it: {config_file()}" in localllm("chat", "hi").err
+    # A value that the flag takes and the command refuses.
+    config_file().write_text('keepalive = "5x"\n')
+    assert f"a setting has it: {config_file()}" in localllm("chat", "hi").err
+    monkeypatch.setenv("LOCALLLM_THREADS", "0")
+    assert "the variable LOCALLLM_THREADS has it" in localllm("bench", "pocket").err
     monkeypatch.setenv("LOCALLLM_TEMP", "warm")
     assert "the variable LOCALLLM_TEMP has it" in localllm("chat", "hi").err
     outcome = localllm("chat", "hi", "--temp", "x")

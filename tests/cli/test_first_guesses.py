@@ -192,8 +192,10 @@ def test_sessions_are_searched_renamed_exported_and_brought_back(
     file.write_text("{}")
     assert localllm("sessions", "import", str(file)).code == ExitCode.USAGE
     assert localllm("sessions", "delete", "3", "--yes").code == 0
-    for name in ("77", "-x"):
-        assert localllm("sessions", "rename", "--", "1", name).code == ExitCode.USAGE
+    for name in ("77", "-x", "", "  "):
+        outcome = localllm("sessions", "rename", "--", "1", name)
+        assert outcome.code == ExitCode.USAGE
+        assert "cannot name a session" in outcome.err
 
 
 def test_a_new_session_is_told_and_a_number_is_none(localllm: Run) -> None:

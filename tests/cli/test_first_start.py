@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +112,19 @@ def test_a_pipe_is_told_once_what_takes_long(
     with StatusLine(lambda: None, 0.01):
         time.sleep(0.4)
     assert capfd.readouterr().err == ""
+
+
+def test_offline_nothing_is_offered_that_would_have_to_be_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def ask(count: int) -> int:
+        raise AssertionError("it asks")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(variants, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(variants, "_ask", ask)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert variants.choose_variant("qwen3-1.7b", EngineConfig()) == "qwen3-1.7b"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(AssertionError, match="it asks"):
+        variants.choose_variant("qwen3-1.7b", EngineConfig())

@@ -90,6 +90,8 @@ def test_a_plan_is_what_loading_takes(make_checkpoint: Callable[..., Path]) -> N
         ("NVIDIA GeForce RTX 3090", "rtx-3090"),
         ("rtx-4060-ti", "rtx-4060-ti-8gb"),
         ("A100", "a100-40gb-pcie"),
+        ("A100-80GB", "a100-80gb-sxm"),
+        ("h100", "h100-pcie"),
     ],
 )
 def test_a_gpu_is_found_however_it_is_spelt(spelt: str, name: str) -> None:
@@ -99,6 +101,9 @@ def test_a_gpu_is_found_however_it_is_spelt(spelt: str, name: str) -> None:
 def test_wrong_arguments_are_exit_code_2(localllm: Run) -> None:
     assert localllm("plan", "qwen3-8b", "--gpu", "rtx-9999").code == ExitCode.USAGE
     assert localllm("plan", "qwen3-8b", "--gpu", "4090", "--vram", "8GiB").code == ExitCode.USAGE
+    outcome = localllm("plan", "qwen3-8b", "--gpu", "4090", "--gpu", "3090")
+    assert outcome.code == ExitCode.USAGE
+    assert "localllm runs a model on one GPU" in outcome.err
     assert localllm("plan", "qwen3-8b", "--vram", "much").code == ExitCode.USAGE
     assert localllm("plan", "qwen3-8b", "--vram", "8GiB", "--weights", "int3").code == 2
     assert localllm("plan", "qwen9", "--vram", "8GiB").code == ExitCode.MODEL

@@ -157,6 +157,39 @@ def test_the_context_fills_up_is_said_and_compacted(open_window: Open, tmp_path:
     ask(window, "Short?", r"Yes\.")
 
 
+def test_a_full_context_is_made_room_in_as_its_message_says(
+    open_window: Open, tmp_path: Path
+) -> None:
+    long, summary = "Many words. " * 30, "We spoke of words."
+    flags = ("--ctx", "1200")
+    window = open_window(long, long, 2 * long, summary, "Yes.", rows=60, flags=flags)
+    ask(window, "Talk.", r"context \d+/1,200")
+    ask(window, "More.", r"\d\d%|context \d+/1,200")
+    ask(window, "Still more.", "cut: the context is full; /compact makes room")
+    window.say("/compact")
+    window.wait_for("older turns\\?")
+    window.send("\r")
+    window.wait_for(r"held [\d,]+ tokens and holds [\d,]+ now")
+    window.settle()
+    turns = saved(tmp_path).transcript.turns
+    # As many of the oldest turns as leave room for the summary; the others stay as they are.
+    assert turns[0].answer == summary
+    assert turns[-1].question == "Still more."
+    assert 2 <= len(turns) <= 3
+    ask(window, "Short?", r"Yes\.")
+
+
+def test_a_summary_that_does_not_end_is_told_as_such(open_window: Open) -> None:
+    long = "Many words. " * 40
+    window = open_window(long, long, long * 3, rows=60, flags=("--ctx", "1200"))
+    ask(window, "Talk.", r"context \d+/1,200")
+    ask(window, "More.", r"\d\d% full")
+    window.say("/compact")
+    window.wait_for(r"nothing was changed; it ran on until the context\s+was full")
+    window.say("/set max-tokens 20")
+    window.wait_for("max-tokens")
+
+
 def test_a_prompt_that_is_too_long_is_an_error_with_a_way_out(open_window: Open) -> None:
     window = open_window("Many words. " * 20, "x", rows=60, flags=("--ctx", "300"))
     ask(window, "Talk.", r"context \d+/300")

@@ -33,7 +33,12 @@ def way_of(state: CountedState, most: int = 512) -> str | None:
 
 @pytest.mark.parametrize(
     ("expression", "text"),
-    [(r'\{"a": \["[a-z]*"(, "[a-z]*")*\]\}', '{"a": [""]}'), ("(x|y)z{3}", "xzzz"), ("a*", "")],
+    [
+        (r'\{"a": \["[a-z]*"(, "[a-z]*")*\]\}', '{"a": [""]}'),
+        ("(x|y)z{3}", "xzzz"),
+        ("a*", ""),
+        (r'\{"a":\n {0,32}\[\]\}', '{"a":\n[]}'),
+    ],
 )
 def test_a_form_closes_as_soon_as_it_may(expression: str, text: str) -> None:
     assert way_of(CountedState(expression)) == text

@@ -162,5 +162,20 @@ def test_figures_that_a_server_does_not_send_are_not_made_up(
     assert "context" not in screen.rpartition("It is so.")[2]
     window.say("/stats")
     window.wait_for("prompt tokens +not counted there")
+    window.say("/why")
+    window.wait_for("why, only the server knows")
+    window.say("/model")
+    window.wait_for("plain, context not told")
     window.say("/exit")
     assert window.exit_code() == 0
+
+
+def test_an_answer_that_has_not_the_form_asked_for_is_a_failure(
+    localllm: Run, plain_server: str
+) -> None:
+    asked = ("chat", "--remote", plain_server, "Is it?")
+    assert localllm(*asked, "--regex", "It is .*").returncode == 0
+    for form in (("--regex", "[0-9]+"), ("--format", "json")):
+        outcome = localllm(*asked, *form)
+        assert outcome.returncode == 1
+        assert "has not the form that was asked for" in outcome.stderr

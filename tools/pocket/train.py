@@ -102,7 +102,7 @@ POCKET = Stage(
 )
 ANSWERS = Stage(
     "answers",
-    (Phase(1500, 512, 2, 6), Phase(60, 2048, 1, 1)),
+    (Phase(1200, 512, 2, 6), Phase(60, 2048, 1, 1)),
     1e-3,
     1.5e-3,
     decay_share=0.9,

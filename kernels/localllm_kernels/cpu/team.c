@@ -19,7 +19,7 @@
 #define ALIGNED __attribute__((aligned(64)))
 /* How long a thread spins before it sleeps, in nanoseconds: within an operator, where the others are
  * microseconds behind; and between two calls, where Python has the next step to prepare. */
-#define SPIN_NS 20000
+#define SPIN_NS 60000
 #define IDLE_SPIN_NS 1000000
 
 /* A number that threads wait to see change, and how many of them sleep. */
