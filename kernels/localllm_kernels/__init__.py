@@ -18,6 +18,7 @@ from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.decoder import fuse_decoder
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.driver import DriverError, start_driver
 from localllm_kernels.fused_decoder import DecoderParts, FusedDecoder
 from localllm_kernels.gpu_decoder import fuse_decoder as fuse_gpu_decoder
 from localllm_kernels.gpu_linears import GpuLinears
@@ -100,7 +101,14 @@ def select_ops(
         raise ValueError("the triton kernels need a GPU (or TRITON_INTERPRET=1, for tests)")
     ops = TORCH_OPS
     if requested == "triton" or (device == "cuda" and requested == "auto"):
-        ops = triton_ops(device, deterministic=deterministic, tunings=tunings)
+        try:
+            if device == "cuda":
+                start_driver()
+            ops = triton_ops(device, deterministic=deterministic, tunings=tunings)
+        except DriverError as error:
+            if requested == "triton":
+                raise ValueError(str(error)) from error
+            logger.warning("torch's operators are used, which are slower: %s", error)
     elif device == "cpu" and requested == "auto" and dtype != torch.float16:
         try:
             ops = cpu_ops()

@@ -137,6 +137,8 @@ def _processor() -> Iterator[Finding]:
 def _gpu() -> Iterator[Finding]:
     import torch
 
+    from localllm.engine.device import why_no_kernels
+
     if not torch.cuda.is_available():
         built = torch.version.cuda
         why = f"torch is built for CUDA {built} and sees none" if built else "torch is a CPU build"
@@ -158,6 +160,10 @@ def _gpu() -> Iterator[Finding]:
             )
         else:
             yield Finding("ok", "GPU", f"{found}, CUDA {torch.version.cuda}")
+    reason = why_no_kernels()
+    if reason is not None:
+        problem = "Triton cannot launch kernels, so models take torch's operators, which are slower"
+        yield Finding("note", "kernels", problem, reason)
 
 
 def _compiler() -> Iterator[Finding]:

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from localllm_kernels.driver import DriverError, start_driver
+
 logger = logging.getLogger(__name__)
 
 # Words of errors that torch has no type for.
@@ -18,6 +20,8 @@ _OUT_OF_MEMORY = (
     "CUDA error: out of memory",
     "[CUDA]: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    # For want of memory for its workspace; `prepare` has it made while there is some.
+    "CUBLAS_STATUS_NOT_INITIALIZED",
     "can't allocate memory",
 )
 _FATAL = ("CUDA error", "Triton Error [CUDA]", "HIP error")
@@ -88,7 +92,8 @@ class CudaDevice:
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
         before, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Another thread may use the device meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = call()
         except RuntimeError as error:
             # What fails in a capture reads like what ends a device; that shows here.
@@ -116,6 +121,23 @@ class CudaDevice:
             torch.cuda.empty_cache()
         except RuntimeError as error:  # after a capture that failed, the allocator may refuse
             logger.warning("memory is not given back: %s", error)
+
+
+def prepare(device: torch.device) -> None:
+    """Have what libraries keep on a GPU made before its memory is counted and divided."""
+    if device.type == "cuda":
+        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
+
+
+def why_no_kernels() -> str | None:
+    """Why Triton's kernels cannot be launched on the GPU here, and what would help; None where they
+    can.
+    """
+    try:
+        start_driver()
+    except DriverError as error:
+        return str(error)
+    return None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

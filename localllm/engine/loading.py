@@ -13,7 +13,7 @@ from localllm import __version__
 from localllm.config import EngineConfig, ModelConfig
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.cpu_products import make_products_reproducible
-from localllm.engine.device import CudaDevice
+from localllm.engine.device import CudaDevice, prepare
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.draft_model import DraftModel
@@ -104,6 +104,7 @@ def build_decoder(
     threads = choose_threads(config.threads)
     if device.type == "cpu":
         torch.set_num_threads(threads.most)
+    prepare(device)
     dtype: torch.dtype = getattr(
         torch, model_config.dtype if config.dtype == "auto" else config.dtype
     )

@@ -127,7 +127,8 @@ def sample_tokens(
             allowed = matcher.mask(drafted, logits.shape[1])
             if allowed is None:
                 return SampledToken(None, error=matcher.error)
-            bound = logits[row].masked_fill(~torch.from_numpy(allowed), float("-inf"))
+            forbidden = ~torch.from_numpy(allowed).to(logits.device)
+            bound = logits[row].masked_fill(forbidden, float("-inf"))
             token_id = _sample_row(bound, request, drafted, ops)
         logprobs = None
         if params.logprobs is not None:

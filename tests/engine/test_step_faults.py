@@ -9,6 +9,7 @@ from drafting import oracle_speculator
 from engines import Limits, load_tiny_model, make_engine, run_alone
 
 from localllm.config import SamplingParams
+from localllm.engine.device import is_fatal, is_out_of_memory
 from localllm.engine.engine import Engine
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.engine.runner import Launched
@@ -173,3 +174,19 @@ def test_no_token_is_lost_where_a_step_with_drafts_fails(overlaps: bool, at: int
             engine.scheduler.check_invariants()
     for request_id, prompt in ids.items():
         assert found[request_id] == alone[len(prompt)]
+
+
+@pytest.mark.parametrize(
+    ("message", "is_memory"),
+    [
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_a_library_without_memory_for_itself_does_not_end_the_device(
+    message: str, is_memory: bool
+) -> None:
+    error = RuntimeError(message)
+    assert is_out_of_memory(error) == is_memory
+    assert is_fatal(error) != is_memory
