@@ -15,6 +15,7 @@ from localllm.bench.limits import Limits, measure_limits
 from localllm.bench.operators import Case, operator_row
 from localllm.bench.results import Result, Suite
 from localllm.config import ModelConfig
+from localllm.engine.device import seconds_on_gpu
 from localllm_kernels import TORCH_OPS, triton_ops
 from localllm_kernels.fp8_matmul import fp8_matmul
 from localllm_kernels.int4_matmul import int4_matmul
@@ -52,15 +53,7 @@ class GraphTimer:
             with torch.cuda.graph(self._graphs[call]):
                 call()
         self._flushed.zero_()
-        start, end = (
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        )
-        start.record()
-        self._graphs[call].replay()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+        return seconds_on_gpu(self._graphs[call].replay)
 
     def forget(self) -> None:
         """Free what the captured calls hold."""

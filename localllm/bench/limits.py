@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from localllm.config import ModelConfig
+from localllm.engine.device import seconds_on_gpu
 from localllm.model.architectures import ArchSpec, layer_windows, linear_shapes
 
 # Larger than the caches of processors; on a GPU as much as takes most of a millisecond, beside
@@ -106,15 +107,7 @@ def timed(call: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call, with what it started on the device; on a GPU by the device's clock."""
     synchronize(device)
     if device.type == "cuda":
-        began, ended = (
-            torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            for _ in range(2)
-        )
-        began.record()
-        call()
-        ended.record()
-        ended.synchronize()
-        return float(began.elapsed_time(ended)) / 1e3
+        return seconds_on_gpu(call)
     started = time.perf_counter()
     call()
     return time.perf_counter() - started

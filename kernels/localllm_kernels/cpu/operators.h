@@ -80,6 +80,7 @@ void team_float32_linear(const Team *team, const FloatWeight *w, const float *x,
 /* scratch: bfloat16_scratch_bytes(w, rows). */
 void team_bfloat16_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
                           int64_t rows, char *scratch);
+
 /* What one linear is called with. */
 typedef struct {
   const void *weight; /* FloatWeight or IntegerWeight */
