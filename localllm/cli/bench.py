@@ -68,7 +68,8 @@ def bench(
         ),
     ] = False,
     weights: Annotated[
-        str | None, options.option("--weights", help="Of the random ones: bf16, int4, int8, fp8.")
+        str | None,
+        options.option("--weights", help="What the random ones are.", choices=options.WEIGHT_KINDS),
     ] = None,
     serve_load: Annotated[
         bool, typer.Option("--serve-load", help="Many requests: latencies, throughput, batching.")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from localllm.catalog import resolve_model
-from localllm.cli import options
+from localllm.cli import options, suggestions
 from localllm.cli.output import check_colour, note, show_controls, write_stdout
 from localllm.cli.render import check_render_mode
 from localllm.cli.slash_commands import SETTINGS
@@ -65,7 +65,14 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
         )
     },
 }
-Name = Annotated[str, typer.Argument(help="A flag's name, or default_model.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A flag's name, or default_model.",
+        show_default=False,
+        autocompletion=suggestions.settings,
+    ),
+]
 
 
 @config.callback()
@@ -79,7 +86,12 @@ def _alone(context: typer.Context) -> None:
 def get(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Argument(help="A flag's name, or default_model.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A flag's name, or default_model.",
+            show_default=False,
+            autocompletion=suggestions.settings,
+        ),
     ] = None,
 ) -> None:
     """Print one setting, or all that are set."""
@@ -102,7 +114,12 @@ def get(
 def set_(
     context: typer.Context,
     name: Name,
-    value: Annotated[str, typer.Argument(help="Its value.", show_default=False)],
+    value: Annotated[
+        str,
+        typer.Argument(
+            help="Its value.", show_default=False, autocompletion=suggestions.setting_values
+        ),
+    ],
 ) -> None:
     """Set one: `localllm config set temp 0.7`."""
     key = _known(context, name)
@@ -163,6 +180,18 @@ def flag_defaults(group: Any, settings: Mapping[str, Any]) -> dict[str, dict[str
         }
         for command in group.commands
     }
+
+
+def setting_names(context: typer.Context) -> list[str]:
+    """What can be set, as it is typed."""
+    flags = _flags(context.find_root().command)
+    return sorted({DEFAULT_MODEL, *(name.replace("_", "-") for name in flags)})
+
+
+def flag_of(context: typer.Context, name: str) -> Any:
+    """The flag that a setting is the default of; None where there is none of that name."""
+    commands = _flags(context.find_root().command).get(name.lstrip("-").replace("-", "_"))
+    return next(iter(commands.values())) if commands else None
 
 
 def _flags(group: Any) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,8 @@ from localllm.speculation_config import SpeculationConfig
 _SPECULATION = SpeculationConfig()
 SPEC, SPEC_MAX = _SPECULATION.drafter, _SPECULATION.max_draft
 SPEC_NGRAM = f"{_SPECULATION.min_match}:{_SPECULATION.max_match}"
+# What weights can be drawn or planned in; those of `random_weights`, whose module needs torch.
+WEIGHT_KINDS = ("bf16", "int8", "int4", "fp8")
 
 
 def option(

@@ -38,7 +38,10 @@ def plan(
     weights: Annotated[
         str | None,
         typer.Option(
-            "--weights", help="bf16, int8, int4 or fp8; else what the catalogue suggests."
+            "--weights",
+            help="Unset: what the catalogue suggests.",
+            metavar="|".join(options.WEIGHT_KINDS),
+            autocompletion=suggestions.one_of(*options.WEIGHT_KINDS),
         ),
     ] = None,
     ctx: options.Context = None,

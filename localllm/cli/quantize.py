@@ -18,6 +18,10 @@ from localllm.cli.user_input import read_file
 from localllm.config import EngineConfig
 from localllm.errors import ExitCode, RequestError
 
+# Those of `recipe`, whose module needs torch.
+METHODS = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8")
+FILE_FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
+
 if TYPE_CHECKING:
     from localllm.quantize.recipe import Recipe
     from localllm.quantize.report import Outcome
@@ -32,7 +36,7 @@ def quantize(
         Path | None, typer.Argument(help="The new folder; in localllm's cache if not given.")
     ] = None,
     method: Annotated[
-        str, options.option("--method", help="rtn, awq, gptq, awq+gptq, int8 or fp8.")
+        str, options.option("--method", help="How it is rounded.", choices=METHODS)
     ] = "gptq",
     bits: Annotated[int | None, typer.Option("--bits", help="4, or 8 for int8 and fp8.")] = None,
     group_size: Annotated[
@@ -43,10 +47,13 @@ def quantize(
         typer.Option("--sym/--asym", help="Without or with zero points; the format decides."),
     ] = None,
     file_format: Annotated[
-        str, options.option("--format", help="compressed-tensors, awq, gptq or fp8.")
+        str, options.option("--format", help="How it is written.", choices=FILE_FORMATS)
     ] = "compressed-tensors",
     head: Annotated[
-        str, options.option("--head", help="keep the output head as it is, or int8.")
+        str,
+        options.option(
+            "--head", help="The output head: as it is, or int8.", choices=("keep", "int8")
+        ),
     ] = "keep",
     calib_text: Annotated[
         Path | None, typer.Option("--calib-text", help="Calibrate on this text file.")

@@ -1,8 +1,11 @@
 """What the shell offers when Tab is pressed: names of models, sessions and settings."""
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+
+import typer
 
 from localllm.errors import LocalLLMError
 
@@ -44,8 +47,29 @@ def one_of(*words: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
+def settings(context: typer.Context, incomplete: str) -> list[str]:
+    """Names that `config set` takes."""
+    from localllm.cli.config import setting_names
+
+    return [name for name in setting_names(context) if name.startswith(incomplete)]
+
+
+def setting_values(context: typer.Context, incomplete: str) -> list[str]:
+    """Values of the setting that is named before them."""
+    from localllm.cli.config import flag_of
+    from localllm.settings import DEFAULT_MODEL
+
+    name = context.params.get("name") or ""
+    if name.replace("-", "_") == DEFAULT_MODEL:
+        return models(incomplete)
+    flag = flag_of(context, name)
+    if flag is None:
+        return []
+    return [item.value for item in flag.shell_complete(context, incomplete)]
+
+
 def sessions(incomplete: str) -> list[str]:
-    """Names of saved sessions, or their numbers."""
+    """Names of saved sessions; the number where a shell would take the name for several words."""
     from localllm.places import sessions_file
     from localllm.sessions import SessionStore
 
@@ -53,7 +77,10 @@ def sessions(incomplete: str) -> list[str]:
         rows = SessionStore(sessions_file()).rows() if sessions_file().exists() else []
     except LocalLLMError:
         return []
-    names = [row.name or str(row.id) for row in rows]
+    names = [
+        row.name if row.name and re.fullmatch(r"[\w@%+=:,./-]+", row.name) else str(row.id)
+        for row in rows
+    ]
     return [name for name in names if name.startswith(incomplete)]
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from localllm.cli import suggestions
+from localllm.model.random_weights import WEIGHT_KINDS
 from localllm.places import sessions_file
+from localllm.quantize.recipe import FILE_FORMATS, METHODS
 from localllm.sessions import SessionStore
 from localllm.transcript import Transcript, Turn
 
@@ -86,7 +88,8 @@ def test_sessions_and_gpus_are_offered() -> None:
     store = SessionStore(sessions_file())
     store.create(Transcript("pocket", None, [Turn("Why?")]), "reasons")
     store.create(Transcript("pocket", None, [Turn("How?")]))
-    assert suggestions.sessions("") == ["2", "reasons"]
+    store.create(Transcript("pocket", None, [Turn("Where?")]), "two words")
+    assert suggestions.sessions("") == ["3", "2", "reasons"]
     assert suggestions.sessions("r") == ["reasons"]
     assert suggestions.gpus("rtx-409") == ["rtx-4090", "rtx-4090-laptop"]
 
@@ -121,7 +124,18 @@ def test_the_list_of_commands_has_whole_sentences_and_other_names(localllm: Run)
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("localllm chat --spec ", {"ngram", "off"}), ("localllm chat --think ", {"low", "high"})],
+    [
+        ("localllm chat --spec ", {"ngram", "off"}),
+        ("localllm chat --think ", {"low", "high"}),
+        ("localllm config set rend", {"render"}),
+        ("localllm config set render ", {"auto", "blocks", "plain"}),
+        ("localllm config set default_model qwen3-8", {"qwen3-8b"}),
+        ("localllm config unset think", {"think"}),
+        ("localllm plan qwen3-8b --weights ", {*WEIGHT_KINDS}),
+        ("localllm bench --weights ", {*WEIGHT_KINDS}),
+        ("localllm quantize qwen3-8b --method ", {*METHODS}),
+        ("localllm quantize qwen3-8b --format ", {*FILE_FORMATS}),
+    ],
 )
 def test_values_of_flags_are_completed(words: str, offered: set[str]) -> None:
     assert offered <= set(complete(words))
