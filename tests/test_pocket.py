@@ -140,12 +140,9 @@ def questions(*files: str) -> list[dict[str, object]]:
     ]
 
 
-# What all of them give (tools/pocket/score.py) is 92 % and 75 %; a part scatters around that.
-@pytest.mark.parametrize(
-    ("file", "step", "floor"), zip(HELD_OUT, (3, 2), (0.88, 0.75), strict=True)
-)
-def test_it_answers_wordings_that_it_was_not_trained_on(file: str, step: int, floor: float) -> None:
-    asked = questions(file)[::step]
+@pytest.mark.parametrize(("file", "floor"), [(HELD_OUT[0], 0.9), (HELD_OUT[1], 0.85)])
+def test_it_answers_wordings_that_it_was_not_trained_on(file: str, floor: float) -> None:
+    asked = questions(file)
     answers = LLM(max_num_seqs=8).chat(
         [[{"role": "user", "content": each["question"]}] for each in asked],
         SamplingParams(temperature=0, max_tokens=160),
