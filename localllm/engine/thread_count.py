@@ -11,16 +11,16 @@ from math import log2
 
 # Steps of a trial; it ends sooner where it cannot win any more.
 _TRIAL = 4
-# What a trial has to take, of the time at the present number, to be adopted; and what its first two
-# steps may not both take.
-_GAIN, _LOSS = 0.9, 1.2
+# What a trial has to take, of the time at the present number, to be adopted; what its first two
+# steps may not both take; and what none of them may.
+_GAIN, _LOSS, _TOO_MUCH = 0.9, 1.2, 2.0
 # Steps have become slow where they take so many times as long as they did.
 _SLOW = 1.5
 # Steps between two trials of more threads, and of fewer: the first and the longest pause, and how
 # much longer each is than the one before. More threads are tried often: what made them slow passes.
-_UP, _DOWN = (8, 64, 2), (6, 4096, 8)
+_UP, _DOWN = (8, 64, 2), (4, 4096, 8)
 # How much of an average is the newest value, and how fast the best one is forgotten.
-_NEWEST, _FORGET = 0.2, 1.002
+_NEWEST, _FORGET = 0.35, 1.002
 # The first steps of a size find nothing in the processor's caches.
 _COLD = 2
 
@@ -134,7 +134,11 @@ class ThreadCount:
         if present is not None:
             trial.ratios.append(seconds / present.mean)
         taken = sum(trial.ratios)
-        loses = taken >= _GAIN * _TRIAL or (len(trial.ratios) == 2 and min(trial.ratios) > _LOSS)
+        loses = (
+            taken >= _GAIN * _TRIAL
+            or (len(trial.ratios) == 2 and min(trial.ratios) > _LOSS)
+            or max(trial.ratios, default=0.0) > _TOO_MUCH
+        )
         if loses or trial.num_steps >= 3 * _TRIAL:
             self._reject(trial)
         elif len(trial.ratios) == _TRIAL:
