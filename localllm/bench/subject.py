@@ -85,7 +85,7 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
     kinds = sorted({type(linear.scheme).__name__.lower() for linear in weights.quantized.values()})
 
     def linear_bytes(linear: str) -> int:
-        return _stored_bytes(weights, found.model_config, linear, decoder.dtype.itemsize)
+        return _stored_bytes(weights, linear, decoder)
 
     return Subject(
         found.name,
@@ -156,14 +156,16 @@ def _fitted(config: EngineConfig, model: ModelConfig, longest: int) -> EngineCon
     return replace(config, max_model_len=min(longest, model.max_position_embeddings))
 
 
-def _stored_bytes(weights: WeightMap, config: ModelConfig, linear: str, item_bytes: int) -> int:
+def _stored_bytes(weights: WeightMap, linear: str, decoder: LoadedDecoder) -> int:
     """Bytes of a linear's weight in memory, from the files' headers; a tied head's too."""
     if linear in weights.quantized:
         return sum(info.num_bytes for info in weights.quantized[linear].parts.values())
     info = weights.plain.get(f"{linear}.weight")
     if info is None:
         info = weights.plain["model.embed_tokens.weight"]
-    return prod(info.shape) * item_bytes
+    # See CpuLinears.plain.
+    is_half = decoder.model.ops.name == "c" and info.dtype == "BF16"
+    return prod(info.shape) * (2 if is_half else decoder.dtype.itemsize)
 
 
 def _arithmetic(decoder: LoadedDecoder, has_integers: bool) -> Arithmetic:

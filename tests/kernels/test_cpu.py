@@ -243,6 +243,20 @@ def test_plain_products(
     assert_rows_alone(product, x)
 
 
+@pytest.mark.parametrize(("width_out", "width_in"), [(1, 16), (7, 50), (33, 203)])
+def test_a_weight_that_bfloat16_holds_is_kept_in_it_and_its_products_are_the_same(
+    linears: CpuLinears, width_out: int, width_in: int
+) -> None:
+    weight, bias = torch.randn(width_out + 1, width_in).bfloat16().float(), torch.randn(width_out)
+    x = torch.randn(6, width_in)
+    short = linears.plain(weight[:-1], bias)
+    weight[-1, 0] = 1 + 2**-20  # which bfloat16 does not hold
+    whole = linears.plain(weight, torch.cat((bias, bias[:1])))
+    assert short.kept[0].dtype == torch.bfloat16
+    assert whole.kept[0].dtype == torch.float32
+    assert torch.equal(short(x), whole(x)[:, :-1])
+
+
 def rounded_rows(x: Tensor, group_size: int) -> Tensor:
     """What the integer products make of their inputs."""
     groups = x.view(len(x), -1, group_size)

@@ -1,27 +1,43 @@
-/* y = x · wᵀ + bias for weights in float32, row by row as they stand in the file.
+/* y = x · wᵀ + bias in float32 for weights in float32 or bfloat16, row by row as they stand in the
+ * file.
  *
  * An output is the sum of sixteen lanes, each of which adds up every sixteenth product. */
 
 #include "float_tile.h"
 
-/* `outputs` outputs from `first` on for `rows` rows; both are constants where this is called. */
+/* Sixteen weights from the one at `at` on; the first `count` of them. */
+INLINE f32x16 load_weights(const FloatWeight *w, int64_t at, int is_half) {
+  return is_half ? load_bf16((const uint16_t *)w->values + at) : load((const float *)w->values + at);
+}
+INLINE f32x16 load_last_weights(const FloatWeight *w, int64_t at, int64_t count, int is_half) {
+  if (!is_half) return load_part((const float *)w->values + at, count, 0.0f);
+  uint16_t part[LANES] = {0};
+  memcpy(part, (const uint16_t *)w->values + at, (size_t)count * sizeof(uint16_t));
+  return load_bf16(part);
+}
+
+/* `outputs` outputs from `first` on for `rows` rows; these and `is_half`, whether the weights are in
+ * bfloat16, are constants where this is called. */
 INLINE void multiply(const FloatWeight *w, const float *x, float *y, int64_t first, int rows,
-                     int outputs) {
-  const int64_t width = w->width_in, whole = width / LANES * LANES;
-  const float *weights = (const float *)w->values + first * width;
+                     int outputs, int is_half) {
+  const int64_t width = w->width_in, whole = width / LANES * LANES, start = first * width;
+  const char *values = w->values;
+  const int64_t bytes = is_half ? 2 : 4;
   f32x16 sums[ROWS][OUTPUTS];
   for (int r = 0; r < rows; r++)
     for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
   for (int64_t i = 0; i < whole; i += LANES)
     for (int o = 0; o < outputs; o++) {
-      const f32x16 weight = load(weights + o * width + i);
-      __builtin_prefetch(weights + (outputs + o) * width + i); /* the next outputs */
+      const f32x16 weight = load_weights(w, start + o * width + i, is_half);
+      /* the next outputs */
+      __builtin_prefetch(values + bytes * (start + (outputs + o) * width + i));
       for (int r = 0; r < rows; r++)
         sums[r][o] = fma16(load(x + r * width + i), weight, sums[r][o]);
     }
   if (whole < width)
     for (int o = 0; o < outputs; o++) {
-      const f32x16 weight = load_part(weights + o * width + whole, width - whole, 0.0f);
+      const f32x16 weight =
+          load_last_weights(w, start + o * width + whole, width - whole, is_half);
       for (int r = 0; r < rows; r++) {
         const f32x16 value = load_part(x + r * width + whole, width - whole, 0.0f);
         sums[r][o] = fma16(value, weight, sums[r][o]);
@@ -31,25 +47,34 @@ INLINE void multiply(const FloatWeight *w, const float *x, float *y, int64_t fir
 }
 
 INLINE void multiply_rows(const FloatWeight *w, const float *x, float *y, int64_t first,
-                          int64_t rows, int outputs) {
-#define RUN(r, count) multiply(w, x + (r) * w->width_in, y + (r) * w->width_out, first, count, outputs)
+                          int64_t rows, int outputs, int is_half) {
+#define RUN(r, count) \
+  multiply(w, x + (r) * w->width_in, y + (r) * w->width_out, first, count, outputs, is_half)
   BY_TILES_OF_ROWS(rows, RUN);
 #undef RUN
+}
+
+INLINE void team_multiply(const Team *team, const FloatWeight *w, const float *x, float *y,
+                          int64_t rows, int is_half) {
+  const int64_t blocks = (w->width_out + OUTPUTS - 1) / OUTPUTS;
+  TEAM_FOR(team, block, blocks) {
+    const int64_t first = block * OUTPUTS;
+    if (first + OUTPUTS <= w->width_out) {
+      multiply_rows(w, x, y, first, rows, OUTPUTS, is_half);
+      continue;
+    }
+    for (int64_t o = first; o < w->width_out; o++) multiply_rows(w, x, y, o, rows, 1, is_half);
+  }
+  team_meet(team);
 }
 
 /* x: [rows, in]; y: [rows, out]. */
 void team_float32_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
                          int64_t rows) {
-  const int64_t blocks = (w->width_out + OUTPUTS - 1) / OUTPUTS;
-  TEAM_FOR(team, block, blocks) {
-    const int64_t first = block * OUTPUTS;
-    if (first + OUTPUTS <= w->width_out) {
-      multiply_rows(w, x, y, first, rows, OUTPUTS);
-      continue;
-    }
-    for (int64_t o = first; o < w->width_out; o++) multiply_rows(w, x, y, o, rows, 1);
-  }
-  team_meet(team);
+  if (w->is_bfloat16)
+    team_multiply(team, w, x, y, rows, 1);
+  else
+    team_multiply(team, w, x, y, rows, 0);
 }
 
 static void multiply_all(const Team *team, void *arguments) {

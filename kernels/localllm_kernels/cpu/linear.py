@@ -85,10 +85,19 @@ class CpuLinears:
             function.argtypes = [*3 * [ctypes.c_void_p], *2 * [ctypes.c_int64]]
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> CpuProduct:
-        """`weight`: float32 or bfloat16 [out, in], which is kept as it is; `bias`: float32."""
-        is_bfloat16 = weight.dtype == torch.bfloat16
-        kind = ProductKind.BFLOAT16 if is_bfloat16 else ProductKind.FLOAT32
-        struct = FloatWeight(weight.data_ptr(), _pointer(bias), *weight.shape)
+        """`weight`: float32 or bfloat16 [out, in]; `bias`: float32.
+
+        A float32 weight that bfloat16 holds exactly, as where a checkpoint in bfloat16 is computed
+        in float32, is kept in that: half the bytes to read, and the same products.
+        """
+        kind = ProductKind.FLOAT32
+        if weight.dtype == torch.bfloat16:
+            kind = ProductKind.BFLOAT16
+        elif torch.equal((half := weight.bfloat16()).float(), weight):
+            weight = half
+        struct = FloatWeight(
+            weight.data_ptr(), _pointer(bias), *weight.shape, weight.dtype == torch.bfloat16
+        )
         return self._product(kind, struct, (weight, bias))
 
     def int4(

@@ -23,6 +23,7 @@ typedef struct {
   const void *values; /* [out, in], float32 or bfloat16 */
   const float *bias;  /* [out], or NULL */
   int64_t width_out, width_in;
+  int64_t is_bfloat16;
 } FloatWeight;
 
 enum { FLOAT32, BFLOAT16, INTEGER };

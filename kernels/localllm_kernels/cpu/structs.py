@@ -33,6 +33,7 @@ class FloatWeight(Structure):
         ("bias", c_void_p),
         ("width_out", c_int64),
         ("width_in", c_int64),
+        ("is_bfloat16", c_int64),
     )
 
 
