@@ -7,6 +7,8 @@ from localllm.errors import LocalLLMError, RequestError
 
 # Characters of a text in a `repr`.
 _SHOWN = 60
+# Pieces that come faster than this one after the other were sent together.
+_TOGETHER_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Completion:
     truncation: Truncation | None = None
     # What a server counted, whose events may hold several tokens.
     num_counted_tokens: int | None = None
+    is_remote: bool = False
 
     def __repr__(self) -> str:
         """The beginning of its text, and what it took."""
@@ -141,11 +144,14 @@ class Completion:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens after the first over the time they took."""
-        if self.first_token_s is None or self.last_token_s == self.first_token_s:
+        """Tokens after the first over the time they took; 0 where that is not known."""
+        if self.first_token_s is None or self.last_token_s is None:
             return 0.0
-        assert self.last_token_s is not None
-        return (self.num_generated_tokens - 1) / (self.last_token_s - self.first_token_s)
+        took = self.last_token_s - self.first_token_s
+        num_pieces = sum(len(sample.tokens) for sample in self.samples)
+        if took <= 0 or (self.is_remote and took < _TOGETHER_S * (num_pieces - 1)):
+            return 0.0
+        return (self.num_generated_tokens - 1) / took
 
     def add(self, event: TextEvent) -> None:
         """Book one event."""

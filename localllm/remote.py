@@ -92,11 +92,19 @@ class _RemotePrompts(PromptWriter):
         return _RemotePrompt([], path="/v1/completions", body={"prompt": prompt})
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What a server sent, and when it was here."""
+
+    text: str
+    time_s: float
+
+
 @dataclass(slots=True)
 class _Open:
     """A request: the lines that come in, and what they became. `last` waits for the usage."""
 
-    lines: "SimpleQueue[str | LocalLLMError | None]"
+    lines: "SimpleQueue[_Line | LocalLLMError | None]"
     close: Callable[[], None]
     inbox: deque[TextEvent] = field(default_factory=deque)
     last: TextEvent | None = None
@@ -140,7 +148,7 @@ class RemoteEngine:
         body = {**prompt.body, **self._fields(params), "model": self._model, "stream": True}
         body["stream_options"] = {"include_usage": True}
         answer = send(self._url + prompt.path, self._api_key, body)
-        lines: SimpleQueue[str | LocalLLMError | None] = SimpleQueue()
+        lines: SimpleQueue[_Line | LocalLLMError | None] = SimpleQueue()
         threading.Thread(target=_read, args=(answer, lines), daemon=True).start()
         request_id, self._next_id = self._next_id, self._next_id + 1
         self._requests[request_id] = _Open(lines, lambda: _hang_up(answer))
@@ -223,8 +231,8 @@ class RemoteEngine:
             body["structured_outputs"] = {kind: grammar.source}
         return {name: value for name, value in body.items() if value is not None}
 
-    def _book(self, request_id: int, opened: _Open, line: str) -> None:
-        name, _, value = line.partition(":")
+    def _book(self, request_id: int, opened: _Open, line: _Line) -> None:
+        name, _, value = line.text.partition(":")
         if name != "data" or value.strip() == "[DONE]":
             return
         try:
@@ -245,11 +253,10 @@ class RemoteEngine:
                 "the server does not answer as an OpenAI-compatible one", where=f"{error!s:.200}"
             ) from error
         if reason is not None:
-            opened.last = _event(
-                request_id, text, thinking, _REASONS.get(reason, FinishReason.STOP)
-            )
+            known = _REASONS.get(reason, FinishReason.STOP)
+            opened.last = _event(request_id, text, thinking, known, line.time_s)
         elif text or thinking:
-            opened.inbox.append(_event(request_id, text, thinking, None))
+            opened.inbox.append(_event(request_id, text, thinking, None, line.time_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +282,7 @@ class RemoteModel(LoadedModel):
         if params.logprobs is not None:
             raise RequestError("--logprobs and --remote exclude each other", param="logprobs")
         completion, events = LoadedModel.stream(self, prompt, params)
+        completion.is_remote = True
 
         def count(event: TextEvent) -> None:
             usage = engine.usage(event.request_id)
@@ -363,10 +371,10 @@ def _refusal(told: Any, status: int) -> LocalLLMError:
     return RequestError(message) if 400 <= status < 500 else LocalLLMError(message)
 
 
-def _read(answer: Any, lines: "SimpleQueue[str | LocalLLMError | None]") -> None:
+def _read(answer: Any, lines: "SimpleQueue[_Line | LocalLLMError | None]") -> None:
     try:
         for line in answer:
-            lines.put(line.decode("utf-8", "replace"))
+            lines.put(_Line(line.decode("utf-8", "replace"), time.monotonic()))
     except (OSError, ValueError, AttributeError, http.client.HTTPException) as error:
         lines.put(LocalLLMError(f"the connection broke: {error!s:.200}", hint="ask again"))
     lines.put(None)
@@ -378,7 +386,9 @@ def _hang_up(answer: Any) -> None:
         answer.fp.raw._sock.shutdown(socket.SHUT_RDWR)
 
 
-def _event(request_id: int, text: str, thinking: str, reason: FinishReason | None) -> TextEvent:
+def _event(
+    request_id: int, text: str, thinking: str, reason: FinishReason | None, time_s: float
+) -> TextEvent:
     token = TokenInfo(_CHUNK_ID, None, is_draft=False) if text or thinking else None
     return TextEvent(
         request_id=request_id,
@@ -390,5 +400,5 @@ def _event(request_id: int, text: str, thinking: str, reason: FinishReason | Non
         error=None,
         num_cached_tokens=0,
         num_drafted_tokens=0,
-        time_s=time.monotonic(),
+        time_s=time_s,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.catalog import BUILT_IN_MODELS, ModelSource, load_catalog, resolve_model
-from localllm.errors import CatalogError, DiskError, RequestError
+from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
 from localllm.local_models import quantized_models, scan_hub_cache
 
 
@@ -79,7 +79,14 @@ def _plan(name: str) -> Removal:
 
 def _source(name: str, cached: set[str]) -> ModelSource:
     """A name as `ls` shows it first: a repository may be one that no model name can be."""
-    return ModelSource(name, repo=name) if name in cached else resolve_model(name)
+    if name in cached:
+        return ModelSource(name, repo=name)
+    try:
+        return resolve_model(name)
+    except CatalogError as error:
+        if error.exit_code == ExitCode.MODEL:
+            raise _not_here(name) from error
+        raise
 
 
 def _repository_removal(name: str, source: ModelSource, info: Any, repo: Any) -> Removal:

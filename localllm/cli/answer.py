@@ -113,6 +113,7 @@ def describe_completion(
 ) -> dict[str, Any]:
     """The object of `chat --json`, as the README names it."""
     ended = completion.last_token_s or completion.started_s
+    is_remote = completion.is_remote  # what was drafted, only the server knows
     described: dict[str, Any] = {
         "model": loaded.name,
         "text": completion.text,
@@ -122,8 +123,8 @@ def describe_completion(
             "prompt_tokens": completion.num_prompt_tokens,
             "cached_tokens": completion.num_cached_tokens,
             "completion_tokens": completion.num_generated_tokens,
-            "drafted_tokens": completion.num_drafted_tokens,
-            "accepted_tokens": completion.num_accepted_tokens,
+            "drafted_tokens": None if is_remote else completion.num_drafted_tokens,
+            "accepted_tokens": None if is_remote else completion.num_accepted_tokens,
         },
         "timing": {
             "load_s": round(loaded.load_s, 4),

@@ -12,12 +12,12 @@ import typer
 from localllm.catalog import is_file, is_model_name, looks_like_model, unknown_model
 from localllm.cli import options, suggestions
 from localllm.cli.answer import AnswerForm, AnswerPrinter
-from localllm.cli.figures import describe_cache, describe_truncation
+from localllm.cli.figures import describe_prompt, describe_truncation
 from localllm.cli.opening import open_noted
 from localllm.cli.output import choose_colour, is_terminal, note
 from localllm.cli.render import Shown, check_render_mode, make_printer
 from localllm.cli.saved import find_session, open_recorder
-from localllm.cli.text_files import is_several, read_files
+from localllm.cli.text_files import names_files, read_files
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.config import SamplingParams
 from localllm.errors import LocalLLMError, RequestError
@@ -300,9 +300,8 @@ def chat(
         limit = "the context is full" if is_full else "-n sets the limit"
         cut = "; the form is not complete" if is_form else ""
         note(f"cut after {completion.num_generated_tokens} tokens{cut}; {limit}", dim=not is_form)
-    report = session.report_cache() if why else None
-    if report is not None:
-        for line in describe_cache(report, completion):
+    if why:
+        for line in describe_prompt(session.report_cache(), completion):
             note(line, dim=True)
     session.close()
     return printer.exit_code(fail_on_length)
@@ -326,9 +325,16 @@ def split_files(given: Sequence[str], words: Sequence[str]) -> tuple[list[str], 
     files = [name for name in given if name != "-"]
     if not files:
         return [], list(words)
-    is_another = [is_file(word) or (is_several(word) and not is_model_name(word)) for word in words]
+    is_another = [
+        is_file(word) or (names_files(word) and not is_model_name(word)) for word in words
+    ]
     files += [word for word, is_one in zip(words, is_another, strict=True) if is_one]
-    return files, [word for word, is_one in zip(words, is_another, strict=True) if not is_one]
+    others = [word for word, is_one in zip(words, is_another, strict=True) if not is_one]
+    if len(others) > 1 and not is_model_name(others[0]):
+        suffix = Path(others[0]).suffix
+        if suffix and suffix in (Path(name).suffix for name in files):
+            raise RequestError(f"there is no file {others[0]!r:.200}", param="file")
+    return files, others
 
 
 def choose_model_and_prompt(

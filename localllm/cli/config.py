@@ -65,6 +65,8 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
         )
     },
 }
+# What a flag takes, by what the parser's error calls it.
+_KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
 Name = Annotated[
     str,
     typer.Argument(
@@ -235,7 +237,9 @@ def _converted(context: typer.Context, key: str, value: str) -> Any:
     try:
         converted = parameter.process_value(context, [value] if parameter.multiple else value)
     except Exception as error:  # typer's own, which has no public name
-        raise RequestError(f"{key}: {error}", param="value") from error
+        kind = next((words for name, words in _KINDS.items() if name in str(error)), None)
+        message = f"{key} must be {kind}, found {value!r:.40}" if kind else f"{key}: {error}"
+        raise RequestError(message, param="value") from error
     check = _CHECKS.get(key)
     if check is not None:
         check(converted)

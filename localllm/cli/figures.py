@@ -26,10 +26,13 @@ def describe_turn(completion: "Completion", context_length: int) -> str:
     computed = completion.num_prompt_tokens - completion.num_cached_tokens
     # Of a few tokens it would be the time of a step.
     rate = f", {completion.prefill_tokens_per_s:,.0f} tok/s" if computed > _BLOCK_TOKENS else ""
+    # Of an answer whose pieces a server sent together no speed is known.
+    decoded = completion.decode_tokens_per_s
+    answer = f" · answer {decoded:,.0f} tok/s" if decoded or not completion.is_remote else ""
     return (
         f"prompt {completion.num_prompt_tokens:,} ({completion.num_cached_tokens:,} cached){rate}"
         f" · first token {completion.ttft_s:.2f} s"
-        f" · answer {completion.decode_tokens_per_s:,.0f} tok/s{drafts}"
+        f"{answer}{drafts}"
         f" · {context(completion.num_context_tokens, context_length)}"
     )
 
@@ -41,6 +44,21 @@ def describe_truncation(truncation: "Truncation") -> str:
         f"the oldest {turns}, {truncation.num_tokens:,} tokens, are left out of the prompt "
         "(--overflow drop-oldest)"
     )
+
+
+def describe_prompt(report: "CacheReport | None", completion: "Completion") -> list[str]:
+    """As `describe_cache`; without a report what a server says of it."""
+    if report is not None:
+        return describe_cache(report, completion)
+    lines = ["why, only the server knows"]
+    if completion.num_prompt_tokens:
+        computed = completion.num_prompt_tokens - completion.num_cached_tokens
+        lines.insert(
+            0,
+            f"prompt of {completion.num_prompt_tokens:,} tokens: "
+            f"{completion.num_cached_tokens:,} from the server's cache, {computed:,} computed",
+        )
+    return lines
 
 
 def describe_cache(report: "CacheReport", completion: "Completion") -> list[str]:

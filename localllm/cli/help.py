@@ -31,6 +31,25 @@ _SECTION_OF = {name: title for title, names in _SECTIONS.items() for name in nam
 _FEW = 24
 
 
+# Flags of which one at most may be given.
+_EXCLUSIVE = (
+    ("format_", "json_schema", "regex", "grammar"),
+    ("greedy", "temp"),
+    ("system", "system_file"),
+)
+
+
+def _prefer_what_was_typed(ctx: Any) -> None:
+    """A variable or a setting gives way to a flag that excludes it."""
+    for names in _EXCLUSIVE:
+        sources = {name: ctx.get_parameter_source(name) for name in names if name in ctx.params}
+        kinds = {name: source.name for name, source in sources.items() if source is not None}
+        if "COMMANDLINE" in kinds.values():
+            for name, kind in kinds.items():
+                if kind in ("ENVIRONMENT", "DEFAULT_MAP"):
+                    ctx.params[name] = False if isinstance(ctx.params[name], bool) else None
+
+
 class Command(TyperCommand):
     """A command whose help has its flags in sections, where they are many, and whose errors say of
     a value that nobody typed where it comes from.
@@ -38,6 +57,7 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """See typer."""
+        _prefer_what_was_typed(ctx)
         try:
             return super().invoke(ctx)
         except RequestError as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.catalog import BUILT_IN_MODEL, is_file, load_catalog
 from localllm.cli import slash_turns as turns
-from localllm.cli.figures import describe_cache
+from localllm.cli.figures import describe_prompt
 from localllm.cli.files import user_path
 from localllm.cli.options import parse_think
 from localllm.cli.output import note, show_controls
@@ -166,7 +166,8 @@ def _stats(repl: "Repl", argument: str) -> None:
         note("no answer yet")
         return
     finish = completion.finish_reason
-    prompt = completion.num_prompt_tokens
+    prompt, decoded = completion.num_prompt_tokens, completion.decode_tokens_per_s
+    unknown = "only the server knows" if completion.is_remote else ""
     for name, value in (
         (
             "prompt tokens",
@@ -176,9 +177,9 @@ def _stats(repl: "Repl", argument: str) -> None:
         ("answer tokens", f"{completion.num_generated_tokens:,}"),
         ("first token", f"{completion.ttft_s:.3f} s"),
         ("prefill", f"{completion.prefill_tokens_per_s:,.0f} tok/s"),
-        ("decode", f"{completion.decode_tokens_per_s:,.1f} tok/s"),
-        ("drafted", f"{completion.num_drafted_tokens:,}"),
-        ("of it accepted", f"{completion.num_accepted_tokens:,}"),
+        ("decode", f"{decoded:,.1f} tok/s" if decoded else unknown or "0 tok/s"),
+        ("drafted", unknown or f"{completion.num_drafted_tokens:,}"),
+        ("of it accepted", unknown or f"{completion.num_accepted_tokens:,}"),
         ("ended by", str(finish) if finish else "Ctrl-C"),
         ("turns", str(repl.session.num_turns)),
     ):
@@ -258,16 +259,7 @@ def _why(repl: "Repl", argument: str) -> None:
     if completion is None:
         note("nothing was asked yet")
         return
-    if report is None:
-        computed = completion.num_prompt_tokens - completion.num_cached_tokens
-        if completion.num_prompt_tokens:
-            note(
-                f"prompt of {completion.num_prompt_tokens:,} tokens: "
-                f"{completion.num_cached_tokens:,} from the server's cache, {computed:,} computed"
-            )
-        note("why, only the server knows")
-        return
-    for line in describe_cache(report, completion):
+    for line in describe_prompt(report, completion):
         note(line)
 
 

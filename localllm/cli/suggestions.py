@@ -51,7 +51,19 @@ def settings(context: typer.Context, incomplete: str) -> list[str]:
     """Names that `config set` takes."""
     from localllm.cli.config import setting_names
 
-    return [name for name in setting_names(context) if name.startswith(incomplete)]
+    names = setting_names(context)
+    if context.info_name == "unset":
+        names = [name.replace("_", "-") for name in _set_by_the_user()]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _set_by_the_user() -> list[str]:
+    from localllm.settings import read_settings
+
+    try:
+        return sorted(read_settings())
+    except LocalLLMError:
+        return []
 
 
 def setting_values(context: typer.Context, incomplete: str) -> list[str]:

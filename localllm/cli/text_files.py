@@ -67,6 +67,22 @@ def is_several(name: str) -> bool:
         return False
 
 
+def names_files(word: str) -> bool:
+    """Whether a word that is no file's name stands for files: a folder, a pattern that matches, or
+    one that can hardly be anything else, such as `src/*.c`; not a question with its mark.
+    """
+    path = user_path(word)
+    try:
+        if path.is_dir():
+            return True
+        if not glob.has_magic(word):
+            return False
+        is_like_one = "*" in word and ("/" in word or "." in word) and len(word.split()) == 1
+        return is_like_one or next(glob.iglob(str(path), recursive=True), None) is not None
+    except (OSError, ValueError):  # no path at all
+        return False
+
+
 def find_files(name: str) -> FoundFiles:
     """The text files that a name stands for.
 

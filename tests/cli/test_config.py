@@ -138,3 +138,33 @@ def test_a_catalogue_that_is_no_text_is_told(localllm: Run) -> None:
     outcome = localllm("show", "qwen3-8b")
     assert outcome.code == ExitCode.USAGE
     assert "line 5" in outcome.err
+
+
+def test_a_setting_gives_way_to_a_flag_that_excludes_it(
+    localllm: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    localllm("config", "set", "format", "json")
+    localllm("config", "set", "temp", "0.7")
+    assert localllm("chat", "hi", "--regex", "yes|no").out.strip() in ("yes", "no")
+    assert localllm("chat", "hi", "-n", "2", "--greedy").code != ExitCode.USAGE
+    monkeypatch.setenv("LOCALLLM_REGEX", "[0-9]{2}")
+    assert localllm("chat", "hi", "--json-schema", '{"const": 1}').out.strip() == "1"
+    both = localllm("chat", "hi", "--regex", "a", "--format", "json")
+    assert both.code == ExitCode.USAGE
+    assert "exclude each other" in both.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("temp", "hot", "temp must be a number, found 'hot'"),
+        ("seed", "1.5", "seed must be a whole number, found '1.5'"),
+        ("greedy", "maybe", "greedy must be true or false, found 'maybe'"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_told_plainly(
+    localllm: Run, name: str, value: str, wanted: str
+) -> None:
+    outcome = localllm("config", "set", name, value)
+    assert outcome.code == ExitCode.USAGE
+    assert wanted in outcome.err

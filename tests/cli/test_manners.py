@@ -130,7 +130,6 @@ def test_the_list_of_commands_has_whole_sentences_and_other_names(localllm: Run)
         ("localllm config set rend", {"render"}),
         ("localllm config set render ", {"auto", "blocks", "plain"}),
         ("localllm config set default_model qwen3-8", {"qwen3-8b"}),
-        ("localllm config unset think", {"think"}),
         ("localllm plan qwen3-8b --weights ", {*WEIGHT_KINDS}),
         ("localllm bench --weights ", {*WEIGHT_KINDS}),
         ("localllm quantize qwen3-8b --method ", {*METHODS}),
@@ -139,3 +138,8 @@ def test_the_list_of_commands_has_whole_sentences_and_other_names(localllm: Run)
 )
 def test_values_of_flags_are_completed(words: str, offered: set[str]) -> None:
     assert offered <= set(complete(words))
+
+
+def test_unset_offers_what_is_set(localllm: Run) -> None:
+    localllm("config", "set", "think", "low")
+    assert complete("localllm config unset ") == ["think"]

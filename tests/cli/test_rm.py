@@ -113,3 +113,10 @@ def test_a_deletion_that_left_something_is_not_called_one(
     assert "one/same is not deleted" in outcome.err
     assert str(root) in outcome.err
     assert "freed" not in outcome.err
+
+
+def test_a_name_that_nothing_has_is_not_here(localllm: Callable[..., Any]) -> None:
+    outcome = localllm("rm", "nothing-here")
+    assert outcome.code == ExitCode.MODEL
+    assert "nothing-here is not on this machine" in outcome.err
+    assert "localllm ls" in outcome.err

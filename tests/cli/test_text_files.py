@@ -135,3 +135,17 @@ def test_files_of_a_conversation(open_window: Open, project: Path) -> None:
     window.say(f"/file {project}/src/*.py what does it print?")
     window.wait_for("2 files")
     window.wait_for("It prints")
+
+
+@pytest.mark.parametrize(
+    "question", ["what is it?", "why?", "What does *args mean here", "Is [this] so?", "2 * 3 = ..."]
+)
+def test_a_question_beside_files_is_no_pattern(project: Path, question: str) -> None:
+    assert split_files(["src/a.py"], [question]) == (["src/a.py"], [question])
+    assert split_files(["src/a.py"], ["src/*.py", question])[1] == [question]
+    assert split_files(["src/a.py"], ["no/*.py", question])[1] == [question]
+
+
+def test_a_file_among_several_that_is_not_there_is_named(project: Path) -> None:
+    with pytest.raises(RequestError, match=r"no file 'nope\.py'"):
+        split_files(["src/a.py"], ["nope.py", "Summarise this."])

@@ -50,6 +50,10 @@ def test_a_server_answers_as_the_model_here(localllm: Run, server: Server) -> No
     assert described["model"] == "pocket"
     assert described["finish_reason"] == "length"
     assert described["usage"]["prompt_tokens"] > 10
+    assert described["usage"]["drafted_tokens"] is None  # which the server does not tell
+    told = localllm(*ASK, "--remote", server.url, "--why").stderr
+    assert "from the server's cache" in told
+    assert "only the server knows" in told
     raw = ("chat", "--raw", "Once upon a time", "-n", "12", "--greedy")
     assert localllm(*raw, "--remote", server.url).stdout == localllm(*raw, "-m", "pocket").stdout
     piped = localllm("chat", "--remote", server.url, "-s", "Be brief.", stdin="Hello")
