@@ -37,7 +37,7 @@ def _quantize_kernel(x_ptr, codes_ptr, scales_ptr, width, BLOCK: tl.constexpr):
     tl.store(scales_ptr + row, largest / 448.0 + tl.sum(x - x, axis=0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _fp8_kernel(
     x_ptr,
     x_scales_ptr,

@@ -4,10 +4,11 @@
 
 Scales and zeros are applied once a group, to sums of products: Σ code · x − zero · Σ x.
 
-The layout of the weight is that of `int4_weight.py`; one row, and up to 64, add up as
-`int4_sums.py` says, and a few times as many one part after the other. More rows dequantize a slice
-of the weight at a time and leave it to the library. Inputs are split among programs where outputs
-are few, and the last program adds up in order.
+The layout of the weight is that of `int4_weight.py`. Up to 64 rows take `int4_fragments.py` where
+it is allowed; without it one row takes `int4_row.py`, more take `int4_tiles.py`, and a few times 64
+one part after the other. More rows dequantize a slice of the weight at a time and leave it to the
+library. Inputs are split among programs where outputs are few, and the last program adds up in
+order.
 
 Around the product, to spare launches: the norm before it (the weight of the norm goes to x, the
 factor of the row to the sum), the gate behind it (`silu(gate) · up`, two halves of the outputs),
@@ -15,258 +16,36 @@ and the residual. Sources: Frantar et al. 2024, "MARLIN", section 3 (codes in ma
 al. 2024 (arXiv 2402.00025; split inputs).
 """
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.aot import AotSpec
-from localllm_kernels.arrival import is_last
-from localllm_kernels.int4_sums import add_row, add_tile
-from localllm_kernels.int4_weight import NOTHING, SPAN, Around, PackedInt4
+from localllm_kernels.aot import AotSpec, Work
+from localllm_kernels.int4_fragments import _fragment_kernel
+from localllm_kernels.int4_row import _row_kernel
+from localllm_kernels.int4_tiles import _dequantize_kernel, _tile_kernel
+from localllm_kernels.int4_weight import BLOCK, NOTHING, TILE, Around, PackedInt4
 from localllm_kernels.launch import Workspace, present, row_bucket
+from localllm_kernels.rms_norm import rms_norm
+from localllm_kernels.silu_mul import silu_mul
 from localllm_kernels.tiles import Ranges, TileConfig, neighbours
 
 MAX_TILE_ROWS = 64
+# Of more rows the norm takes more steps of the matrix units than a launch of its own.
+MAX_NORM_ROWS = 16
 # Up to here a slice of rows after the other is better than to dequantize the weight, whose values
 # are written and read again: 4.5 bytes each, in place of a half for each slice.
 MAX_SLICED_ROWS = 192
-# Of a slice of a dequantized weight: it stays in the second cache of the GPU.
-SLICE_BYTES = 32 << 20
 SYMMETRIC_ZERO = 8
-
-
-@triton.jit
-def _silu(x):
-    return x / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def _finish_row(total, columns, is_column, factor, bias_ptr, HAS_BIAS: tl.constexpr):
-    total *= factor
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
-    return total
-
-
-@triton.jit
-def _row_kernel(
-    x_ptr,
-    words_ptr,
-    scales_ptr,
-    zeros_ptr,
-    permutation_ptr,
-    bias_ptr,
-    norm_ptr,
-    residual_ptr,
-    out_ptr,
-    parts_ptr,
-    counters_ptr,
-    width_in,
-    width_out,
-    num_spans,
-    num_splits,
-    eps,
-    GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_PERMUTATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    IS_GATED: tl.constexpr,
-    SPANS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    block, split = tl.program_id(0), tl.program_id(1)
-    outputs = width_out // 2 if IS_GATED else width_out
-    columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_column = columns < outputs
-    spans_each = tl.cdiv(tl.cdiv(num_spans, SPANS), num_splits) * SPANS
-    first, end = split * spans_each, tl.minimum((split + 1) * spans_each, num_spans)
-    acc = tl.zeros([BLOCK_N, SPANS, 16], tl.float32)
-    up = tl.zeros([BLOCK_N, SPANS, 16], tl.float32)
-    squares = tl.zeros([SPANS, 16], tl.float32)
-    ignored = tl.zeros([SPANS, 16], tl.float32)
-    for span in range(first, end, SPANS):
-        acc, squares = add_row(
-            acc, squares, x_ptr, words_ptr, scales_ptr, zeros_ptr, permutation_ptr, norm_ptr,
-            span, end, columns, is_column, width_in, num_spans,
-            GROUP, HAS_ZEROS, HAS_PERMUTATION, HAS_NORM, SPANS, BLOCK_N,
-        )  # fmt: skip
-        if IS_GATED:
-            up, ignored = add_row(
-                up, ignored, x_ptr, words_ptr, scales_ptr, zeros_ptr, permutation_ptr, norm_ptr,
-                span, end, columns + outputs, is_column, width_in, num_spans,
-                GROUP, HAS_ZEROS, HAS_PERMUTATION, HAS_NORM, SPANS, BLOCK_N,
-            )  # fmt: skip
-    total = tl.sum(tl.sum(acc, axis=2), axis=1)
-    total_up = tl.sum(tl.sum(up, axis=2), axis=1)
-    square = tl.sum(tl.sum(squares, axis=0), axis=0)
-    if num_splits > 1:
-        # A part: the sums of the outputs, those of their second half, and that of the squares.
-        PART: tl.constexpr = 2 * BLOCK_N + 1
-        parts_ptr += block.to(tl.int64) * num_splits * PART
-        mine, inside = parts_ptr + split * PART, tl.arange(0, BLOCK_N)
-        tl.store(mine + inside, total)
-        if IS_GATED:
-            tl.store(mine + BLOCK_N + inside, total_up)
-        tl.store(mine + 2 * BLOCK_N, square)
-        if not is_last(counters_ptr + block, num_splits):
-            return
-        total = tl.zeros([BLOCK_N], tl.float32)
-        total_up = tl.zeros([BLOCK_N], tl.float32)
-        square = 0.0
-        for part in range(num_splits):
-            other = parts_ptr + part * PART
-            total += tl.load(other + inside, cache_modifier=".cg")
-            if IS_GATED:
-                total_up += tl.load(other + BLOCK_N + inside, cache_modifier=".cg")
-            square += tl.load(other + 2 * BLOCK_N, cache_modifier=".cg")
-    factor = 1.0
-    if HAS_NORM:
-        factor = tl.rsqrt(square / width_in + eps)
-    total = _finish_row(total, columns, is_column, factor, bias_ptr, HAS_BIAS)
-    if IS_GATED:
-        total_up = _finish_row(total_up, columns + outputs, is_column, factor, bias_ptr, HAS_BIAS)
-        total = _silu(total) * total_up
-    if HAS_RESIDUAL:
-        total += tl.load(residual_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
-    tl.store(out_ptr + columns, total.to(out_ptr.dtype.element_ty), mask=is_column)
-
-
-@triton.jit
-def _tile_kernel(
-    x_ptr,
-    words_ptr,
-    scales_ptr,
-    zeros_ptr,
-    permutation_ptr,
-    bias_ptr,
-    norm_ptr,
-    residual_ptr,
-    out_ptr,
-    parts_ptr,
-    counters_ptr,
-    num_rows,
-    width_in,
-    width_out,
-    num_spans,
-    num_splits,
-    eps,
-    GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    HAS_PERMUTATION: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    IS_GATED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    block, split = tl.program_id(0), tl.program_id(1)
-    outputs = width_out // 2 if IS_GATED else width_out
-    columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_column = columns < outputs
-    rows = tl.arange(0, BLOCK_M)
-    is_row = rows < num_rows
-    spans_each = tl.cdiv(num_spans, num_splits)
-    first, end = split * spans_each, tl.minimum((split + 1) * spans_each, num_spans)
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    squares = tl.zeros([BLOCK_M], tl.float32)
-    ignored = tl.zeros([BLOCK_M], tl.float32)
-    for span in range(first, end):
-        acc, squares = add_tile(
-            acc, squares, x_ptr, words_ptr, scales_ptr, zeros_ptr, permutation_ptr, norm_ptr,
-            span, rows, is_row, columns, is_column, width_in, num_spans,
-            GROUP, HAS_ZEROS, HAS_PERMUTATION, HAS_NORM, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
-        if IS_GATED:
-            up, ignored = add_tile(
-                up, ignored, x_ptr, words_ptr, scales_ptr, zeros_ptr, permutation_ptr, norm_ptr,
-                span, rows, is_row, columns + outputs, is_column, width_in, num_spans,
-                GROUP, HAS_ZEROS, HAS_PERMUTATION, HAS_NORM, BLOCK_M, BLOCK_N,
-            )  # fmt: skip
-    if num_splits > 1:
-        # A part: the sums of the tile, those of its second half, and those of the squares.
-        PART: tl.constexpr = BLOCK_M * (2 * BLOCK_N + 1)
-        parts_ptr += block.to(tl.int64) * num_splits * PART
-        mine = parts_ptr + split * PART
-        inside = rows[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-        tl.store(mine + inside, acc)
-        if IS_GATED:
-            tl.store(mine + BLOCK_M * BLOCK_N + inside, up)
-        tl.store(mine + 2 * BLOCK_M * BLOCK_N + rows, squares)
-        if not is_last(counters_ptr + block, num_splits):
-            return
-        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        squares = tl.zeros([BLOCK_M], tl.float32)
-        for part in range(num_splits):
-            other = parts_ptr + part * PART
-            acc += tl.load(other + inside, cache_modifier=".cg")
-            if IS_GATED:
-                up += tl.load(other + BLOCK_M * BLOCK_N + inside, cache_modifier=".cg")
-            squares += tl.load(other + 2 * BLOCK_M * BLOCK_N + rows, cache_modifier=".cg")
-    if HAS_NORM:
-        factor = tl.rsqrt(squares / width_in + eps)
-        acc *= factor[:, None]
-        up *= factor[:, None]
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    if IS_GATED:
-        if HAS_BIAS:
-            bias = tl.load(bias_ptr + outputs + columns, mask=is_column, other=0.0)
-            up += bias.to(tl.float32)[None, :]
-        acc = _silu(acc) * up
-    at = rows.to(tl.int64)[:, None] * outputs + columns[None, :]
-    is_inside = is_row[:, None] & is_column[None, :]
-    if HAS_RESIDUAL:
-        acc += tl.load(residual_ptr + at, mask=is_inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=is_inside)
-
-
-@triton.jit
-def _dequantize_kernel(
-    words_ptr,
-    scales_ptr,
-    zeros_ptr,
-    out_ptr,
-    first_row,
-    num_rows,
-    width_in,
-    num_spans,
-    GROUP: tl.constexpr,
-    HAS_ZEROS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Rows of the weight as a slice [num_rows, width_in], a span a program."""
-    span = tl.program_id(0)
-    inside = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_row = inside < num_rows
-    rows = (first_row + inside).to(tl.int64)
-    within = tl.arange(0, 16)
-    at = rows[:, None] * (num_spans * 16) + (span * 16 + within)[None, :]
-    words = tl.load(words_ptr + at, mask=is_row[:, None], other=0)
-    for plane in tl.static_range(8):
-        inputs = span * 128 + plane * 16 + within
-        group = (span * 128 + plane * 16) // GROUP
-        of_group = rows * (width_in // GROUP) + group
-        is_group = is_row & (group * GROUP < width_in)
-        scale = tl.load(scales_ptr + of_group, mask=is_group, other=0.0).to(tl.float32)
-        zero = tl.full([BLOCK_N], 8.0, tl.float32)
-        if HAS_ZEROS:
-            zero = tl.load(zeros_ptr + of_group, mask=is_group, other=0).to(tl.float32)
-        codes = ((words >> (4 * plane)) & 15).to(tl.float32)
-        values = (codes - zero[:, None]) * scale[:, None]
-        tl.store(
-            out_ptr + inside.to(tl.int64)[:, None] * width_in + inputs[None, :],
-            values.to(out_ptr.dtype.element_ty),
-            mask=is_row[:, None] & (inputs < width_in)[None, :],
-        )
+TURN = 2 * BLOCK  # inputs that a warp has at a time in the kernels without tiles
+# Warps of a processor that keep enough loads under way.
+WARPS_EACH = 16
+MAGIC = 0x4B000000  # the bits of 2^23
+Way = Literal["fragments", "row", "tiles"]
 
 
 def int4_matmul(
@@ -280,7 +59,13 @@ def int4_matmul(
     if num_rows > MAX_TILE_ROWS and around is not NOTHING:
         raise ValueError(f"{num_rows} rows have their norm and gate computed apart")
     if num_rows > MAX_SLICED_ROWS:
-        return _by_library(x, weight)
+        return _by_library(x, weight, workspace)
+    if around.is_gated and weight.width_out % (2 * TILE):
+        # Outputs that are gated together lie in different places of their tiles.
+        return silu_mul(int4_matmul(x, weight, workspace, replace(around, is_gated=False)))
+    is_apart = num_rows > MAX_NORM_ROWS and _way(x, weight, workspace) == "fragments"
+    if around.norm is not None and is_apart:
+        x, around = rms_norm(x, around.norm, around.eps), replace(around, norm=None)
     outputs = weight.width_out // 2 if around.is_gated else weight.width_out
     out = x.new_empty(num_rows, outputs)
     for first in range(0, num_rows, MAX_TILE_ROWS):
@@ -294,102 +79,160 @@ def _launch(
 ) -> None:
     """The product of at most 64 rows, into `out`."""
     num_rows, width_in = x.shape
-    outputs, num_spans = out.shape[1], weight.num_spans
+    outputs, num_blocks = out.shape[1], weight.num_blocks
+    way = _way(x, weight, workspace)
+    rows = row_bucket(num_rows) if way == "tiles" else _eights(num_rows) if way != "row" else 1
     config = workspace.tunings.config(
-        "int4",
-        (row_bucket(num_rows), outputs, num_spans, weight.group_size, int(around.is_gated)),
-        lambda: _choose(num_rows, outputs, num_spans, workspace.num_processors),
+        f"int4 {way}",
+        (rows, outputs, num_blocks, weight.group_size, int(around.is_gated)),
+        lambda: _choose(way, rows, outputs, num_blocks, workspace.num_processors, around.is_gated),
         _vary,
     )
-    num_blocks = triton.cdiv(outputs, config.block_n)
-    part = config.block_m * (2 * config.block_n + 1)
-    num_parts = num_blocks * config.num_splits if config.num_splits > 1 else 0
-    tensors = (
-        x.contiguous(),
-        weight.words,
-        weight.scales,
-        present(weight.zeros, weight.scales),
-        present(weight.permutation, weight.words),
-        present(weight.bias, x),
-        present(around.norm, x),
-        present(around.residual, x),
-        out,
-        workspace.parts(num_parts * part),
-        workspace.counters(num_blocks),
-    )
-    flags = {
+    num_tasks = triton.cdiv(outputs, config.block_n)
+    num_parts = num_tasks * config.num_splits if config.num_splits > 1 else 0
+    x = x.contiguous()
+    norm = present(around.norm, x)
+    arguments: dict[str, Any] = {
+        "x_ptr": x.view(torch.int64) if way == "fragments" else x,
+        "words_ptr": weight.words,
+        "scales_ptr": weight.scales,
+        "zeros_ptr": present(weight.zeros, weight.scales),
+        "bias_ptr": present(weight.bias, x),
+        "norm_ptr": norm.view(torch.int64) if way == "fragments" else norm,
+        "residual_ptr": present(around.residual, x),
+        "out_ptr": out,
+        "parts_ptr": workspace.parts(num_parts * _part_size(way, rows, config)),
+        "counters_ptr": workspace.counters(num_tasks),
+        "width_in": width_in,
+        "width_out": weight.width_out,
+        "num_blocks": num_blocks,
+        "num_splits": config.num_splits,
+        "eps": around.eps,
         "GROUP": weight.group_size,
         "HAS_ZEROS": weight.zeros is not None,
-        "HAS_PERMUTATION": weight.permutation is not None,
         "HAS_BIAS": weight.bias is not None,
         "HAS_NORM": around.norm is not None,
         "HAS_RESIDUAL": around.residual is not None,
         "IS_GATED": around.is_gated,
-        "BLOCK_N": config.block_n,
         "num_warps": config.num_warps,
     }
-    sizes = (width_in, weight.width_out, num_spans, config.num_splits, around.eps)
-    grid = (num_blocks, config.num_splits)
-    if num_rows == 1:
-        _row_kernel[grid](*tensors, *sizes, SPANS=config.block_k // SPAN, **flags)
+    is_even = width_in % (config.num_warps * TURN) == 0
+    grid = (num_tasks, config.num_splits)
+    if way == "fragments":
+        _fragment_kernel[grid](
+            **arguments,
+            num_rows=num_rows,
+            IS_EVEN=is_even,
+            EIGHTS=rows // 8,
+            WARPS=config.num_warps,
+            PTX=not triton.knobs.runtime.interpret,
+        )
+        return
+    arguments["permutation_ptr"] = present(weight.permutation, weight.words)
+    arguments["HAS_PERMUTATION"] = weight.permutation is not None
+    if way == "row":
+        _row_kernel[grid](**arguments, magic=MAGIC, IS_EVEN=is_even, WARPS=config.num_warps)
     else:
-        _tile_kernel[grid](*tensors, num_rows, *sizes, BLOCK_M=config.block_m, **flags)
+        _tile_kernel[grid](
+            **arguments, num_rows=num_rows, BLOCK_M=config.block_m, BLOCK_N=config.block_n
+        )
 
 
-def _choose(num_rows: int, outputs: int, num_spans: int, num_processors: int) -> TileConfig:
-    """Tiles such that each processor of the GPU has two programs, if the weight is large enough."""
-    if num_rows == 1:
-        block_m, block_n, spans, num_warps = 1, 16, 8, 4
-    else:
-        block_m = max(16, triton.next_power_of_2(num_rows))
+def _way(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Way:
+    if workspace.fragments and x.itemsize == 2 and weight.permutation is None:
+        return "fragments"
+    return "row" if len(x) == 1 else "tiles"
+
+
+def _eights(num_rows: int) -> int:
+    """Rows of x in the steps that have them."""
+    return 8 * int(triton.next_power_of_2(triton.cdiv(num_rows, 8)))
+
+
+def _part_size(way: Way, rows: int, config: TileConfig) -> int:
+    """Floats that a program leaves for the one that adds up."""
+    if way == "tiles":
+        return config.block_m * (2 * config.block_n + 1)
+    return 5 * 8 if way == "row" else 10 * 32 * (rows // 8)
+
+
+def _choose(
+    way: Way, rows: int, outputs: int, num_blocks: int, num_processors: int, is_gated: bool
+) -> TileConfig:
+    """Tiles such that each processor of the GPU has enough to do, if the weight is large enough."""
+    if way == "tiles":
+        block_m = max(16, rows)
         # 64 outputs of 64 rows would not fit into the registers.
-        block_n, spans, num_warps = 32 if block_m == 64 else 64, 1, 4
-    num_blocks = triton.cdiv(outputs, block_n)
-    wanted = triton.cdiv(2 * num_processors, num_blocks)
-    # Parts below a few spans cost more to add up than they spare.
-    most = max(1, num_spans // (2 * spans))
-    return TileConfig(block_m, block_n, spans * SPAN, min(wanted, most), num_warps)
+        block_n, block_k, num_warps = 32 if block_m == 64 else 64, BLOCK, 4
+        wanted = triton.cdiv(2 * num_processors, triton.cdiv(outputs, block_n))
+    else:
+        block_m, block_n, num_warps = rows, TILE if is_gated else 2 * TILE, 4
+        num_tasks = triton.cdiv(outputs, block_n)
+        # The more rows, the more registers a thread needs.
+        most_warps = 16 if rows <= 16 else 8
+        while (
+            num_warps < most_warps
+            and num_tasks * num_warps < WARPS_EACH * num_processors
+            and num_blocks * BLOCK % (2 * num_warps * TURN) == 0
+        ):
+            num_warps *= 2
+        block_k = num_warps * TURN
+        wanted = triton.cdiv(WARPS_EACH * num_processors, num_tasks * num_warps)
+    # Parts below a turn, or below two blocks, cost more to add up than they spare.
+    most = max(1, num_blocks * BLOCK // max(block_k, TURN))
+    num_splits = 1 if num_processors == 1 else min(wanted, most)
+    return TileConfig(block_m, block_n, block_k, num_splits, num_warps)
 
 
 def _vary(config: TileConfig) -> list[TileConfig]:
-    """What else may be taken: one row takes several spans at a time, more rows one."""
-    if config.block_m == 1:
-        return neighbours(config, Ranges((4, 64), (2 * SPAN, 32 * SPAN)))
-    return neighbours(config, Ranges((16, 128), (SPAN, SPAN)))
+    """What else may be taken: only tiles may have more outputs or fewer."""
+    if config.block_k == BLOCK:
+        return neighbours(config, Ranges((16, 128), (BLOCK, BLOCK)))
+    outputs = config.block_n
+    return [
+        replace(other, block_k=other.num_warps * TURN)
+        for other in neighbours(config, Ranges((outputs, outputs), (0, 0)))
+    ]
 
 
-def _by_library(x: Tensor, weight: PackedInt4) -> Tensor:
+def _by_library(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Tensor:
     """A slice of the weight after the other, dequantized and multiplied."""
     if weight.permutation is not None:
         x = x[:, weight.permutation]
     out = x.new_empty(x.shape[0], weight.width_out)
-    rows_each = max(64, SLICE_BYTES // (weight.width_in * x.itemsize) // 64 * 64)
+    most = max(64, workspace.slice_bytes // (weight.width_in * x.itemsize) // 64 * 64)
+    # As many as are needed, of about one size.
+    num_slices = triton.cdiv(weight.width_out, most)
+    rows_each = triton.cdiv(triton.cdiv(weight.width_out, num_slices), 64) * 64
     for first in range(0, weight.width_out, rows_each):
         end = min(first + rows_each, weight.width_out)
-        bias = None if weight.bias is None else weight.bias[first:end]
-        out[:, first:end] = F.linear(x, dequantize_rows(weight, first, end, x.dtype), bias)
+        part = workspace.slice(end - first, weight.width_in, x.dtype)
+        dequantize_rows(weight, first, end, part)
+        if weight.bias is None:
+            torch.mm(x, part.T, out=out[:, first:end])
+        else:
+            torch.addmm(weight.bias[first:end], x, part.T, out=out[:, first:end])
     return out
 
 
-def dequantize_rows(weight: PackedInt4, first: int, end: int, dtype: torch.dtype) -> Tensor:
-    """Outputs `first` to `end` as [end - first, in], inputs in the order of the permutation."""
-    num_rows = end - first
-    part = torch.empty((num_rows, weight.width_in), dtype=dtype, device=weight.words.device)
-    num_spans, block_n = weight.num_spans, 64
-    _dequantize_kernel[(num_spans, triton.cdiv(num_rows, block_n))](
+def dequantize_rows(weight: PackedInt4, first: int, end: int, out: Tensor) -> None:
+    """Outputs `first` to `end` into `out` [end - first, in], inputs in the order of the
+    permutation.
+    """
+    block_n = 64
+    _dequantize_kernel[(weight.num_blocks, triton.cdiv(end - first, block_n))](
         weight.words,
         weight.scales,
         present(weight.zeros, weight.scales),
-        part,
+        out,
         first,
-        num_rows,
+        end,
         weight.width_in,
-        num_spans,
+        weight.num_blocks,
         GROUP=weight.group_size,
         HAS_ZEROS=weight.zeros is not None,
         BLOCK_N=block_n,
     )
-    return part
 
 
 def int4_matmul_reference(
@@ -418,53 +261,69 @@ def int4_matmul_reference(
     return out if around.residual is None else out + around.residual.double()
 
 
-_POINTERS = ("x_ptr", "scales_ptr", "bias_ptr", "norm_ptr", "residual_ptr", "out_ptr")
-_SIZES = ("width_in", "width_out", "num_spans", "num_splits")
+_SIZES = ("width_in", "width_out", "num_blocks", "num_splits")
 _SIGNATURE = {
-    **dict.fromkeys(_POINTERS, "*bf16"),
+    **dict.fromkeys(("x_ptr", "scales_ptr", "bias_ptr", "norm_ptr", "residual_ptr"), "*bf16"),
+    "out_ptr": "*bf16",
     "words_ptr": "*i32",
     "zeros_ptr": "*u8",
     "permutation_ptr": "*i64",
     "parts_ptr": "*fp32",
     "counters_ptr": "*i32",
+    "num_rows": "i32",
+    "magic": "i32",
     **dict.fromkeys(_SIZES, "i32"),
     "eps": "fp32",
 }
 
 
-def _flags(group: int, has_zeros: bool, around: str) -> dict[str, object]:
-    return {
+def _spec(way: Way, rows: int, group: int, around: str) -> AotSpec:
+    is_gated = around == "gate"
+    config = _choose(way, rows, 4096, 64, 132, is_gated)
+    kernel = {"fragments": _fragment_kernel, "row": _row_kernel, "tiles": _tile_kernel}[way]
+    inputs = BLOCK if way == "tiles" else config.num_warps * TURN
+    outputs = config.block_n * (2 if is_gated else 1)
+    constants = {
         "GROUP": group,
-        "HAS_ZEROS": has_zeros,
+        "HAS_ZEROS": group == 32,
         "HAS_PERMUTATION": False,
         "HAS_BIAS": False,
-        "HAS_NORM": around in ("norm", "gate"),
+        "HAS_NORM": around in ("norm", "gate") and (way != "fragments" or rows <= MAX_NORM_ROWS),
         "HAS_RESIDUAL": around == "residual",
-        "IS_GATED": around == "gate",
+        "IS_GATED": is_gated,
+        "IS_EVEN": True,
+        "EIGHTS": rows // 8,
+        "WARPS": config.num_warps,
+        "PTX": True,
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
     }
-
-
-def _spec(kernel: Any, num_rows: int, group: int, around: str) -> AotSpec:
-    config = _choose(num_rows, 4096, 32, 132)
-    sizes = {"SPANS": config.block_k // SPAN} if num_rows == 1 else {"BLOCK_M": config.block_m}
+    types = {"x_ptr": "*i64", "norm_ptr": "*i64"} if way == "fragments" else {}
+    arguments = kernel.arg_names
     return AotSpec(
         kernel,
-        f"{num_rows} rows groups of {group} {around}",
-        _SIGNATURE if num_rows == 1 else {**_SIGNATURE, "num_rows": "i32"},
-        {**_flags(group, group == 32, around), **sizes, "BLOCK_N": config.block_n},
+        f"{rows} rows groups of {group} {around}",
+        {name: kind for name, kind in {**_SIGNATURE, **types}.items() if name in arguments},
+        {name: value for name, value in constants.items() if name in arguments},
         config.num_warps,
-        multiples_of_16=("width_in", "width_out"),
+        multiples_of_16=("width_in", "width_out", "num_blocks", "magic"),
+        work=Work("weight", inputs * outputs, 0.5 + (3 if group == 32 else 2) / group),
     )
 
 
 AOT_SPECS = [
-    _spec(_row_kernel, 1, 128, "norm"),
-    _spec(_row_kernel, 1, 128, "residual"),
-    _spec(_row_kernel, 1, 32, "gate"),
-    _spec(_tile_kernel, 16, 128, "norm"),
-    _spec(_tile_kernel, 16, 32, "gate"),
-    _spec(_tile_kernel, 64, 128, "gate"),
-    _spec(_tile_kernel, 64, 32, "residual"),
+    _spec("row", 1, 128, "norm"),
+    _spec("row", 1, 128, "residual"),
+    _spec("row", 1, 32, "gate"),
+    _spec("fragments", 8, 128, "norm"),
+    _spec("fragments", 8, 128, "residual"),
+    _spec("fragments", 8, 32, "gate"),
+    _spec("fragments", 16, 128, "gate"),
+    _spec("fragments", 64, 128, "gate"),
+    _spec("tiles", 16, 128, "norm"),
+    _spec("tiles", 16, 32, "gate"),
+    _spec("tiles", 64, 128, "gate"),
+    _spec("tiles", 64, 32, "residual"),
     AotSpec(
         _dequantize_kernel,
         "groups of 128",
@@ -473,9 +332,9 @@ AOT_SPECS = [
             "scales_ptr": "*bf16",
             "zeros_ptr": "*u8",
             "out_ptr": "*bf16",
-            **dict.fromkeys(("first_row", "num_rows", "width_in", "num_spans"), "i32"),
+            **dict.fromkeys(("first_column", "end_column", "width_in", "num_blocks"), "i32"),
         },
         {"GROUP": 128, "HAS_ZEROS": False, "BLOCK_N": 64},
-        multiples_of_16=("width_in",),
+        multiples_of_16=("width_in", "num_blocks"),
     ),
 ]

@@ -1,12 +1,19 @@
 """A 4-bit weight as the GPU's kernels read it, and what may be computed around its product.
 
-A word holds eight codes of one output, sixteen inputs apart, so that the sixteen words of
-a span of 128 inputs give eight planes of sixteen inputs, each by a shift that is a constant:
+It lies as the matrix units take it, so that no thread has to hand a code to another one. A block is
+16 outputs by 64 inputs, 512 bytes that a warp reads at once: of lane 4 g + t the four words
 
-    word[n, 16 t + r], bits 4 j to 4 j + 3  =  code of input 128 t + 16 j + r
+    word 2 h + i  =  outputs g + 8 h, inputs 32 i + 4 t + {0 to 3} and 32 i + 16 + 4 t + {0 to 3}
 
-Each plane belongs to neighbouring inputs, which is what a product of tiles takes, and needs no
-instruction that only some processors have.
+Within a word the codes of two neighbouring inputs stand 16 bits apart, so that one operation makes
+both into halves of a register:
+
+    input 32 i + 16 s + 4 t + q  at bit  8 s + 4 (q / 2) + 16 (q mod 2)
+
+A step of the matrix units (`mma` m16n8k16 in the PTX ISA, "Matrix Fragments for mma.m16n8k16") has
+sixteen inputs, in an order that does not matter as long as it is that of x too: here a lane has
+four neighbours, which are eight bytes of x. The idea of a layout that is that of the fragments is
+from Frantar et al. 2024, "MARLIN", section 3.
 """
 
 from dataclasses import dataclass
@@ -15,16 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SPAN = 128  # inputs
-PLANES = 8
-WORDS = SPAN // PLANES  # of an output in a span
+TILE = 16  # outputs of a block
+BLOCK = 64  # inputs of a block
 
 
 @dataclass(frozen=True, slots=True)
 class PackedInt4:
     """A weight in the layout of the kernels; see the top of the file."""
 
-    words: Tensor  # int32 [out, 16 · ceil(in / 128)]
+    words: Tensor  # int32 [ceil(out / 16), ceil(in / 64), 32 lanes, 4]
     scales: Tensor  # float [out, num_groups]
     zeros: Tensor | None  # uint8 [out, num_groups]; None: 8 everywhere
     permutation: Tensor | None  # int64 [in]: the input that each column belongs to
@@ -34,12 +40,12 @@ class PackedInt4:
     @property
     def width_out(self) -> int:
         """Outputs."""
-        return self.words.shape[0]
+        return self.scales.shape[0]
 
     @property
-    def num_spans(self) -> int:
-        """Spans of the inputs, the last one filled up with zeros."""
-        return self.words.shape[1] // WORDS
+    def num_blocks(self) -> int:
+        """Blocks of the inputs, the last one filled up with zeros."""
+        return self.words.shape[1]
 
     @property
     def group_size(self) -> int:
@@ -62,14 +68,18 @@ class PackedInt4:
         width_out, width_in = codes.shape
         if not takes_groups(width_in // scales.shape[1]):
             raise ValueError(f"groups of {width_in // scales.shape[1]} are not meant")
-        padded = F.pad(codes, (0, -width_in % SPAN)).view(width_out, -1, PLANES, WORDS)
-        words = torch.zeros(
-            (width_out, padded.shape[1], WORDS), dtype=torch.int32, device=codes.device
-        )
-        for plane in range(PLANES):
-            words |= padded[:, :, plane].to(torch.int32) << (4 * plane)
+        padded = F.pad(codes, (0, -width_in % BLOCK, 0, -width_out % TILE))
+        tiles, blocks = padded.shape[0] // TILE, padded.shape[1] // BLOCK
+        # Tile, h, g, block, i, s, t, q.
+        parts = padded.view(tiles, 2, 8, blocks, 2, 2, 4, 4)
+        words = torch.zeros((tiles, blocks, 8, 4, 2, 2), dtype=torch.int32, device=codes.device)
+        for s in range(2):
+            for q in range(4):
+                place = 8 * s + 4 * (q // 2) + 16 * (q % 2)
+                of_lanes = parts[..., s, :, q].permute(0, 3, 2, 5, 1, 4)  # tile, block, g, t, h, i
+                words |= of_lanes.to(torch.int32) << place
         return cls(
-            words.flatten(1),
+            words.view(tiles, blocks, 32, 4),
             scales.contiguous(),
             None if zeros is None else zeros.contiguous(),
             permutation,
@@ -79,8 +89,8 @@ class PackedInt4:
 
 
 def takes_groups(group_size: int) -> bool:
-    """Whether the kernels know groups of this size: planes do not straddle them."""
-    return group_size in (16, 32, 64) or group_size % SPAN == 0
+    """Whether the kernels know groups of this size: steps of 16 inputs do not straddle them."""
+    return group_size in (16, 32, 64) or group_size % 128 == 0
 
 
 @dataclass(frozen=True, slots=True)

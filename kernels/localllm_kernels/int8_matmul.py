@@ -18,7 +18,7 @@ from localllm_kernels.split_sum import add_parts
 from localllm_kernels.tiles import TileConfig, choose_tiles
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _int8_kernel(
     x_ptr,
     codes_ptr,

@@ -32,23 +32,38 @@ def present(tensor: Tensor | None, instead: Tensor) -> Tensor:
     return instead if tensor is None else tensor
 
 
+# Of a weight that is dequantized a slice at a time.
+MIN_SLICE_BYTES, MAX_SLICE_BYTES = 16 << 20, 64 << 20
+
+
 class Workspace:
     """Memory that launches on one stream use one after the other.
 
     `num_processors` and `capability` (as 90) of the device are what tiles are chosen by; as if
-    there were one processor where sums are not to be split among programs.
+    there were one processor where sums are not to be split among programs. `fragments`: whether
+    kernels whose operands lie as the matrix units take them may be used.
     """
 
     def __init__(
-        self, device: torch.device, *, splits: bool = True, tunings: Tunings | None = None
+        self,
+        device: torch.device,
+        *,
+        splits: bool = True,
+        tunings: Tunings | None = None,
+        fragments: bool = False,
     ) -> None:
         self.tunings = tunings or Tunings()
-        self.num_processors, self.capability = 1, 80
+        self.fragments = fragments
+        self.num_processors, self.capability, self.slice_bytes = 1, 80, MIN_SLICE_BYTES
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self.num_processors = properties.multi_processor_count if splits else 1
             self.capability = 10 * properties.major + properties.minor
+            # A dequantized slice is read again at once, and stays in the second cache till then.
+            in_cache = getattr(properties, "L2_cache_size", 0) * 3 // 4
+            self.slice_bytes = min(max(in_cache, self.slice_bytes), MAX_SLICE_BYTES)
         self._parts = torch.empty(0, dtype=torch.float32, device=device)
+        self._slice = torch.empty(0, dtype=torch.uint8, device=device)
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
         # Launches that were captured go on using it.
         self._outgrown: list[Tensor] = []
@@ -59,6 +74,14 @@ class Workspace:
             self._outgrown.append(self._parts)
             self._parts = self._parts.new_empty(max(count, 2 * self._parts.numel()))
         return self._parts
+
+    def slice(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        """[num_rows, width] of any value; the same memory each time."""
+        size = num_rows * width * dtype.itemsize
+        if self._slice.numel() < size:
+            self._outgrown.append(self._slice)
+            self._slice = self._slice.new_empty(max(size, self.slice_bytes))
+        return self._slice[:size].view(dtype).view(num_rows, width)
 
     def counters(self, count: int) -> Tensor:
         """At least `count` counters, all zero: whoever counts leaves them so, see `arrival.py`."""

@@ -36,7 +36,7 @@ MAX_SPLITS = 64
 MIN_SPLIT_KEYS = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "max_blocks"])
 def _decode_kernel(
     query_ptr,
     key_ptr,

@@ -43,7 +43,7 @@ def _request_of(starts_ptr, tile, num_seqs, BLOCK_Q: tl.constexpr):
     return low - 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "max_blocks"])
 def _prefill_kernel(
     query_ptr,
     key_ptr,

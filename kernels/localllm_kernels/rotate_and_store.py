@@ -41,7 +41,7 @@ def _store_row(
             tl.store(at, to_e4m3(codes), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_stored"])
 def _rotate_and_store_kernel(
     qkv_ptr,
     cos_ptr,

@@ -45,7 +45,7 @@ class Ranges:
     block_k: tuple[int, int]
 
 
-MAX_SPLITS, MAX_WARPS = 64, 8
+MAX_SPLITS, MAX_WARPS = 64, 16
 
 
 def neighbours(config: TileConfig, ranges: Ranges) -> list[TileConfig]:

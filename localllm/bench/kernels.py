@@ -18,7 +18,7 @@ from localllm.config import ModelConfig
 from localllm.engine.device import seconds_on_gpu
 from localllm_kernels import TORCH_OPS, triton_ops
 from localllm_kernels.fp8_matmul import fp8_matmul
-from localllm_kernels.int4_matmul import int4_matmul
+from localllm_kernels.int4_matmul import MAX_TILE_ROWS, int4_matmul
 from localllm_kernels.int4_weight import PackedInt4
 from localllm_kernels.int8_matmul import int8_matmul
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, quantize_rows, row_bytes
@@ -117,6 +117,7 @@ class KernelCases:
     ) -> None:
         self.config, self.device, self.dtype = config, device, dtype
         self.workspace, self.ops = Workspace(device), triton_ops(device.type)
+        self.fragments = Workspace(device, fragments=True)
 
     def all(self) -> Iterator[Case]:
         """Products, attention, what is between them, sampling."""
@@ -169,6 +170,9 @@ class KernelCases:
 
         int4_bytes = plain.numel() // 2 + scales.numel() * scales.itemsize
         yield case("int4", lambda: int4_matmul(x, packed, workspace), int4_bytes)
+        if rows <= MAX_TILE_ROWS:
+            fragments = self.fragments
+            yield case("int4 fragments", lambda: int4_matmul(x, packed, fragments), int4_bytes)
         yield case(
             "int8", lambda: int8_matmul(x, bytes_of_8, scale, None, workspace), plain.numel()
         )

@@ -51,10 +51,11 @@ def test_every_case_runs_and_stands_beside_torch(config: ModelConfig) -> None:
 
 def test_bytes_and_operations_by_hand(config: ModelConfig) -> None:
     cases = KernelCases(config, CPU)
-    int4, int8, _ = cases.product_cases("x", 256, 128, rows=2)
+    int4, fragments, int8, _ = cases.product_cases("x", 256, 128, rows=2)
     activations = 2 * (128 + 256) * 2
     # Half a byte a code, and two for the scale of a group of 128.
     assert int4.num_bytes == 256 * 128 // 2 + 256 * 2 + activations
+    assert fragments.num_bytes == int4.num_bytes
     assert int8.num_bytes == 256 * 128 + activations
     assert int4.operations == 2 * 2 * 256 * 128
     decode = cases.attention(3, 32, 1, torch.int8)

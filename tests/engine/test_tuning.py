@@ -31,7 +31,8 @@ def made_up_seconds(recording: Recording) -> float:
     """Best with 32 outputs and 2 warps; the fewer splits the better."""
     seconds = 0.0
     for settings in recording.settings:
-        seconds += 1 + abs(settings["BLOCK_N"] - 32) / 32 + abs(settings["num_warps"] - 2)
+        outputs = settings.get("BLOCK_N", 32)  # of one row they are always as many
+        seconds += 1 + abs(outputs - 32) / 32 + abs(settings["num_warps"] - 2)
     return seconds
 
 
@@ -63,9 +64,10 @@ def test_it_walks_to_what_is_fastest_and_leaves_what_runs_as_it_is() -> None:
     found: dict[str, TileConfig] = {}
     with tuned_by(model, tunings), nothing_computed():
         steps = sum(1 for _ in tune(model, tunings, device, found.__setitem__))
-    # The products of a layer, two of which are alike here; the head is plain.
-    assert len(found) == 3 * len(ROWS)
-    assert {(each.block_n, each.num_warps) for each in found.values()} == {(32, 2)}
+    # The four products of a layer; the head is plain.
+    assert len(found) == 4 * len(ROWS)
+    assert {each.num_warps for each in found.values()} == {2}
+    assert {each.block_n for each in found.values() if each.block_m > 1} == {32}
     assert sorted({each.block_m for each in found.values()}) == [1, 16, 64]
     assert steps > len(found)
     assert not tunings.found
@@ -158,7 +160,7 @@ def test_a_tuned_product_gives_the_same(num_rows: int) -> None:
         expected = product(x)
     [(key, (default, vary))] = asked.items()
     others = vary(default)
-    assert len(others) > 3
+    assert len(others) >= 3
     for other in others:
         with tuned_by(model, Tunings({key: other})):
             torch.testing.assert_close(product(x), expected)

@@ -36,14 +36,21 @@ def device() -> torch.device:
     return torch.device("cuda")
 
 
+@pytest.mark.parametrize("fragments", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_rows", [0, 1, 2, 17, 64, 65, 300])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 8, 17, 64, 65, 300])
 @pytest.mark.parametrize(
     ("width_in", "width_out", "group", "is_symmetric"),
     [(1024, 3072, 128, True), (4096, 520, 32, False), (160, 33, 16, False), (640, 130, 64, True)],
 )
 def test_int4(
-    width_in: int, width_out: int, group: int, is_symmetric: bool, num_rows: int, dtype: torch.dtype
+    width_in: int,
+    width_out: int,
+    group: int,
+    is_symmetric: bool,
+    num_rows: int,
+    dtype: torch.dtype,
+    fragments: bool,
 ) -> None:
     case = Case(
         width_in,
@@ -53,13 +60,15 @@ def test_int4(
         has_bias=True,
         dtype=dtype,
         device="cuda",
+        fragments=fragments,
     )
     case.check(num_rows)
 
 
-@pytest.mark.parametrize("num_rows", [1, 16, 64])
+@pytest.mark.parametrize("fragments", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 8, 16, 64])
 @pytest.mark.parametrize("is_permuted", [True, False])
-def test_int4_with_what_is_around(is_permuted: bool, num_rows: int) -> None:
+def test_int4_with_what_is_around(is_permuted: bool, num_rows: int, fragments: bool) -> None:
     case = Case(
         2048,
         1536,
@@ -68,6 +77,7 @@ def test_int4_with_what_is_around(is_permuted: bool, num_rows: int) -> None:
         is_permuted=is_permuted,
         dtype=torch.bfloat16,
         device="cuda",
+        fragments=fragments,
     )
     norm = (torch.rand(2048, device="cuda") + 0.5).bfloat16()
     residual = torch.randn(num_rows, 1536, device="cuda").bfloat16()
@@ -208,9 +218,10 @@ def test_sampling_over_a_large_vocabulary() -> None:
     assert (found != expected).sum() <= 1
 
 
+@pytest.mark.parametrize("fragments", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 8])
-def test_split_sums_replayed_from_a_graph(num_rows: int) -> None:
-    case = Case(4096, 256, 128, dtype=torch.bfloat16, device="cuda")
+def test_split_sums_replayed_from_a_graph(num_rows: int, fragments: bool) -> None:
+    case = Case(4096, 256, 128, dtype=torch.bfloat16, device="cuda", fragments=fragments)
     packed = PackedInt4.pack(case.codes, case.scales, None, None, None)
     x = case.rows(num_rows)
     expected = int4_matmul(x, packed, case.workspace, NOTHING)

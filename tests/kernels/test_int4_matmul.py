@@ -51,28 +51,57 @@ def test_norm_gate_and_residual_around_the_product(
     case.check(num_rows, Around(residual=residual))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("num_rows", [1, 7, 20])
+@pytest.mark.parametrize(
+    ("width_in", "width_out", "group"),
+    [(32, 1, 16), (96, 50, 32), (640, 32, 64), (512, 40, 256)],
+)
+def test_fragments_of_matrix_units(
+    width_in: int, width_out: int, group: int, num_rows: int, dtype: torch.dtype
+) -> None:
+    """Steps of the units as every thread sees them; what PTX does with them is the GPU's tests'."""
+    case = Case(
+        width_in, width_out, group, is_symmetric=group > 32, has_bias=True, dtype=dtype,
+        fragments=True,
+    )  # fmt: skip
+    norm = (torch.rand(width_in) + 0.5).to(dtype)
+    residual = torch.randn(num_rows, width_out).to(dtype)
+    case.check(num_rows, Around(norm=norm, eps=1e-5, residual=residual))
+    if width_out == 32:
+        case.check(num_rows, Around(norm=norm, eps=1e-5, is_gated=True))
+
+
+@pytest.mark.parametrize("fragments", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 4])
-def test_inputs_split_among_programs_leave_the_counters_at_zero(num_rows: int) -> None:
-    case = Case(4096, 70, 128, is_symmetric=False)
-    workspace = Workspace(CPU)
+def test_inputs_split_among_programs_leave_the_counters_at_zero(
+    num_rows: int, fragments: bool
+) -> None:
+    dtype = torch.bfloat16 if fragments else torch.float32
+    case = Case(4096, 96, 128, is_symmetric=False, dtype=dtype)
+    workspace = Workspace(CPU, fragments=fragments)
     workspace.num_processors = 4  # so that the inputs are split
     packed = PackedInt4.pack(case.codes, case.scales, case.zeros, None, None)
-    x, norm = case.rows(num_rows), torch.rand(4096)
+    x, norm = case.rows(num_rows), torch.rand(4096).to(dtype)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for around in (NOTHING, Around(norm=norm, eps=1e-6, is_gated=True)):
         expected = int4_matmul_reference(x, case.codes, case.scales, case.zeros, around=around)
         for _ in range(2):
             found = int4_matmul(x, packed, workspace, around)
-            torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
             assert not workspace.counters(1).any()
-    assert module._choose(num_rows, 70, 32, 4).num_splits > 1
+    for way, rows in (("row", 1), ("tiles", 16), ("fragments", 8)):
+        assert module._choose(way, rows, 96, 64, 4, False).num_splits > 1
 
 
-def test_slices_of_a_dequantized_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SLICE_BYTES", 256 * 4 * 64)
-    case = Case(256, 150, 32, is_symmetric=False, has_bias=True)
-    case.check(66)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_slices_of_a_dequantized_weight(has_bias: bool) -> None:
+    case = Case(256, 150, 32, is_symmetric=False, has_bias=has_bias)
+    case.workspace.slice_bytes = 256 * 4 * 64
+    case.check(200)
     packed = PackedInt4.pack(case.codes, case.scales, case.zeros, None, None)
-    whole = dequantize_rows(packed, 0, 150, torch.float32)
+    whole = torch.empty(150, 256)
+    dequantize_rows(packed, 0, 150, whole)
     assert case.zeros is not None
     codes = case.codes.view(150, 8, 32).float() - case.zeros[:, :, None]
     torch.testing.assert_close(whole, (codes * case.scales[:, :, None]).flatten(1))

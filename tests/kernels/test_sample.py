@@ -16,6 +16,8 @@ from localllm.engine.sampler import noise_key, sample_tokens
 from localllm.engine.slots import noise_keys
 from localllm_kernels import TORCH_OPS
 from localllm_kernels.sample import (
+    KEPT,
+    WIDTH,
     Biases,
     Drafts,
     Penalties,
@@ -113,6 +115,38 @@ def test_every_filter_draws_what_the_sampler_draws(vocab: int) -> None:
         for i, (k, p, m) in enumerate(FILTERS)
     ]
     check(3 * torch.randn(len(requests), vocab, generator=generator), requests)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02, 3.0])
+def test_more_blocks_than_are_kept(spread: float) -> None:
+    """Flat rows, where passes are over the whole row, and steep ones; and ties at the border."""
+    generator = torch.Generator().manual_seed(8)
+    vocab = 2 * KEPT * WIDTH + 77
+    chosen = [
+        {"top_k": 20},
+        {"top_k": 20, "top_p": 0.95},
+        {"top_k": 3 * KEPT, "top_p": 0.9},
+        {"top_p": 0.9},
+        {"top_p": 0.2, "min_p": 0.3},
+        {"min_p": 0.05},
+        {},
+    ]
+    requests = [
+        request(i, SamplingParams(temperature=0.9, **each)) for i, each in enumerate(chosen)
+    ]
+    logits = spread * torch.randn(len(requests), vocab, generator=generator)
+    check(logits, requests)
+
+
+@pytest.mark.parametrize("num_left", [1, 3, 200])
+def test_what_a_grammar_leaves_of_a_large_vocabulary(num_left: int) -> None:
+    generator = torch.Generator().manual_seed(num_left)
+    vocab = 3 * KEPT * WIDTH
+    logits = torch.full((4, vocab), -torch.inf)
+    left = torch.randperm(vocab, generator=generator)[:num_left]
+    logits[:, left] = torch.randn(4, num_left, generator=generator)
+    chosen = ({"top_k": 20}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.9}, {"min_p": 0.5})
+    check(logits, [request(i, SamplingParams(temperature=0.7, **e)) for i, e in enumerate(chosen)])
 
 
 def test_greedy_takes_the_first_of_the_greatest() -> None:

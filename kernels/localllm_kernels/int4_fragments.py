@@ -1,0 +1,217 @@
+"""The product of up to 64 rows with a 4-bit weight, on the matrix units, without shared memory.
+
+Weights are the 16 rows of a step of `matrix_units.py`, eight rows of x its columns; codes become
+mantissas of 128 (of 1,024 in float16). For up to eight rows of bfloat16 what is too much goes off
+at the end with the zero: that takes the sum of x, a step of the units by ones. Else it goes off
+each code, once for all rows (and 1,024 would cost the sum too many digits). The norm takes the sum
+of the squares of x: a step by x itself, whose diagonal it is.
+
+A turn is 128 inputs of each warp; the words of the next one are under way meanwhile.
+"""
+
+import triton
+import triton.language as tl
+
+from localllm_kernels.int4_finish import finish, sums_of_programs
+from localllm_kernels.int4_turn import (
+    ends_group,
+    group_pointers,
+    groups_of_turn,
+    of_groups,
+    two_tiles,
+    word_pointers,
+    words_of_turn,
+)
+from localllm_kernels.matrix_units import (
+    add_pairs,
+    code_pairs,
+    multiply_add,
+    multiply_fours,
+    pairs_of,
+)
+
+
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
+def _fragment_kernel(
+    x_ptr,
+    words_ptr,
+    scales_ptr,
+    zeros_ptr,
+    bias_ptr,
+    norm_ptr,
+    residual_ptr,
+    out_ptr,
+    parts_ptr,
+    counters_ptr,
+    num_rows,
+    width_in,
+    width_out,
+    num_blocks,
+    num_splits,
+    eps,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    EIGHTS: tl.constexpr,
+    WARPS: tl.constexpr,
+    PTX: tl.constexpr,
+):
+    """`x_ptr` and `norm_ptr`: int64, four 16-bit floats each, of the type of `out_ptr`; EIGHTS: of
+    rows; IS_EVEN: the inputs are whole turns.
+    """
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    is_bf16: tl.constexpr = dtype == tl.bfloat16
+    offset: tl.constexpr = 128.0 if is_bf16 else 1024.0
+    minus_offset: tl.constexpr = -0x3CFF3D00 if is_bf16 else -0x1BFF1C00  # pairs of it
+    by_sums: tl.constexpr = EIGHTS == 1 and is_bf16
+    COUNT: tl.constexpr = groups_of_turn(GROUP)
+    THREADS: tl.constexpr = 32 * WARPS
+    task, split = tl.program_id(0), tl.program_id(1)
+    outputs = width_out // 2 if IS_GATED else width_out
+    tiles = two_tiles(task, width_out, IS_GATED)
+    thread = tl.arange(0, THREADS)
+    lane = thread % 32
+    g, t = lane // 4, lane % 4
+    turns_each = tl.cdiv(tl.cdiv(num_blocks, 2 * WARPS), num_splits)
+    start = split * turns_each * (2 * WARPS)
+    end = tl.minimum(start + turns_each * (2 * WARPS), num_blocks)
+    num_groups, fours = width_in // GROUP, width_in // 4
+    magic = tl.full([THREADS], 0x43004300 if is_bf16 else 0x64006400, tl.int32)
+    ones = tl.full([THREADS], 0x3F803F80 if is_bf16 else 0x3C003C00, tl.int32)
+    no_bits = tl.zeros([THREADS], tl.int32)
+    nothing = tl.zeros([THREADS], tl.float32)
+    # Of both tiles, eight rows after the other, four values of a step each.
+    totals = (nothing,) * (8 * EIGHTS)
+    squares = (nothing,) * (4 * EIGHTS)
+    of_words = word_pointers(words_ptr, tiles, num_blocks, lane)
+    of_scales = group_pointers(scales_ptr, tiles, g, num_groups, GROUP, IS_EVEN)
+    of_zeros = group_pointers(zeros_ptr, tiles, g, num_groups, GROUP, IS_EVEN)
+    mine = 2 * (thread // 32)
+    words = words_of_turn(of_words, start + mine, num_blocks)
+    for first in range(start, end, 2 * WARPS):
+        block = first + mine
+        later = words_of_turn(of_words, block + 2 * WARPS, num_blocks)
+        scales = of_groups(of_scales, tiles, g, block, num_groups, width_out, GROUP, IS_EVEN)
+        zeros = scales
+        if HAS_ZEROS:
+            zeros = of_groups(of_zeros, tiles, g, block, num_groups, width_out, GROUP, IS_EVEN)
+        sums, sums_x = (nothing,) * (8 * EIGHTS), (nothing,) * 4
+        for step in tl.static_range(8):
+            # Rows that are not there are computed like the last one, and not stored.
+            xs = ()
+            for n in tl.static_range(EIGHTS):
+                row = tl.minimum(8 * n + g, num_rows - 1).to(tl.int64)
+                xs = xs + (_four_inputs(x_ptr + row * fours, block, t, step, fours, IS_EVEN),)
+            if HAS_NORM:
+                norm = _four_inputs(norm_ptr, block, t, step, fours, IS_EVEN)
+                more, scaled = (), ()
+                for n in tl.static_range(EIGHTS):
+                    low, high = pairs_of(xs[n])
+                    more = more + multiply_add(
+                        (low, no_bits, high, no_bits), xs[n], _step(squares, n), dtype, PTX
+                    )
+                    scaled = scaled + (multiply_fours(xs[n], norm, dtype, PTX),)
+                squares, xs = more, scaled
+            if by_sums:
+                sums_x = multiply_add((ones, no_bits, ones, no_bits), xs[0], sums_x, dtype, PTX)
+            more = ()
+            for m in tl.static_range(2):
+                codes = ()
+                for c in tl.static_range(4):
+                    # Outputs g and 8 + g with the first two inputs of four, then with the others.
+                    word = words[8 * m + 4 * (step // 4) + 2 * (c % 2) + step // 2 % 2]
+                    pair = code_pairs(word, magic, 8 * (step % 2) + 4 * (c // 2), PTX)
+                    if not by_sums:
+                        less = tl.full([THREADS], minus_offset + 0x00080008, tl.int32)
+                        if HAS_ZEROS:
+                            zero = zeros[(2 * m + c % 2) * COUNT + step * COUNT // 8].to(tl.int32)
+                            less = zero * 0x00010001 + minus_offset
+                        pair = add_pairs(pair, less, dtype, PTX)
+                    codes = codes + (pair,)
+                for n in tl.static_range(EIGHTS):
+                    before = _step(sums, m * EIGHTS + n)
+                    more = more + multiply_add(codes, xs[n], before, dtype, PTX)
+            sums = more
+            if ends_group(step, GROUP):
+                more = ()
+                for m in tl.static_range(2):
+                    for n in tl.static_range(EIGHTS):
+                        part = _step(sums, m * EIGHTS + n)
+                        total = _step(totals, m * EIGHTS + n)
+                        for c in tl.static_range(4):
+                            value = part[c]
+                            if by_sums:
+                                less = 8.0 + offset
+                                if HAS_ZEROS:
+                                    # A mantissa of 2^23, without a conversion.
+                                    zero = zeros[(2 * m + c // 2) * COUNT + step * COUNT // 8]
+                                    bits = zero.to(tl.int32) | 0x4B000000
+                                    less = bits.to(tl.float32, bitcast=True) - (8388608.0 - offset)
+                                value -= less * sums_x[c % 2]
+                            scale = scales[(2 * m + c // 2) * COUNT + step * COUNT // 8]
+                            more = more + (total[c] + scale.to(tl.float32) * value,)
+                totals = more
+                sums, sums_x = (nothing,) * (8 * EIGHTS), (nothing,) * 4
+        words = later
+    VECTORS: tl.constexpr = (10 if HAS_NORM else 8) * EIGHTS
+    found = ()
+    for r in tl.static_range(8 * EIGHTS):
+        found = found + (_over_warps(totals[r], WARPS),)
+    if HAS_NORM:
+        for n in tl.static_range(EIGHTS):
+            for c in tl.static_range(2):
+                found = found + (_diagonal(_over_warps(squares[4 * n + c], WARPS), c),)
+    if num_splits > 1:
+        found, is_done = sums_of_programs(
+            found, VECTORS, parts_ptr, counters_ptr, task, split, num_splits
+        )
+        if not is_done:
+            return
+    lane = tl.arange(0, 32)
+    for m in tl.static_range(1 if IS_GATED else 2):
+        for n in tl.static_range(EIGHTS):
+            for c in tl.static_range(4):
+                column = (task if IS_GATED else 2 * task + m) * 16 + 8 * (c // 2) + lane // 4
+                row = 8 * n + 2 * (lane % 4) + c % 2
+                factor = 1.0
+                if HAS_NORM:
+                    factor = tl.rsqrt(found[8 * EIGHTS + 2 * n + c % 2] / width_in + eps)
+                finish(
+                    found[4 * (m * EIGHTS + n) + c], found[4 * (EIGHTS + n) + c],
+                    column, row, (column < outputs) & (row < num_rows), factor, outputs,
+                    bias_ptr, residual_ptr, out_ptr, HAS_BIAS, HAS_RESIDUAL, IS_GATED,
+                )  # fmt: skip
+
+
+@triton.jit
+def _four_inputs(ptr, block, t, step: tl.constexpr, fours, IS_EVEN: tl.constexpr):
+    """The inputs of a step, four of each thread; 0 behind the last one."""
+    four = block * 16 + t
+    if IS_EVEN:
+        return tl.load(ptr + four + 4 * step)
+    return tl.load(ptr + four + 4 * step, mask=four + 4 * step < fours, other=0)
+
+
+@triton.jit
+def _step(values, at: tl.constexpr):
+    """The four values of one step among those of several."""
+    return values[4 * at], values[4 * at + 1], values[4 * at + 2], values[4 * at + 3]
+
+
+@triton.jit
+def _over_warps(values, WARPS: tl.constexpr):
+    """[threads] -> [32]: the sums over warps."""
+    return tl.sum(tl.reshape(values, [WARPS, 32]), axis=0)
+
+
+@triton.jit
+def _diagonal(values, c: tl.constexpr):
+    """Of lanes 4 g + t: what lane g = 2 t + c has, in all lanes of that t; [32]."""
+    lane = tl.arange(0, 32)
+    kept = tl.where(lane // 4 == 2 * (lane % 4) + c, values, 0.0)
+    of_columns = tl.sum(tl.reshape(kept, [8, 4]), axis=0)
+    return tl.reshape(tl.broadcast_to(of_columns[None, :], [8, 4]), [32])
