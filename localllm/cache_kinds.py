@@ -58,6 +58,7 @@ def cache_kinds(prefixes: str | None) -> list[CacheKind]:
         "quantized": "models that were quantized here",
         "prefixes": "keys and values of prompts, for --cache-disk",
         "tunings": "which sizes of kernels are fastest on this GPU",
+        "self-checks": "which kernels work on this GPU, and how fast",
         "kernels": "the C kernels, compiled for this processor",
         "downloads": "which downloaded files were held against their hashes",
     }

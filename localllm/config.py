@@ -1,5 +1,6 @@
 """What a model is, how the engine runs it, and what one request wants: frozen and validated."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
@@ -270,6 +271,11 @@ def read_token_ids(value: Any, where: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
+def _is_checked() -> bool:
+    """Unless the variable says otherwise, which holds for Python, too."""
+    return os.environ.get("LOCALLLM_SELF_CHECK", "").lower() not in ("0", "false", "no", "off")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """How the engine runs: sizes, device, precision. None means: decided when the model is known.
@@ -279,6 +285,7 @@ class EngineConfig:
     `max_num_batched_tokens` is the token budget of one step; a device has its own where it is None.
     Of the free memory `gpu_memory_utilization` is used, and `reserve_bytes` are left at least.
     `deterministic` computes every row the same way, whatever it shares a step with.
+    `self_check` holds a GPU's kernels against torch's operators before their first use there.
     `cache_disk_bytes` of prefixes are kept in `cache_dir` (None: in localllm's cache); 0: none.
     `threads` compute on a CPU; None: at most one for each core, fewer beside other work. Either way
     the engine sets the number of torch's threads (`torch.set_num_threads`) for the whole process.
@@ -301,6 +308,7 @@ class EngineConfig:
     deterministic: bool = False
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     threads: int | None = None
+    self_check: bool = field(default_factory=_is_checked)
 
     def __post_init__(self) -> None:
         for name, low in (

@@ -1,36 +1,34 @@
 """From a checkpoint to a loaded model: weights, engine, the model that drafts."""
 
-import logging
 import time
 
 from localllm.catalog import BUILT_IN_MODELS
 from localllm.checkpoint import Checkpoint, open_checkpoint
 from localllm.config import EngineConfig
 from localllm.download import DownloadProgress
-from localllm.engine.loading import LoadedDecoder, Report, load_draft, load_engine
+from localllm.engine.listener import LOGGED, Listener
+from localllm.engine.loading import LoadedDecoder, load_draft, load_engine
 from localllm.errors import RequestError
 from localllm.loaded_model import LoadedModel
 from localllm.text_engine import TextEngine
-
-logger = logging.getLogger(__name__)
 
 
 def open_model(
     name: str | None = None,
     config: EngineConfig | None = None,
-    report: Report = logger.info,
+    listener: Listener = LOGGED,
     progress: DownloadProgress | None = None,
 ) -> LoadedModel:
-    """Open a checkpoint and load it into an engine; `report` is told how memory is divided, but
-    not of what is built in, which takes next to none.
+    """Open a checkpoint and load it into an engine; `listener` is told how memory is divided,
+    but not of what is built in, which takes next to none.
 
     Raises: as `open_checkpoint` and `load_checkpoint`.
     """
-    return load_checkpoint(open_checkpoint(name, config, progress), report)
+    return load_checkpoint(open_checkpoint(name, config, progress), listener)
 
 
-def load_checkpoint(found: Checkpoint, report: Report = logger.info) -> LoadedModel:
-    """Load what was opened into an engine; `report`: see `open_model`.
+def load_checkpoint(found: Checkpoint, listener: Listener = LOGGED) -> LoadedModel:
+    """Load what was opened into an engine; `listener`: see `open_model`.
 
     Raises: CheckpointError, GpuMemoryError, BackendError; for a model that drafts, as
     `open_checkpoint`.
@@ -42,8 +40,8 @@ def load_checkpoint(found: Checkpoint, report: Report = logger.info) -> LoadedMo
         found.spec,
         found.engine_config,
         found.eos_token_ids,
-        logger.info if found.name in BUILT_IN_MODELS else report,
-        open_draft(found),
+        Listener(doing=listener.doing) if found.name in BUILT_IN_MODELS else listener,
+        open_draft(found, listener),
     )
     return LoadedModel(
         name=found.name,
@@ -53,7 +51,7 @@ def load_checkpoint(found: Checkpoint, report: Report = logger.info) -> LoadedMo
     )
 
 
-def open_draft(found: Checkpoint) -> LoadedDecoder | None:
+def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder | None:
     """Load the model that drafts for another, where its configuration names one.
 
     Raises: as `load_checkpoint`; RequestError where their vocabularies differ.
@@ -71,4 +69,5 @@ def open_draft(found: Checkpoint) -> LoadedDecoder | None:
             param="spec",
             hint="a smaller model of the same family, or --spec ngram, which needs none",
         )
-    return load_draft(draft.folder, draft.model_config, draft.spec, draft.engine_config)
+    told = Listener(doing=listener.doing)
+    return load_draft(draft.folder, draft.model_config, draft.spec, draft.engine_config, told)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from localllm_kernels.int4_matmul import (
     MAX_SLICED_ROWS,
+    MAX_TILE_ROWS,
     SYMMETRIC_ZERO,
     int4_matmul,
     int4_matmul_reference,
@@ -48,7 +49,9 @@ class Case:
         )
         self.permutation = torch.randperm(width_in, generator=generator) if is_permuted else None
         self.bias = torch.randn(width_out, generator=generator).to(dtype) if has_bias else None
-        self.workspace = Workspace(torch.device(device), fragments=fragments)
+        self.workspace = Workspace(
+            torch.device(device), fragment_rows=MAX_TILE_ROWS if fragments else 0
+        )
         for name in ("codes", "scales", "zeros", "permutation", "bias"):
             value = getattr(self, name)
             setattr(self, name, None if value is None else value.to(device))
@@ -89,7 +92,7 @@ class Case:
         inputs, is exact in it. Fragments add up 128 and the code in float32, for up to eight rows.
         """
         wide, weight = x.double(), self.dense()
-        fragments = self.workspace.fragments and self.dtype != torch.float32
+        fragments = self.workspace.fragment_rows > 0 and self.dtype != torch.float32
         rounded = unit(self.dtype) if len(x) > MAX_SLICED_ROWS else 0.0
         if around.norm is not None:
             mean = wide.square().mean(-1, keepdim=True)

@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from localllm_kernels.choice import ALL_OWN, FUSED, Choice, Piece
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.decoder import fuse_decoder
 from localllm_kernels.cpu.linear import CpuLinears
@@ -37,7 +38,7 @@ from localllm_kernels.rms_norm import (
 )
 from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
 from localllm_kernels.row_maxima import row_maxima_reference
-from localllm_kernels.sample import SamplingRows, sample
+from localllm_kernels.sample import SamplingRows, sample, sample_reference
 from localllm_kernels.silu_mul import silu_mul, silu_mul_reference
 from localllm_kernels.tunings import Tunings
 
@@ -48,7 +49,8 @@ logger = logging.getLogger(__name__)
 class Ops:
     """Every callable a decoder uses beyond matrix products and embedding look-ups.
 
-    `rows_alike`: whether a row has the same bits whatever its batch, products included.
+    `rows_alike`: whether a row has the same bits whatever its batch, products included; `choice`:
+    which of them are torch's after all.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Ops:
     # All layers in one call, where the library has that for such products; else None.
     fuse_decoder: Callable[[DecoderParts], FusedDecoder | None] = lambda parts: None
     rows_alike: bool = False
+    choice: Choice = ALL_OWN
 
 
 TORCH_OPS = Ops(
@@ -87,10 +90,12 @@ def select_ops(
     *,
     deterministic: bool = False,
     tunings: Tunings | None = None,
+    choose: Callable[[], Choice] = lambda: ALL_OWN,
 ) -> Ops:
     """The table for a device type (`cpu`, `cuda`), a `--backend` (`auto`, `torch`, `triton`) and
     weights of `dtype`; `deterministic`: one path for every row, where there would be several;
-    `tunings`: what Triton's kernels take for a shape.
+    `tunings`: what Triton's kernels take for a shape; `choose`: asked which of them are taken,
+    where they can be launched on a GPU.
 
     Raises: ValueError for a backend that is not to be had.
     """
@@ -102,9 +107,11 @@ def select_ops(
     ops = TORCH_OPS
     if requested == "triton" or (device == "cuda" and requested == "auto"):
         try:
+            choice = ALL_OWN
             if device == "cuda":
                 start_driver()
-            ops = triton_ops(device, deterministic=deterministic, tunings=tunings)
+                choice = choose()
+            ops = triton_ops(device, deterministic=deterministic, tunings=tunings, choice=choice)
         except DriverError as error:
             if requested == "triton":
                 raise ValueError(str(error)) from error
@@ -118,34 +125,54 @@ def select_ops(
     return ops
 
 
-def triton_ops(device: str, *, deterministic: bool = False, tunings: Tunings | None = None) -> Ops:
+def triton_ops(
+    device: str,
+    *,
+    deterministic: bool = False,
+    tunings: Tunings | None = None,
+    choice: Choice = ALL_OWN,
+) -> Ops:
     """The table of the Triton kernels, for the current device of that type.
 
     `deterministic`: a row's sums are split among no programs, and attention takes one kernel for
     few queries and many; products have to be given the same number of rows always.
     """
-    workspace = Workspace(torch.device(device), splits=not deterministic, tunings=tunings)
+    workspace = Workspace(
+        torch.device(device),
+        splits=not deterministic,
+        tunings=tunings,
+        fragment_rows=choice.fragment_rows,
+    )
 
     def paged_attention(query: Tensor, cache: KVCache, **arguments: Any) -> Tensor:
         group = query.shape[1] // cache.key.shape[1]
-        if deterministic:
-            return paged_attention_prefill(query, cache, workspace, **arguments)
-        if arguments["max_query_len"] * group <= max_decode_rows(query.itemsize):
+        rows = arguments["max_query_len"] * group
+        has_few = not deterministic and rows <= max_decode_rows(query.itemsize)
+        if (Piece.FEW_QUERIES if has_few else Piece.MANY_QUERIES) in choice.to_torch:
+            return paged_attention_reference(query, cache, **arguments)
+        if has_few:
             return paged_attention_decode(query, cache, workspace, **arguments)
         return paged_attention_prefill(query, cache, workspace, **arguments)
 
+    def own(piece: Piece, kernel: Any, reference: Any) -> Any:
+        return reference if piece in choice.to_torch else kernel
+
+    def fuse(parts: DecoderParts) -> FusedDecoder | None:
+        return None if FUSED & choice.to_torch else fuse_gpu_decoder(workspace, parts)
+
     return Ops(
         name="triton",
-        rms_norm=rms_norm,
-        add_rms_norm=add_rms_norm,
-        rotate_and_store=rotate_and_store,
-        silu_mul=silu_mul,
+        rms_norm=own(Piece.NORMS, rms_norm, rms_norm_reference),
+        add_rms_norm=own(Piece.NORMS, add_rms_norm, add_rms_norm_reference),
+        rotate_and_store=own(Piece.ROTATION, rotate_and_store, rotate_and_store_reference),
+        silu_mul=own(Piece.GATE, silu_mul, silu_mul_reference),
         paged_attention=paged_attention,
         row_maxima=row_maxima_reference,
         gumbel_argmax=gumbel_argmax_reference,
-        linears=GpuLinears(workspace),
-        sample=sample,
-        fuse_decoder=lambda parts: fuse_gpu_decoder(workspace, parts),
+        linears=GpuLinears(workspace, choice),
+        sample=own(Piece.SAMPLING, sample, sample_reference),
+        fuse_decoder=fuse,
+        choice=choice,
     )
 
 

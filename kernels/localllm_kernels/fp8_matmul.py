@@ -114,6 +114,11 @@ def takes_blocks(block: tuple[int, int], width_in: int) -> bool:
     return block[1] >= width_in or block[1] % 128 == 0
 
 
+def rounds_inputs(device: torch.device) -> bool:
+    """Whether inputs are rounded to e4m3 there, since its matrix units multiply that."""
+    return Workspace(device).capability >= NATIVE_CAPABILITY
+
+
 def fp8_matmul(
     x: Tensor,
     codes: Tensor,

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm_kernels.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.fp8_matmul import fp8_matmul, takes_blocks
 from localllm_kernels.int4_matmul import int4_matmul
 from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4, takes_groups
@@ -27,12 +28,12 @@ class Int4Product:
 
 
 class GpuLinears:
-    """Makes products; all share one workspace."""
+    """Makes products; all share one workspace. Of the kinds that `choice` leaves to torch none."""
 
     has_wide_rows = False
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, workspace: Workspace, choice: Choice = ALL_OWN) -> None:
+        self._workspace, self._to_torch = workspace, choice.to_torch
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See Linears."""
@@ -48,7 +49,7 @@ class GpuLinears:
         dtype: torch.dtype,
     ) -> Product | None:
         """See Linears."""
-        if not takes_groups(codes.shape[1] // scales.shape[1]):
+        if Piece.INT4 in self._to_torch or not takes_groups(codes.shape[1] // scales.shape[1]):
             return None
         packed = PackedInt4.pack(codes, scales, zeros, permutation, bias)
         return Int4Product(packed, self._workspace)
@@ -57,6 +58,8 @@ class GpuLinears:
         self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> Product | None:
         """See Linears."""
+        if Piece.INT8 in self._to_torch:
+            return None
         return lambda x: int8_matmul(x, codes, scales, bias, self._workspace)
 
     def fp8(
@@ -68,6 +71,6 @@ class GpuLinears:
         dtype: torch.dtype,
     ) -> Product | None:
         """See Linears."""
-        if not takes_blocks(block, codes.shape[1]):
+        if Piece.FP8 in self._to_torch or not takes_blocks(block, codes.shape[1]):
             return None
         return lambda x: fp8_matmul(x, codes, scales, block, bias, self._workspace)

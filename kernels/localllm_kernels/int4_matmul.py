@@ -139,7 +139,8 @@ def _launch(
 
 
 def _way(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Way:
-    if workspace.fragments and x.itemsize == 2 and weight.permutation is None:
+    takes_fragments = len(x) <= workspace.fragment_rows and x.itemsize == 2
+    if takes_fragments and weight.permutation is None:
         return "fragments"
     return "row" if len(x) == 1 else "tiles"
 

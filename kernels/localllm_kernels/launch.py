@@ -40,8 +40,8 @@ class Workspace:
     """Memory that launches on one stream use one after the other.
 
     `num_processors` and `capability` (as 90) of the device are what tiles are chosen by; as if
-    there were one processor where sums are not to be split among programs. `fragments`: whether
-    kernels whose operands lie as the matrix units take them may be used.
+    there were one processor where sums are not to be split among programs. `fragment_rows`: the
+    most rows for which kernels whose operands lie as the matrix units take them are used.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class Workspace:
         *,
         splits: bool = True,
         tunings: Tunings | None = None,
-        fragments: bool = False,
+        fragment_rows: int = 0,
     ) -> None:
         self.tunings = tunings or Tunings()
-        self.fragments = fragments
+        self.fragment_rows = fragment_rows
         self.num_processors, self.capability, self.slice_bytes = 1, 80, MIN_SLICE_BYTES
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)

@@ -15,7 +15,7 @@ from localllm.bench.limits import Limits, measure_limits
 from localllm.bench.operators import Case, operator_row
 from localllm.bench.results import Result, Suite
 from localllm.config import ModelConfig
-from localllm.engine.device import seconds_on_gpu
+from localllm.engine.graph_timer import GraphTimer, Timer
 from localllm_kernels import TORCH_OPS, triton_ops
 from localllm_kernels.fp8_matmul import fp8_matmul
 from localllm_kernels.int4_matmul import MAX_TILE_ROWS, int4_matmul
@@ -29,36 +29,6 @@ ROWS = (1, 16, 64, 512)
 GROUP = 128
 BLOCK_SIZE = 16
 DECODE_CONTEXT, PREFILL_TOKENS = 16_384, 8192
-# More than the second cache of any GPU there is.
-_FLUSHED_BYTES = 512 << 20
-
-# Seconds of a call.
-Timer = Callable[[Callable[[], object]], float]
-
-
-class GraphTimer:
-    """Times calls on a GPU, each captured once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
-        self._graphs: dict[Callable[[], object], torch.cuda.CUDAGraph] = {}
-
-    def __call__(self, call: Callable[[], object]) -> float:
-        """Seconds of one replay."""
-        if call not in self._graphs:
-            for _ in range(3):
-                call()
-            torch.cuda.synchronize()
-            self._graphs[call] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graphs[call]):
-                call()
-        self._flushed.zero_()
-        return seconds_on_gpu(self._graphs[call].replay)
-
-    def forget(self) -> None:
-        """Free what the captured calls hold."""
-        self._graphs.clear()
-        torch.cuda.empty_cache()
 
 
 class KernelSuite(Suite):
@@ -117,7 +87,7 @@ class KernelCases:
     ) -> None:
         self.config, self.device, self.dtype = config, device, dtype
         self.workspace, self.ops = Workspace(device), triton_ops(device.type)
-        self.fragments = Workspace(device, fragments=True)
+        self.fragments = Workspace(device, fragment_rows=MAX_TILE_ROWS)
 
     def all(self) -> Iterator[Case]:
         """Products, attention, what is between them, sampling."""

@@ -115,6 +115,7 @@ def bench(
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    self_check: options.SelfCheck = True,
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
     deterministic: options.Deterministic = False,
@@ -172,6 +173,7 @@ def bench(
             deterministic,
             speculation if spec or verify else SpeculationConfig("off"),
             threads=threads,
+            self_check=self_check,
         ).config(default_max_num_seqs=asked.num_seqs)
         report, was_interrupted = _bench_model(model, random_weights, weights, config, asked)
     _write(report, json_file, plot)

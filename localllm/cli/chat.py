@@ -147,6 +147,7 @@ def chat(
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    self_check: options.SelfCheck = True,
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
     deterministic: options.Deterministic = False,
@@ -198,6 +199,7 @@ def chat(
         cache_disk=None if no_save else cache_disk,  # a conversation can be told from it
         cache_dir=cache_dir,
         threads=threads,
+        self_check=self_check,
     ).config(default_max_num_seqs=1)
     form = choose_form(json_output, stream_json, extract_code)
     if logprobs is not None and form not in ("json", "stream-json"):

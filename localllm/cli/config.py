@@ -43,7 +43,7 @@ _CHECKS: dict[str, Callable[[Any], object]] = {
     "overflow": options.parse_overflow,
     "render": check_render_mode,
     "reserve": lambda text: options.parse_size(text, "reserve"),
-    "spec": lambda text: _check_speculation(text),
+    "spec": _check_speculation,
     "spec_max": lambda count: options.parse_speculation(options.SPEC, count, options.SPEC_NGRAM),
     "spec_ngram": lambda text: options.parse_speculation(options.SPEC, options.SPEC_MAX, text),
     "think": options.parse_think,

@@ -10,14 +10,27 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from localllm import __version__
-from localllm.cli.output import is_terminal, json_line, may_use_colour, show_controls, write_stdout
+from localllm.cli import suggestions
+from localllm.cli.output import (
+    is_terminal,
+    json_line,
+    may_use_colour,
+    note,
+    show_controls,
+    write_stdout,
+)
 from localllm.cli.words import duration, size
-from localllm.errors import ExitCode, LocalLLMError
+from localllm.config import EngineConfig
+from localllm.errors import BackendError, ExitCode, LocalLLMError, RequestError
+from localllm.settings import default_model
+
+if TYPE_CHECKING:
+    from localllm.engine.verdict import Verdict
 
 _PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "huggingface-hub", "typer", "rich")
 _VARIABLES = ("LOCALLLM_", "HF_", "XDG_", "CUDA_", "OMP_")
@@ -40,6 +53,17 @@ class Finding:
 
 
 def doctor(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="With --gpu: whose shapes; a model that is here.",
+            show_default=False,
+            autocompletion=suggestions.models,
+        ),
+    ] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Check the GPU's kernels now, on a model's shapes.")
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> int:
     """Look at versions, processor, GPU, memory, disk and caches, and let the built-in model answer.
@@ -47,8 +71,14 @@ def doctor(
     Its output can go into a bug report as it is: no token, no name, no text of yours is in it.
     Exits with 1 only where the answer fails; a machine without a GPU is no failure.
     """
+    if model is not None and not gpu:
+        raise RequestError(
+            "a model is only looked at with --gpu",
+            param="model",
+            hint="localllm doctor --gpu MODEL",
+        )
     worst = ExitCode.OK
-    for finding in _findings():
+    for finding in _check_gpu(model) if gpu else _findings():
         if finding.state == "bad":
             worst = ExitCode.FAILURE
         if json_output:
@@ -90,6 +120,7 @@ def _findings() -> Iterator[Finding]:
         _system,
         _processor,
         _gpu,
+        _self_checks,
         _compiler,
         _memory,
         _disk,
@@ -164,6 +195,55 @@ def _gpu() -> Iterator[Finding]:
     if reason is not None:
         problem = "Triton cannot launch kernels, so models take torch's operators, which are slower"
         yield Finding("note", "kernels", problem, reason)
+
+
+def _self_checks() -> Iterator[Finding]:
+    from localllm.engine.verdict import VerdictFile
+
+    for file in VerdictFile.all():
+        verdict = file.read()
+        if verdict is not None:
+            yield from _of_verdict(verdict)
+
+
+def _of_verdict(verdict: "Verdict") -> Iterator[Finding]:
+    from localllm.engine.operator_choice import describe_finding
+
+    yield Finding("ok", "checked", f"{verdict.machine}: models {verdict.shape}")
+    for found in verdict.findings():
+        # Of a second way, fragments, nothing is wrong where it is not used.
+        is_note = not found.is_taken and found.state != "slower"
+        yield Finding("note" if is_note else "ok", "kernel", describe_finding(found))
+
+
+def _check_gpu(name: str | None) -> Iterator[Finding]:
+    """Raises: BackendError where there is no GPU; as `open_checkpoint`."""
+    from localllm.checkpoint import open_checkpoint
+    from localllm.cli.opening import loading
+    from localllm.engine.device import why_no_kernels
+    from localllm.engine.listener import Listener
+    from localllm.engine.loading import check_request, select_device
+    from localllm.engine.operator_choice import find_verdict
+    from localllm.model.weight_check import check_weights
+    from localllm.model.weight_files import find_weight_files
+
+    config = EngineConfig(device="cuda")
+    select_device(config)
+    reason = why_no_kernels()
+    if reason is not None:
+        raise BackendError("Triton cannot launch kernels here", hint=reason)
+    found = open_checkpoint(name or default_model(), config)
+    weights = check_weights(find_weight_files(found.folder), found.model_config, found.spec)
+    request = check_request(weights, found.model_config, found.spec, found.engine_config)
+    doing: list[str] = []
+    with loading(found.name, doing) as line:
+        listener = Listener(lambda text: line.say(lambda: note(text, dim=True)), doing.append)
+        verdict = find_verdict(request, listener, anew=True)
+    if verdict is None:
+        raise BackendError(
+            "the kernels could not be checked", hint="localllm doctor, which shows the machine"
+        )
+    yield from _of_verdict(verdict)
 
 
 def _compiler() -> Iterator[Finding]:

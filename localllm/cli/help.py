@@ -21,7 +21,7 @@ _SECTIONS = {
     "Conversation": "session_name continue_last no_save overflow keepalive",
     "Sampling": """temp top_k top_p min_p repeat_penalty presence_penalty frequency_penalty
         logit_bias seed stop ignore_eos max_tokens greedy""",
-    "Engine": """ctx device threads dtype backend kv_cache_dtype deterministic
+    "Engine": """ctx device threads dtype backend kv_cache_dtype deterministic self_check
         gpu_memory_utilization reserve max_num_seqs max_num_batched_tokens no_prefix_cache
         cache_disk cache_dir""",
     "Drafts": "spec spec_max spec_ngram",

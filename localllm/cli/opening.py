@@ -10,12 +10,15 @@ from localllm.cli.output import note, show_controls
 from localllm.cli.status_line import StatusLine
 from localllm.cli.variants import choose_variant
 from localllm.config import EngineConfig
+from localllm.engine.listener import Listener
 from localllm.places import cache_folder
 from localllm.recommendation import has_gpu_driver
 
 if TYPE_CHECKING:
     from localllm.checkpoint import Checkpoint
     from localllm.loaded_model import LoadedModel
+
+logger = logging.getLogger(__name__)
 
 # A model that is loaded sooner shows nothing.
 LOADING_SHOWN_S = 1.0
@@ -51,33 +54,36 @@ def open_noted(
         return attached
     if keepalive_s is None:
         keepalive_s = 0.0 if is_conversation or not _is_on_gpu(engine) else GPU_KEEPALIVE_S
-    with loading(found.name) as line:
+    doing: list[str] = []
+    with loading(found.name, doing) as line:
 
         def tell(text: str) -> None:
-            line.end()
-            note(text, dim=True)
+            line.say(lambda: note(text, dim=True))
+
+        listener = Listener(tell if is_conversation else logger.info, doing.append)
 
         if keepalive_s != 0 and _HAS_SOCKETS:
             from localllm.server.attached import start
 
             try:
-                return start(found, keepalive_s, logging.getLogger().level)
+                return start(found, keepalive_s, logging.getLogger().level, listener)
             except OSError as error:
                 tell(f"no engine can be left running ({error})")
         from localllm.session import load_checkpoint
 
-        return load_checkpoint(found, tell) if is_conversation else load_checkpoint(found)
+        return load_checkpoint(found, listener)
 
 
-def loading(name: str) -> StatusLine:
-    """Says so, where it takes long."""
+def loading(name: str, doing: list[str]) -> StatusLine:
+    """Says so, where it takes long; `doing`: the last of it is what takes long just now."""
     began_s = time.monotonic()
     kernels = cache_folder("kernels")
     is_first = not (kernels.is_dir() and any(kernels.iterdir()))
     why = "; kernels are compiled for this processor, once" if is_first else ""
 
     def describe() -> str:
-        return f"loading {show_controls(name)}, {time.monotonic() - began_s:.0f} s{why}"
+        now = f"; {doing[-1]}" if doing and doing[-1] else why
+        return f"loading {show_controls(name)}, {time.monotonic() - began_s:.0f} s{now}"
 
     return StatusLine(describe, LOADING_SHOWN_S)
 

@@ -35,7 +35,7 @@ def option(
     """A flag that the variable of its name, LOCALLLM_…, can set too; `suggest` completes it.
     `choices`: the words that it takes, which are shown and completed.
     """
-    variable = next(name for name in names if name.startswith("--"))
+    variable = next(name for name in names if name.startswith("--")).partition("/")[0]
     envvar = "LOCALLLM_" + variable.removeprefix("--").replace("-", "_").upper()
     return typer.Option(
         *names,
@@ -161,6 +161,13 @@ Backend = Annotated[
     option("--backend", help="Whose operators compute.", choices=("auto", "torch", "triton")),
 ]
 Device = Annotated[str, option("--device", help="What computes.", choices=("auto", "cuda", "cpu"))]
+SelfCheck = Annotated[
+    bool,
+    option(
+        "--self-check/--no-self-check",
+        help="Check a GPU's kernels before their first use there.",
+    ),
+]
 Threads = Annotated[
     int | None,
     option("--threads", help="Threads on a CPU; unset: one a core, fewer beside other work."),
@@ -243,6 +250,7 @@ class EngineFlags:
     cache_disk: str | None = None
     cache_dir: str | None = None
     threads: int | None = None
+    self_check: bool = True
 
     def config(self, default_max_num_seqs: int) -> EngineConfig:
         """The EngineConfig they ask for. Raises: RequestError."""
@@ -258,6 +266,7 @@ class EngineFlags:
             cache_disk_bytes=parse_size(self.cache_disk, "cache-disk") if self.cache_disk else 0,
             cache_dir=self.cache_dir,
             threads=self.threads,
+            self_check=self.self_check,
             backend=cast(Literal["auto"], self.backend),
             device=cast(Literal["auto"], self.device),
             dtype=cast(Literal["auto"], self.dtype),

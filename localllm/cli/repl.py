@@ -29,6 +29,7 @@ from localllm.cli.words import context
 from localllm.completion import Completion
 from localllm.config import EngineConfig, SamplingParams
 from localllm.conversation import ChatSession
+from localllm.engine.listener import Listener
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.loaded_model import LoadedModel
 from localllm.overflow import UNKNOWN_CONTEXT, WARNED_SHARE
@@ -245,7 +246,7 @@ class Repl:
                 self.is_over = True  # there is nobody to talk to
                 raise
 
-        self.session.change_model(lambda: load_checkpoint(found, tell), load_back)
+        self.session.change_model(lambda: load_checkpoint(found, Listener(tell)), load_back)
         self.used_tokens = self.session.count_tokens()
         self.save()
 

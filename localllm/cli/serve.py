@@ -1,6 +1,7 @@
 """`localllm serve`: the engine stays warm, for every client."""
 
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,6 +55,7 @@ def serve(
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    self_check: options.SelfCheck = True,
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
     deterministic: options.Deterministic = False,
@@ -82,6 +84,7 @@ def serve(
         cache_disk=cache_disk,
         cache_dir=cache_dir,
         threads=threads,
+        self_check=self_check,
     ).config(default_max_num_seqs=_DEFAULT_SEQS)
     import asyncio
 
@@ -99,6 +102,7 @@ def serve(
         access,
         (host, port),
         lambda url: note(f"{show_controls(name)} answers at {url}; Ctrl-C ends"),
+        partial(note, dim=True),
         max(0, grace),
     )
     asyncio.run(serving)

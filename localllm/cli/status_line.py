@@ -25,6 +25,7 @@ class StatusLine:
     def __init__(self, describe: Callable[[], str | None], first_shown_s: float) -> None:
         self._describe, self._first_shown_s = describe, first_shown_s
         self._is_over = threading.Event()
+        self._screen = threading.Lock()
         self._is_drawn = self._is_terminal = False
         self._thread = threading.Thread(target=self._run, name="status-line", daemon=True)
 
@@ -46,6 +47,13 @@ class StatusLine:
         if self._is_drawn:
             write_stderr("\r\x1b[K")
 
+    def say(self, write: Callable[[], None]) -> None:
+        """Erase the line for what `write` puts on the screen to stay; it is drawn again below."""
+        with self._screen:
+            if self._is_drawn:
+                write_stderr("\r\x1b[K")
+            write()
+
     def _run(self) -> None:
         if not self._is_terminal:
             self._tell_once()
@@ -54,10 +62,11 @@ class StatusLine:
             return
         while True:
             text = self._describe()
-            if text is not None:
+            if text is not None and not self._is_over.is_set():
                 self._is_drawn = True
                 width = shutil.get_terminal_size().columns - 1
-                write_stderr("\r" + dimmed(text[:width]) + "\x1b[K")
+                with self._screen:
+                    write_stderr("\r" + dimmed(text[:width]) + "\x1b[K")
             if self._is_over.wait(INTERVAL_S):
                 return
 

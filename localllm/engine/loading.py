@@ -1,7 +1,6 @@
 """From a checkpoint folder and an EngineConfig to an engine: check, plan, load, in that order."""
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,8 +17,12 @@ from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine, EngineLimits
+from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.engine.ngram import NgramDrafter
+from localllm.engine.operator_case import Sizes
+from localllm.engine.operator_check import CheckRequest
+from localllm.engine.operator_choice import choose_operators
 from localllm.engine.pacing import Pacer
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.runner import ModelRunner, Runner
@@ -33,21 +36,19 @@ from localllm.errors import BackendError
 from localllm.model.architectures import ArchSpec
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
-from localllm.model.weight_check import check_weights
+from localllm.model.random_weights import RandomWeights
+from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
-from localllm.model.weights import WeightSource, load_model, open_source
+from localllm.model.weights import CheckpointWeights, load_model, open_source
 from localllm.places import prefix_folder
 from localllm_kernels import select_ops
+from localllm_kernels.choice import ALL_OWN, Choice
 from localllm_kernels.kv_cache import row_bytes
 from localllm_kernels.tunings import Tunings
-
-logger = logging.getLogger(__name__)
 
 # Tokens in one step. On a CPU products are as fast with 64 rows as with 2,048, see
 # docs/performance.md, and whoever waits for the next token waits for the whole step.
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
-# Is told, in a line, how memory is divided.
-Report = Callable[[str], None]
 KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -69,29 +70,29 @@ def load_decoder(
     model_config: ModelConfig,
     spec: ArchSpec,
     config: EngineConfig,
-    report: Report = logger.info,
+    listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
 ) -> LoadedDecoder:
     """Load the weights in `folder`, whose config was read by `read_model_config`.
 
-    Everything that can be wrong with the files is found before memory is taken; `report` is told
-    how it will be divided, and how it was. `draft`: the model that drafts, if one does.
+    Everything that can be wrong with the files is found before memory is taken; `listener`
+    is told how it will be divided, and how it was. `draft`: the model that drafts, if one does.
 
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
     weights = check_weights(find_weight_files(folder), model_config, spec)
     with open_source(weights) as source:
         resident = weights.resident_bytes
-        return build_decoder(source, resident, model_config, spec, config, report, draft)
+        return build_decoder(source, resident, model_config, spec, config, listener, draft)
 
 
 def build_decoder(
-    source: WeightSource,
+    source: CheckpointWeights | RandomWeights,
     resident_bytes: Callable[[int], int],
     model_config: ModelConfig,
     spec: ArchSpec,
     config: EngineConfig,
-    report: Report = logger.info,
+    listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
 ) -> LoadedDecoder:
     """A decoder with the weights of `source`, of which `resident_bytes` tells what they take for
@@ -105,12 +106,16 @@ def build_decoder(
     if device.type == "cpu":
         torch.set_num_threads(threads.most)
     prepare(device)
-    dtype: torch.dtype = getattr(
-        torch, model_config.dtype if config.dtype == "auto" else config.dtype
-    )
-    kv_dtype = KV_DTYPES.get(config.kv_cache_dtype, dtype)
+    dtype, kv_dtype = _types(model_config, config)
     is_tuned = device.type == "cuda" and not config.deterministic
     tunings = _tuning_file(device).read() if is_tuned else None
+
+    def choose() -> Choice:
+        if not config.self_check:
+            return ALL_OWN
+        weights = source.weights if isinstance(source, CheckpointWeights) else source
+        return choose_operators(check_request(weights, model_config, spec, config), listener)
+
     try:
         ops = select_ops(
             device.type,
@@ -118,6 +123,7 @@ def build_decoder(
             dtype,
             deterministic=config.deterministic,
             tunings=tunings,
+            choose=choose,
         )
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
@@ -134,7 +140,7 @@ def build_decoder(
         draft_bytes=draft.plan.activations_bytes + draft.plan.graphs_bytes if draft else 0,
         gathers=ops.name == "torch",
     )
-    report(plan.describe(config.block_size))
+    listener.line(plan.describe(config.block_size))
     model = load_model(
         source,
         model_config,
@@ -148,8 +154,28 @@ def build_decoder(
     if device.type == "cuda":
         planned, left = plan, free_bytes(device)
         plan = reconcile(planned, config, left)
-        report(describe_taken(plan, planned, left - plan.kv_bytes))
+        listener.line(describe_taken(plan, planned, left - plan.kv_bytes))
     return LoadedDecoder(model, plan, dtype, kv_dtype, device, tunings)
+
+
+def check_request(
+    weights: WeightMap | RandomWeights,
+    model_config: ModelConfig,
+    spec: ArchSpec,
+    config: EngineConfig,
+) -> CheckRequest:
+    """What would be checked before such a model is used on the GPU here."""
+    sizes = Sizes(model_config, spec, *_types(model_config, config), config.block_size)
+    tunings = _tuning_file(torch.device("cuda")).read()
+    found = {} if config.deterministic else tunings.found
+    return CheckRequest(weights, sizes, found, config.deterministic)
+
+
+def _types(model_config: ModelConfig, config: EngineConfig) -> tuple[torch.dtype, torch.dtype]:
+    """Of what is computed, and of keys and values."""
+    name = model_config.dtype if config.dtype == "auto" else config.dtype
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype, KV_DTYPES.get(config.kv_cache_dtype, dtype)
 
 
 def load_engine(
@@ -158,24 +184,28 @@ def load_engine(
     spec: ArchSpec,
     config: EngineConfig,
     eos_token_ids: frozenset[int],
-    report: Report = logger.info,
+    listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
 ) -> Engine:
     """An engine around the decoder in `folder`. Raises: as `load_decoder`."""
-    loaded = load_decoder(folder, model_config, spec, config, report, draft)
+    loaded = load_decoder(folder, model_config, spec, config, listener, draft)
     weights_id = fingerprint(folder, find_weight_files(folder))
     return build_engine(loaded, config, eos_token_ids, weights_id, draft)
 
 
 def load_draft(
-    folder: Path, model_config: ModelConfig, spec: ArchSpec, config: EngineConfig
+    folder: Path,
+    model_config: ModelConfig,
+    spec: ArchSpec,
+    config: EngineConfig,
+    listener: Listener = LOGGED,
 ) -> LoadedDecoder:
     """The decoder that drafts for another one, with a cache of next to nothing in its plan.
 
     Raises: as `load_decoder`.
     """
     alone = replace(config, kv_cache_tokens=config.block_size, max_model_len=None)
-    return load_decoder(folder, model_config, spec, alone)
+    return load_decoder(folder, model_config, spec, alone, listener)
 
 
 def build_engine(
@@ -197,6 +227,7 @@ def build_engine(
         model_config.rope,
         loaded.device.type,
         loaded.model.ops.name,
+        loaded.model.ops.choice,
         config.deterministic,
         __version__,
     )

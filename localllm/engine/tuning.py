@@ -18,10 +18,11 @@ import torch
 import triton
 from torch import Tensor
 
-import localllm_kernels
 from localllm.engine.device import Device, is_fatal
+from localllm.engine.operator_case import distance, unit_of
 from localllm.model.decoder import DecoderModel
-from localllm_kernels.cpu.build import cache_folder
+from localllm.places import cache_folder
+from localllm_kernels.fingerprint import sources_fingerprint
 from localllm_kernels.gpu_linears import Int4Product
 from localllm_kernels.int4_weight import NOTHING, Around
 from localllm_kernels.tiles import MAX_SPLITS, MAX_WARPS, TileConfig
@@ -44,11 +45,10 @@ class TuningFile:
     @classmethod
     def of(cls, device_name: str) -> "TuningFile":
         """The file of a GPU, with this version of Triton and of the kernels."""
-        digest = hashlib.sha256(triton.__version__.encode())
-        for source in sorted(Path(localllm_kernels.__file__).parent.glob("*.py")):
-            digest.update(source.read_bytes())
+        made_by = f"{triton.__version__} {sources_fingerprint()}"
+        digest = hashlib.sha256(made_by.encode()).hexdigest()[:12]
         name = "".join(c if c.isalnum() else "-" for c in device_name)
-        return cls(cache_folder().parent / "tunings" / f"{name}-{digest.hexdigest()[:12]}.json")
+        return cls(cache_folder("tunings") / f"{name}-{digest}.json")
 
     def read(self) -> Tunings:
         """What was found so far."""
@@ -96,7 +96,9 @@ def _descend(
     device: Device,
     save: Callable[[str, TileConfig], None],
 ) -> Iterator[None]:
-    best, best_s = default, _time(call, key, default, tunings, device)
+    with tunings.forcing(key, default):
+        expected = call().clone()
+    best, best_s = default, _time(call, expected, key, default, tunings, device)
     tried = {default}
     yield
     is_better = True
@@ -106,7 +108,7 @@ def _descend(
             if config in tried:
                 continue
             tried.add(config)
-            seconds = _time(call, key, config, tunings, device)
+            seconds = _time(call, expected, key, config, tunings, device)
             if seconds < _WORTH * best_s:
                 best, best_s, is_better = config, seconds, True
             yield
@@ -115,12 +117,22 @@ def _descend(
 
 
 def _time(
-    call: Callable[[], Tensor], key: str, config: TileConfig, tunings: Tunings, device: Device
+    call: Callable[[], Tensor],
+    expected: Tensor,
+    key: str,
+    config: TileConfig,
+    tunings: Tunings,
+    device: Device,
 ) -> float:
-    """Seconds with a configuration; infinite where it does not fit into this GPU."""
+    """Seconds with a configuration; infinite where it does not fit into this GPU, or gives another
+    result than rounding explains.
+    """
     try:
         with tunings.forcing(key, config):
-            call()  # compiles
+            away = distance(call(), expected, unit_of(expected.dtype))  # compiles
+            if away > 1:
+                logger.warning("%s with %s is %.3g times too far off", key, config, away)
+                return float("inf")
             replay, _ = device.capture(call)
         return min(device.time(replay) for _ in range(_REPEATS))
     except Exception as error:
@@ -131,27 +143,24 @@ def _time(
 
 
 def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
-    """The products of a step, for each number of rows: those of all layers in one place alike."""
-    hidden = model.config.hidden_size
-    inner = model.config.num_heads * model.config.head_dim
-    places = [
-        ([each.attention.qkv_proj for each in model.layers], hidden, NOTHING),
-        ([each.attention.o_proj for each in model.layers], inner, NOTHING),
-        (
-            [each.mlp.gate_up_proj for each in model.layers],
-            hidden,
-            Around(is_gated=True),
-        ),
-        (
-            [each.mlp.down_proj for each in model.layers],
-            model.config.intermediate_size,
-            NOTHING,
-        ),
-        ([model.lm_head], hidden, NOTHING),
-    ]
+    """The products of a step, for each number of rows, with what is around them in one: those of
+    all layers in one place alike.
+    """
+    config, layers = model.config, model.layers
+    hidden, inner = config.hidden_size, config.num_heads * config.head_dim
+    eps = config.rms_norm_eps
+    first = Around(norm=layers[0].input_norm.weight, eps=eps)
+    gated = Around(norm=layers[0].post_attention_norm.weight, eps=eps, is_gated=True)
     for rows in ROWS:
-        for products, width, around in places:
-            x = torch.randn(rows, width, device=model.embedding.device).to(model.norm.weight.dtype)
+        added = Around(residual=_drawn(model, rows, hidden))
+        for products, width, around in (
+            ([each.attention.qkv_proj for each in layers], hidden, first),
+            ([each.attention.o_proj for each in layers], inner, added),
+            ([each.mlp.gate_up_proj for each in layers], hidden, gated),
+            ([each.mlp.down_proj for each in layers], config.intermediate_size, added),
+            ([model.lm_head], hidden, NOTHING),
+        ):
+            x = _drawn(model, rows, width)
 
             def call(
                 products: Sequence[Callable[..., Tensor]] = products,
@@ -160,11 +169,16 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
             ) -> Tensor:
                 out = x
                 for product in products:
-                    takes_around = isinstance(product, Int4Product) and around.is_gated
+                    takes_around = isinstance(product, Int4Product) and around is not NOTHING
                     out = product(x, around) if takes_around else product(x)
                 return out
 
             yield call
+
+
+def _drawn(model: DecoderModel, rows: int, width: int) -> Tensor:
+    dtype = model.norm.weight.dtype
+    return torch.randn(rows, width, device=model.embedding.device).to(dtype)
 
 
 def _is_sane(config: TileConfig) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from localllm.checkpoint import Checkpoint
 from localllm.completion import TextEvent
 from localllm.config import SamplingParams
+from localllm.engine.listener import LOGGED, Listener
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.loaded_model import LoadedModel
 from localllm.prompt import Prompt
@@ -201,8 +202,11 @@ def ask_engine(address: Path, message: Message) -> Message | None:
         return ask(channel, message)
 
 
-def start(found: Checkpoint, keepalive_s: float, log_level: int) -> LoadedModel:
+def start(
+    found: Checkpoint, keepalive_s: float, log_level: int, listener: Listener = LOGGED
+) -> LoadedModel:
     """Start an engine that waits `keepalive_s` for the next one when it is left; below 0: for ever.
+    `listener` is told what it does meanwhile.
 
     Raises: LocalLLMError where the model cannot be loaded; OSError where there is no place for its
     socket, or no process to be had.
@@ -226,7 +230,7 @@ def start(found: Checkpoint, keepalive_s: float, log_level: int) -> LoadedModel:
                 }
             )
         )
-        answer = _receive(ours)
+        answer = _receive_loaded(ours, listener)
     except BaseException:
         process.kill()
         ours.close()
@@ -277,6 +281,18 @@ def _spawn(channel: socket.socket, address: Path) -> "subprocess.Popen[bytes]":
             stderr=output,
             start_new_session=True,  # it outlives this program, and its terminal
         )
+
+
+def _receive_loaded(channel: socket.socket, listener: Listener) -> Message | None:
+    """What comes behind the messages that tell how loading goes on."""
+    unpacker = Unpacker()
+    while data := channel.recv(_CHUNK):
+        for message in unpacker.feed(data):
+            if message["type"] != "loading":
+                return message
+            tell = listener.line if message["is_line"] else listener.doing
+            tell(message["text"])
+    return None
 
 
 def _receive(channel: socket.socket) -> Message | None:

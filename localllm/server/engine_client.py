@@ -15,6 +15,7 @@ from typing import Literal
 
 from localllm.completion import TextEvent
 from localllm.config import EngineConfig, SamplingParams
+from localllm.engine.listener import Tell
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.prompt import Prompt
 from localllm.server.wire import (
@@ -112,10 +113,13 @@ class EngineClient:
         name: str = "",
         address: str | None = None,
         hangs_s: float = HANGS_S,
+        tell: Tell = logger.info,
     ) -> None:
         """`name`: what the model is called; `address`: where programs of this user may join;
-        `hangs_s`: a process that says nothing for so long is ended.
+        `hangs_s`: a process that says nothing for so long is ended; `tell` gets a line for what is
+        worth one while the model is loaded.
         """
+        self._tell = tell
         self._hangs_s = hangs_s
         self._model, self._config = model, config
         self._name, self._address = name, address
@@ -279,6 +283,9 @@ class EngineClient:
                 known = (message[each.name] for each in fields(EngineInfo))
                 self.info, self._state = EngineInfo(*known), "ready"
                 self._settled.set()
+            case "loading":
+                if message["is_line"]:
+                    self._tell(message["text"])
             case "failed":
                 failure = error_from_wire(message["error"])
                 failure.exit_code = ExitCode(message["code"])

@@ -2,7 +2,8 @@
 
 What it is told first, by whoever started it, is the model; then it is an EngineLoop's.
 
-    open {model, name, config, log_level, address, keepalive_s} → ready {…} | failed {error, code}
+    open {model, name, config, log_level, address, keepalive_s}
+        → loading {text, is_line}, any number of them, → ready {…} | failed {error, code}
 """
 
 import logging
@@ -11,9 +12,12 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from localllm.config import EngineConfig
+from localllm.engine.listener import Listener
 from localllm.errors import DeviceError, LocalLLMError
 from localllm.loaded_model import LoadedModel
 from localllm.server.addresses import leave, listen_at
@@ -39,6 +43,17 @@ def describe(model: LoadedModel, asked: Message) -> Message:
     }
 
 
+def _listener(channel: socket.socket) -> Listener:
+    """Sends what it is told to whoever started this."""
+
+    def send(text: str, *, is_line: bool) -> None:
+        logger.info("%s", text)
+        with suppress(OSError):  # who is gone need not know
+            channel.sendall(pack({"type": "loading", "text": text, "is_line": is_line}))
+
+    return Listener(partial(send, is_line=True), partial(send, is_line=False))
+
+
 def _first(channel: socket.socket, unpacker: Unpacker) -> Message | None:
     while data := channel.recv(_CHUNK):
         for message in unpacker.feed(data):
@@ -58,7 +73,7 @@ def main() -> int:
     logging.basicConfig(level=asked["log_level"], format="%(levelname)s: engine: %(message)s")
     config: EngineConfig = config_from_wire(asked["config"])
     try:
-        model = open_model(asked["model"], config)
+        model = open_model(asked["model"], config, _listener(channel))
     except LocalLLMError as error:
         failed = {"type": "failed", "error": error_to_wire(error), "code": int(error.exit_code)}
         channel.sendall(pack(failed))

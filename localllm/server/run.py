@@ -33,9 +33,11 @@ async def serve_model(
     access: Access,
     where: tuple[str, int],
     tell: Callable[[str], None],
+    tell_loading: Callable[[str], None],
     grace_s: int,
 ) -> None:
-    """Serve a model as `name` until a signal ends it; `tell` gets the address once it answers.
+    """Serve a model as `name` until a signal ends it; `tell` gets the address once it answers,
+    `tell_loading` a line for what is worth one until then.
 
     Who is answered then has `grace_s` to the end. Raises: RequestError for an address that cannot
     be had, LocalLLMError for a model that cannot be loaded.
@@ -53,6 +55,7 @@ async def serve_model(
         level,
         name=found.name,
         address=str(address_of(found)),
+        tell=tell_loading,
     )
     try:
         info = await engine.start()

@@ -217,7 +217,8 @@ def test_head_closes_the_pipe_silently(model: str) -> None:
     )
     assert done.returncode == ExitCode.CLOSED_PIPE
     assert done.stdout.count("\n") == 1
-    assert done.stderr == ""
+    # A slow machine says that the model is being loaded.
+    assert not [line for line in done.stderr.splitlines() if not line.startswith("loading ")]
 
 
 def test_a_full_disk_is_exit_code_5(model: str) -> None:

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from localllm.engine.verdict import Outcome, Verdict, VerdictFile
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.places import cache_folder, sessions_file
 from localllm.sessions import SessionStore
 from localllm.transcript import Transcript, Turn
+from localllm_kernels.choice import Piece
 
 Run = Callable[..., Any]
 
@@ -47,6 +50,35 @@ def test_doctor_fails_only_where_nothing_answers(
     outcome = localllm("doctor")
     assert outcome.code == ExitCode.FAILURE
     assert "bad   answer" in outcome.out
+
+
+def test_doctor_lists_what_was_found_about_kernels(localllm: Run) -> None:
+    outcomes = (
+        Outcome(Piece.NORMS, "norm", 1, "good", "", 1e-5, 4e-5),
+        Outcome(Piece.INT8, "down", 16, "wrong", "30 times as far off", 1e-5, 1e-5),
+        Outcome(Piece.FRAGMENTS, "down", 1, "good", "", 1e-5, 2e-5),
+    )
+    VerdictFile.of("GPU 1", "shape").write(Verdict("GPU 1", "of a shape", outcomes))
+    outcome = localllm("doctor")
+    assert outcome.code == 0
+    shown = outcome.out.splitlines()
+    [first] = [i for i, line in enumerate(shown) if "GPU 1: models of a shape" in line]
+    assert [line.split(maxsplit=2)[2] for line in shown[first + 1 : first + 4]] == [
+        "norms: good, 4.0 times as fast as torch",
+        "int8 products: wrong, so torch computes them (down, 16 rows: 30 times as far off)",
+        "int4 products by fragments: used for up to 1 row, 2.0 times as fast as the other way",
+    ]
+    assert [line.split()[0] for line in shown[first : first + 4]] == ["ok", "ok", "note", "ok"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here, which is checked")
+def test_a_check_of_the_gpu_needs_one(localllm: Run) -> None:
+    outcome = localllm("doctor", "--gpu")
+    assert outcome.code == ExitCode.MEMORY
+    assert "no usable GPU" in outcome.err
+    outcome = localllm("doctor", "pocket")
+    assert outcome.code == ExitCode.USAGE
+    assert "--gpu" in outcome.err
 
 
 def test_a_quantized_model_is_removed_when_it_is_said(

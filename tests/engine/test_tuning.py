@@ -15,6 +15,7 @@ from recording_device import Recording, RecordingDevice
 from torch import Tensor
 from triton.runtime.interpreter import GridExecutor
 
+from localllm.engine import tuning
 from localllm.engine.device import CaptureError
 from localllm.engine.tuning import ROWS, TuningFile, tune
 from localllm.model.decoder import DecoderModel
@@ -52,8 +53,9 @@ def tuned_by(model: DecoderModel, tunings: Tunings) -> Iterator[None]:
 
 @contextmanager
 def nothing_computed() -> Iterator[None]:
-    """Within it launches do nothing: the times are made up, and the results are not looked at."""
+    """Within it launches do nothing: the times are made up, and the results said to be right."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "distance", lambda *arguments: 0.0)
         patch.setattr(GridExecutor, "__call__", lambda *args, **kwargs: None)
         yield
 
@@ -95,6 +97,24 @@ def test_a_configuration_that_does_not_fit_is_passed_over() -> None:
         for _ in tune(model, tunings, device, found.__setitem__):
             pass
     assert {each.block_n for each in found.values()} == {64}
+
+
+@needs_interpreter
+def test_a_configuration_that_gives_another_result_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tunings, device = triton_model(Recipe("int8")), Tunings(), RecordingDevice()
+    device.seconds = lambda recording: 1 / sum(each["BLOCK_N"] for each in recording.settings)
+    found: dict[str, TileConfig] = {}
+    with tuned_by(model, tunings), nothing_computed():
+        is_default = iter([True, *[False] * 1000])
+        monkeypatch.setattr(tuning, "distance", lambda *_: 0.0 if next(is_default) else 2.0)
+        search = tune(model, tunings, device, found.__setitem__)
+        while not found:
+            next(search)
+    [config] = found.values()
+    assert config.block_n == 64  # more would be faster
+    assert "times too far off" in caplog.text
 
 
 def test_what_is_found_is_there_at_the_next_start(tmp_path: Path) -> None:

@@ -1,0 +1,41 @@
+"""Which operators are this library's, and which are left to torch."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Piece(StrEnum):
+    """What can be left to torch by itself, by the name that users read."""
+
+    NORMS = "norms"
+    ROTATION = "rotation and KV write"
+    GATE = "gate"
+    FEW_QUERIES = "attention of few queries"
+    MANY_QUERIES = "attention of many queries"
+    INT4 = "int4 products"
+    INT8 = "int8 products"
+    FP8 = "fp8 products"
+    SAMPLING = "sampling"
+    # A second way for int4 products, which is taken only where it was found right and faster.
+    FRAGMENTS = "int4 products by fragments"
+
+
+# What the layers of `gpu_decoder.py` are made of.
+FUSED = frozenset((Piece.NORMS, Piece.ROTATION, Piece.FEW_QUERIES, Piece.INT4))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`to_torch`: the pieces that torch computes; `fragment_rows`: the most rows of a product that
+    take the fragments, 0 for none.
+    """
+
+    to_torch: frozenset[Piece] = frozenset()
+    fragment_rows: int = 0
+
+    def __str__(self) -> str:
+        """In one way only, since the keys of cached prefixes contain it."""
+        return f"{','.join(sorted(self.to_torch))};{self.fragment_rows}"
+
+
+ALL_OWN = Choice()

@@ -1,0 +1,244 @@
+"""The operators that a model is about to use, each on its own shapes, beside what it should give.
+
+What an operator gives is held against torch's in float32, and its time against that of what would
+compute in its place. Inputs are drawn; weights are those of the model's first layer and its head.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from localllm.engine.operator_case import TOLERANCE, OperatorCase, Sizes, distance, unit_of
+from localllm.engine.product_cases import product_cases
+from localllm.model.architectures import layer_windows
+from localllm.model.weights import WeightSource
+from localllm_kernels import TORCH_OPS, Ops
+from localllm_kernels.choice import ALL_OWN, Choice, Piece
+from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, dequantize_rows, quantize_rows
+from localllm_kernels.sample import SamplingRows, sample_reference
+
+# The greatest step between neighbours among the codes of a row, as a share of what it has on
+# average; codes may differ by one where a quotient lies between two.
+_CODE_STEPS = {torch.int8: 0.05, torch.float8_e4m3fn: 0.3}
+_CONTEXT, _FEW_REQUESTS, _NEW_TOKENS = 1000, 4, 200
+
+
+def operator_cases(
+    source: WeightSource,
+    sizes: Sizes,
+    device: torch.device,
+    tables: Callable[[Choice], Ops],
+) -> Iterator[OperatorCase]:
+    """Every case, what was made for one let go before the next; `tables`: the operators by choice.
+
+    Raises: as `WeightReader`.
+    """
+    own = tables(ALL_OWN)
+    cases = _Cases(sizes, device, own)
+    for rows in (1, 512):
+        yield from cases.between(rows)
+    for window in dict.fromkeys(layer_windows(sizes.config, sizes.spec)):
+        yield cases.attention(Piece.FEW_QUERIES, [_CONTEXT], 1, window)
+        yield cases.attention(
+            Piece.FEW_QUERIES, [17 + _CONTEXT // (i + 1) for i in range(_FEW_REQUESTS)], 1, window
+        )
+        yield cases.attention(Piece.MANY_QUERIES, [_CONTEXT, _NEW_TOKENS], _NEW_TOKENS, window)
+    if own.sample is not None:
+        yield cases.sampling(own.sample)
+    yield from product_cases(source, sizes, device, tables)
+
+
+class _Cases:
+    """What needs no weights but those of norms, which are drawn."""
+
+    def __init__(self, sizes: Sizes, device: torch.device, ops: Ops) -> None:
+        self._sizes, self._device, self._ops = sizes, device, ops
+        self._unit = unit_of(sizes.dtype)
+
+    def between(self, rows: int) -> Iterator[OperatorCase]:
+        """Norms, rotation with the write to the cache, gate."""
+        config = self._sizes.config
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        x, residual, weight = (
+            self._values(rows, hidden),
+            self._values(rows, hidden),
+            1 + 0.1 * self._values(hidden),
+        )
+        gate_up = self._values(rows, 2 * config.intermediate_size)
+
+        def case(
+            piece: Piece, name: str, call: Callable[..., Sequence[Tensor]], *values: Tensor
+        ) -> OperatorCase:
+            return OperatorCase(
+                piece,
+                name,
+                rows,
+                lambda: max(
+                    distance(found, exact, self._unit)
+                    for found, exact in zip(
+                        call(self._ops, *values),
+                        call(TORCH_OPS, *(each.float() for each in values)),
+                        strict=True,
+                    )
+                ),
+                lambda: call(self._ops, *values),
+                lambda: call(TORCH_OPS, *values),
+            )
+
+        yield case(Piece.NORMS, "norm", lambda o, x, w: (o.rms_norm(x, w, eps),), x, weight)
+        yield case(
+            Piece.NORMS,
+            "norm of a sum",
+            lambda o, x, r, w: o.add_rms_norm(x, r, w, eps),
+            x,
+            residual,
+            weight,
+        )
+        yield case(Piece.GATE, "gate", lambda o, x: (o.silu_mul(x),), gate_up)
+        yield self._rotation(rows)
+
+    def _rotation(self, rows: int) -> OperatorCase:
+        config, dtype = self._sizes.config, self._sizes.kv_dtype
+        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = self._values(rows, heads + 2 * kv_heads, dim)
+        angles = 6 * torch.rand(rows, dim // 2, device=self._device)
+        cos, sin = angles.cos(), angles.sin()
+        norm = 1 + 0.1 * self._values(dim) if self._sizes.spec.qk_norm else None
+        block = self._sizes.block_size
+        num_blocks = -(-rows // block) + 1
+        slots = block + torch.randperm(rows, device=self._device)
+
+        def call(ops: Ops, kept: KVCache, qkv: Tensor, norm: Tensor | None) -> Tensor:
+            return ops.rotate_and_store(
+                qkv,
+                cos,
+                sin,
+                kept,
+                slots,
+                query_norm=norm,
+                key_norm=norm,
+                eps=config.rms_norm_eps,
+            )
+
+        own, plain, exact = (self._empty(num_blocks, kind) for kind in (dtype, dtype, torch.float))
+
+        def away() -> float:
+            query = call(self._ops, own, qkv, norm)
+            right = call(TORCH_OPS, exact, qkv.float(), None if norm is None else norm.float())
+            of_codes = _CODE_STEPS[dtype] / TOLERANCE if dtype in _CODE_STEPS else self._unit
+            return max(
+                distance(query, right, self._unit),
+                distance(_values_of(own.key, own.key_scales), exact.key, of_codes),
+                distance(_values_of(own.value, own.value_scales), exact.value, of_codes),
+            )
+
+        return OperatorCase(
+            Piece.ROTATION,
+            "rotation",
+            rows,
+            away,
+            lambda: call(self._ops, own, qkv, norm),
+            lambda: call(TORCH_OPS, plain, qkv, norm),
+        )
+
+    def attention(
+        self, piece: Piece, lengths: Sequence[int], most_new: int, window: int | None
+    ) -> OperatorCase:
+        """Of requests with so many keys, the last `most_new` at most of them new."""
+        config, device, block = self._sizes.config, self._device, self._sizes.block_size
+        new = [min(most_new, length) for length in lengths]
+        rows, longest = sum(new), max(lengths)
+        blocks = -(-longest // block)
+        shape = (len(lengths) * blocks + 1, config.num_kv_heads, block, config.head_dim)
+        cache, exact = self._filled(shape)
+        order = torch.randperm(len(lengths) * blocks, device=device).add(1).int()
+        starts = torch.tensor([0, *new], device=device).cumsum(0).int()
+        query = self._values(rows, config.num_heads, config.head_dim)
+        keys = torch.tensor(lengths, device=device)
+
+        def call(ops: Ops, query: Tensor, cache: KVCache) -> Tensor:
+            return ops.paged_attention(
+                query,
+                cache,
+                block_tables=order.view(len(lengths), blocks),
+                cu_seqlens_q=starts,
+                seq_lens=keys,
+                max_query_len=max(new),
+                scale=config.head_dim**-0.5,
+                window=window,
+            )
+
+        behind = "" if window is None else f", window {window}"
+        return OperatorCase(
+            piece,
+            f"{piece}, {len(lengths)} of up to {longest} keys{behind}",
+            rows,
+            lambda: distance(
+                call(self._ops, query, cache), call(TORCH_OPS, query.float(), exact), self._unit
+            ),
+            lambda: call(self._ops, query, cache),
+            lambda: call(TORCH_OPS, query, cache),
+        )
+
+    def sampling(self, own: Callable[[Tensor, SamplingRows], Tensor]) -> OperatorCase:
+        """A greedy row and rows with filters: the same tokens but for one near tie."""
+        count, device = 8, self._device
+        logits = 4 * torch.randn(count, self._sizes.config.vocab_size, device=device)
+        index = torch.arange(count, device=device)
+
+        def rows() -> SamplingRows:
+            return SamplingRows(
+                index.int(),
+                index.clone(),
+                torch.where(index == 0, 0.0, 0.5 + index / count),
+                torch.where(index % 2 == 0, 20, 0).int(),
+                torch.where(index % 3 == 0, 1.0, 0.95),
+                torch.where(index % 4 == 3, 0.05, 0.0),
+                (index + 1) * 0x9E3779B97F4A7C1,
+            )
+
+        def away() -> float:
+            found = own(logits.clone(), rows())
+            return float((found != sample_reference(logits, rows())).sum()) / 1.5
+
+        asked = rows()
+        return OperatorCase(
+            Piece.SAMPLING,
+            "sampling",
+            count,
+            away,
+            lambda: own(logits, asked),
+            lambda: sample_reference(logits, asked),
+        )
+
+    def _values(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self._device).to(self._sizes.dtype)
+
+    def _empty(self, num_blocks: int, dtype: torch.dtype) -> KVCache:
+        config = self._sizes.config
+        shape = (num_blocks, config.num_kv_heads, self._sizes.block_size, config.head_dim)
+        key, value = (torch.zeros(shape, device=self._device).to(dtype) for _ in range(2))
+        if dtype not in CODE_LIMITS:
+            return KVCache(key, value)
+        scales = torch.zeros(2, *shape[:3], device=self._device)
+        return KVCache(key, value, scales[0], scales[1])
+
+    def _filled(self, shape: tuple[int, ...]) -> tuple[KVCache, KVCache]:
+        """A cache of drawn keys and values, and the same in float32."""
+        dtype = self._sizes.kv_dtype
+        key, value = (torch.randn(shape, device=self._device) for _ in range(2))
+        if dtype not in CODE_LIMITS:
+            plain = KVCache(key.to(dtype), value.to(dtype))
+            return plain, KVCache(plain.key.float(), plain.value.float())
+        (key, key_scales), (value, value_scales) = (
+            quantize_rows(key, dtype),
+            quantize_rows(value, dtype),
+        )
+        return KVCache(key, value, key_scales, value_scales), KVCache(
+            dequantize_rows(key, key_scales), dequantize_rows(value, value_scales)
+        )
+
+
+def _values_of(codes: Tensor, scales: Tensor | None) -> Tensor:
+    return codes.float() if scales is None else dequantize_rows(codes, scales)

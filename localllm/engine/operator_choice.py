@@ -1,0 +1,138 @@
+"""Which operators a model takes on the GPU here: by what was found out once about them."""
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+import triton
+
+from localllm import __version__
+from localllm.engine.listener import Listener
+from localllm.engine.operator_check import CheckRequest
+from localllm.engine.self_check import CheckError, check_operators
+from localllm.engine.verdict import Finding, Verdict, VerdictFile
+from localllm.model.architectures import layer_windows
+from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
+from localllm.model.random_weights import RandomWeights
+from localllm_kernels.choice import ALL_OWN, Choice, Piece
+from localllm_kernels.fingerprint import sources_fingerprint
+
+logger = logging.getLogger(__name__)
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def choose_operators(request: CheckRequest, listener: Listener, *, anew: bool = False) -> Choice:
+    """By the verdict that is kept, or one that is found now; `anew`: whatever is kept."""
+    verdict = find_verdict(request, listener, anew=anew)
+    return ALL_OWN if verdict is None else verdict.choice()
+
+
+def find_verdict(
+    request: CheckRequest, listener: Listener, *, anew: bool = False
+) -> Verdict | None:
+    """The verdict of this GPU for a request; None where nothing could be found out."""
+    machine, shape = describe_machine(), describe_shape(request)
+    file = VerdictFile.of(machine, shape)
+    verdict = None if anew else file.read()
+    if verdict is not None:
+        replaced = describe_replaced(verdict)
+        if replaced:
+            listener.line(f"{replaced} (localllm doctor shows why)")
+        return verdict
+    listener.line(
+        "this GPU's kernels are checked, once for models of this shape; --no-self-check leaves "
+        "it out"
+    )
+    began_s = time.monotonic()
+
+    def tell(case: str) -> None:
+        listener.doing(f"checking kernels on this GPU, once: {case}")
+
+    try:
+        verdict = Verdict(machine, shape, check_operators(request, tell))
+    except CheckError as error:
+        logger.warning("this GPU's kernels are used without having been checked: %s", error)
+        return None
+    finally:
+        listener.doing("")
+    file.write(verdict)
+    found = describe_replaced(verdict) or "all are right and faster than torch's"
+    seconds = time.monotonic() - began_s
+    listener.line(f"checked {len(verdict.outcomes)} operators in {seconds:.0f} s: {found}")
+    return verdict
+
+
+def describe_replaced(verdict: Verdict) -> str:
+    """What torch computes in place of a kernel, in words; empty where there is nothing."""
+    replaced = [
+        f"{finding.piece} ({finding.state})"
+        for finding in verdict.findings()
+        if not finding.is_taken and finding.piece is not Piece.FRAGMENTS
+    ]
+    return f"torch computes {', '.join(replaced)}" if replaced else ""
+
+
+def describe_finding(finding: Finding) -> str:
+    """A piece in a line."""
+    is_second = finding.piece is Piece.FRAGMENTS
+    rival = "the other way" if is_second else "torch"
+    is_measured = finding.times > 0 and finding.state in ("good", "slower")
+    times = f", {finding.times:.1f} times as fast as {rival}" if is_measured else ""
+    if is_second and finding.is_taken:
+        return f"{finding.piece}: used for {finding.why}{times}"
+    what: str = finding.state
+    if not finding.is_taken:
+        what += ", so not used" if is_second else ", so torch computes them"
+    return f"{finding.piece}: {what}{times}" + (f" ({finding.why})" if finding.why else "")
+
+
+def describe_machine() -> str:
+    """The GPU here, and everything that its kernels are made by."""
+    return ", ".join(
+        (
+            torch.cuda.get_device_name(),
+            f"driver {_driver()}",
+            f"torch {torch.__version__}",
+            f"triton {triton.__version__}",
+            f"localllm {__version__} ({sources_fingerprint()})",
+        )
+    )
+
+
+def describe_shape(request: CheckRequest) -> str:
+    """All that the operators of a model follow from; models of one shape share a verdict."""
+    sizes, config = request.sizes, request.sizes.config
+    norms = ", norms of heads" if sizes.spec.qk_norm else ""
+    windows = {window for window in layer_windows(config, sizes.spec) if window is not None}
+    of_windows = f", windows of {', '.join(map(str, sorted(windows)))}" if windows else ""
+    types = [str(each).removeprefix("torch.") for each in (sizes.dtype, sizes.kv_dtype)]
+    deterministic = ", deterministic" if request.deterministic else ""
+    return (
+        f"{config.hidden_size} wide, {config.intermediate_size} inside, {config.num_heads} heads "
+        f"of {config.head_dim} with {config.num_kv_heads} of keys{norms}{of_windows}, "
+        f"{config.vocab_size} tokens, {types[0]} with {types[1]} in blocks of {sizes.block_size}, "
+        f"weights {_kinds(request)}{deterministic}"
+    )
+
+
+def _kinds(request: CheckRequest) -> str:
+    """How the linears of the first layer and the head are kept."""
+    if isinstance(request.weights, RandomWeights):
+        return f"drawn, {request.weights.kind}"
+    layer = [f"model.layers.0.{name}" for name in (*QKV, *OUTPUT, *GATE_UP, *DOWN)]
+    found = request.weights.quantized
+    kinds = [repr(found[name].scheme) if name in found else "plain" for name in [*layer, "lm_head"]]
+    biases = sum(f"{name}.bias" in request.weights.plain for name in layer)
+    return ", ".join(dict.fromkeys([*kinds, f"{biases} biases"]))
+
+
+def _driver() -> str:
+    """Version of the GPU's driver; of what it knows of CUDA where the system does not say."""
+    try:
+        words = _DRIVER.read_text().partition("\n")[0].split()
+        return next(word for word in words if word[:1].isdigit() and "." in word)
+    except (OSError, StopIteration):
+        version = getattr(torch._C, "_cuda_getDriverVersion", None)
+        return f"for CUDA {version()}" if version else "unknown"

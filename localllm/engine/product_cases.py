@@ -1,0 +1,175 @@
+"""Products with the quantized weights of a model's first layer and its head, in every way that
+they are computed.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from localllm.engine.operator_case import OperatorCase, Sizes, distance, unit_of
+from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
+from localllm.model.linear import Projection
+from localllm.model.quantized import Fp8Weight, Int4Weight, Int8Weight
+from localllm.model.weights import WeightReader, WeightSource
+from localllm_kernels import TORCH_OPS, Ops
+from localllm_kernels.choice import ALL_OWN, Choice, Piece
+from localllm_kernels.fp8_matmul import rounds_inputs
+from localllm_kernels.gpu_linears import Int4Product
+from localllm_kernels.int4_matmul import MAX_TILE_ROWS
+from localllm_kernels.int4_weight import NOTHING, Around
+from localllm_kernels.kv_cache import dequantize_rows, quantize_rows
+
+# Each takes another way: one row, a tile, the most of a tile, and the library.
+ROWS = (1, 16, MAX_TILE_ROWS, 512)
+FRAGMENT_ROWS = (1, 8, 16, 32, MAX_TILE_ROWS)
+_PIECES = {Int4Weight: Piece.INT4, Int8Weight: Piece.INT8, Fp8Weight: Piece.FP8}
+# A product of rows, with what is around it.
+_Compute = Callable[[Tensor, Around], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a product stands in a model: its linears, its inputs, and what a fused layer computes
+    around it.
+    """
+
+    what: str
+    linears: tuple[str, ...]
+    width_in: int
+    has_norm: bool = False
+    has_gate: bool = False
+    has_residual: bool = False
+
+
+def product_cases(
+    source: WeightSource,
+    sizes: Sizes,
+    device: torch.device,
+    tables: Callable[[Choice], Ops],
+) -> Iterator[OperatorCase]:
+    """Every case, what was made for one place let go before the next; `tables`: the operators by
+    choice.
+
+    Raises: as `WeightReader`.
+    """
+    config = sizes.config
+
+    def of_layer(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"model.layers.0.{name}" for name in names)
+
+    hidden, attended = config.hidden_size, config.num_heads * config.head_dim
+    products = _Products(source, sizes, device, tables)
+    for place in (
+        _Place("query, key and value", of_layer(QKV), hidden, has_norm=True),
+        _Place("attention's output", of_layer(OUTPUT), attended, has_residual=True),
+        _Place("gate and up", of_layer(GATE_UP), hidden, has_norm=True, has_gate=True),
+        _Place("down", of_layer(DOWN), config.intermediate_size, has_residual=True),
+        _Place("head", ("lm_head",), hidden),
+    ):
+        yield from products.cases(place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    source: WeightSource
+    sizes: Sizes
+    device: torch.device
+    tables: Callable[[Choice], Ops]
+
+    def cases(self, place: _Place) -> Iterator[OperatorCase]:
+        """None where nothing is quantized; both ways of a 4-bit weight, and what is around it."""
+        quantized = [name for name in place.linears if self.source.has_quantized(name)]
+        if not quantized:
+            return
+        piece = _PIECES[type(self.source.quantized(quantized[0], self.device))]
+        product = self._read(place, self.tables(ALL_OWN))
+        plain = _apart(self._read(place, TORCH_OPS))
+        takes_around = isinstance(product, Int4Product)
+        own = _together(product) if takes_around else _apart(product)
+        for rows in ROWS:
+            yield self._case(piece, place, rows, own, plain)
+            if takes_around and rows <= MAX_TILE_ROWS:
+                yield self._case(piece, place, rows, own, plain, is_fused=True)
+        if not takes_around or self.sizes.dtype == torch.float32:
+            return
+        for rows in FRAGMENT_ROWS:
+            fragments = _together(self._read(place, self.tables(Choice(fragment_rows=rows))))
+            for is_fused in (False, True):
+                yield self._case(Piece.FRAGMENTS, place, rows, fragments, own, is_fused=is_fused)
+
+    def _case(
+        self,
+        piece: Piece,
+        place: _Place,
+        rows: int,
+        own: _Compute,
+        rival: _Compute,
+        *,
+        is_fused: bool = False,
+    ) -> OperatorCase:
+        x = torch.randn(rows, place.width_in, device=self.device).to(self.sizes.dtype)
+        around = self._around(place, rows) if is_fused else NOTHING
+
+        def away() -> float:
+            exact = _apart(self._read(place, TORCH_OPS, torch.float32))
+            wide = x.float()
+            if piece is Piece.FP8 and rounds_inputs(self.device):
+                wide = dequantize_rows(*quantize_rows(x, torch.float8_e4m3fn))
+            right = exact(wide, _widened(around))
+            return distance(own(x, around), right, unit_of(self.sizes.dtype))
+
+        surrounded = " with what is around" if is_fused else ""
+        return OperatorCase(
+            piece,
+            f"{place.what}{surrounded}",
+            rows,
+            away,
+            lambda: own(x, around),
+            lambda: rival(x, around),
+        )
+
+    def _read(self, place: _Place, ops: Ops, dtype: torch.dtype | None = None) -> Projection:
+        reader = WeightReader(self.source, dtype or self.sizes.dtype, self.device, ops)
+        return reader.linear(*place.linears)
+
+    def _around(self, place: _Place, rows: int) -> Around:
+        def drawn(*shape: int) -> Tensor:
+            return torch.randn(shape, device=self.device).to(self.sizes.dtype)
+
+        hidden = self.sizes.config.hidden_size
+        return Around(
+            norm=1 + 0.1 * drawn(hidden) if place.has_norm else None,
+            eps=self.sizes.config.rms_norm_eps,
+            is_gated=place.has_gate,
+            residual=drawn(rows, hidden) if place.has_residual else None,
+        )
+
+
+def _together(product: Projection) -> _Compute:
+    """As a layer in few launches computes it."""
+    assert isinstance(product, Int4Product)
+    return product
+
+
+def _apart(product: Projection) -> _Compute:
+    """By torch's operators before and behind the product."""
+
+    def compute(x: Tensor, around: Around) -> Tensor:
+        if around.norm is not None:
+            x = TORCH_OPS.rms_norm(x, around.norm, around.eps)
+        out = product(x)
+        if around.is_gated:
+            out = TORCH_OPS.silu_mul(out)
+        return out if around.residual is None else out + around.residual
+
+    return compute
+
+
+def _widened(around: Around) -> Around:
+    return replace(
+        around,
+        norm=None if around.norm is None else around.norm.float(),
+        residual=None if around.residual is None else around.residual.float(),
+    )

@@ -1,0 +1,194 @@
+"""Whether the operators work here, before a model uses them: found out once, and kept.
+
+Each runs in a process of its own, since a fault of the device ends that one, and a kernel that
+never ends can only be killed with it. What is wrong, crashes, hangs or is slower than torch's is
+left to torch from then on.
+"""
+
+import json
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from localllm.engine.operator_check import CheckRequest
+from localllm.engine.verdict import Outcome, State
+from localllm_kernels.choice import Piece
+
+COMMAND = (sys.executable, "-m", "localllm.engine.operator_check")
+# Processes that compile: each has a context on the GPU, of some 500 MB.
+_MOST_COMPILERS = 4
+_END_S = 5.0  # that a process which is killed may take
+
+
+# Is told what is being checked.
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds that are waited for the process to begin a case, for what the case needs to be
+    compiled, and for it to run.
+    """
+
+    begin: float = 120.0
+    compile: float = 240.0
+    run: float = 30.0
+
+
+PATIENCE = Patience()
+
+
+class CheckError(Exception):
+    """Nothing could be found out."""
+
+
+def check_operators(
+    request: CheckRequest,
+    tell: Tell,
+    command: Sequence[str] = COMMAND,
+    patience: Patience = PATIENCE,
+) -> tuple[Outcome, ...]:
+    """What became of every case; `tell` gets each before it begins.
+
+    Raises: CheckError where the process cannot check anything at all.
+    """
+    _compile_at_once(request, tell, command, patience)
+    outcomes: list[Outcome] = []
+    while True:
+        with _Checker(request, command, patience) as checker:
+            is_over = checker.run(outcomes, tell)
+        if is_over:
+            return tuple(outcomes)
+        # The last case took the process with it; the others of its piece would, too.
+        request = replace(
+            request,
+            settled=request.settled | {outcomes[-1].piece},
+            done=frozenset((each.piece, each.name, each.rows) for each in outcomes),
+        )
+
+
+def _compile_at_once(
+    request: CheckRequest, tell: Tell, command: Sequence[str], patience: Patience
+) -> None:
+    """Have the kernels compiled by several processes, whose cache is on disk; what goes wrong in
+    one of them will show again.
+    """
+    count = min(_MOST_COMPILERS, (os.cpu_count() or 1) // 2)
+    if count < 2:
+        return
+
+    def compile_share(index: int) -> None:
+        part = replace(request, share=(index, count))
+        with suppress(CheckError), _Checker(part, command, patience) as checker:
+            checker.run([], tell)
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(compile_share, range(count)))
+
+
+class _Checker:
+    """One process, from its start to its end."""
+
+    def __init__(self, request: CheckRequest, command: Sequence[str], patience: Patience) -> None:
+        self._request, self._command, self._patience = request, command, patience
+
+    def __enter__(self) -> "_Checker":
+        self._log = tempfile.TemporaryFile()
+        try:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
+            )
+        except OSError as error:
+            self._log.close()
+            raise CheckError(f"no process can be started: {error}") from error
+        self._lines: queue.Queue[bytes] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):  # a kernel that hangs may hold it back
+            self._process.wait(_END_S)
+        self._log.close()
+
+    def run(self, outcomes: list[Outcome], tell: Tell) -> bool:
+        """Add what becomes of each case to `outcomes`; whether all are through. Else the last of
+        them has ended the process, or was ended with it.
+        """
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            pickle.dump(self._request, self._process.stdin)
+            self._process.stdin.flush()
+        while True:
+            begun = self._next(self._patience.begin)
+            if begun is None or begun["event"] == "over":
+                if begun is None:
+                    raise CheckError(f"the process that checks {self._why()}")
+                return True
+            tell(f"{begun['piece']}: {begun['name']}")
+            outcome, goes_on = self._outcome(
+                Outcome(Piece(begun["piece"]), begun["name"], begun["rows"], "good")
+            )
+            outcomes.append(outcome)
+            if not goes_on:
+                return False
+
+    def _outcome(self, case: Outcome) -> tuple[Outcome, bool]:
+        """What becomes of a case that has begun, and whether the process goes on."""
+        came = self._next(self._patience.compile)
+        if came is not None and came["event"] == "compiled":
+            came = self._next(self._patience.run)
+        if came is None:
+            state: State = "hung" if self._process.poll() is None else "crashed"
+            return replace(case, state=state, why=self._why()), False
+        if came["event"] == "failed":
+            state = "unchecked" if came["is_memory"] else "crashed"
+            return replace(case, state=state, why=came["why"]), not came["is_fatal"]
+        state, why = "good", ""
+        if came["distance"] > 1:
+            state, why = "wrong", f"{came['distance']:.3g} times as far off as rounding explains"
+        times = {name: came[name] for name in ("own_s", "plain_s")}
+        return replace(case, state=state, why=why, **times), True
+
+    def _next(self, seconds: float) -> dict[str, Any] | None:
+        """The next event; None where none comes in time, or ever."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return None
+            if not line:
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_END_S)
+                return None
+            with suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and "event" in event:
+                    return event
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(b"")
+
+    def _why(self) -> str:
+        """What it left behind."""
+        code = self._process.poll()
+        if code is None:
+            return "does not answer"
+        self._log.seek(0)
+        lines = self._log.read()[-4000:].decode(errors="replace").strip().splitlines()
+        said = f": {lines[-1]:.200}" if lines else ""
+        return (f"ended by signal {-code}" if code < 0 else f"ended with {code}") + said

@@ -1,0 +1,160 @@
+"""What was found out about the operators on one machine for one shape of model, and the file that
+keeps it.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from math import exp, log
+from pathlib import Path
+from typing import Literal
+
+from localllm.places import cache_folder
+from localllm_kernels.choice import Choice, Piece
+
+logger = logging.getLogger(__name__)
+
+State = Literal["good", "wrong", "crashed", "hung", "slower", "unchecked"]
+_BROKEN = ("wrong", "crashed", "hung")
+# So much longer than torch's an operator may take: clocks are not exact.
+_SLOWER = 1.05
+KIND = "self-checks"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one case; seconds are 0 where none were measured."""
+
+    piece: Piece
+    name: str
+    rows: int
+    state: State
+    why: str = ""
+    own_s: float = 0.0
+    plain_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of a piece, all its cases together. `times`: how many times as long what would
+    take its place takes, in the geometric mean; 0 where nothing was measured.
+    """
+
+    piece: Piece
+    state: State
+    why: str
+    times: float
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether it is this library's; what could not be checked is, but for a second way."""
+        return self.state == "good" or (
+            self.state == "unchecked" and self.piece is not Piece.FRAGMENTS
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`machine`, `shape`: what it holds for, in words; one outcome for each case."""
+
+    machine: str
+    shape: str
+    outcomes: tuple[Outcome, ...]
+
+    def choice(self) -> Choice:
+        """What is taken there: torch's for each piece that is broken or slower, and the fragments
+        for as many rows as they are right and faster up to.
+        """
+        to_torch = (each.piece for each in self.findings() if not each.is_taken)
+        return Choice(frozenset(to_torch) - {Piece.FRAGMENTS}, self._fragment_rows())
+
+    def findings(self) -> Iterator[Finding]:
+        """One for each piece."""
+        for piece in dict.fromkeys(each.piece for each in self.outcomes):
+            yield self._finding(piece, [each for each in self.outcomes if each.piece == piece])
+
+    def _finding(self, piece: Piece, cases: Sequence[Outcome]) -> Finding:
+        measured = [each for each in cases if each.own_s > 0 and each.plain_s > 0]
+        times = _mean_times(measured) if measured else 0.0
+        broken = [each for each in cases if each.state in _BROKEN]
+        if piece is Piece.FRAGMENTS:
+            most = self._fragment_rows()
+            if most:
+                used = [each for each in measured if each.rows <= most]
+                return Finding(piece, "good", f"up to {rows_of(most)}", _mean_times(used))
+            if measured and not broken:
+                return Finding(piece, "slower", "", times)
+        if broken:
+            first = broken[0]
+            case = f"{first.name}, {rows_of(first.rows)}"
+            return Finding(piece, first.state, f"{case}: {first.why}".rstrip(": "), times)
+        if not measured:
+            return Finding(piece, "unchecked", cases[0].why, times)
+        return Finding(piece, "slower" if times * _SLOWER < 1 else "good", "", times)
+
+    def _fragment_rows(self) -> int:
+        most = 0
+        tried = [each for each in self.outcomes if each.piece is Piece.FRAGMENTS]
+        for rows in sorted({each.rows for each in tried}):
+            cases = [each for each in tried if each.rows == rows]
+            if any(each.state != "good" for each in cases) or _mean_times(cases) <= 1:
+                break
+            most = rows
+        return most
+
+
+def rows_of(count: int) -> str:
+    """A number of rows in words."""
+    return f"{count} row{'s' * (count > 1)}"
+
+
+def _mean_times(cases: Sequence[Outcome]) -> float:
+    return exp(sum(log(each.plain_s / each.own_s) for each in cases) / len(cases))
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictFile:
+    """Where the verdict of a machine and a shape is kept."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, machine: str, shape: str) -> "VerdictFile":
+        """By everything that it depends on."""
+        digest = hashlib.sha256(f"{machine}\n{shape}".encode()).hexdigest()
+        return cls(cache_folder(KIND) / f"{digest[:16]}.json")
+
+    @classmethod
+    def all(cls) -> list["VerdictFile"]:
+        """Those that there are, the newest last."""
+        found = list(cache_folder(KIND).glob("*.json"))
+        return [cls(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
+
+    def read(self) -> Verdict | None:
+        """The verdict; None where there is none, or it is not sound."""
+        try:
+            raw = json.loads(self.path.read_text(encoding="utf-8"))
+            outcomes = tuple(
+                Outcome(**{**each, "piece": Piece(each["piece"])}) for each in raw["outcomes"]
+            )
+            verdict = Verdict(str(raw["machine"]), str(raw["shape"]), outcomes)
+            list(verdict.findings())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            logger.warning("%s is not used, and will be written anew: %s", self.path, error)
+            return None
+        return verdict
+
+    def write(self, verdict: Verdict) -> None:
+        """Keep it; where that is not possible it is told, and found out again next time."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            draft = self.path.with_suffix(f".{os.getpid()}")
+            draft.write_text(json.dumps(asdict(verdict), indent=1), encoding="utf-8")
+            draft.replace(self.path)
+        except OSError as error:
+            logger.warning("what was found about this GPU's kernels is not kept: %s", error)

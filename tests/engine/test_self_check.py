@@ -1,0 +1,242 @@
+"""What the self-check makes of operators that are wrong, crash, hang or are slow, and that what it
+found is kept and followed.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from guards import needs_interpreter
+
+from localllm.config import EngineConfig, ModelConfig
+from localllm.engine import operator_choice
+from localllm.engine.listener import Listener
+from localllm.engine.loading import build_decoder, build_engine
+from localllm.engine.operator_case import Sizes, distance, unit_of
+from localllm.engine.operator_cases import operator_cases
+from localllm.engine.operator_check import CheckRequest
+from localllm.engine.operator_choice import describe_finding, find_verdict
+from localllm.engine.self_check import CheckError, Patience, check_operators
+from localllm.engine.verdict import Outcome, Verdict, VerdictFile
+from localllm.model.architectures import find_architecture
+from localllm.model.random_weights import RandomWeights
+from localllm_kernels import TORCH_OPS, triton_ops
+from localllm_kernels.choice import FUSED, Choice, Piece
+
+FAULTY = Path(__file__).with_name("faulty_operators.py")
+PATIENT = Patience(begin=120, compile=120, run=60)
+
+
+def request(kind: str = "int8", dtype: torch.dtype = torch.float32) -> CheckRequest:
+    spec = find_architecture("Qwen3ForCausalLM")
+    raw = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    }
+    config = ModelConfig.from_hf({**spec.config_defaults, **raw})
+    drawn = RandomWeights(config, spec, kind, torch.device("cpu"))  # type: ignore[arg-type]
+    return CheckRequest(drawn, Sizes(config, spec, dtype, dtype, 16), {}, False)
+
+
+def check(fault: str, patience: Patience = PATIENT) -> Verdict:
+    command = (sys.executable, str(FAULTY), fault)
+    told: list[str] = []
+    outcomes = check_operators(request(), told.append, command, patience)
+    assert {each.partition(":")[0] for each in told} == {each.piece for each in outcomes}
+    return Verdict("machine", "shape", outcomes)
+
+
+@pytest.mark.parametrize(
+    ("fault", "state"),
+    [
+        ("none", "good"),
+        ("wrong", "wrong"),
+        ("crashing", "crashed"),
+        ("raising", "crashed"),
+        ("memory", "unchecked"),
+        ("slow", "slower"),
+    ],
+)
+def test_what_is_at_fault_is_left_to_torch_and_nothing_else(fault: str, state: str) -> None:
+    verdict = check(fault)
+    found = {finding.piece: finding for finding in verdict.findings()}
+    assert {piece for piece, each in found.items() if each.state != "good"} == (
+        set() if fault == "none" else {Piece.GATE}
+    )
+    assert found[Piece.GATE].state == state
+    assert set(found) >= {Piece.NORMS, Piece.ROTATION, Piece.FEW_QUERIES, Piece.INT8}
+    is_kept = fault in ("none", "memory")
+    assert verdict.choice() == Choice(frozenset() if is_kept else frozenset([Piece.GATE]))
+    text = describe_finding(found[Piece.GATE])
+    assert text.startswith(f"gate: {state}")
+    assert ("so torch computes them" in text) == (not is_kept)
+
+
+def test_a_kernel_that_never_ends_is_ended() -> None:
+    verdict = check("hanging", replace(PATIENT, compile=3))
+    [hung] = [each for each in verdict.outcomes if each.state != "good"]
+    assert (hung.piece, hung.state, hung.why) == (Piece.GATE, "hung", "does not answer")
+    # Everything else was checked by the process behind it.
+    assert {each.piece for each in verdict.outcomes} >= {Piece.ROTATION, Piece.INT8}
+
+
+def test_a_process_that_cannot_check_is_told() -> None:
+    with pytest.raises(CheckError, match="No such file"):
+        check_operators(request(), print, ("/no/such/program",))
+    with pytest.raises(CheckError, match="ended with 1: no torch"):
+        check_operators(request(), print, (sys.executable, "-c", "raise SystemExit('no torch')"))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
+    """A GPU's name, and what its check says, counted."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    state = SimpleNamespace(name="NVIDIA Test 1", checks=0, outcomes=())
+
+    def check(request: CheckRequest, tell: object) -> tuple[Outcome, ...]:
+        state.checks += 1
+        return tuple(state.outcomes)
+
+    monkeypatch.setattr(operator_choice, "check_operators", check)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: state.name)
+    return state
+
+
+def outcome(piece: Piece, state: str = "good", rows: int = 1, times: float = 2.0) -> Outcome:
+    return Outcome(piece, "a case", rows, state, "", 1e-5, times * 1e-5)  # type: ignore[arg-type]
+
+
+def test_a_verdict_is_found_once_and_kept(gpu: SimpleNamespace, tmp_path: Path) -> None:
+    gpu.outcomes = [outcome(Piece.NORMS), outcome(Piece.GATE, "wrong")]
+    lines: list[str] = []
+    listener = Listener(lines.append)
+    first = find_verdict(request(), listener)
+    assert first is not None
+    assert first.choice() == Choice(frozenset([Piece.GATE]))
+    assert "--no-self-check" in lines[0]
+    assert "torch computes gate (wrong)" in lines[1]
+    lines.clear()
+    assert find_verdict(request(), listener) == first
+    assert lines == ["torch computes gate (wrong) (localllm doctor shows why)"]
+    assert gpu.checks == 1
+    # Another shape, another GPU and another wish are others.
+    find_verdict(request("int4"), listener)
+    find_verdict(replace(request(), deterministic=True), listener)
+    gpu.name = "NVIDIA Test 2"
+    find_verdict(request(), listener)
+    assert gpu.checks == 4
+    assert len(VerdictFile.all()) == 4
+    find_verdict(request(), listener, anew=True)
+    assert gpu.checks == 5
+
+
+def test_a_file_that_is_not_sound_is_written_anew(gpu: SimpleNamespace) -> None:
+    gpu.outcomes = [outcome(Piece.NORMS)]
+    find_verdict(request(), Listener())
+    [file] = VerdictFile.all()
+    for text in ("", "{}", "[]", json.dumps({"machine": 1, "shape": 2, "outcomes": [{}]})):
+        file.path.write_text(text)
+        assert file.read() is None
+        assert find_verdict(request(), Listener()) is not None
+
+
+def test_fragments_are_taken_as_far_as_they_are_right_and_faster() -> None:
+    def choice(*outcomes: Outcome) -> Choice:
+        return Verdict("", "", outcomes).choice()
+
+    def fragments(rows: int, state: str = "good", times: float = 1.5) -> Outcome:
+        return outcome(Piece.FRAGMENTS, state, rows, times)
+
+    assert choice(outcome(Piece.INT4)) == Choice()
+    assert choice(fragments(1), fragments(8), fragments(16, times=0.9)) == Choice(fragment_rows=8)
+    assert choice(fragments(1), fragments(8, "wrong"), fragments(16)) == Choice(fragment_rows=1)
+    assert choice(fragments(1, times=0.5), fragments(8)) == Choice()
+    assert choice(fragments(1, "unchecked"), fragments(8)) == Choice()
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_kernels_that_are_right_pass(dtype: torch.dtype) -> None:
+    asked = request("int4", dtype)
+    assert isinstance(asked.weights, RandomWeights)
+    cases = operator_cases(
+        asked.weights,
+        asked.sizes,
+        torch.device("cpu"),
+        lambda choice: triton_ops("cpu", choice=choice),
+    )
+    for case in cases:
+        # Of fragments, see tests/kernels/test_int4_matmul.py, which takes minutes.
+        if case.rows <= 16 and case.piece is not Piece.FRAGMENTS:
+            assert case.distance() < 0.6, case.name
+
+
+def test_what_torch_computes_stands_in_the_keys_of_cached_prefixes() -> None:
+    asked = request()
+    assert isinstance(asked.weights, RandomWeights)
+    config = EngineConfig(device="cpu", backend="torch", max_model_len=64, max_num_seqs=1)
+    sizes, drawn = asked.sizes, asked.weights
+    loaded = build_decoder(drawn, drawn.resident_bytes, sizes.config, sizes.spec, config)
+    roots = set()
+    for choice in (Choice(), Choice(frozenset([Piece.GATE])), Choice(fragment_rows=8)):
+        model = replace(loaded.model, ops=replace(loaded.model.ops, choice=choice))
+        engine = build_engine(replace(loaded, model=model), config, frozenset(), "weights")
+        roots.add(engine.scheduler.config.cache_root)
+    assert len(roots) == 3
+
+
+@pytest.mark.parametrize("piece", list(Piece))
+def test_a_table_without_a_piece_has_torchs(piece: Piece) -> None:
+    ops, whole = triton_ops("cpu", choice=Choice(frozenset([piece]))), triton_ops("cpu")
+    names = {
+        Piece.NORMS: ("rms_norm", "add_rms_norm"),
+        Piece.ROTATION: ("rotate_and_store",),
+        Piece.GATE: ("silu_mul",),
+    }
+    for name in ("rms_norm", "add_rms_norm", "rotate_and_store", "silu_mul"):
+        of = TORCH_OPS if name in names.get(piece, ()) else whole
+        assert getattr(ops, name) is getattr(of, name)
+    assert (ops.sample is whole.sample) == (piece is not Piece.SAMPLING)
+    assert ops.sample is not None
+    assert ops.linears is not None
+    codes = torch.ones(16, 64, dtype=torch.uint8)
+    scales, dtype = torch.ones(16, 1), torch.float32
+    product = ops.linears.int4(codes, scales, None, None, None, dtype)
+    assert (product is None) == (piece is Piece.INT4)
+    product = ops.linears.int8(codes.view(torch.int8), scales[:, 0], None, dtype)
+    assert (product is None) == (piece is Piece.INT8)
+    product = ops.linears.fp8(codes.view(torch.float8_e4m3fn), scales, (1, 64), None, dtype)
+    assert (product is None) == (piece is Piece.FP8)
+    assert str(ops.choice) != str(whole.choice)
+    if piece in FUSED:
+        assert ops.fuse_decoder(None) is None  # type: ignore[arg-type]
+
+
+def test_distances() -> None:
+    exact = torch.randn(4, 4096, dtype=torch.float64)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        unit = unit_of(dtype)
+        assert distance(exact.to(dtype), exact, unit) < 0.2
+        wrong = exact.clone()
+        wrong[2, 7] += 15 * unit * (wrong[2, 7].abs() + 1.1)
+        assert distance(wrong, exact, unit) > 1
+    assert distance(exact[:, :-1], exact, 1e-3) == float("inf")
+    assert distance(torch.full_like(exact, torch.nan), exact, 1e-3) == float("inf")
+
+
+def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert EngineConfig().self_check
+    monkeypatch.setenv("LOCALLLM_SELF_CHECK", "0")
+    assert not EngineConfig().self_check
+    assert EngineConfig(self_check=True).self_check
