@@ -1,4 +1,7 @@
-"""Triton's own module for the GPU's driver, which it compiles at its first use."""
+"""What Triton compiles: its own module for the GPU's driver, and kernels at their first launch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import triton
 
@@ -20,3 +23,24 @@ def start_driver() -> None:
             "Triton cannot make its module for the GPU's driver, which needs a C compiler and "
             f"Python's headers (apt install gcc python3-dev): {type(error).__name__}: {reason:.200}"
         ) from error
+
+
+class KernelCompiledError(Exception):
+    """A kernel was compiled, and not launched."""
+
+
+@contextmanager
+def stopping_at_compilation() -> Iterator[None]:
+    """Within it, the first launch whose kernel is not there yet has it compiled and raises
+    KernelCompiledError. So whoever has time for one kernel at a time gets through a step of many.
+    """
+
+    def stop(**compiled: object) -> None:
+        raise KernelCompiledError
+
+    before = triton.knobs.runtime.jit_post_compile_hook
+    triton.knobs.runtime.jit_post_compile_hook = stop
+    try:
+        yield
+    finally:
+        triton.knobs.runtime.jit_post_compile_hook = before

@@ -63,25 +63,24 @@ def int4_matmul(
     if around.is_gated and weight.width_out % (2 * TILE):
         # Outputs that are gated together lie in different places of their tiles.
         return silu_mul(int4_matmul(x, weight, workspace, replace(around, is_gated=False)))
-    is_apart = num_rows > MAX_NORM_ROWS and _way(x, weight, workspace) == "fragments"
-    if around.norm is not None and is_apart:
+    way = _way(x, weight, workspace)
+    if around.norm is not None and way == "fragments" and num_rows > MAX_NORM_ROWS:
         x, around = rms_norm(x, around.norm, around.eps), replace(around, norm=None)
     outputs = weight.width_out // 2 if around.is_gated else weight.width_out
     out = x.new_empty(num_rows, outputs)
     for first in range(0, num_rows, MAX_TILE_ROWS):
         rows = slice(first, first + MAX_TILE_ROWS)
-        _launch(x[rows], weight, workspace, around, out[rows])
+        _launch(way, x[rows], weight, workspace, around, out[rows])
     return out
 
 
 def _launch(
-    x: Tensor, weight: PackedInt4, workspace: Workspace, around: Around, out: Tensor
+    way: Way, x: Tensor, weight: PackedInt4, workspace: Workspace, around: Around, out: Tensor
 ) -> None:
     """The product of at most 64 rows, into `out`."""
     num_rows, width_in = x.shape
     outputs, num_blocks = out.shape[1], weight.num_blocks
-    way = _way(x, weight, workspace)
-    rows = row_bucket(num_rows) if way == "tiles" else _eights(num_rows) if way != "row" else 1
+    rows = {"tiles": max(16, row_bucket(num_rows)), "fragments": _eights(num_rows), "row": 1}[way]
     config = workspace.tunings.config(
         f"int4 {way}",
         (rows, outputs, num_blocks, weight.group_size, int(around.is_gated)),
@@ -139,7 +138,8 @@ def _launch(
 
 
 def _way(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Way:
-    takes_fragments = len(x) <= workspace.fragment_rows and x.itemsize == 2
+    """Of all rows alike, a rest of one too: a kernel less to be compiled."""
+    takes_fragments = min(len(x), MAX_TILE_ROWS) <= workspace.fragment_rows and x.itemsize == 2
     if takes_fragments and weight.permutation is None:
         return "fragments"
     return "row" if len(x) == 1 else "tiles"

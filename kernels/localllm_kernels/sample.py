@@ -90,12 +90,10 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
         return ids
     num_blocks = triton.cdiv(vocab, WIDTH)
     num_chunks = triton.cdiv(num_blocks, BLOCKS)
-    floats = torch.empty(num_rows * (2 * num_blocks + num_chunks), device=logits.device)
-    maxima, masses, winners = floats.split(
-        [num_rows * n for n in (num_blocks, num_blocks, num_chunks)]
+    maxima, masses, winners = _side_by_side(
+        logits, torch.float32, *(num_rows * n for n in (num_blocks, num_blocks, num_chunks))
     )
-    integers = torch.empty(num_rows * (KEPT + num_chunks), dtype=torch.int32, device=logits.device)
-    blocks, places = integers.split([num_rows * KEPT, num_rows * num_chunks])
+    blocks, places = _side_by_side(logits, torch.int32, num_rows * KEPT, num_rows * num_chunks)
     filters = (rows.temperatures, rows.top_k, rows.top_p, rows.min_p, rows.keys)
     _scan_kernel[(num_chunks, num_rows)](
         logits,
@@ -158,6 +156,15 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
             num_warps=1,
         )
     return ids
+
+
+def _side_by_side(like: Tensor, dtype: torch.dtype, *counts: int) -> tuple[Tensor, ...]:
+    """So many values each, of any value, in one allocation. Each begins at a multiple of 16 bytes:
+    for a pointer that does not, Triton compiles a kernel anew.
+    """
+    padded = [-(-count // 4) * 4 for count in counts]
+    whole = torch.empty(sum(padded), dtype=dtype, device=like.device)
+    return tuple(torch.split(whole, padded))
 
 
 def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:

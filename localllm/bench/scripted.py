@@ -32,6 +32,11 @@ class ScriptedRunner:
         """See Runner."""
         return _Scripted(self._runner.launch(batch), batch, self._scripts)
 
+    @property
+    def is_warm(self) -> bool:
+        """See Runner."""
+        return self._runner.is_warm
+
     def work_ahead(self) -> bool:
         """See Runner."""
         return self._runner.work_ahead()

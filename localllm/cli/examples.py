@@ -28,6 +28,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "localllm bench --url http://127.0.0.1:8000 --batch 16",
     ),
     "pull": ("localllm pull qwen3-8b --int4", "localllm pull org/name@revision --dry-run"),
+    "warm": ("localllm warm qwen3-4b",),
     "ps": ("localllm ps", "localllm ps --json"),
     "stop": ("localllm stop", "localllm stop qwen3-4b"),
     "limits": ("localllm limits",),

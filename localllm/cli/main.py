@@ -36,6 +36,7 @@ from localllm.cli.rm import rm
 from localllm.cli.serve import serve
 from localllm.cli.sessions import sessions
 from localllm.cli.show import show
+from localllm.cli.warm import warm
 from localllm.engine.threads import let_torch_sleep
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.settings import read_settings
@@ -65,6 +66,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "eval": evaluate_model,
     "bench": bench,
     "pull": pull,
+    "warm": warm,
     "ls": ls,
     "show": show,
     "rm": rm,

@@ -8,6 +8,7 @@ import typer
 from localllm.catalog import BUILT_IN_MODELS, ModelSource, load_catalog, resolve_model
 from localllm.cli import suggestions
 from localllm.cli.output import note, write_stdout
+from localllm.cli.warm import offer_to_warm
 from localllm.cli.words import size
 from localllm.errors import DownloadError, ExitCode, RequestError
 
@@ -71,6 +72,7 @@ def pull(
     folder = fetch_shown(source, refresh=True)
     write_stdout(f"{folder}\n")
     note(f"localllm chat {source.name}", dim=True)
+    offer_to_warm(source.name)
 
 
 def fetch_shown(source: ModelSource, *, refresh: bool = False) -> Path:

@@ -15,6 +15,7 @@ import typer
 from localllm.cli import options, suggestions
 from localllm.cli.output import is_terminal, json_line, note, write_stdout
 from localllm.cli.user_input import read_file
+from localllm.cli.warm import offer_to_warm
 from localllm.config import EngineConfig
 from localllm.errors import ExitCode, RequestError
 
@@ -131,6 +132,8 @@ def quantize(
     with _progress_bar() as progress:
         outcome = quantize_model(request, progress)
     _print_outcome(outcome, json_output)
+    if request.device.type == "cuda":
+        offer_to_warm(shlex.quote(str(outcome.out)))
     return _verdict(outcome, max_kl, max_ppl_increase)
 
 

@@ -31,14 +31,14 @@ from localllm.engine.step_inputs import (
     padded_shape,
 )
 from localllm.engine.token_masks import find_masks, forbid
+from localllm.engine.warm_steps import WarmStep, warm_steps
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
+from localllm_kernels.driver import KernelCompiledError, stopping_at_compilation
 
 logger = logging.getLogger(__name__)
 
 _NOTHING_LEFT = object()
-# Tokens of a prompt that is computed ahead to have its kernels compiled, at most.
-_FIRST_PROMPT = 64
 
 
 @dataclass(slots=True)
@@ -83,13 +83,14 @@ class DeviceRunner:
         ids_bytes = 8 * max(most_rows, limits.max_num_batched_tokens)
         self._id_hosts = [device.host_buffer(ids_bytes).view(torch.int64) for _ in range(2)]
         self._turn = 0
-        prompt = min(_FIRST_PROMPT, limits.max_num_batched_tokens)
-        largest = next(size for size in self._sizes if size >= limits.max_num_seqs)
-        decodes = [StepShape(n, n, 1, n) for n in self._sizes if n <= largest]
-        self._first_shapes = [StepShape(prompt, 1, prompt, 1), *decodes]
+        self._warm_steps = warm_steps(
+            self._sizes, limits.max_num_seqs, limits.max_num_batched_tokens
+        )
+        self._is_warm = False
         self._graphs: dict[StepShape, _Graph] = {}
         # Shapes whose kernels are compiled, since they have run.
         self._seen: set[StepShape] = set()
+        self._warmed: set[WarmStep] = set()
         self._captures = True
         self._tuning = tuning or iter(())
 
@@ -106,16 +107,25 @@ class DeviceRunner:
             self._slots.forget()
             raise
 
+    @property
+    def is_warm(self) -> bool:
+        """See Runner."""
+        return self._is_warm
+
     @torch.inference_mode()
     def work_ahead(self) -> bool:
-        """See Runner: lets kernels be compiled, and captures the steps that are still missing."""
-        for shape in self._first_shapes:
-            if shape not in self._seen:
-                self._compute_nothing(shape)
+        """See Runner: has a kernel compiled, or captures a decode step that is still missing."""
+        for step in self._warm_steps:
+            if step not in self._warmed:
+                self._warm(step)
                 return True
-            if self._captures and shape.samples_all and shape not in self._graphs:
-                self._capture(shape)
+            # Windows come in many shapes, and are captured when one comes again.
+            is_decode = step.shape.samples_all and step.shape.max_query_len == 1
+            if self._captures and is_decode and step.shape not in self._graphs:
+                self._seen.add(step.shape)
+                self._capture(step.shape)
                 return True
+        self._is_warm = True
         return next(self._tuning, _NOTHING_LEFT) is not _NOTHING_LEFT
 
     def release_memory(self) -> None:
@@ -207,14 +217,28 @@ class DeviceRunner:
             self._captures = False
             logger.warning("steps are launched kernel by kernel, which is slower: %s", error)
 
-    def _compute_nothing(self, shape: StepShape) -> None:
-        """A step of the shape that stores and samples nothing."""
+    def _warm(self, step: WarmStep) -> None:
+        """Run a step that stores and samples nothing, up to the first kernel that is not there:
+        whoever has something to ask meanwhile waits for one kernel at most.
+        """
+        shape = step.shape
         self._turn = 1 - self._turn
         num_bytes = fill_nothing(self._hosts[self._turn].numpy(), shape)
         self._upload(shape, num_bytes, (0, 0))
-        self._sample(self._compute(shape), self._inputs.sampling_rows(shape)[0])
-        self._seen.add(shape)
-        self._device.mark()()
+        rows, factors = self._inputs.sampling_rows(shape, has_drafts=step.has_drafts)
+        rows = replace(
+            rows,
+            penalties=self._slots.no_penalties(factors) if step.has_penalties else None,
+            biases=self._slots.no_biases(len(rows.slots)) if step.has_biases else None,
+        )
+        try:
+            with stopping_at_compilation():
+                self._sample(self._compute(shape), rows)
+            self._warmed.add(step)
+        except KernelCompiledError:
+            pass
+        finally:
+            self._device.mark()()
 
 
 @dataclass(frozen=True, slots=True)

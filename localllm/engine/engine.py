@@ -213,6 +213,11 @@ class Engine:
             return True
         return self._runner.work_ahead()
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether no request has to wait for what `work_ahead` makes for steps: kernels, graphs."""
+        return self._runner.is_warm
+
     def finish(self) -> None:
         """End all requests, and save what is to be kept."""
         for request in self.scheduler.unfinished():

@@ -48,6 +48,10 @@ class Runner(Protocol):
     def launch(self, batch: ScheduledBatch) -> Launched:
         """Start to compute a batch and to sample its caught-up requests."""
 
+    @property
+    def is_warm(self) -> bool:
+        """Whether no step has to wait any more for what can be made ahead of it."""
+
     def work_ahead(self) -> bool:
         """Do a little of what will spare time later; False where there is nothing to do."""
 
@@ -70,6 +74,7 @@ class ModelRunner:
     """A model and its cache, a batch at a time: for a CPU, which has nothing to overlap with."""
 
     overlaps = False
+    is_warm = True
 
     def __init__(
         self, model: DecoderModel, kv_cache: PagedKVCache, threads: ThreadCount | None = None

@@ -92,6 +92,18 @@ class Slots:
             torch.tensor(values).to(self._device, non_blocking=True),
         )
 
+    def no_penalties(self, factors: Tensor) -> Penalties:
+        """For rows that are not sampled."""
+        counts = torch.zeros((1, self._vocab_size), dtype=torch.int32, device=self._device)
+        return Penalties(counts, factors)
+
+    def no_biases(self, num_rows: int) -> Biases:
+        """For so many rows that are not sampled."""
+        starts = torch.zeros(num_rows + 1, dtype=torch.int32, device=self._device)
+        return Biases(
+            starts, torch.zeros_like(starts), torch.zeros_like(starts, dtype=torch.float32)
+        )
+
     def _write(self, request: Request) -> None:
         params, slot = request.params, request.slot
         greedy = params.temperature < MIN_TEMPERATURE

@@ -1,5 +1,6 @@
 """`doctor`, `rm`, `cache`, `sessions`: what a user does to keep things in order."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from localllm.cli import warm
 from localllm.engine.verdict import Outcome, Verdict, VerdictFile
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.places import cache_folder, sessions_file
@@ -79,6 +81,33 @@ def test_a_check_of_the_gpu_needs_one(localllm: Run) -> None:
     outcome = localllm("doctor", "pocket")
     assert outcome.code == ExitCode.USAGE
     assert "--gpu" in outcome.err
+
+
+def test_what_has_come_here_can_be_warmed_where_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warmed: list[str] = []
+    monkeypatch.setattr(warm, "warm_up", lambda name, config: warmed.append(name))
+
+    def offered(*, has_gpu: bool, terminal: bool, answer: str = "") -> str:
+        monkeypatch.setattr(warm, "has_gpu_driver", lambda: has_gpu)
+        monkeypatch.setattr(warm, "is_terminal", lambda stream: terminal)
+        monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+        warm.offer_to_warm("qwen3-4b")
+        return capsys.readouterr().err
+
+    assert offered(has_gpu=False, terminal=True, answer="y\n") == ""
+    assert "localllm warm qwen3-4b" in offered(has_gpu=True, terminal=False)
+    assert "localllm warm qwen3-4b" in offered(has_gpu=True, terminal=True, answer="n\n")
+    assert not warmed
+    assert "[Y/n]" in offered(has_gpu=True, terminal=True, answer="\n")
+    assert warmed == ["qwen3-4b"]
+
+
+def test_a_model_on_a_cpu_is_warm_at_once(localllm: Run) -> None:
+    outcome = localllm("warm", "pocket")
+    assert outcome.code == 0
+    assert "pocket is warm" in outcome.err
 
 
 def test_a_quantized_model_is_removed_when_it_is_said(

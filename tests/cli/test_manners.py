@@ -19,7 +19,19 @@ from localllm.transcript import Transcript, Turn
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Any]
-COMMANDS = ["chat", "quantize", "eval", "bench", "pull", "ls", "show", "rm", "plan", "doctor"]
+COMMANDS = [
+    "chat",
+    "quantize",
+    "eval",
+    "bench",
+    "pull",
+    "warm",
+    "ls",
+    "show",
+    "rm",
+    "plan",
+    "doctor",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

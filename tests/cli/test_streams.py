@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[list[str], int, bool]] = {
     "quantize": (["quantize", "pocket", "{out}", "--dry-run"], 0, True),
     "bench": (["bench", "-p", "8", "-n", "4", "-r", "1"], 0, True),
     "pull": (["pull", "nobody/nothing"], ExitCode.NETWORK, False),
+    "warm": (["warm", "pocket"], 0, False),
     "ls": (["ls"], 0, True),
     "show": (["show", "pocket"], 0, True),
     "rm": (["rm", "qwen3-8b", "--yes"], ExitCode.MODEL, False),

@@ -79,7 +79,7 @@ def test_inputs_split_among_programs_leave_the_counters_at_zero(
 ) -> None:
     dtype = torch.bfloat16 if fragments else torch.float32
     case = Case(4096, 96, 128, is_symmetric=False, dtype=dtype)
-    workspace = Workspace(CPU, fragments=fragments)
+    workspace = Workspace(CPU, fragment_rows=64 if fragments else 0)
     workspace.num_processors = 4  # so that the inputs are split
     packed = PackedInt4.pack(case.codes, case.scales, case.zeros, None, None)
     x, norm = case.rows(num_rows), torch.rand(4096).to(dtype)

@@ -1,0 +1,91 @@
+"""`localllm warm`: have what a first answer would wait for made now."""
+
+import sys
+import time
+from typing import Annotated, Any, cast
+
+import typer
+
+from localllm.cli import options, suggestions
+from localllm.cli.output import is_terminal, note, show_controls
+from localllm.cli.status_line import StatusLine
+from localllm.cli.terminal import confirm
+from localllm.cli.words import duration
+from localllm.config import EngineConfig
+from localllm.engine.listener import Listener
+from localllm.recommendation import has_gpu_driver
+from localllm.settings import default_model
+
+# Requests in a batch: what a server takes, whose steps are those of a chat and more.
+_NUM_SEQS = 16
+
+
+def warm(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Alias, org/name or folder.", show_default=False, autocompletion=suggestions.models
+        ),
+    ] = None,
+    dtype: options.DTypeName = "auto",
+    kv_cache_dtype: options.KVCacheDTypeName = "auto",
+    deterministic: options.Deterministic = False,
+    self_check: options.SelfCheck = True,
+) -> None:
+    """Check a GPU's kernels and compile all that a model needs, so that its first chat starts hot.
+
+    Both are done once for each GPU and shape of model; without this they are done as it is used.
+    On a CPU next to nothing has to be made.
+    """
+    config = EngineConfig(
+        max_num_seqs=_NUM_SEQS,
+        dtype=cast(Any, dtype),
+        kv_cache_dtype=cast(Any, kv_cache_dtype),
+        deterministic=deterministic,
+        self_check=self_check,
+    )
+    warm_up(model or default_model(), config)
+
+
+def warm_up(name: str | None, config: EngineConfig) -> None:
+    """Load a model, and work ahead until no step waits for a kernel.
+
+    Raises: as `open_model`.
+    """
+    from localllm.checkpoint import open_checkpoint
+    from localllm.session import load_checkpoint
+    from localllm.text_engine import TextEngine
+
+    began_s = time.monotonic()
+    found = open_checkpoint(name, config)
+    shown = show_controls(found.name)
+    doing = ["loading"]
+
+    def describe() -> str:
+        return f"warming {shown}, {time.monotonic() - began_s:.0f} s; {doing[-1]}"
+
+    with StatusLine(describe, 0.0) as line:
+        listener = Listener(lambda text: line.say(lambda: note(text, dim=True)), doing.append)
+        model = load_checkpoint(found, listener)
+        assert isinstance(model.text_engine, TextEngine)
+        engine, pieces = model.text_engine.engine, 0
+        while not engine.is_warm:
+            engine.work_ahead()
+            pieces += 1
+            doing.append(f"kernels and steps, {pieces} so far")
+    model.close()
+    note(f"{shown} is warm, after {duration(time.monotonic() - began_s)}", dim=True)
+
+
+def offer_to_warm(name: str) -> None:
+    """After a model has come here: where there is a GPU, ask whether to warm it now, or say how."""
+    if not has_gpu_driver():
+        return
+    command = f"localllm warm {name}"
+    can_ask = is_terminal(sys.stdin) and is_terminal(sys.stderr)
+    if not can_ask:
+        note(f"{command} compiles its kernels before the first chat", dim=True)
+    elif confirm("compile its kernels now, for some minutes, once? [Y/n] ", default=True):
+        warm_up(name, EngineConfig(max_num_seqs=_NUM_SEQS))
+    else:
+        note(f"{command} does it later, or the first chat", dim=True)
