@@ -76,11 +76,13 @@ class Engine:
         scheduler: Scheduler | None = None,
         speculator: Speculator | None = None,
         wrap: Callable[[Runner], Runner] = lambda runner: runner,
+        pacer: Pacer | None = None,
     ) -> "Engine":
         """Another engine on the same model and cache, to be measured against this one; of the two
         one may have requests at a time. `scheduler` has this one's pool, or is this one's.
         """
-        return Engine(wrap(self._runner), scheduler or self.scheduler, self.limits, speculator)
+        chosen = scheduler or self.scheduler
+        return Engine(wrap(self._runner), chosen, self.limits, speculator, pacer=pacer)
 
     @property
     def context_length(self) -> int:

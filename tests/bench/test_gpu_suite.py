@@ -1,11 +1,14 @@
 """The script that runs everything on a GPU, tried on a CPU with what that machine lacks hidden."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 HIDING = """
@@ -31,12 +34,14 @@ def run(folder: Path, *arguments: str) -> tuple[int, Any]:
 
 
 def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
-    code, found = run(tmp_path, "--only", "prefix", "start 0.6B")
+    code, found = run(tmp_path, "--only", "prefix", "start 0.6B", "sampling 8B int4", "windows")
     assert code == 0, found
     assert found["environment"]["versions"]["torch"]
     parts = {name: part["found"] for name, part in found["parts"].items()}
     assert parts["prefix"]["rows"][0]["test"] == "90% of 200 shared"
     assert parts["prefix"]["memory"]["num_blocks"] > 0
+    assert set(parts["sampling 8B int4"]["step_s"]) == {"greedy", "default", "penalties"}
+    assert parts["windows"]["1024"]["step_s"]
     assert set(parts["start 0.6B"]) == {"kernels compiled", "warm", "warm again"}
 
 
@@ -46,6 +51,27 @@ def test_a_part_that_fails_costs_itself_alone(tmp_path: Path) -> None:
     parts = {name: part["found"] for name, part in found["parts"].items()}
     assert "kernels need a GPU" in parts["kernels"]["error"]
     assert parts["tuned"]["trials"] == 0
-    code, found = run(tmp_path, "--only", "prefix", "compare", "--budget", "0")
+    code, found = run(tmp_path, "--group", "context", "--budget", "0")
     assert code == 1
-    assert [part["found"] for part in found["parts"].values()] == 2 * [{"error": "no time left"}]
+    assert [part["found"] for part in found["parts"].values()] == 4 * [{"error": "no time left"}]
+
+
+def test_a_part_that_is_ended_leaves_what_it_has_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    suite = importlib.import_module("gpu_suite")
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from gpu_parts.place import Place\n"
+        "place = Place(True, Path(sys.argv[sys.argv.index('--out') + 1]))\n"
+        "place.keep('first', 1)\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tools"))
+    monkeypatch.setattr(suite, "__file__", str(slow))
+    found = suite.run_part("load", suite.Place(True), 5.0)["found"]
+    assert found["first"] == 1
+    assert "not done in 5 s" in found["error"]

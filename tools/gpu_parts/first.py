@@ -1,0 +1,137 @@
+"""What a first run has to show: kernels start, are right, and touch no memory but their own."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpu_parts.place import LARGE, ROOT, Part, Place, say
+
+# What pytest is asked for, beside each other: most of the time goes to compiling.
+KERNEL_TESTS = (
+    ("tests/gpu/test_kernels.py", "-k", "attention and bfloat16"),
+    ("tests/gpu/test_kernels.py", "-k", "attention and not bfloat16"),
+    ("tests/gpu/test_kernels.py", "-k", "int4 and not attention"),
+    ("tests/gpu/test_kernels.py", "-k", "not int4 and not attention"),
+)
+ENGINE_TESTS = (("tests/gpu/test_engine.py",),)
+# One of each, since under the sanitizer a launch takes a hundred times as long.
+SANITIZED = (
+    "tests/gpu/test_kernels.py::test_split_sums_replayed_from_a_graph",
+    "tests/gpu/test_kernels.py::test_attention[8-2-128-None-None-dtype0]",
+)
+
+
+def driver(place: Place) -> None:
+    """Whether Triton can launch anything, and what there is."""
+    import torch
+
+    from localllm.engine.device import why_no_kernels
+
+    place.keep("torch", torch.__version__)
+    if place.on_cpu:
+        raise RuntimeError("a driver needs a GPU")
+    properties = torch.cuda.get_device_properties(0)
+    place.keep("gpu", f"{properties.name}, {properties.multi_processor_count} processors")
+    began_s = time.monotonic()
+    place.keep("why_no_kernels", why_no_kernels())
+    place.keep("driver_s", time.monotonic() - began_s)
+
+
+def self_check(kind: str) -> Part:
+    """Every operator of an 8B model against its reference, and against torch's by the clock."""
+
+    def run(place: Place) -> None:
+        import torch
+
+        from localllm.bench.subject import catalog_shape
+        from localllm.engine.loading import check_request, select_device
+        from localllm.engine.self_check import check_operators
+        from localllm.engine.verdict import Verdict
+        from localllm.model.random_weights import RandomWeights
+
+        if place.on_cpu:
+            raise RuntimeError("a check of kernels needs a GPU")
+        config, spec, _ = catalog_shape(LARGE)
+        select_device(place.config())
+        drawn = RandomWeights(config, spec, kind, torch.device("cuda"))  # type: ignore[arg-type]
+        request = check_request(drawn, config, spec, place.config())
+        began_s = time.monotonic()
+        outcomes = check_operators(request, say)
+        place.keep("seconds", time.monotonic() - began_s)
+        verdict = Verdict("here", LARGE, outcomes)
+        place.keep("choice", str(verdict.choice()))
+        place.keep("findings", [asdict(finding) for finding in verdict.findings()])
+        place.keep("cases", [asdict(outcome) for outcome in outcomes])
+
+    return run
+
+
+def tests(runs: tuple[tuple[str, ...], ...], seconds: float) -> Part:
+    """Some of tests/gpu; the suites of the interpreter run elsewhere."""
+
+    def run(place: Place) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            started = []
+            for i, chosen in enumerate(runs):
+                command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+                log = (Path(folder) / f"{i}").open("w+")
+                started.append((subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log), log))
+            deadline, codes = time.monotonic() + seconds, []
+            for chosen, (process, log) in zip(runs, started, strict=True):
+                try:
+                    codes.append(process.wait(max(1.0, deadline - time.monotonic())))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    codes.append(-1)
+                log.seek(0)
+                tail = log.read()[-3000:]
+                place.keep(" ".join(chosen), {"exit_code": codes[-1], "tail": tail})
+                log.close()
+        # 5: nothing was chosen.
+        place.keep("exit_code", int(any(code not in (0, 5) for code in codes)))
+
+    return run
+
+
+def sanitizer(place: Place) -> None:
+    """Reads and writes outside of memory, by NVIDIA's tool, where it is installed."""
+    tool = shutil.which("compute-sanitizer") or _beside_cuda("compute-sanitizer")
+    if tool is None:
+        place.keep("skipped", "there is no compute-sanitizer here")
+        return
+    command = [tool, "--error-exitcode", "9", "--print-limit", "3", sys.executable, "-m", "pytest"]
+    done = subprocess.run(
+        [*command, "-q", "-p", "no:cacheprovider", *SANITIZED],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    place.keep("tail", (done.stdout + done.stderr)[-3000:])
+    place.keep("exit_code", int(done.returncode not in (0, 5)))
+
+
+def float32(place: Place) -> None:
+    """The built-in model in float32: the tokens of the CPU."""
+    from localllm.llm import LLM
+
+    prompts = ["What is the KV cache?", "Write a line about rivers.", "1, 2, 3,"]
+    texts: dict[str, list[str]] = {}
+    for device in ("cpu",) if place.on_cpu else ("cpu", "cuda"):
+        llm = LLM("pocket", device=device, dtype="float32", self_check=False)
+        params = llm.sampling_params(temperature=0.0, max_tokens=48)
+        texts[device] = [
+            llm.chat([{"role": "user", "content": each}], params)[0].text for each in prompts
+        ]
+        place.keep(device, texts[device])
+    place.keep("exit_code", int(len({tuple(each) for each in texts.values()}) > 1))
+
+
+def _beside_cuda(name: str) -> str | None:
+    found: list[Any] = sorted(Path("/usr/local").glob(f"cuda*/bin/{name}"))
+    return str(found[-1]) if found else None
