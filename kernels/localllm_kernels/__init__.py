@@ -142,6 +142,7 @@ def triton_ops(
         splits=not deterministic,
         tunings=tunings,
         fragment_rows=choice.fragment_rows,
+        key_fragments=choice.key_fragments,
     )
 
     def paged_attention(query: Tensor, cache: KVCache, **arguments: Any) -> Tensor:

@@ -9,7 +9,7 @@ counts in the largest of its innermost loops. The floors are those of a processo
     by memory   the bytes of a unit at the bandwidth of the card
 
 A real run is slower than the larger of both. `--check` holds each kernel to the figure that stands
-for it in `_FIGURES`, and is the exit code.
+for it in `_figures.py`, and is the exit code.
 """
 
 import argparse
@@ -29,6 +29,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from localllm_kernels._aot import SHARED_KIB, all_specs, compile_spec, usage_of
+from localllm_kernels._figures import figure_of
 from localllm_kernels.aot import AotSpec
 
 _LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
@@ -225,58 +226,6 @@ def describe(label: str, spec: AotSpec, counts: Counts, capability: int) -> str:
             f"; {card.title}: {1e12 * by_issue:.3g} ps by issue, {1e12 * by_memory:.3g} by memory"
         )
     return line
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """What stands for a kernel on all of CARDS: at most so many a unit, and barriers a turn; `why`:
-    what keeps it from its goal, where it has one that is not reached.
-    """
-
-    instructions: float
-    num_barriers: int
-    why: str = ""
-
-
-# By file, and the beginning of the kernel's label.
-_FIGURES: dict[tuple[str, str], Figure] = {
-    ("int4_matmul", "_row_kernel 1 rows groups of 128 norm"): Figure(
-        6.9, 0, "what runs where the matrix units are not used: every code is a float of its own"
-    ),
-    ("int4_matmul", "_row_kernel 1 rows groups of 128 residual"): Figure(5.7, 0),
-    ("int4_matmul", "_row_kernel 1 rows groups of 32 gate"): Figure(8.0, 0),
-    ("int4_matmul", "_fragment_kernel 8 rows groups of 128 norm"): Figure(2.5, 0),
-    ("int4_matmul", "_fragment_kernel 8 rows groups of 128 residual"): Figure(2.0, 0),
-    ("int4_matmul", "_fragment_kernel 8 rows groups of 32 gate"): Figure(
-        4.3, 0, "goal 2.5: scales and zeros of groups of 32 are read one by one"
-    ),
-    ("int4_matmul", "_fragment_kernel 16 rows groups of 128 gate"): Figure(
-        4.0, 0, "goal 3: 128 goes off each code, and the squares of the norm are steps of their own"
-    ),
-    ("int4_matmul", "_fragment_kernel 64 rows groups of 128 gate"): Figure(4.7, 0),
-    ("int4_matmul", "_tile_kernel 16 rows groups of 128 norm"): Figure(
-        15.3, 10, "what runs where the fragments are not used"
-    ),
-    ("int4_matmul", "_tile_kernel 16 rows groups of 32 gate"): Figure(15.4, 20),
-    ("int4_matmul", "_tile_kernel 64 rows groups of 128 gate"): Figure(23.7, 16),
-    ("int4_matmul", "_tile_kernel 64 rows groups of 32 residual"): Figure(42.0, 9),
-    ("sample", "_scan_kernel any filters"): Figure(
-        158.0, 9, "the whole kernel, noise and masses too; no row takes both"
-    ),
-}
-
-
-def figure_of(name: str, spec: AotSpec) -> Figure | None:
-    """The figure that stands for a kernel."""
-    label = f"{spec.kernel.__name__} {spec.label}"
-    return next(
-        (
-            each
-            for (file, start), each in _FIGURES.items()
-            if file == name and label.startswith(start)
-        ),
-        None,
-    )
 
 
 def main() -> int:

@@ -16,26 +16,31 @@ class Piece(StrEnum):
     INT8 = "int8 products"
     FP8 = "fp8 products"
     SAMPLING = "sampling"
-    # A second way for int4 products, which is taken only where it was found right and faster.
+    # Second ways, which are taken only where they were found right and faster than the first.
     FRAGMENTS = "int4 products by fragments"
+    KEY_FRAGMENTS = "attention over 8-bit keys by fragments"
 
 
 # What the layers of `gpu_decoder.py` are made of.
 FUSED = frozenset((Piece.NORMS, Piece.ROTATION, Piece.FEW_QUERIES, Piece.INT4))
 
 
+SECOND_WAYS = frozenset((Piece.FRAGMENTS, Piece.KEY_FRAGMENTS))
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """`to_torch`: the pieces that torch computes; `fragment_rows`: the most rows of a product that
-    take the fragments, 0 for none.
+    take the fragments, 0 for none; `key_fragments`: whether attention over 8-bit keys does.
     """
 
     to_torch: frozenset[Piece] = frozenset()
     fragment_rows: int = 0
+    key_fragments: bool = False
 
     def __str__(self) -> str:
         """In one way only, since the keys of cached prefixes contain it."""
-        return f"{','.join(sorted(self.to_torch))};{self.fragment_rows}"
+        return f"{','.join(sorted(self.to_torch))};{self.fragment_rows};{int(self.key_fragments)}"
 
 
 ALL_OWN = Choice()

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.aot import AotSpec
+from localllm_kernels.aot import AotSpec, Work
 from localllm_kernels.e4m3 import from_e4m3
 from localllm_kernels.launch import Workspace, present, tile_config
 from localllm_kernels.split_sum import add_parts
@@ -218,6 +218,7 @@ def _spec(num_rows: int, config: TileConfig, is_native: bool, scale_k: int) -> A
         min_capability=NATIVE_CAPABILITY if is_native else 80,
         multiples_of_16=("width_in", "width_out"),
         max_stack=8,  # for sm_100 the compiler keeps two values of before the loop there
+        work=Work("weight", config.block_n * config.block_k, 1),
     )
 
 

@@ -25,6 +25,7 @@ from localllm_kernels.int4_turn import (
 from localllm_kernels.matrix_units import (
     add_pairs,
     code_pairs,
+    four_of,
     multiply_add,
     multiply_fours,
     pairs_of,
@@ -112,7 +113,7 @@ def _fragment_kernel(
                 for n in tl.static_range(EIGHTS):
                     low, high = pairs_of(xs[n])
                     more = more + multiply_add(
-                        (low, no_bits, high, no_bits), xs[n], _step(squares, n), dtype, PTX
+                        (low, no_bits, high, no_bits), xs[n], four_of(squares, n), dtype, PTX
                     )
                     scaled = scaled + (multiply_fours(xs[n], norm, dtype, PTX),)
                 squares, xs = more, scaled
@@ -133,15 +134,15 @@ def _fragment_kernel(
                         pair = add_pairs(pair, less, dtype, PTX)
                     codes = codes + (pair,)
                 for n in tl.static_range(EIGHTS):
-                    before = _step(sums, m * EIGHTS + n)
+                    before = four_of(sums, m * EIGHTS + n)
                     more = more + multiply_add(codes, xs[n], before, dtype, PTX)
             sums = more
             if ends_group(step, GROUP):
                 more = ()
                 for m in tl.static_range(2):
                     for n in tl.static_range(EIGHTS):
-                        part = _step(sums, m * EIGHTS + n)
-                        total = _step(totals, m * EIGHTS + n)
+                        part = four_of(sums, m * EIGHTS + n)
+                        total = four_of(totals, m * EIGHTS + n)
                         for c in tl.static_range(4):
                             value = part[c]
                             if by_sums:
@@ -194,12 +195,6 @@ def _four_inputs(ptr, block, t, step: tl.constexpr, fours, IS_EVEN: tl.constexpr
     if IS_EVEN:
         return tl.load(ptr + four + 4 * step)
     return tl.load(ptr + four + 4 * step, mask=four + 4 * step < fours, other=0)
-
-
-@triton.jit
-def _step(values, at: tl.constexpr):
-    """The four values of one step among those of several."""
-    return values[4 * at], values[4 * at + 1], values[4 * at + 2], values[4 * at + 3]
 
 
 @triton.jit

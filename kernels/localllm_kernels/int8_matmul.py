@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.aot import AotSpec
+from localllm_kernels.aot import AotSpec, Work
 from localllm_kernels.launch import Workspace, present, tile_config
 from localllm_kernels.split_sum import add_parts
 from localllm_kernels.tiles import TileConfig, choose_tiles
@@ -127,6 +127,7 @@ def _spec(num_rows: int, config: TileConfig) -> AotSpec:
         },
         config.num_warps,
         multiples_of_16=("width_in", "width_out"),
+        work=Work("weight", config.block_n * config.block_k, 1),
     )
 
 

@@ -11,6 +11,7 @@ from localllm_kernels.tunings import Tunings
 # of the model).
 KINDS = {"plain": 0, "int8": 1, "fp8": 2}
 CACHE_TYPES = {"plain": None, "int8": "*i8", "fp8": "*u8"}
+CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _KINDS = {torch.int8: KINDS["int8"], torch.float8_e4m3fn: KINDS["fp8"]}
 
 
@@ -41,7 +42,8 @@ class Workspace:
 
     `num_processors` and `capability` (as 90) of the device are what tiles are chosen by; as if
     there were one processor where sums are not to be split among programs. `fragment_rows`: the
-    most rows for which kernels whose operands lie as the matrix units take them are used.
+    most rows for which products take the kernel that reads operands as the matrix units want them;
+    `key_fragments`: whether attention over 8-bit keys does.
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class Workspace:
         splits: bool = True,
         tunings: Tunings | None = None,
         fragment_rows: int = 0,
+        key_fragments: bool = False,
     ) -> None:
         self.tunings = tunings or Tunings()
-        self.fragment_rows = fragment_rows
+        self.fragment_rows, self.key_fragments = fragment_rows, key_fragments
         self.num_processors, self.capability, self.slice_bytes = 1, 80, MIN_SLICE_BYTES
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)

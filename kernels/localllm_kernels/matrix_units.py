@@ -40,6 +40,12 @@ _ADD_BF16 = tl.constexpr(
     "{ .reg .b32 one; mov.b32 one, 0x3f803f80; fma.rn.bf16x2 $0, $1, one, $2; }"
 )
 _ADD_F16 = tl.constexpr("add.rn.f16x2 $0, $1, $2;")
+_TRANSPOSE = tl.constexpr("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;")
+_MAX_OF_ROWS = tl.constexpr(
+    "{ .reg .f32 x, y; shfl.sync.bfly.b32 y, $1, 4, 31, 0xffffffff; max.f32 x, $1, y;"
+    " shfl.sync.bfly.b32 y, x, 8, 31, 0xffffffff; max.f32 x, x, y;"
+    " shfl.sync.bfly.b32 y, x, 16, 31, 0xffffffff; max.f32 $0, x, y; }"
+)
 _MASK_OR = tl.constexpr("lop3.b32 $0, $1, 0x000f000f, $2, 0xea;")  # ($1 & mask) | $2
 
 
@@ -70,6 +76,44 @@ def _pack(first, second, dtype: tl.constexpr):
     """Two float32 as 16-bit floats in int32."""
     low = first.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return low | (second.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+
+
+@triton.jit
+def pack_pair(first, second, dtype: tl.constexpr, PTX: tl.constexpr):
+    """Two float32 as 16-bit floats in int32, the first one below."""
+    if PTX:
+        code: tl.constexpr = (
+            "cvt.rn.bf16x2.f32 $0, $2, $1;"
+            if dtype == tl.bfloat16
+            else "cvt.rn.f16x2.f32 $0, $2, $1;"
+        )
+        return tl.inline_asm_elementwise(code, "=r,f,f", [first, second], tl.int32, True, 1)
+    return _pack(first, second, dtype)
+
+
+@triton.jit
+def transpose_pairs(x, dtype: tl.constexpr, PTX: tl.constexpr):
+    """Of 8 rows of 8 columns, where lane 4 g + t has columns 2 t and 2 t + 1 of row g: those of
+    row g of the transposed; int32 [threads] (PTX ISA, "movmatrix").
+    """
+    if PTX:
+        return tl.inline_asm_elementwise(_TRANSPOSE, "=r,r", [x], tl.int32, False, 1)
+    WARPS: tl.constexpr = x.shape[0] // 32
+    shape: tl.constexpr = [WARPS, 8, 4]
+    values = tl.join(tl.reshape(first_of(x, dtype), shape), tl.reshape(second_of(x, dtype), shape))
+    turned = tl.permute(tl.reshape(values, [WARPS, 8, 8]), (0, 2, 1))
+    even, odd = tl.split(tl.reshape(turned, [WARPS, 8, 4, 2]))
+    return _pack(tl.reshape(even, [32 * WARPS]), tl.reshape(odd, [32 * WARPS]), dtype)
+
+
+@triton.jit
+def max_of_rows(x, PTX: tl.constexpr):
+    """The greatest of the eight lanes 4 g + t of each t, in all of them; float32 [threads]."""
+    if PTX:
+        return tl.inline_asm_elementwise(_MAX_OF_ROWS, "=f,f", [x], tl.float32, False, 1)
+    WARPS: tl.constexpr = x.shape[0] // 32
+    most = tl.max(tl.reshape(x, [WARPS, 8, 4]), axis=1)
+    return tl.reshape(tl.broadcast_to(most[:, None, :], [WARPS, 8, 4]), [32 * WARPS])
 
 
 @triton.jit
@@ -126,6 +170,12 @@ def _of_lanes(sums):
     WARPS: tl.constexpr = sums.shape[0]
     even, odd = tl.split(tl.reshape(sums, [WARPS, 8, 4, 2]))
     return tl.reshape(even, [32 * WARPS]), tl.reshape(odd, [32 * WARPS])
+
+
+@triton.jit
+def four_of(values, at: tl.constexpr):
+    """The four values of one step among those of several."""
+    return values[4 * at], values[4 * at + 1], values[4 * at + 2], values[4 * at + 3]
 
 
 @triton.jit

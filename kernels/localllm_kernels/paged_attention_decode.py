@@ -11,13 +11,16 @@ nobody waits for them.
 Source: Dao et al. 2023, "Flash-Decoding"; here the second reduction needs no second launch.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.aot import AotSpec
+from localllm_kernels.aot import AotSpec, Work
 from localllm_kernels.arrival import is_last
+from localllm_kernels.attention_fragments import KEYS_EACH, _fragment_decode_kernel
 from localllm_kernels.attention_tiles import (
     ALL,
     LOG2_E,
@@ -28,12 +31,13 @@ from localllm_kernels.attention_tiles import (
     aot_signature,
     attend_tiles,
 )
-from localllm_kernels.kv_cache import KVCache
-from localllm_kernels.launch import CACHE_TYPES, KINDS, Workspace, cache_kind, cache_pointers
+from localllm_kernels.kv_cache import KVCache, row_bytes
+from localllm_kernels.launch import CACHE_TYPES, CODES, KINDS, Workspace, cache_kind, cache_pointers
 
 MIN_DOT_ROWS = 16
 MAX_SPLITS = 64
 MIN_SPLIT_KEYS = 256
+FRAGMENT_WARPS = 4
 
 
 @triton.jit(do_not_specialize=["num_splits", "max_blocks"])
@@ -197,35 +201,69 @@ def paged_attention_decode(
         wanted = triton.cdiv(2 * workspace.num_processors, num_seqs * kv_heads)
         most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
         num_splits = max(1, min(wanted, most, MAX_SPLITS))
-    block_m = max(MIN_DOT_ROWS, triton.next_power_of_2(max_query_len * (heads // kv_heads)))
-    block_d = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))
     num_tasks = num_seqs * kv_heads
     num_parts = num_tasks * num_splits if num_splits > 1 else 0
-    _decode_kernel[(num_seqs, kv_heads, num_splits)](
-        query,
-        *cache_pointers(cache),
-        block_tables,
-        cu_seqlens_q,
-        seq_lens,
-        out,
-        workspace.parts(num_parts * block_m * (block_d + 2)),
-        workspace.counters(num_tasks),
-        scale * LOG2_E,
-        window or 0,
-        max_blocks,
-        num_splits,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        HEAD_DIM=head_dim,
-        CACHE_BLOCK=cache_block,
-        KIND=cache_kind(cache),
-        HAS_WINDOW=window is not None,
+    rows = max_query_len * (heads // kv_heads)
+    key, value, *key_scales = cache_pointers(cache)
+    arguments: dict[str, Any] = {
+        "query_ptr": query,
+        "key_ptr": key,
+        "value_ptr": value,
+        "key_scales_ptr": key_scales[0],
+        "value_scales_ptr": key_scales[1],
+        "tables_ptr": block_tables,
+        "starts_ptr": cu_seqlens_q,
+        "lengths_ptr": seq_lens,
+        "out_ptr": out,
+        "counters_ptr": workspace.counters(num_tasks),
+        "scale": scale * LOG2_E,
+        "window": window or 0,
+        "max_blocks": max_blocks,
+        "num_splits": num_splits,
+        "HEADS": heads,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "CACHE_BLOCK": cache_block,
+        "KIND": cache_kind(cache),
+        "HAS_WINDOW": window is not None,
+        "MAX_PARTS": MAX_SPLITS,
+    }
+    grid = (num_seqs, kv_heads, num_splits)
+    if workspace.key_fragments and takes_fragments(query, cache, rows):
+        eights = triton.cdiv(rows, 8)
+        part = 32 * eights * (head_dim // 4 + 4)
+        _fragment_decode_kernel[grid](
+            **arguments
+            | {"query_ptr": query.view(torch.int64), "key_ptr": key.view(torch.int32)}
+            | {"value_ptr": value.view(torch.int32)},
+            parts_ptr=workspace.parts(num_parts * part),
+            EIGHTS=eights,
+            WARPS=FRAGMENT_WARPS,
+            MIN_TURNS=MIN_SPLIT_KEYS // (FRAGMENT_WARPS * KEYS_EACH),
+            PTX=not triton.knobs.runtime.interpret,
+            num_warps=FRAGMENT_WARPS,
+        )
+        return out
+    block_m = max(MIN_DOT_ROWS, triton.next_power_of_2(rows))
+    block_d = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))
+    _decode_kernel[grid](
+        **arguments,
+        parts_ptr=workspace.parts(num_parts * block_m * (block_d + 2)),
         BLOCK_M=block_m,
         BLOCK_D=block_d,
-        MAX_PARTS=MAX_SPLITS,
         **_tile(block_m, block_d, query.itemsize, workspace.capability),
     )
     return out
+
+
+def takes_fragments(query: Tensor, cache: KVCache, rows: int) -> bool:
+    """Whether `attention_fragments.py` has a kernel for that: `rows` of a request, its queries
+    times the heads that share keys.
+    """
+    _, _, cache_block, head_dim = cache.key.shape
+    is_8_bit = cache_kind(cache) != KINDS["plain"]
+    fits = head_dim in (64, 128) and cache_block % 16 == 0 and rows <= 16
+    return is_8_bit and fits and query.itemsize == 2 and query.is_contiguous()
 
 
 def _spec(
@@ -250,13 +288,45 @@ def _spec(
             "MAX_PARTS": MAX_SPLITS,
         },
         num_warps,
-        # The largest tiles spill a few registers on some.
-        max_stack=32 if block_m == 64 or dtype == "fp32" else 0,
+        # The largest tiles spill a few registers on some, and Triton 3.6 one more.
+        max_stack=32 if block_m == 64 or dtype == "fp32" else 8 if kind != "plain" else 0,
         only=targets,
+        work=_work(kind, dtype, head_dim, tile["BLOCK_N"]),
+    )
+
+
+def _work(kind: str, dtype: str, head_dim: int, block_n: int) -> Work:
+    """Keys and values of 64 tokens, for one of the heads that have keys."""
+    row = row_bytes(head_dim, CODES.get(kind, torch.bfloat16 if dtype == "bf16" else torch.float32))
+    return Work("64 keys", block_n / 64, 2 * 64 * row, is_shared=True)
+
+
+def _fragment_spec(kind: str, rows: int, head_dim: int, *, has_window: bool) -> AotSpec:
+    signature = {**aot_signature("*i32", "bf16"), "query_ptr": "*i64"}
+    constants = aot_constants(KINDS[kind], has_window, head_dim)
+    del constants["BLOCK_D"]
+    return AotSpec(
+        _fragment_decode_kernel,
+        f"{kind} cache, {rows} rows of {head_dim}{', window' if has_window else ''}",
+        {**signature, "parts_ptr": "*fp32", "counters_ptr": "*i32", "num_splits": "i32"},
+        {
+            **constants,
+            "EIGHTS": rows // 8,
+            "WARPS": FRAGMENT_WARPS,
+            "MIN_TURNS": MIN_SPLIT_KEYS // (FRAGMENT_WARPS * KEYS_EACH),
+            "MAX_PARTS": MAX_SPLITS,
+            "PTX": True,
+        },
+        FRAGMENT_WARPS,
+        max_stack=8,  # what stands before the loop
+        work=_work(kind, "bf16", head_dim, FRAGMENT_WARPS * KEYS_EACH),
     )
 
 
 AOT_SPECS = [
+    *(_fragment_spec(kind, 8, 128, has_window=False) for kind in CODES),
+    _fragment_spec("int8", 16, 128, has_window=False),
+    _fragment_spec("int8", 8, 64, has_window=True),
     *(_spec(kind, 16, ALL) for kind in KINDS),
     _spec("plain", 32, ALL),
     _spec("plain", 64, ALL),

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.aot import AotSpec
+from localllm_kernels.aot import AotSpec, Work
 from localllm_kernels.launch import present
 
 
@@ -105,6 +105,7 @@ AOT_SPECS = [
         },
         {"HAS_RESIDUAL": has_residual, "BLOCK": 4096},
         num_warps=8,
+        work=Work("value", 4096, 8 if has_residual else 4),
     )
     for has_residual in (False, True)
 ]

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.aot import AotSpec
+from localllm_kernels.aot import AotSpec, Work
 from localllm_kernels.e4m3 import to_e4m3
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import CACHE_TYPES, KINDS, cache_kind, cache_pointers, present
@@ -201,6 +201,7 @@ AOT_SPECS = [
             "BLOCK": 128,
         },
         num_warps=1,
+        work=Work("value", 128, 4),
     )
     for kind, cache_type in CACHE_TYPES.items()
 ]

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm_kernels.aot import AotSpec
+from localllm_kernels.aot import AotSpec, Work
 
 BLOCK = 1024
 
@@ -48,5 +48,6 @@ AOT_SPECS = [
         "bf16",
         {"gate_up_ptr": "*bf16", "out_ptr": "*bf16", "width": "i32"},
         {"BLOCK": BLOCK},
+        work=Work("value", BLOCK, 6),
     )
 ]

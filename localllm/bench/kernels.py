@@ -17,6 +17,7 @@ from localllm.bench.results import Result, Suite
 from localllm.config import ModelConfig
 from localllm.engine.graph_timer import GraphTimer, Timer
 from localllm_kernels import TORCH_OPS, triton_ops
+from localllm_kernels.choice import Choice
 from localllm_kernels.fp8_matmul import fp8_matmul
 from localllm_kernels.int4_matmul import MAX_TILE_ROWS, int4_matmul
 from localllm_kernels.int4_weight import PackedInt4
@@ -87,6 +88,7 @@ class KernelCases:
     ) -> None:
         self.config, self.device, self.dtype = config, device, dtype
         self.workspace, self.ops = Workspace(device), triton_ops(device.type)
+        self.by_fragments = triton_ops(device.type, choice=Choice(key_fragments=True))
         self.fragments = Workspace(device, fragment_rows=MAX_TILE_ROWS)
 
     def all(self) -> Iterator[Case]:
@@ -95,8 +97,10 @@ class KernelCases:
             for rows in ROWS:
                 yield from self.product_cases(name, width_out, width_in, rows)
         for seqs in (1, 8):
-            for kv_dtype in (self.dtype, torch.int8, torch.float8_e4m3fn):
+            yield self.attention(seqs, DECODE_CONTEXT, 1, self.dtype)
+            for kv_dtype in CODE_LIMITS:
                 yield self.attention(seqs, DECODE_CONTEXT, 1, kv_dtype)
+                yield self.attention(seqs, DECODE_CONTEXT, 1, kv_dtype, by_fragments=True)
         yield self.attention(1, PREFILL_TOKENS, PREFILL_TOKENS, self.dtype)
         for rows in (1, 16):
             yield from self.between(rows)
@@ -153,8 +157,17 @@ class KernelCases:
             plain.numel(),
         )
 
-    def attention(self, seqs: int, context: int, new: int, kv_dtype: torch.dtype) -> Case:
+    def attention(
+        self,
+        seqs: int,
+        context: int,
+        new: int,
+        kv_dtype: torch.dtype,
+        *,
+        by_fragments: bool = False,
+    ) -> Case:
         """Against torch's attention over contiguous keys and values in plain values."""
+        ops = self.by_fragments if by_fragments else self.ops
         config = self.config
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         blocks = context // BLOCK_SIZE
@@ -173,11 +186,11 @@ class KernelCases:
         keys, values = (self.values(seqs, kv_heads, context, dim) for _ in range(2))
         pairs = seqs * (new * context - new * (new - 1) // 2)
         kv_bytes = 2 * seqs * context * kv_heads * row_bytes(dim, kv_dtype)
-        name = str(kv_dtype).removeprefix("torch.")
+        name = str(kv_dtype).removeprefix("torch.") + (" fragments" if by_fragments else "")
         return Case(
             f"attention {'prefill' if new > 1 else 'decode'} {name}",
             {"rows": seqs * new, "context": context},
-            lambda: self.ops.paged_attention(
+            lambda: ops.paged_attention(
                 query,
                 cache,
                 block_tables=order.view(seqs, blocks),

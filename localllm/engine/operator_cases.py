@@ -38,12 +38,15 @@ def operator_cases(
     cases = _Cases(sizes, device, own)
     for rows in (1, 512):
         yield from cases.between(rows)
+    one, few = [_CONTEXT], [17 + _CONTEXT // (i + 1) for i in range(_FEW_REQUESTS)]
     for window in dict.fromkeys(layer_windows(sizes.config, sizes.spec)):
-        yield cases.attention(Piece.FEW_QUERIES, [_CONTEXT], 1, window)
-        yield cases.attention(
-            Piece.FEW_QUERIES, [17 + _CONTEXT // (i + 1) for i in range(_FEW_REQUESTS)], 1, window
-        )
-        yield cases.attention(Piece.MANY_QUERIES, [_CONTEXT, _NEW_TOKENS], _NEW_TOKENS, window)
+        for lengths in (one, few):
+            yield cases.attention(Piece.FEW_QUERIES, lengths, 1, window)
+            if sizes.kv_dtype in CODE_LIMITS:
+                fragments = tables(Choice(key_fragments=True))
+                yield cases.attention(Piece.KEY_FRAGMENTS, lengths, 1, window, fragments)
+        lengths = [_CONTEXT, _NEW_TOKENS]
+        yield cases.attention(Piece.MANY_QUERIES, lengths, _NEW_TOKENS, window)
     if own.sample is not None:
         yield cases.sampling(own.sample)
     yield from product_cases(source, sizes, device, tables)
@@ -143,9 +146,17 @@ class _Cases:
         )
 
     def attention(
-        self, piece: Piece, lengths: Sequence[int], most_new: int, window: int | None
+        self,
+        piece: Piece,
+        lengths: Sequence[int],
+        most_new: int,
+        window: int | None,
+        second: Ops | None = None,
     ) -> OperatorCase:
-        """Of requests with so many keys, the last `most_new` at most of them new."""
+        """Of requests with so many keys, the last `most_new` at most of them new; `second`: the
+        table of another way, whose rival is the first.
+        """
+        own, rival = (self._ops, TORCH_OPS) if second is None else (second, self._ops)
         config, device, block = self._sizes.config, self._device, self._sizes.block_size
         new = [min(most_new, length) for length in lengths]
         rows, longest = sum(new), max(lengths)
@@ -172,13 +183,13 @@ class _Cases:
         behind = "" if window is None else f", window {window}"
         return OperatorCase(
             piece,
-            f"{piece}, {len(lengths)} of up to {longest} keys{behind}",
+            f"{len(lengths)} of up to {longest} keys{behind}",
             rows,
             lambda: distance(
-                call(self._ops, query, cache), call(TORCH_OPS, query.float(), exact), self._unit
+                call(own, query, cache), call(TORCH_OPS, query.float(), exact), self._unit
             ),
-            lambda: call(self._ops, query, cache),
-            lambda: call(TORCH_OPS, query, cache),
+            lambda: call(own, query, cache),
+            lambda: call(rival, query, cache),
         )
 
     def sampling(self, own: Callable[[Tensor, SamplingRows], Tensor]) -> OperatorCase:

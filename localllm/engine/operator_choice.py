@@ -15,7 +15,7 @@ from localllm.engine.verdict import Finding, Verdict, VerdictFile
 from localllm.model.architectures import layer_windows
 from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
 from localllm.model.random_weights import RandomWeights
-from localllm_kernels.choice import ALL_OWN, Choice, Piece
+from localllm_kernels.choice import ALL_OWN, SECOND_WAYS, Choice
 from localllm_kernels.fingerprint import sources_fingerprint
 
 logger = logging.getLogger(__name__)
@@ -69,19 +69,19 @@ def describe_replaced(verdict: Verdict) -> str:
     replaced = [
         f"{finding.piece} ({finding.state})"
         for finding in verdict.findings()
-        if not finding.is_taken and finding.piece is not Piece.FRAGMENTS
+        if not finding.is_taken and finding.piece not in SECOND_WAYS
     ]
     return f"torch computes {', '.join(replaced)}" if replaced else ""
 
 
 def describe_finding(finding: Finding) -> str:
     """A piece in a line."""
-    is_second = finding.piece is Piece.FRAGMENTS
+    is_second = finding.piece in SECOND_WAYS
     rival = "the other way" if is_second else "torch"
     is_measured = finding.times > 0 and finding.state in ("good", "slower")
     times = f", {finding.times:.1f} times as fast as {rival}" if is_measured else ""
     if is_second and finding.is_taken:
-        return f"{finding.piece}: used for {finding.why}{times}"
+        return f"{finding.piece}: used{f' for {finding.why}' if finding.why else ''}{times}"
     what: str = finding.state
     if not finding.is_taken:
         what += ", so not used" if is_second else ", so torch computes them"

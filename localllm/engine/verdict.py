@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from localllm.places import cache_folder
-from localllm_kernels.choice import Choice, Piece
+from localllm_kernels.choice import SECOND_WAYS, Choice, Piece
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,7 @@ class Finding:
     @property
     def is_taken(self) -> bool:
         """Whether it is this library's; what could not be checked is, but for a second way."""
-        return self.state == "good" or (
-            self.state == "unchecked" and self.piece is not Piece.FRAGMENTS
-        )
+        return self.state == "good" or (self.state == "unchecked" and self.piece not in SECOND_WAYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +66,13 @@ class Verdict:
         """What is taken there: torch's for each piece that is broken or slower, and the fragments
         for as many rows as they are right and faster up to.
         """
-        to_torch = (each.piece for each in self.findings() if not each.is_taken)
-        return Choice(frozenset(to_torch) - {Piece.FRAGMENTS}, self._fragment_rows())
+        taken = {each.piece: each.is_taken for each in self.findings()}
+        to_torch = frozenset(piece for piece, is_taken in taken.items() if not is_taken)
+        return Choice(
+            to_torch - SECOND_WAYS,
+            self._fragment_rows(),
+            taken.get(Piece.KEY_FRAGMENTS, False),
+        )
 
     def findings(self) -> Iterator[Finding]:
         """One for each piece."""
@@ -93,7 +96,9 @@ class Verdict:
             return Finding(piece, first.state, f"{case}: {first.why}".rstrip(": "), times)
         if not measured:
             return Finding(piece, "unchecked", cases[0].why, times)
-        return Finding(piece, "slower" if times * _SLOWER < 1 else "good", "", times)
+        # A second way has to be faster; what is there already may be as fast as torch's.
+        is_slower = times <= 1 if piece in SECOND_WAYS else times * _SLOWER < 1
+        return Finding(piece, "slower" if is_slower else "good", "", times)
 
     def _fragment_rows(self) -> int:
         most = 0

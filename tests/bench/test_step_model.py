@@ -28,6 +28,24 @@ def test_kernels_move_their_bytes_and_launches_cost_the_same_each() -> None:
     assert step.seconds == pytest.approx(sum(step.kernels.values()) + step.launches * 1e-3)
 
 
+def test_instructions_that_were_counted_bound_a_product() -> None:
+    work = ModelWork.of(CONFIG, SPEC, lambda linear: 1000, kv_row_bytes=32)
+    gpu = Gpu("slow issue", 1000.0, 1e30, issue_per_s=100.0)
+    care = Care(plain=0.5, quantized=0.25, attention=1.0, launch_s=0.0, issue=0.5)
+    num_weights = CONFIG.hidden_size * CONFIG.intermediate_size
+    step, quick = (
+        predict_decode(
+            work, lambda linear: 1000, gpu, care, is_fused=True, batch=1, context=1,
+            instructions={"down": each},
+        )
+        for each in (3.0, 1e-9)
+    )  # fmt: skip
+    assert step.kernels["down"] == pytest.approx(CONFIG.num_layers * 3 * num_weights / 50)
+    # Where the instructions are few, memory at the share of plain weights.
+    assert quick.kernels["down"] == pytest.approx(CONFIG.num_layers * 2)
+    assert quick.kernels["output"] == pytest.approx(CONFIG.num_layers * 4)
+
+
 def test_plain_weights_take_more_launches_and_arithmetic_counts_by_the_batch() -> None:
     shapes = {"model.layers.0.mlp.down_proj": CONFIG.hidden_size * CONFIG.intermediate_size}
     num_weights = shapes["model.layers.0.mlp.down_proj"]

@@ -162,6 +162,16 @@ def test_fragments_are_taken_as_far_as_they_are_right_and_faster() -> None:
     assert choice(fragments(1), fragments(8, "wrong"), fragments(16)) == Choice(fragment_rows=1)
     assert choice(fragments(1, times=0.5), fragments(8)) == Choice()
     assert choice(fragments(1, "unchecked"), fragments(8)) == Choice()
+    for state, times, is_taken in (
+        ("good", 1.2, True),
+        ("good", 1.0, False),
+        ("wrong", 2.0, False),
+        ("unchecked", 2.0, False),
+    ):
+        found = outcome(Piece.KEY_FRAGMENTS, state, times=times)
+        if state == "unchecked":
+            found = replace(found, own_s=0.0, plain_s=0.0)
+        assert choice(outcome(Piece.FEW_QUERIES), found) == Choice(key_fragments=is_taken)
 
 
 @needs_interpreter

@@ -140,12 +140,13 @@ def test_attention(
     close = {"atol": CLOSE[dtype], "rtol": CLOSE[dtype]}
     batch = Batch(WINDOWS, heads, kv_heads, head_dim, kv_dtype or dtype).to("cuda", dtype)
     expected = batch.expected(head_dim**-0.5, window)
-    for num_splits in (1, 3, None):
-        found = attend(batch, paged_attention_decode, window, workspace, num_splits=num_splits)
-        torch.testing.assert_close(found.double(), expected, **close)
-        again = attend(batch, paged_attention_decode, window, workspace, num_splits=num_splits)
-        assert torch.equal(found, again)
-    assert not workspace.counters(1).any()
+    for used in (workspace, Workspace(device(), key_fragments=True)):
+        for num_splits in (1, 3, None):
+            found = attend(batch, paged_attention_decode, window, used, num_splits=num_splits)
+            torch.testing.assert_close(found.double(), expected, **close)
+            again = attend(batch, paged_attention_decode, window, used, num_splits=num_splits)
+            assert torch.equal(found, again)
+        assert not used.counters(1).any()
     batch = Batch(MIXED, heads, kv_heads, head_dim, kv_dtype or dtype).to("cuda", dtype)
     expected = batch.expected(head_dim**-0.5, window)
     found = attend(batch, paged_attention_prefill, window, workspace)

@@ -2,18 +2,24 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from guards import GuardedMemory, needs_interpreter
 from paged_batch import MIXED, Batch
 
+from localllm.engine.operator_case import distance, unit_of
+from localllm_kernels import code_pairs_8 as module
+from localllm_kernels.code_pairs_8 import _asm_constants, code_pairs_8
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import Workspace
-from localllm_kernels.paged_attention_decode import paged_attention_decode
+from localllm_kernels.paged_attention_decode import paged_attention_decode, takes_fragments
 from localllm_kernels.paged_attention_prefill import paged_attention_prefill
 
 pytestmark = needs_interpreter
 
 KV_DTYPES = [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn]
 CPU = torch.device("cpu")
+TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # New tokens of one, or of a draft window; a request without any is one that has just ended.
 WINDOWS = [(1, 1), (130, 1), (300, 4), (16, 0), (16, 1), (257, 2), (64, 1), (1025, 3)]
 
@@ -82,6 +88,141 @@ def test_only_as_many_programs_as_a_request_s_own_length_needs_have_a_part() -> 
 @pytest.mark.parametrize("head_dim", [16, 24, 64])
 def test_decode_over_values_in_fewer_bits(head_dim: int, kv_dtype: torch.dtype) -> None:
     check_decode(Batch(WINDOWS[:4], 6, 2, head_dim, kv_dtype), None, 2)
+
+
+def check_fragments(batch: Batch, dtype: torch.dtype, window: int | None, num_splits: int) -> None:
+    batch.to("cpu", dtype)
+    expected = batch.expected(0.3, window)
+    workspace = Workspace(CPU, key_fragments=True)
+    counts = batch.cu_seqlens_q.diff()
+    group = batch.query.shape[1] // batch.cache.key.shape[1]
+    assert takes_fragments(batch.query, batch.cache, int(counts.max()) * group)
+    with GuardedMemory() as memory:
+        found = paged_attention_decode(
+            memory.guarded(batch.query),
+            guard_cache(memory, batch.cache),
+            workspace,
+            block_tables=memory.guarded(batch.block_tables),
+            cu_seqlens_q=memory.guarded(batch.cu_seqlens_q),
+            seq_lens=memory.guarded(batch.seq_lens),
+            max_query_len=int(counts.max()),
+            scale=0.3,
+            window=window,
+            num_splits=num_splits,
+        )
+    memory.check()
+    # Weights and results are rounded; Triton's interpreter cuts bfloat16 off.
+    assert distance(found, expected, unit_of(dtype)) < (1 if dtype == torch.bfloat16 else 0.5)
+    assert not workspace.counters(1).any()
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window", "num_splits", "kv_dtype", "dtype"),
+    [
+        (4, 2, 64, None, 3, torch.int8, torch.bfloat16),
+        (4, 1, 128, None, 2, torch.float8_e4m3fn, torch.float16),
+        (5, 1, 64, 40, 1, torch.int8, torch.float16),
+        (3, 3, 128, 1, 2, torch.float8_e4m3fn, torch.bfloat16),
+    ],
+)
+def test_decode_by_fragments(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    num_splits: int,
+    kv_dtype: torch.dtype,
+    dtype: torch.dtype,
+) -> None:
+    lengths = [(1, 1), (130, 1), (16, 0), (40, 2), (257, 2)]
+    check_fragments(Batch(lengths, heads, kv_heads, head_dim, kv_dtype), dtype, window, num_splits)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_8_bit_code_becomes_its_own_value(kv_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    values = codes.view(kv_dtype).float()
+    # The code of NaN is never written.
+    values[127::128] = torch.where(values[127::128].isnan(), 480.0, values[127::128])
+    if kv_dtype == torch.float8_e4m3fn:
+        values[255] = -480.0
+    first, second = torch.empty(2, 64, dtype=torch.int32)
+    _pairs_kernel[(1,)](
+        codes.view(torch.int32), first, second, torch.empty(1, dtype=dtype), kv_dtype == torch.int8
+    )
+    fours = values.view(64, 4)
+    assert torch.equal(first.view(dtype).view(64, 2).float(), fours[:, [0, 2]])
+    assert torch.equal(second.view(dtype).view(64, 2).float(), fours[:, [1, 3]])
+
+
+def of_ptx(code: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What straight code in PTX leaves in its outputs, $0 and $1; registers are int64 [words]."""
+    registers = {f"${2 + i}": value for i, value in enumerate(inputs)}
+
+    def read(name: str) -> torch.Tensor:
+        if name in registers:
+            return registers[name]
+        return torch.full_like(inputs[0], int(name, 0))
+
+    def halves(name: str, dtype: torch.dtype) -> torch.Tensor:
+        bits = read(name)
+        signed = torch.where(bits >= 1 << 31, bits - (1 << 32), bits).int()
+        return signed.view(dtype).view(-1, 2).double()
+
+    for line in code.strip("{} ").split(";"):
+        opcode, _, operands = line.strip().partition(" ")
+        names = [each.strip() for each in operands.split(",")]
+        if opcode.startswith(("shl", "shr")):
+            moved = read(names[1])
+            count = int(names[2])
+            moved = moved << count if opcode.startswith("shl") else moved >> count
+            registers[names[0]] = moved & 0xFFFFFFFF
+        elif opcode.startswith("and"):
+            registers[names[0]] = read(names[1]) & read(names[2])
+        elif opcode.startswith("lop3"):
+            a, b, c, table = (*map(read, names[1:4]), int(names[4], 0))
+            assert table in (0xEA, 0x6A)  # (a & b) | c, (a & b) ^ c
+            registers[names[0]] = (a & b) | c if table == 0xEA else (a & b) ^ c
+        elif opcode.startswith(("fma", "add")):
+            dtype = torch.bfloat16 if "bf16" in opcode else torch.float16
+            first, *more = (halves(name, dtype) for name in names[1:])
+            total = first * more[0] + more[1] if opcode.startswith("fma") else first + more[0]
+            packed = total.to(dtype).view(torch.int32).flatten().long()
+            registers[names[0]] = packed & 0xFFFFFFFF
+        else:
+            assert opcode in ("", ".reg"), opcode
+    return [registers["$0"], registers["$1"]]
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_machine_s_code_gives_the_same(kv_dtype: torch.dtype, dtype: torch.dtype) -> None:
+    """The interpreter runs the other branch, so this one is worked through by itself."""
+    name = {torch.int8: "INT8", torch.float8_e4m3fn: "FP8"}[kv_dtype]
+    kind = {torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
+    code = getattr(module, f"_{name}_{kind}").value
+    constants = _asm_constants.fn(kv_dtype == torch.int8, TYPES[dtype])
+    words = torch.randint(0, 1 << 32, (20_000,), generator=torch.Generator().manual_seed(0))
+    inputs = [words, *(torch.full_like(words, value & 0xFFFFFFFF) for value in constants)]
+    found = [each.int() for each in of_ptx(code, inputs)]
+    expected = torch.empty(2, len(words), dtype=torch.int32)
+    for first in range(0, len(words), 64):
+        part = slice(first, first + 64)
+        given = words[part].int()
+        given = torch.nn.functional.pad(given, (0, 64 - len(given)))
+        out = torch.empty(2, 64, dtype=torch.int32)
+        _pairs_kernel[(1,)](given, *out, torch.empty(1, dtype=dtype), kv_dtype == torch.int8)
+        expected[:, part] = out[:, : len(words[part])]
+    assert torch.equal(torch.stack(found), expected)
+
+
+@triton.jit
+def _pairs_kernel(word_ptr, first_ptr, second_ptr, like_ptr, is_int8: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, 64)
+    pairs = code_pairs_8(tl.load(word_ptr + at), is_int8, like_ptr.dtype.element_ty, False)
+    tl.store(first_ptr + at, pairs[0])
+    tl.store(second_ptr + at, pairs[1])
 
 
 def check_prefill(batch: Batch, window: int | None) -> None:

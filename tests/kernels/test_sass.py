@@ -3,9 +3,9 @@
 import pytest
 
 from localllm_kernels._aot import all_specs
+from localllm_kernels._figures import figure_of
 from localllm_kernels._sass import (
     busiest_pipe,
-    figure_of,
     innermost_loops,
     largest_loop,
     read_listing,

@@ -1,0 +1,106 @@
+"""The instructions that stand for each kernel: `_sass --check` holds the compiler to them.
+
+Of the largest of A100, RTX 4090 and H100, with Triton 3.6 and 3.7. A figure that grows is a kernel
+that became slower; one that shrinks is to be written here. A weight, a value and a logit are what a
+thread works off; of 64 keys a thread issues what is told, all threads being at work on them.
+"""
+
+from dataclasses import dataclass
+
+from localllm_kernels.aot import AotSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """At most so many a unit, and barriers a turn; `why`: what keeps it from its goal, where it has
+    one that is not reached.
+    """
+
+    instructions: float
+    num_barriers: int
+    why: str = ""
+
+
+# By file, and the beginning of the kernel's label.
+FIGURES: dict[tuple[str, str], Figure] = {
+    ("int4_matmul", "_row_kernel 1 rows groups of 128 norm"): Figure(
+        6.9, 0, "what runs where the matrix units are not used: every code is a float of its own"
+    ),
+    ("int4_matmul", "_row_kernel 1 rows groups of 128 residual"): Figure(5.7, 0),
+    ("int4_matmul", "_row_kernel 1 rows groups of 32 gate"): Figure(8.0, 0),
+    ("int4_matmul", "_fragment_kernel 8 rows groups of 128 norm"): Figure(2.5, 0),
+    ("int4_matmul", "_fragment_kernel 8 rows groups of 128 residual"): Figure(2.0, 0),
+    ("int4_matmul", "_fragment_kernel 8 rows groups of 32 gate"): Figure(
+        4.3, 0, "goal 2.5: scales and zeros of groups of 32 are read one by one"
+    ),
+    ("int4_matmul", "_fragment_kernel 16 rows groups of 128 gate"): Figure(
+        4.0, 0, "goal 3: 128 goes off each code, and the squares of the norm are steps of their own"
+    ),
+    ("int4_matmul", "_fragment_kernel 64 rows groups of 128 gate"): Figure(4.8, 0),
+    ("int4_matmul", "_tile_kernel 16 rows groups of 128 norm"): Figure(
+        15.3, 10, "what runs where the fragments are not used"
+    ),
+    ("int4_matmul", "_tile_kernel 16 rows groups of 32 gate"): Figure(15.4, 20),
+    ("int4_matmul", "_tile_kernel 64 rows groups of 128 gate"): Figure(23.9, 16),
+    ("int4_matmul", "_tile_kernel 64 rows groups of 32 residual"): Figure(42.0, 9),
+    ("int8_matmul", "_int8_kernel 1 rows"): Figure(4.9, 2),
+    ("int8_matmul", "_int8_kernel 64 rows"): Figure(10.5, 3),
+    ("int8_matmul", "_int8_kernel 512 rows"): Figure(14.3, 3),
+    ("fp8_matmul", "_fp8_kernel 1 rows, scales for all inputs"): Figure(10.3, 2),
+    ("fp8_matmul", "_fp8_kernel 512 rows, scales for 128 inputs, native"): Figure(6.6, 2),
+    ("fp8_matmul", "_fp8_kernel 512 rows, scales for 128 inputs"): Figure(28.4, 3),
+    ("fp8_matmul", "_fp8_kernel 64 rows, scales for all inputs, native"): Figure(3.9, 2),
+    ("paged_attention_decode", "_fragment_decode_kernel int8 cache, 8 rows of 128"): Figure(389, 0),
+    ("paged_attention_decode", "_fragment_decode_kernel fp8 cache, 8 rows of 128"): Figure(453, 0),
+    ("paged_attention_decode", "_fragment_decode_kernel int8 cache, 16 rows of 128"): Figure(
+        467, 0
+    ),
+    ("paged_attention_decode", "_fragment_decode_kernel int8 cache, 8 rows of 64"): Figure(252, 0),
+    ("paged_attention_decode", "_decode_kernel bf16, plain cache, 16 rows of 128"): Figure(598, 9),
+    ("paged_attention_decode", "_decode_kernel bf16, int8 cache, 16 rows of 128"): Figure(
+        1192, 9, "goal 600, which the fragments reach: here codes are converted one by one"
+    ),
+    ("paged_attention_decode", "_decode_kernel bf16, fp8 cache, 16 rows of 128"): Figure(
+        1777, 9, "goal 700, which the fragments reach"
+    ),
+    ("paged_attention_decode", "_decode_kernel bf16, plain cache, 32 rows of 128"): Figure(749, 9),
+    ("paged_attention_decode", "_decode_kernel bf16, plain cache, 64 rows of 128"): Figure(723, 9),
+    ("paged_attention_decode", "_decode_kernel bf16, plain cache, 16 rows of 256"): Figure(1006, 9),
+    ("paged_attention_decode", "_decode_kernel bf16, plain cache, 64 rows of 256"): Figure(1576, 9),
+    ("paged_attention_decode", "_decode_kernel fp32, plain cache, 16 rows of 64"): Figure(1838, 3),
+    ("paged_attention_decode", "_decode_kernel fp32, plain cache, 16 rows of 128"): Figure(2048, 3),
+    ("paged_attention_decode", "_decode_kernel fp32, plain cache, 16 rows of 256"): Figure(3668, 3),
+    ("paged_attention_decode", "_decode_kernel fp32, plain cache, 32 rows of 64"): Figure(1908, 3),
+    ("paged_attention_decode", "_decode_kernel fp32, plain cache, 32 rows of 128"): Figure(3372, 3),
+    ("paged_attention_decode", "_decode_kernel fp32, plain cache, 32 rows of 256"): Figure(6276, 3),
+    ("paged_attention_prefill", "_prefill_kernel bf16, plain cache, heads of 128, wi"): Figure(
+        744, 9
+    ),
+    ("paged_attention_prefill", "_prefill_kernel bf16, plain cache, heads of 128"): Figure(712, 9),
+    ("paged_attention_prefill", "_prefill_kernel bf16, int8 cache, heads of 128"): Figure(1232, 9),
+    ("paged_attention_prefill", "_prefill_kernel bf16, fp8 cache, heads of 128"): Figure(1559, 9),
+    ("paged_attention_prefill", "_prefill_kernel bf16, plain cache, heads of 256"): Figure(1554, 9),
+    ("paged_attention_prefill", "_prefill_kernel fp32, plain cache, heads of 64"): Figure(2916, 3),
+    ("paged_attention_prefill", "_prefill_kernel fp32, plain cache, heads of 128"): Figure(5444, 3),
+    ("paged_attention_prefill", "_prefill_kernel fp32, plain cache, heads of 256"): Figure(6228, 3),
+    ("rms_norm", "_rms_norm_kernel alone"): Figure(22, 4),
+    ("rms_norm", "_rms_norm_kernel with residual"): Figure(37, 6),
+    ("silu_mul", "_silu_mul_kernel bf16"): Figure(32, 1),
+    ("rotate_and_store", "_rotate_and_store_kernel plain cache"): Figure(50, 0),
+    ("rotate_and_store", "_rotate_and_store_kernel int8 cache"): Figure(90, 0),
+    ("rotate_and_store", "_rotate_and_store_kernel fp8 cache"): Figure(98, 0),
+    ("sample", "_scan_kernel any filters"): Figure(
+        158.0, 9, "the whole kernel, noise and masses too; no row takes both"
+    ),
+}
+
+
+def figure_of(name: str, spec: AotSpec) -> Figure | None:
+    """The figure that stands for a kernel: of those that fit, the one of the longest label."""
+    label = f"{spec.kernel.__name__} {spec.label}"
+    fitting = [
+        (len(start), figure)
+        for (file, start), figure in FIGURES.items()
+        if file == name and label.startswith(start)
+    ]
+    return max(fitting, key=lambda each: each[0])[1] if fitting else None
