@@ -28,7 +28,11 @@ from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import Workspace
 from localllm_kernels.linears import Linears
 from localllm_kernels.paged_attention import paged_attention_reference
-from localllm_kernels.paged_attention_decode import max_decode_rows, paged_attention_decode
+from localllm_kernels.paged_attention_decode import (
+    MIN_DOT_ROWS,
+    max_decode_rows,
+    paged_attention_decode,
+)
 from localllm_kernels.paged_attention_prefill import paged_attention_prefill
 from localllm_kernels.rms_norm import (
     add_rms_norm,
@@ -153,7 +157,14 @@ def triton_ops(
             return paged_attention_reference(query, cache, **arguments)
         if has_few:
             return paged_attention_decode(query, cache, workspace, **arguments)
-        return paged_attention_prefill(query, cache, workspace, **arguments)
+        # Who is answered beside somebody's prompt has many keys and one query: that is the other
+        # kernel's work, whose programs share the keys.
+        few = 0 if deterministic or len(arguments["seq_lens"]) == 1 else MIN_DOT_ROWS // group
+        if not few or Piece.FEW_QUERIES in choice.to_torch:
+            return paged_attention_prefill(query, cache, workspace, **arguments)
+        out = paged_attention_prefill(query, cache, workspace, **arguments, least_queries=few + 1)
+        arguments["max_query_len"] = few
+        return paged_attention_decode(query, cache, workspace, **arguments, out=out)
 
     def own(piece: Piece, kernel: Any, reference: Any) -> Any:
         return reference if piece in choice.to_torch else kernel

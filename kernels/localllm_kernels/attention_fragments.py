@@ -1,7 +1,7 @@
 """Attention of few new tokens over keys in 8 bits, on the matrix units, without shared memory.
 
-The formula, the split among programs and the meaning of parts are those of
-`paged_attention_decode.py`. Sixteen keys are the rows of a step of `matrix_units.py`, eight queries
+The formula is that of `paged_attention.py`, and keys are split among programs as in
+`attention_parts.py`. Sixteen keys are the rows of a step of `matrix_units.py`, eight queries
 its columns; of the values sixteen dimensions are the rows, and sixteen keys what is summed over. A
 thread reads the codes that it multiplies and no others, since neither the order of dimensions nor
 that of keys matters as long as both operands have the same:
@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from localllm_kernels.arrival import is_last
+from localllm_kernels.attention_parts import tiles_of_part
 from localllm_kernels.code_pairs_8 import code_pairs_8
 from localllm_kernels.int4_turn import split_four
 from localllm_kernels.matrix_units import (
@@ -32,7 +33,7 @@ KEYS_EACH = 32  # of a warp in a turn
 CHUNKS = tl.constexpr(2)  # of sixteen keys
 
 
-@triton.jit(do_not_specialize=["num_splits", "max_blocks"])
+@triton.jit(do_not_specialize=["num_splits", "max_blocks", "most_queries"])
 def _fragment_decode_kernel(
     query_ptr,
     key_ptr,
@@ -49,6 +50,7 @@ def _fragment_decode_kernel(
     window,
     max_blocks,
     num_splits,
+    most_queries,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -79,12 +81,12 @@ def _fragment_decode_kernel(
     if HAS_WINDOW:
         first_turn = tl.maximum(length - num_queries - window + 1, 0) // TURN
     num_turns = tl.cdiv(length, TURN) - first_turn
-    turns_each = tl.maximum(tl.cdiv(num_turns, num_splits), MIN_TURNS)
-    num_parts = tl.maximum(tl.cdiv(num_turns, turns_each), 1)
-    if split >= num_parts:
+    low, high, num_parts = tiles_of_part(num_turns, num_splits, split, MIN_TURNS)
+    # Requests of more queries are those of another launch.
+    if (split >= num_parts) | (num_queries > most_queries):
         return
-    low = (first_turn + split * turns_each) * TURN
-    high = tl.minimum(low + turns_each * TURN, length)
+    first_key = (first_turn + low) * TURN
+    end_key = tl.minimum((first_turn + high) * TURN, length)
 
     thread = tl.arange(0, THREADS)
     lane = thread % 32
@@ -106,7 +108,7 @@ def _fragment_decode_kernel(
             total = total + (nothing,)
     values = (nothing,) * (4 * STEPS * EIGHTS)
     table_ptr = tables_ptr + seq.to(tl.int64) * max_blocks
-    for turn in range(low, high, TURN):
+    for turn in range(first_key, end_key, TURN):
         start = turn + (thread // 32) * (16 * CHUNKS)
         rows, scores, value_scales = (), (), ()
         for chunk in tl.static_range(CHUNKS):

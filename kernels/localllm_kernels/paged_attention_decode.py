@@ -1,14 +1,9 @@
 """Attention of few new tokens a request: one, or a draft window, over many keys.
 
 The formula and the layout are those of `paged_attention.py`. The keys of a request are split among
-programs, and the one that comes last adds the parts up, in their order:
-
-    out = Σ_i values_i · 2^(most_i − most) / Σ_i total_i · 2^(most_i − most)
-
-The grid depends on the number of requests alone, so that a captured launch serves any lengths. How
-many programs have a part follows from the request's own length; the others return at once, and
-nobody waits for them.
-Source: Dao et al. 2023, "Flash-Decoding"; here the second reduction needs no second launch.
+programs (`attention_parts.py`). The grid depends on the number of requests alone, so that a
+captured launch serves any lengths: how many programs have a part follows from the request's own
+length; the others return at once, and nobody waits for them.
 """
 
 from typing import Any
@@ -19,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.aot import AotSpec, Work
-from localllm_kernels.arrival import is_last
 from localllm_kernels.attention_fragments import KEYS_EACH, _fragment_decode_kernel
+from localllm_kernels.attention_parts import add_parts, tiles_of_part
 from localllm_kernels.attention_tiles import (
     ALL,
     LOG2_E,
@@ -40,7 +35,7 @@ MIN_SPLIT_KEYS = 256
 FRAGMENT_WARPS = 4
 
 
-@triton.jit(do_not_specialize=["num_splits", "max_blocks"])
+@triton.jit(do_not_specialize=["num_splits", "max_blocks", "most_queries"])
 def _decode_kernel(
     query_ptr,
     key_ptr,
@@ -57,6 +52,7 @@ def _decode_kernel(
     window,
     max_blocks,
     num_splits,
+    most_queries,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -87,12 +83,10 @@ def _decode_kernel(
     if HAS_WINDOW:
         first_tile = tl.maximum(length - num_queries - window + 1, 0) // BLOCK_N
     num_tiles = tl.cdiv(length, BLOCK_N) - first_tile
-    tiles_each = tl.maximum(tl.cdiv(num_tiles, num_splits), MIN_TILES)
-    num_parts = tl.maximum(tl.cdiv(num_tiles, tiles_each), 1)
-    if split >= num_parts:
+    low, high, num_parts = tiles_of_part(num_tiles, num_splits, split, MIN_TILES)
+    # Requests of more queries are those of another launch.
+    if (split >= num_parts) | (num_queries > most_queries):
         return
-    low = first_tile + split * tiles_each
-    high = tl.minimum(low + tiles_each, first_tile + num_tiles)
     most, total, values = attend_tiles(
         query,
         positions,
@@ -102,8 +96,8 @@ def _decode_kernel(
         value_scales_ptr,
         tables_ptr + seq.to(tl.int64) * max_blocks,
         kv_head,
-        low * BLOCK_N,
-        high * BLOCK_N,
+        (first_tile + low) * BLOCK_N,
+        (first_tile + high) * BLOCK_N,
         length,
         scale,
         window,
@@ -116,36 +110,15 @@ def _decode_kernel(
         BLOCK_N,
         BLOCK_D,
     )
-    if num_parts == 1:
-        result = values / total[:, None]
-        tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
-        return
-    # A part: [BLOCK_M, BLOCK_D] values, then [BLOCK_M] maxima and [BLOCK_M] sums.
-    PART: tl.constexpr = BLOCK_M * (BLOCK_D + 2)
-    task = seq * KV_HEADS + kv_head
-    parts_ptr += task.to(tl.int64) * num_splits * PART
-    inside = rows[:, None] * BLOCK_D + columns[None, :]
-    mine = parts_ptr + split * PART
-    tl.store(mine + inside, values)
-    tl.store(mine + BLOCK_M * BLOCK_D + rows, most)
-    tl.store(mine + BLOCK_M * (BLOCK_D + 1) + rows, total)
-    if not is_last(counters_ptr + task, num_parts):
-        return
-    # Maxima and sums of all parts come in one round trip, and no part's values wait for another's.
-    parts = tl.arange(0, MAX_PARTS)[:, None]
-    of_part = parts_ptr + parts * PART + BLOCK_M * BLOCK_D + rows[None, :]
-    is_part = parts < num_parts
-    mosts = tl.load(of_part, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-    totals = tl.load(of_part + BLOCK_M, mask=is_part, other=0.0, cache_modifier=".cg")
-    most = tl.max(mosts, axis=0)
-    reference = tl.where(most == float("-inf"), 0.0, most)
-    total = tl.sum(totals * tl.exp2(mosts - reference[None, :]), axis=0)
-    values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for part in tl.range(0, num_parts, loop_unroll_factor=UNROLL):
-        other = parts_ptr + part * PART
-        its_most = tl.load(other + BLOCK_M * BLOCK_D + rows, cache_modifier=".cg")
-        its_values = tl.load(other + inside, cache_modifier=".cg")
-        values += its_values * tl.exp2(its_most - reference)[:, None]
+    if num_parts > 1:
+        task = seq * KV_HEADS + kv_head
+        parts_ptr += task.to(tl.int64) * num_splits * (BLOCK_M * (BLOCK_D + 2))
+        total, values, is_done = add_parts(
+            most, total, values, parts_ptr, counters_ptr + task, split, num_parts,
+            BLOCK_M, BLOCK_D, MAX_PARTS, UNROLL,
+        )  # fmt: skip
+        if not is_done:
+            return
     result = values / total[:, None]
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
@@ -185,8 +158,10 @@ def paged_attention_decode(
     scale: float,
     window: int | None,
     num_splits: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """See paged_attention_reference; rows behind the last request are not written.
+    """See paged_attention_reference; rows behind the last request are not written, nor those of
+    requests with more than `max_query_len` queries; `out`: where the others go.
 
     `num_splits`: programs that may share the keys of a request and head; None: as many as fill the
     device. Each has MIN_SPLIT_KEYS at least.
@@ -194,7 +169,7 @@ def paged_attention_decode(
     _, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
     num_seqs, max_blocks = block_tables.shape
-    out = torch.empty_like(query)
+    out = torch.empty_like(query) if out is None else out
     if num_seqs == 0:
         return out
     if num_splits is None:
@@ -220,6 +195,7 @@ def paged_attention_decode(
         "window": window or 0,
         "max_blocks": max_blocks,
         "num_splits": num_splits,
+        "most_queries": max_query_len,
         "HEADS": heads,
         "KV_HEADS": kv_heads,
         "HEAD_DIM": head_dim,
@@ -266,6 +242,9 @@ def takes_fragments(query: Tensor, cache: KVCache, rows: int) -> bool:
     return is_8_bit and fits and query.itemsize == 2 and query.is_contiguous()
 
 
+_COUNTS = {"num_splits": "i32", "most_queries": "i32"}
+
+
 def _spec(
     kind: str, block_m: int, targets: tuple[int, ...], dtype: str = "bf16", head_dim: int = 128
 ) -> AotSpec:
@@ -279,7 +258,7 @@ def _spec(
             **aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype),
             "parts_ptr": "*fp32",
             "counters_ptr": "*i32",
-            "num_splits": "i32",
+            **_COUNTS,
         },
         {
             **aot_constants(KINDS[kind], has_window, head_dim),
@@ -308,7 +287,7 @@ def _fragment_spec(kind: str, rows: int, head_dim: int, *, has_window: bool) -> 
     return AotSpec(
         _fragment_decode_kernel,
         f"{kind} cache, {rows} rows of {head_dim}{', window' if has_window else ''}",
-        {**signature, "parts_ptr": "*fp32", "counters_ptr": "*i32", "num_splits": "i32"},
+        {**signature, "parts_ptr": "*fp32", "counters_ptr": "*i32", **_COUNTS},
         {
             **constants,
             "EIGHTS": rows // 8,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.aot import AotSpec, Work
+from localllm_kernels.attention_parts import add_parts, tiles_of_part
 from localllm_kernels.attention_tiles import (
     ALL,
     LOG2_E,
@@ -27,6 +28,8 @@ from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import CACHE_TYPES, KINDS, Workspace, cache_kind, cache_pointers
 
 NUM_WARPS = 8
+MAX_SPLITS = 32
+MIN_SPLIT_KEYS = 512
 
 
 @triton.jit
@@ -43,7 +46,7 @@ def _request_of(starts_ptr, tile, num_seqs, BLOCK_Q: tl.constexpr):
     return low - 1
 
 
-@triton.jit(do_not_specialize=["num_seqs", "max_blocks"])
+@triton.jit(do_not_specialize=["num_seqs", "max_blocks", "num_splits", "least_queries"])
 def _prefill_kernel(
     query_ptr,
     key_ptr,
@@ -54,10 +57,14 @@ def _prefill_kernel(
     starts_ptr,
     lengths_ptr,
     out_ptr,
+    parts_ptr,
+    counters_ptr,
     scale,
     window,
     max_blocks,
     num_seqs,
+    num_splits,
+    least_queries,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -68,14 +75,17 @@ def _prefill_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    MIN_TILES: tl.constexpr,
+    MAX_PARTS: tl.constexpr,
 ):
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     seq = _request_of(starts_ptr, tile, num_seqs, BLOCK_Q)
     first_query = tl.load(starts_ptr + seq)
     num_queries = tl.load(starts_ptr + seq + 1) - first_query
     skipped = (tile - (first_query // BLOCK_Q + seq)) * BLOCK_Q
-    if skipped >= num_queries:
+    # Requests of fewer queries are those of another launch.
+    if (skipped >= num_queries) | (num_queries < least_queries):
         return
     length = tl.load(lengths_ptr + seq).to(tl.int32)
     rows = tl.arange(0, BLOCK_M)
@@ -92,7 +102,11 @@ def _prefill_kernel(
         oldest = tl.maximum(first_position + skipped - window + 1, 0)
         first_key = oldest // BLOCK_N * BLOCK_N
     end_key = tl.minimum(first_position + skipped + BLOCK_Q, length)
-    _, total, values = attend_tiles(
+    num_tiles = tl.cdiv(end_key - first_key, BLOCK_N)
+    low, high, num_parts = tiles_of_part(num_tiles, num_splits, split, MIN_TILES)
+    if split >= num_parts:
+        return
+    most, total, values = attend_tiles(
         query,
         positions,
         key_ptr,
@@ -101,8 +115,8 @@ def _prefill_kernel(
         value_scales_ptr,
         tables_ptr + seq.to(tl.int64) * max_blocks,
         kv_head,
-        first_key,
-        end_key,
+        first_key + low * BLOCK_N,
+        tl.minimum(first_key + high * BLOCK_N, end_key),
         length,
         scale,
         window,
@@ -115,6 +129,15 @@ def _prefill_kernel(
         BLOCK_N,
         BLOCK_D,
     )
+    if num_parts > 1:
+        task = tile * KV_HEADS + kv_head
+        parts_ptr += task.to(tl.int64) * num_splits * (BLOCK_M * (BLOCK_D + 2))
+        total, values, is_done = add_parts(
+            most, total, values, parts_ptr, counters_ptr + task, split, num_parts,
+            BLOCK_M, BLOCK_D, MAX_PARTS, 1,
+        )  # fmt: skip
+        if not is_done:
+            return
     result = values / total[:, None]
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
@@ -140,12 +163,20 @@ def paged_attention_prefill(
     max_query_len: int,
     scale: float,
     window: int | None,
+    num_splits: int | None = None,
+    least_queries: int = 0,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """See paged_attention_reference; rows behind the last request are not written."""
+    """See paged_attention_reference; rows behind the last request are not written, nor those of
+    requests with fewer than `least_queries`; `out`: where the others go.
+
+    `num_splits`: programs that may share the keys of a tile of queries; None: as many as fill the
+    device. Each has MIN_SPLIT_KEYS at least.
+    """
     num_tokens, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
     num_seqs, max_blocks = block_tables.shape
-    out = torch.empty_like(query)
+    out = torch.empty_like(query) if out is None else out
     if num_seqs == 0:
         return out
     group = heads // kv_heads
@@ -153,17 +184,29 @@ def paged_attention_prefill(
     block_m, block_n = _tile(block_d, query.itemsize, workspace.capability)
     block_m = max(block_m, triton.next_power_of_2(group))
     block_q = block_m // group
-    _prefill_kernel[(num_tokens // block_q + num_seqs, kv_heads)](
+    num_tiles = num_tokens // block_q + num_seqs
+    num_tasks = num_tiles * kv_heads
+    if num_splits is None:
+        # Tiles that are there already fill the device sooner than parts that have to be added up.
+        wanted = 2 * workspace.num_processors // num_tasks
+        most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
+        num_splits = max(1, min(wanted, most, MAX_SPLITS))
+    num_parts = num_tasks * num_splits if num_splits > 1 else 0
+    _prefill_kernel[(num_tiles, kv_heads, num_splits)](
         query,
         *cache_pointers(cache),
         block_tables,
         cu_seqlens_q,
         seq_lens,
         out,
+        workspace.parts(num_parts * block_m * (block_d + 2)),
+        workspace.counters(num_tasks),
         scale * LOG2_E,
         window or 0,
         max_blocks,
         num_seqs,
+        num_splits,
+        least_queries,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -174,9 +217,18 @@ def paged_attention_prefill(
         BLOCK_M=block_m,
         BLOCK_N=block_n,
         BLOCK_D=block_d,
+        MIN_TILES=MIN_SPLIT_KEYS // block_n,
+        MAX_PARTS=MAX_SPLITS,
         num_warps=NUM_WARPS,
     )
     return out
+
+
+_SPLIT_TYPES = {
+    "parts_ptr": "*fp32",
+    "counters_ptr": "*i32",
+    **dict.fromkeys(("num_seqs", "num_splits", "least_queries"), "i32"),
+}
 
 
 def _spec(
@@ -191,12 +243,14 @@ def _spec(
     return AotSpec(
         _prefill_kernel,
         f"{dtype}, {kind} cache, heads of {head_dim}{', window' if has_window else ''}",
-        {**aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype), "num_seqs": "i32"},
+        {**aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype), **_SPLIT_TYPES},
         {
             **aot_constants(KINDS[kind], has_window, head_dim),
             "BLOCK_Q": block_m // 4,
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
+            "MIN_TILES": MIN_SPLIT_KEYS // block_n,
+            "MAX_PARTS": MAX_SPLITS,
         },
         NUM_WARPS,
         # Rows of float32 spill a few registers on some, with Triton 3.6 more.

@@ -45,8 +45,9 @@ def operator_cases(
             if sizes.kv_dtype in CODE_LIMITS:
                 fragments = tables(Choice(key_fragments=True))
                 yield cases.attention(Piece.KEY_FRAGMENTS, lengths, 1, window, fragments)
-        lengths = [_CONTEXT, _NEW_TOKENS]
-        yield cases.attention(Piece.MANY_QUERIES, lengths, _NEW_TOKENS, window)
+        # A prompt beside another one, and a turn behind a conversation.
+        for lengths, new in (([_CONTEXT, _NEW_TOKENS], _NEW_TOKENS), ([4 * _CONTEXT], 30)):
+            yield cases.attention(Piece.MANY_QUERIES, lengths, new, window)
     if own.sample is not None:
         yield cases.sampling(own.sample)
     yield from product_cases(source, sizes, device, tables)

@@ -1,5 +1,7 @@
 """Both attention kernels under Triton's interpreter against the reference."""
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -7,8 +9,11 @@ import triton.language as tl
 from guards import GuardedMemory, needs_interpreter
 from paged_batch import MIXED, Batch
 
+import localllm_kernels
 from localllm.engine.operator_case import distance, unit_of
 from localllm_kernels import code_pairs_8 as module
+from localllm_kernels import triton_ops
+from localllm_kernels.choice import Choice, Piece
 from localllm_kernels.code_pairs_8 import _asm_constants, code_pairs_8
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import Workspace
@@ -225,22 +230,61 @@ def _pairs_kernel(word_ptr, first_ptr, second_ptr, like_ptr, is_int8: tl.constex
     tl.store(second_ptr + at, pairs[1])
 
 
-def check_prefill(batch: Batch, window: int | None) -> None:
-    expected = batch.attend(window)
+def check_prefill(batch: Batch, window: int | None, num_splits: int | None = None) -> None:
+    expected, workspace = batch.attend(window), Workspace(CPU)
     with GuardedMemory() as memory:
         found = paged_attention_prefill(
             memory.guarded(batch.query),
             guard_cache(memory, batch.cache),
-            Workspace(CPU),
+            workspace,
             block_tables=memory.guarded(batch.block_tables),
             cu_seqlens_q=memory.guarded(batch.cu_seqlens_q),
             seq_lens=memory.guarded(batch.seq_lens),
             max_query_len=int(batch.cu_seqlens_q.diff().max()),
             scale=0.3,
             window=window,
+            num_splits=num_splits,
         )
     memory.check()
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    assert not workspace.counters(1).any()
+
+
+@pytest.mark.parametrize("window", [None, 600])
+@pytest.mark.parametrize("num_splits", [2, 5])
+def test_keys_of_a_prompt_split_among_programs(num_splits: int, window: int | None) -> None:
+    # A turn of a few tokens behind a long conversation, beside what has less than a part.
+    lengths = [(1400, 12), (40, 30), (1025, 3), (513, 1), (512, 20)]
+    check_prefill(Batch(lengths, 6, 2), window, num_splits)
+
+
+@pytest.mark.parametrize("choice", [Choice(), Choice(frozenset([Piece.FEW_QUERIES]))])
+def test_a_prompt_beside_answers_takes_both_kernels(
+    choice: Choice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = Batch([(300, 70), (257, 1), (30, 20), (16, 0), (64, 2), (5, 3)], 16, 2)
+    counts = batch.cu_seqlens_q.diff()
+    ops, launched = triton_ops("cpu", choice=choice), []
+    for name in ("paged_attention_decode", "paged_attention_prefill"):
+        kernel = getattr(localllm_kernels, name)
+
+        def noted(*arguments: Any, kernel: Any = kernel, name: str = name, **more: Any) -> Any:
+            launched.append(name)
+            return kernel(*arguments, **more)
+
+        monkeypatch.setattr(localllm_kernels, name, noted)
+    found = ops.paged_attention(
+        batch.query,
+        batch.cache,
+        block_tables=batch.block_tables,
+        cu_seqlens_q=batch.cu_seqlens_q,
+        seq_lens=batch.seq_lens,
+        max_query_len=int(counts.max()),
+        scale=0.3,
+        window=None,
+    )
+    torch.testing.assert_close(found, batch.attend(None), atol=2e-5, rtol=2e-5)
+    assert len(launched) == (1 if choice.to_torch else 2)
 
 
 @pytest.mark.parametrize("window", [None, 1, 40, 128])
