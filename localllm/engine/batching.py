@@ -66,10 +66,17 @@ def sampled_rows(
     """The rows of a batch whose next tokens are sampled, in order; `ends`: behind each request's
     last row.
     """
-    found = [
-        np.arange(end - entry.num_samples, end) for entry, end in zip(scheduled, ends, strict=True)
-    ]
-    return np.concatenate(found)
+    counts = np.array([entry.num_samples for entry in scheduled], dtype=np.int64)
+    firsts: npt.NDArray[np.int64] = ends.astype(np.int64) - counts
+    rows: npt.NDArray[np.int64] = np.repeat(firsts, counts) + within(counts)
+    return rows
+
+
+def within(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """The places of things within their groups, `counts` of them in each: 0, 1, 2, 0, 1, …"""
+    firsts = np.cumsum(counts) - counts
+    places: npt.NDArray[np.int64] = np.arange(counts.sum()) - np.repeat(firsts, counts)
+    return places
 
 
 def slots_of(

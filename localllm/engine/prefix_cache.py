@@ -85,6 +85,8 @@ class PrefixCache:
         if not self._by_content:
             return
         num_full = num_tokens // self._block_size
+        if num_full == request.num_registered_blocks:
+            return  # as for fifteen tokens of sixteen
         keys = self._keys(request, num_full)
         for i in range(request.num_registered_blocks, num_full):
             self._pool.register(request.block_table[i], keys[i])

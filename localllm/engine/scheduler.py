@@ -290,7 +290,8 @@ class Scheduler:
             batch.block_copies.append((table[first], own))
             self.pool.free([table[first]])
             table[first] = own
-        table.extend(self.pool.allocate(num_new))
+        if num_new > 0:
+            table.extend(self.pool.allocate(num_new))
         return True
 
     def _preempt(self, request: Request) -> None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from localllm.engine.batching import sampled_rows, slots_of
+from localllm.engine.batching import sampled_rows, within
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.slots import Slots
 from localllm.model.inputs import ForwardBatch
@@ -163,33 +163,37 @@ def fill(
     fill_nothing(host, shape)
     entries = batch.requests
     counts = np.array([entry.num_scheduled_tokens for entry in entries])
+    starts = np.array([entry.start for entry in entries])
     ends = np.cumsum(counts)
+    num_tokens = int(ends[-1])
+    positions = np.repeat(starts, counts) + within(counts)
     width = max(len(entry.request.block_table) for entry in entries)
     tables_end = layout.num_bytes + len(entries) * width * 4
     tables = host[layout.num_bytes : tables_end].view(np.int32).reshape(len(entries), width)
-    row, first_id = 0, _aligned(8 * slots.count) // 8
-    for i, entry in enumerate(entries):
-        request, start, end = entry.request, entry.start, entry.end
-        table = np.array(request.block_table, dtype=np.int32)
-        tables[i, : len(table)] = table
-        here = slice(row, row + end - start)
-        known = entry.token_ids
-        arrays["ids"][row : row + len(known)] = known
-        arrays["sources"][here] = np.arange(row, row + end - start) + first_id
-        if len(known) < end - start:  # the newest is on the device
-            arrays["sources"][here.stop - 1] = request.slot
-        arrays["positions"][here] = own = np.arange(start, end)
-        arrays["slot_mapping"][here] = slots_of(own, table, block_size)
-        row = here.stop
+    sources = arrays["sources"]
+    sources[:num_tokens] = np.arange(num_tokens) + _aligned(8 * slots.count) // 8
+    for i, (entry, end) in enumerate(zip(entries, ends.tolist(), strict=True)):
+        table, known = entry.request.block_table, entry.token_ids
+        tables[i, : len(table)] = np.frombuffer(table, dtype=np.int32)
+        row = end - entry.num_scheduled_tokens
+        if known:
+            arrays["ids"][row : row + len(known)] = known
+        if row + len(known) < end:  # the newest is on the device
+            sources[end - 1] = entry.request.slot
+    blocks = tables[np.repeat(np.arange(len(entries)), counts), positions // block_size]
+    arrays["positions"][:num_tokens] = positions
+    arrays["slot_mapping"][:num_tokens] = (
+        blocks.astype(np.int64) * block_size + positions % block_size
+    )
     arrays["cu_seqlens_q"][1 : len(entries) + 1] = ends
-    arrays["cu_seqlens_q"][len(entries) + 1 :] = ends[-1]
-    arrays["seq_lens"][: len(entries)] = [entry.end for entry in entries]
+    arrays["cu_seqlens_q"][len(entries) + 1 :] = num_tokens
+    arrays["seq_lens"][: len(entries)] = starts + counts
     sampled = sampled_rows(entries, ends)
     rows = sampled if shape.samples_all else np.arange(len(sampled))
     arrays["logit_rows"][rows] = sampled
-    num_samples = [entry.num_samples for entry in entries]
+    num_samples = np.array([entry.num_samples for entry in entries])
     own_slots = np.repeat([entry.request.slot for entry in entries], num_samples)
-    depths = np.concatenate([np.arange(count) for count in num_samples])
+    depths = within(num_samples)
     known_ends = np.repeat([entry.known_end for entry in entries], num_samples)
     slots.fill(arrays, rows, own_slots, (known_ends + depths).astype(np.uint64))
     arrays["depths"][rows] = depths
