@@ -38,7 +38,7 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("int4_matmul", "_fragment_kernel 16 rows groups of 128 gate"): Figure(
         4.0,
         0,
-        "goal 3: the squares of the norm are steps of their own; without them it is 2.5 to 3.1, and "
+        "goal 3: the squares of the norm are steps of their own; without them it is 2.5 to 3.1 and "
         "a launch more, and memory takes longer than either",
     ),
     ("int4_matmul", "_fragment_kernel 64 rows groups of 128 gate"): Figure(4.8, 0),
