@@ -41,8 +41,13 @@ class Oracle:
     error_rate: float
     random: Random = field(default_factory=lambda: Random(0))
 
+    is_warm = True
+
     def renewed(self) -> "Oracle":
         return self
+
+    def work_ahead(self) -> bool:
+        return False
 
     def add(self, request: Request) -> None:
         pass

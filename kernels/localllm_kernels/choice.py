@@ -21,6 +21,8 @@ class Piece(StrEnum):
     KEY_FRAGMENTS = "attention over 8-bit keys by fragments"
 
 
+# Pieces of which torch's operator waits for values that the device computes.
+LOOKING = frozenset((Piece.ROTATION, Piece.FEW_QUERIES, Piece.MANY_QUERIES))
 # What the layers of `gpu_decoder.py` are made of.
 FUSED = frozenset((Piece.NORMS, Piece.ROTATION, Piece.FEW_QUERIES, Piece.INT4))
 

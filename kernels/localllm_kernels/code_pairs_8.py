@@ -61,7 +61,7 @@ def code_pairs_8(word, IS_INT8: tl.constexpr, dtype: tl.constexpr, PTX: tl.const
         first, second = _asm_constants(IS_INT8, dtype)
         return tl.inline_asm_elementwise(
             code,
-            "=r,=r,r,r,r",
+            "=&r,=&r,r,r,r",  # the first result is written before the word is read again
             [word, tl.full(word.shape, first, tl.int32), tl.full(word.shape, second, tl.int32)],
             (tl.int32, tl.int32),
             True,

@@ -71,6 +71,12 @@ class Workspace:
         # Launches that were captured go on using it.
         self._outgrown: list[Tensor] = []
 
+    def splits_for(self, num_tasks: int) -> int:
+        """Programs of a task, such that each processor has two; one where sums are not split."""
+        if self.num_processors == 1:
+            return 1
+        return max(1, 2 * self.num_processors // max(1, num_tasks))
+
     def parts(self, count: int) -> Tensor:
         """At least `count` floats, of any value."""
         if self._parts.numel() < count:

@@ -173,7 +173,7 @@ def paged_attention_decode(
     if num_seqs == 0:
         return out
     if num_splits is None:
-        wanted = triton.cdiv(2 * workspace.num_processors, num_seqs * kv_heads)
+        wanted = workspace.splits_for(num_seqs * kv_heads)
         most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
         num_splits = max(1, min(wanted, most, MAX_SPLITS))
     num_tasks = num_seqs * kv_heads

@@ -187,8 +187,10 @@ def paged_attention_prefill(
     num_tiles = num_tokens // block_q + num_seqs
     num_tasks = num_tiles * kv_heads
     if num_splits is None:
-        # Tiles that are there already fill the device sooner than parts that have to be added up.
-        wanted = 2 * workspace.num_processors // num_tasks
+        # Tiles that are there already fill the device sooner than parts that have to be added up;
+        # those of other launches' requests return at once.
+        prompts = min(num_seqs, num_tokens // max(1, least_queries))
+        wanted = workspace.splits_for((num_tokens // block_q + prompts) * kv_heads)
         most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
         num_splits = max(1, min(wanted, most, MAX_SPLITS))
     num_parts = num_tasks * num_splits if num_splits > 1 else 0

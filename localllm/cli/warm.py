@@ -59,10 +59,11 @@ def warm_up(name: str | None, config: EngineConfig) -> None:
     began_s = time.monotonic()
     found = open_checkpoint(name, config)
     shown = show_controls(found.name)
-    doing = ["loading"]
+    doing = [""]
 
     def describe() -> str:
-        return f"warming {shown}, {time.monotonic() - began_s:.0f} s; {doing[-1]}"
+        now = f"; {doing[-1]}" if doing[-1] else ""
+        return f"warming {shown}, {time.monotonic() - began_s:.0f} s{now}"
 
     with StatusLine(describe, 0.0) as line:
         listener = Listener(lambda text: line.say(lambda: note(text, dim=True)), doing.append)

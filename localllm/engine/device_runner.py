@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from localllm.config import SamplingParams
-from localllm.engine.device import CaptureError, Device, is_out_of_memory
+from localllm.engine.device import CaptureError, Device, is_fatal, is_out_of_memory
 from localllm.engine.request import TokenLogprobs
 from localllm.engine.runner import Launched
 from localllm.engine.sampler import accept_draft
@@ -34,6 +34,7 @@ from localllm.engine.token_masks import find_masks, forbid
 from localllm.engine.warm_steps import WarmStep, warm_steps
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
+from localllm_kernels.choice import LOOKING
 from localllm_kernels.driver import KernelCompiledError, stopping_at_compilation
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,10 @@ class DeviceRunner:
         # Shapes whose kernels are compiled, since they have run.
         self._seen: set[StepShape] = set()
         self._warmed: set[WarmStep] = set()
-        self._captures = True
+        # Shapes for whose graph memory did not suffice.
+        self._without_room: set[StepShape] = set()
+        # An operator that looks at values cannot be captured.
+        self._captures = not model.ops.choice.to_torch & LOOKING
         self._tuning = tuning or iter(())
 
     def needs_ids(self, params: SamplingParams) -> bool:
@@ -121,7 +125,8 @@ class DeviceRunner:
                 return True
             # Windows come in many shapes, and are captured when one comes again.
             is_decode = step.shape.samples_all and step.shape.max_query_len == 1
-            if self._captures and is_decode and step.shape not in self._graphs:
+            is_missing = step.shape not in self._graphs and step.shape not in self._without_room
+            if self._captures and is_decode and is_missing:
                 self._seen.add(step.shape)
                 self._capture(step.shape)
                 return True
@@ -132,6 +137,7 @@ class DeviceRunner:
         """See Runner."""
         self._device.mark()()  # a graph may be running
         self._graphs.clear()
+        self._without_room.clear()
         self._device.release_memory()
 
     def _launch(self, batch: ScheduledBatch) -> Launched:
@@ -212,7 +218,8 @@ class DeviceRunner:
             self._graphs[shape] = _Graph(*self._device.capture(lambda: self._compute(shape)))
         except CaptureError as error:
             if error.__cause__ is not None and is_out_of_memory(error.__cause__):
-                self._seen.discard(shape)  # it is tried again later
+                self._seen.discard(shape)  # it is tried again when it comes
+                self._without_room.add(shape)
                 return
             self._captures = False
             logger.warning("steps are launched kernel by kernel, which is slower: %s", error)
@@ -237,6 +244,12 @@ class DeviceRunner:
             self._warmed.add(step)
         except KernelCompiledError:
             pass
+        except Exception as error:
+            if is_fatal(error):
+                raise
+            # Whoever needs such a step will be told; it is not worth what others are doing.
+            logger.warning("%s is not prepared: %s", step, error)
+            self._warmed.add(step)
         finally:
             self._device.mark()()
 

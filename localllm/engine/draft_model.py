@@ -64,6 +64,15 @@ class DraftModel:
         """See Drafter."""
 
     @property
+    def is_warm(self) -> bool:
+        """See Drafter."""
+        return self._runner.is_warm
+
+    def work_ahead(self) -> bool:
+        """See Drafter."""
+        return self._runner.work_ahead()
+
+    @property
     def has_work(self) -> bool:
         """See Drafter."""
         return True

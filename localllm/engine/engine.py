@@ -213,12 +213,17 @@ class Engine:
         self._collect(self._take_in_flight())  # of requests that have ended
         if self._prefix_disk is not None and self._prefix_disk.save_next():
             return True
-        return self._runner.work_ahead()
+        try:
+            is_done = not self._runner.work_ahead()
+            return not is_done or (self.speculator is not None and self.speculator.work_ahead())
+        except Exception as error:
+            self._note_if_fatal(error)
+            raise
 
     @property
     def is_warm(self) -> bool:
         """Whether no request has to wait for what `work_ahead` makes for steps: kernels, graphs."""
-        return self._runner.is_warm
+        return self._runner.is_warm and (self.speculator is None or self.speculator.is_warm)
 
     def finish(self) -> None:
         """End all requests, and save what is to be kept."""

@@ -35,16 +35,28 @@ class GraphTimer:
         torch.cuda.empty_cache()
 
     def _captured(self, call: Callable[[], object]) -> Callable[[], object]:
-        for _ in range(3):
+        for _ in range(2):
             call()
         torch.cuda.synchronize()
-        before, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph):
-                call()
-        except RuntimeError:
-            # It looks at a value, say; what fails in a capture leaves the device as it was.
-            torch.cuda.set_stream(before)
-            torch.cuda.synchronize()
+        # A capture that fails may leave torch's allocator waiting for its end for ever.
+        if _waits_for_values(call):
             return call
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
         return graph.replay
+
+
+def _waits_for_values(call: Callable[[], object]) -> bool:
+    """Whether Python looks at what the device computes in it."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        call()
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return False

@@ -54,6 +54,15 @@ class NgramDrafter:
             lambda: _Phrases(min_match, max_match)
         )
 
+    @property
+    def is_warm(self) -> bool:
+        """See Drafter."""
+        return True
+
+    def work_ahead(self) -> bool:
+        """See Drafter."""
+        return False
+
     def renewed(self) -> "NgramDrafter":
         """See Drafter."""
         return NgramDrafter(self._min, self._max)

@@ -21,7 +21,7 @@ from localllm_kernels.sample import SamplingRows, sample_reference
 # The greatest step between neighbours among the codes of a row, as a share of what it has on
 # average; codes may differ by one where a quotient lies between two.
 _CODE_STEPS = {torch.int8: 0.05, torch.float8_e4m3fn: 0.3}
-_CONTEXT, _FEW_REQUESTS, _NEW_TOKENS = 1000, 4, 200
+_CONTEXT, _NEW = 1000, 200  # tokens of a request, and of a prompt
 
 
 def operator_cases(
@@ -38,16 +38,22 @@ def operator_cases(
     cases = _Cases(sizes, device, own)
     for rows in (1, 512):
         yield from cases.between(rows)
-    one, few = [_CONTEXT], [17 + _CONTEXT // (i + 1) for i in range(_FEW_REQUESTS)]
+    # Of one request, of several, and of a draft as long as the kernels for few have rows for.
+    drafted = max(1, 16 * sizes.config.num_kv_heads // sizes.config.num_heads)
+    few = ([(_CONTEXT, 1)], [(1000 // (i + 1) + 17, 1) for i in range(4)], [(300, drafted)])
+    # A prompt beside another one, and a turn behind a conversation, by the kernel for many alone.
+    many = ([(_CONTEXT, _NEW), (_NEW, _NEW)], [(4 * _CONTEXT, 70)])
+    alone = tables(Choice(frozenset([Piece.FEW_QUERIES])))
     for window in dict.fromkeys(layer_windows(sizes.config, sizes.spec)):
-        for lengths in (one, few):
-            yield cases.attention(Piece.FEW_QUERIES, lengths, 1, window)
+        for requests in few:
+            yield cases.attention(Piece.FEW_QUERIES, requests, window)
             if sizes.kv_dtype in CODE_LIMITS:
                 fragments = tables(Choice(key_fragments=True))
-                yield cases.attention(Piece.KEY_FRAGMENTS, lengths, 1, window, fragments)
-        # A prompt beside another one, and a turn behind a conversation.
-        for lengths, new in (([_CONTEXT, _NEW_TOKENS], _NEW_TOKENS), ([4 * _CONTEXT], 30)):
-            yield cases.attention(Piece.MANY_QUERIES, lengths, new, window)
+                yield cases.attention(Piece.KEY_FRAGMENTS, requests, window, fragments, own)
+        for requests in many:
+            yield cases.attention(Piece.MANY_QUERIES, requests, window, alone, TORCH_OPS)
+        # A prompt beside an answer, which takes both.
+        yield cases.attention(Piece.FEW_QUERIES, [(_CONTEXT, _NEW), (_CONTEXT, 1)], window)
     if own.sample is not None:
         yield cases.sampling(own.sample)
     yield from product_cases(source, sizes, device, tables)
@@ -149,17 +155,17 @@ class _Cases:
     def attention(
         self,
         piece: Piece,
-        lengths: Sequence[int],
-        most_new: int,
+        requests: Sequence[tuple[int, int]],
         window: int | None,
-        second: Ops | None = None,
+        ops: Ops | None = None,
+        rival: Ops = TORCH_OPS,
     ) -> OperatorCase:
-        """Of requests with so many keys, the last `most_new` at most of them new; `second`: the
-        table of another way, whose rival is the first.
+        """`requests`: keys of each, and how many of them are new; `ops`: another table, and what
+        would take its place.
         """
-        own, rival = (self._ops, TORCH_OPS) if second is None else (second, self._ops)
+        own = ops or self._ops
         config, device, block = self._sizes.config, self._device, self._sizes.block_size
-        new = [min(most_new, length) for length in lengths]
+        lengths, new = [keys for keys, _ in requests], [count for _, count in requests]
         rows, longest = sum(new), max(lengths)
         blocks = -(-longest // block)
         shape = (len(lengths) * blocks + 1, config.num_kv_heads, block, config.head_dim)
@@ -184,7 +190,7 @@ class _Cases:
         behind = "" if window is None else f", window {window}"
         return OperatorCase(
             piece,
-            f"{len(lengths)} of up to {longest} keys{behind}",
+            f"{', '.join(f'{count} of {length}' for length, count in requests)} keys{behind}",
             rows,
             lambda: distance(
                 call(own, query, cache), call(TORCH_OPS, query.float(), exact), self._unit

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
@@ -99,14 +99,14 @@ def main(place: Place) -> int:
 
 
 def _check(request: CheckRequest, place: Place) -> int:
-    timer = place.timer()
+    timer = place.timer() if request.share is None else None
     for case in _cases(request, place):
         _say("begins", piece=case.piece, name=case.name, rows=case.rows)
         try:
             case.own()
             _wait(place.device)
             _say("compiled")
-            if request.share is not None:
+            if timer is None:
                 _say("done", distance=0.0, own_s=0.0, plain_s=0.0)
                 continue
             away = case.distance()
@@ -161,10 +161,17 @@ def _say(event: str, **more: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    while sys.stdin.buffer.read(1 << 16):
+    while os.read(sys.stdin.fileno(), 1 << 16):
         pass
     os._exit(1)
 
 
+def end(code: int) -> NoReturn:
+    """At once: a thread still reads, and a device that is lost would hold an orderly end back."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(_Gpu()))
+    end(main(_Gpu()))

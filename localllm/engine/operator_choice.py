@@ -1,6 +1,9 @@
 """Which operators a model takes on the GPU here: by what was found out once about them."""
 
+import hashlib
+import json
 import logging
+import os
 import time
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from localllm.engine.verdict import Finding, Verdict, VerdictFile
 from localllm.model.architectures import layer_windows
 from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
 from localllm.model.random_weights import RandomWeights
+from localllm.model.weight_check import StoredLinear
 from localllm_kernels.choice import ALL_OWN, SECOND_WAYS, Choice
 from localllm_kernels.fingerprint import sources_fingerprint
 
@@ -51,27 +55,39 @@ def find_verdict(
         listener.doing(f"checking kernels on this GPU, once: {case}")
 
     try:
-        verdict = Verdict(machine, shape, check_operators(request, tell))
+        outcomes = check_operators(request, tell, num_compilers=_compilers())
+        verdict = Verdict(machine, shape, outcomes)
     except CheckError as error:
         logger.warning("this GPU's kernels are used without having been checked: %s", error)
         return None
     finally:
         listener.doing("")
-    file.write(verdict)
-    found = describe_replaced(verdict) or "all are right and faster than torch's"
+    if verdict.is_whole:  # else it is tried again at the next start
+        file.write(verdict)
+    found = describe_replaced(verdict) or "none is left to torch"
     seconds = time.monotonic() - began_s
     listener.line(f"checked {len(verdict.outcomes)} operators in {seconds:.0f} s: {found}")
     return verdict
 
 
+def _compilers() -> int:
+    """Processes that may compile beside each other: each has a context on the GPU, and weights."""
+    free_bytes, _ = torch.cuda.mem_get_info()
+    return min(4, (os.cpu_count() or 1) // 2, free_bytes // (6 << 30))
+
+
 def describe_replaced(verdict: Verdict) -> str:
-    """What torch computes in place of a kernel, in words; empty where there is nothing."""
-    replaced = [
-        f"{finding.piece} ({finding.state})"
-        for finding in verdict.findings()
-        if not finding.is_taken and finding.piece not in SECOND_WAYS
-    ]
-    return f"torch computes {', '.join(replaced)}" if replaced else ""
+    """What torch computes in place of a kernel, and what nobody could check, in words; empty where
+    there is nothing.
+    """
+    found = [each for each in verdict.findings() if each.piece not in SECOND_WAYS]
+    replaced = [f"{each.piece} ({each.state})" for each in found if not each.is_taken]
+    unchecked = [each.piece.value for each in found if each.state == "unchecked"]
+    return "; ".join(
+        f"{what} {', '.join(pieces)}"
+        for what, pieces in (("torch computes", replaced), ("unchecked:", unchecked))
+        if pieces
+    )
 
 
 def describe_finding(finding: Finding) -> str:
@@ -118,14 +134,24 @@ def describe_shape(request: CheckRequest) -> str:
 
 
 def _kinds(request: CheckRequest) -> str:
-    """How the linears of the first layer and the head are kept."""
+    """How the linears of the first layer and the head are kept: in which format and types, and by
+    what the checkpoint says of zeros and the order of inputs.
+    """
     if isinstance(request.weights, RandomWeights):
         return f"drawn, {request.weights.kind}"
     layer = [f"model.layers.0.{name}" for name in (*QKV, *OUTPUT, *GATE_UP, *DOWN)]
     found = request.weights.quantized
-    kinds = [repr(found[name].scheme) if name in found else "plain" for name in [*layer, "lm_head"]]
+    kinds = [_kind(found[name]) if name in found else "plain" for name in [*layer, "lm_head"]]
+    told = json.dumps(request.sizes.config.quantization, sort_keys=True, default=str)
+    if found:
+        kinds.append(f"config {hashlib.sha256(told.encode()).hexdigest()[:8]}")
     biases = sum(f"{name}.bias" in request.weights.plain for name in layer)
     return ", ".join(dict.fromkeys([*kinds, f"{biases} biases"]))
+
+
+def _kind(linear: StoredLinear) -> str:
+    types = sorted(f"{suffix} {info.dtype}" for suffix, info in linear.parts.items())
+    return f"{linear.scheme} of {', '.join(types)}"
 
 
 def _driver() -> str:

@@ -92,7 +92,8 @@ class _Products:
             yield self._case(piece, place, rows, own, plain)
             if takes_around and rows <= MAX_TILE_ROWS:
                 yield self._case(piece, place, rows, own, plain, is_fused=True)
-        if not takes_around or self.sizes.dtype == torch.float32:
+        has_fragments = isinstance(product, Int4Product) and product.weight.permutation is None
+        if not has_fragments or self.sizes.dtype == torch.float32:
             return
         for rows in FRAGMENT_ROWS:
             fragments = _together(self._read(place, self.tables(Choice(fragment_rows=rows))))

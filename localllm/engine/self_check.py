@@ -6,7 +6,6 @@ left to torch from then on.
 """
 
 import json
-import os
 import pickle
 import queue
 import subprocess
@@ -24,9 +23,8 @@ from localllm.engine.operator_check import CheckRequest
 from localllm.engine.verdict import Outcome, State
 from localllm_kernels.choice import Piece
 
-COMMAND = (sys.executable, "-m", "localllm.engine.operator_check")
-# Processes that compile: each has a context on the GPU, of some 500 MB.
-_MOST_COMPILERS = 4
+# -P: the folder that this runs in is no place to import from.
+COMMAND = (sys.executable, "-P", "-m", "localllm.engine.operator_check")
 _END_S = 5.0  # that a process which is killed may take
 
 
@@ -57,12 +55,15 @@ def check_operators(
     tell: Tell,
     command: Sequence[str] = COMMAND,
     patience: Patience = PATIENCE,
+    num_compilers: int = 0,
 ) -> tuple[Outcome, ...]:
-    """What became of every case; `tell` gets each before it begins.
+    """What became of every case; `tell` gets each before it begins. `num_compilers`: processes that
+    compile beside each other first, of some GB on the GPU each.
 
     Raises: CheckError where the process cannot check anything at all.
     """
-    _compile_at_once(request, tell, command, patience)
+    if num_compilers > 1:
+        _compile_at_once(request, num_compilers, tell, command, patience)
     outcomes: list[Outcome] = []
     while True:
         with _Checker(request, command, patience) as checker:
@@ -78,14 +79,11 @@ def check_operators(
 
 
 def _compile_at_once(
-    request: CheckRequest, tell: Tell, command: Sequence[str], patience: Patience
+    request: CheckRequest, count: int, tell: Tell, command: Sequence[str], patience: Patience
 ) -> None:
     """Have the kernels compiled by several processes, whose cache is on disk; what goes wrong in
     one of them will show again.
     """
-    count = min(_MOST_COMPILERS, (os.cpu_count() or 1) // 2)
-    if count < 2:
-        return
 
     def compile_share(index: int) -> None:
         part = replace(request, share=(index, count))

@@ -60,6 +60,13 @@ class Drafter(Protocol):
     def forget(self, request: Request) -> None:
         """The request has ended."""
 
+    @property
+    def is_warm(self) -> bool:
+        """See Runner."""
+
+    def work_ahead(self) -> bool:
+        """See Runner."""
+
 
 @dataclass(slots=True)
 class _Drafted:
@@ -71,6 +78,15 @@ class _Drafted:
 
 class Speculator:
     """Drafts for the running requests, within `max_draft` tokens each."""
+
+    @property
+    def is_warm(self) -> bool:
+        """See Runner: of who drafts."""
+        return self._drafter.is_warm
+
+    def work_ahead(self) -> bool:
+        """See Runner: for who drafts."""
+        return self._drafter.work_ahead()
 
     def __init__(
         self,

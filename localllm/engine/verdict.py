@@ -74,6 +74,11 @@ class Verdict:
             taken.get(Piece.KEY_FRAGMENTS, False),
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every case could be tried."""
+        return all(each.state != "unchecked" for each in self.outcomes)
+
     def findings(self) -> Iterator[Finding]:
         """One for each piece."""
         for piece in dict.fromkeys(each.piece for each in self.outcomes):
@@ -103,6 +108,8 @@ class Verdict:
     def _fragment_rows(self) -> int:
         most = 0
         tried = [each for each in self.outcomes if each.piece is Piece.FRAGMENTS]
+        if any(each.state in ("crashed", "hung") for each in tried):
+            return 0  # which may have left other places untried
         for rows in sorted({each.rows for each in tried}):
             cases = [each for each in tried if each.rows == rows]
             if any(each.state != "good" for each in cases) or _mean_times(cases) <= 1:

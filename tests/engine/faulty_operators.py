@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from localllm.engine.graph_timer import Timer
-from localllm.engine.operator_check import CheckRequest, main
+from localllm.engine.operator_check import CheckRequest, end, main
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.choice import Choice
 
@@ -59,4 +59,4 @@ class CpuPlace:
 
 
 if __name__ == "__main__":
-    sys.exit(main(CpuPlace(sys.argv[1])))
+    end(main(CpuPlace(sys.argv[1])))

@@ -17,6 +17,9 @@ from localllm.engine.speculation import Speculator
 from localllm.grammar import Grammar
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
+from localllm_kernels import triton_ops
+from localllm_kernels.choice import Choice, Piece
+from localllm_kernels.sample import SamplingRows
 
 pytestmark = [
     needs_interpreter,
@@ -200,6 +203,41 @@ def test_what_is_captured_ahead_serves_the_first_token() -> None:
 def _cache_bytes(engine: Engine) -> list[list[int]]:
     stacked = engine._runner._kv_cache.stacked  # type: ignore[attr-defined]
     return [part.view(torch.uint8).flatten().tolist() for part in (stacked.key, stacked.value)]
+
+
+def test_what_cannot_be_prepared_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    engine, device = device_engine(model, max_num_seqs=1, max_num_batched_tokens=16)
+    sample, attempts = engine._runner._sample, []  # type: ignore[attr-defined]
+
+    def failing(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
+        if rows.penalties is not None:
+            raise RuntimeError("out of resource: registers")
+        return sample(logits, rows)  # type: ignore[no-any-return]
+
+    def no_room(call: object) -> None:
+        attempts.append(call)
+        raise CaptureError("a capture failed") from torch.OutOfMemoryError("CUDA out of memory")
+
+    engine._runner._sample = failing  # type: ignore[attr-defined]
+    device.capture = no_room  # type: ignore[method-assign, assignment]
+    while engine.work_ahead():
+        assert len(attempts) <= 1
+    assert engine.is_warm
+    assert "is not prepared" in caplog.text
+    request_id = engine.add_request(prompt(4), GREEDY)
+    found = [event.token_id for event in generate_one(engine, request_id)]
+    assert found == run_alone(load_tiny_model("Qwen3ForCausalLM"), prompt(4), GREEDY)[0].token_ids
+
+
+def test_operators_that_wait_for_values_are_not_captured() -> None:
+    plain = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    ops = triton_ops("cpu", choice=Choice(frozenset([Piece.FEW_QUERIES, Piece.SAMPLING])))
+    engine, device = device_engine(replace(plain, ops=ops, fused=None))
+    request_id = engine.add_request(prompt(20), GREEDY)
+    found = [event.token_id for event in generate_one(engine, request_id)]
+    assert found == run_alone(load_tiny_model("Qwen3ForCausalLM"), prompt(20), GREEDY)[0].token_ids
+    assert not device.captured
 
 
 def test_a_capture_that_fails_leaves_steps_that_are_launched(

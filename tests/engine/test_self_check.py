@@ -48,10 +48,10 @@ def request(kind: str = "int8", dtype: torch.dtype = torch.float32) -> CheckRequ
     return CheckRequest(drawn, Sizes(config, spec, dtype, dtype, 16), {}, False)
 
 
-def check(fault: str, patience: Patience = PATIENT) -> Verdict:
+def check(fault: str, patience: Patience = PATIENT, num_compilers: int = 0) -> Verdict:
     command = (sys.executable, str(FAULTY), fault)
     told: list[str] = []
-    outcomes = check_operators(request(), told.append, command, patience)
+    outcomes = check_operators(request(), told.append, command, patience, num_compilers)
     assert {each.partition(":")[0] for each in told} == {each.piece for each in outcomes}
     return Verdict("machine", "shape", outcomes)
 
@@ -90,6 +90,10 @@ def test_a_kernel_that_never_ends_is_ended() -> None:
     assert {each.piece for each in verdict.outcomes} >= {Piece.ROTATION, Piece.INT8}
 
 
+def test_processes_that_compile_first_change_nothing() -> None:
+    assert check("none", num_compilers=2) == check("none")
+
+
 def test_a_process_that_cannot_check_is_told() -> None:
     with pytest.raises(CheckError, match="No such file"):
         check_operators(request(), print, ("/no/such/program",))
@@ -102,8 +106,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     """A GPU's name, and what its check says, counted."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     state = SimpleNamespace(name="NVIDIA Test 1", checks=0, outcomes=())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (8 << 30, 8 << 30))
 
-    def check(request: CheckRequest, tell: object) -> tuple[Outcome, ...]:
+    def check(request: CheckRequest, tell: object, **more: object) -> tuple[Outcome, ...]:
         state.checks += 1
         return tuple(state.outcomes)
 
@@ -140,6 +145,17 @@ def test_a_verdict_is_found_once_and_kept(gpu: SimpleNamespace, tmp_path: Path) 
     assert gpu.checks == 5
 
 
+def test_what_memory_did_not_suffice_for_is_checked_again(gpu: SimpleNamespace) -> None:
+    gpu.outcomes = [outcome(Piece.NORMS), replace(outcome(Piece.GATE, "unchecked"), own_s=0.0)]
+    lines: list[str] = []
+    for count in (1, 2):
+        verdict = find_verdict(request(), Listener(lines.append))
+        assert verdict is not None
+        assert verdict.choice() == Choice()
+        assert "unchecked: gate" in lines[-1]
+        assert gpu.checks == count
+
+
 def test_a_file_that_is_not_sound_is_written_anew(gpu: SimpleNamespace) -> None:
     gpu.outcomes = [outcome(Piece.NORMS)]
     find_verdict(request(), Listener())
@@ -161,6 +177,8 @@ def test_fragments_are_taken_as_far_as_they_are_right_and_faster() -> None:
     assert choice(fragments(1), fragments(8), fragments(16, times=0.9)) == Choice(fragment_rows=8)
     assert choice(fragments(1), fragments(8, "wrong"), fragments(16)) == Choice(fragment_rows=1)
     assert choice(fragments(1, times=0.5), fragments(8)) == Choice()
+    # A crash settles the piece, so other places may not have been tried.
+    assert choice(fragments(1), fragments(8, "crashed")) == Choice()
     assert choice(fragments(1, "unchecked"), fragments(8)) == Choice()
     for state, times, is_taken in (
         ("good", 1.2, True),

@@ -147,6 +147,9 @@ def test_attention(
             again = attend(batch, paged_attention_decode, window, used, num_splits=num_splits)
             assert torch.equal(found, again)
         assert not used.counters(1).any()
+    for num_splits in (None, 3):
+        found = attend(batch, paged_attention_prefill, window, workspace, num_splits=num_splits)
+        torch.testing.assert_close(found.double(), expected, **close)
     batch = Batch(MIXED, heads, kv_heads, head_dim, kv_dtype or dtype).to("cuda", dtype)
     expected = batch.expected(head_dim**-0.5, window)
     found = attend(batch, paged_attention_prefill, window, workspace)

@@ -1,5 +1,6 @@
 """Both attention kernels under Triton's interpreter against the reference."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from paged_batch import MIXED, Batch
 
 import localllm_kernels
 from localllm.engine.operator_case import distance, unit_of
-from localllm_kernels import code_pairs_8 as module
 from localllm_kernels import triton_ops
 from localllm_kernels.choice import Choice, Piece
 from localllm_kernels.code_pairs_8 import _asm_constants, code_pairs_8
@@ -206,7 +206,7 @@ def test_the_machine_s_code_gives_the_same(kv_dtype: torch.dtype, dtype: torch.d
     """The interpreter runs the other branch, so this one is worked through by itself."""
     name = {torch.int8: "INT8", torch.float8_e4m3fn: "FP8"}[kv_dtype]
     kind = {torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
-    code = getattr(module, f"_{name}_{kind}").value
+    code = getattr(sys.modules["localllm_kernels.code_pairs_8"], f"_{name}_{kind}").value
     constants = _asm_constants.fn(kv_dtype == torch.int8, TYPES[dtype])
     words = torch.randint(0, 1 << 32, (20_000,), generator=torch.Generator().manual_seed(0))
     inputs = [words, *(torch.full_like(words, value & 0xFFFFFFFF) for value in constants)]
@@ -256,6 +256,33 @@ def test_keys_of_a_prompt_split_among_programs(num_splits: int, window: int | No
     # A turn of a few tokens behind a long conversation, beside what has less than a part.
     lengths = [(1400, 12), (40, 30), (1025, 3), (513, 1), (512, 20)]
     check_prefill(Batch(lengths, 6, 2), window, num_splits)
+
+
+def test_what_is_deterministic_splits_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lone request has one task where one head has all keys: that is no reason to split them."""
+    grids: list[tuple[int, ...]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            grids.append(grid)
+            return lambda *arguments, **more: None
+
+    module = sys.modules["localllm_kernels.paged_attention_prefill"]
+    monkeypatch.setattr(module, "_prefill_kernel", Kernel())
+    ops = triton_ops("cpu", deterministic=True)
+    for lengths in ([(700, 1)], [(700, 1), (600, 1)]):
+        batch = Batch(lengths, 8, 1)
+        ops.paged_attention(
+            batch.query,
+            batch.cache,
+            block_tables=batch.block_tables,
+            cu_seqlens_q=batch.cu_seqlens_q,
+            seq_lens=batch.seq_lens,
+            max_query_len=1,
+            scale=0.3,
+            window=None,
+        )
+    assert [grid[2] for grid in grids] == [1, 1]
 
 
 @pytest.mark.parametrize("choice", [Choice(), Choice(frozenset([Piece.FEW_QUERIES]))])
