@@ -257,10 +257,10 @@ def _count_one(index: int, capability: int) -> tuple[str, bool]:
     if figure is None:
         return f"{line}: FAILED, no figure stands for it", False
     if counts.instructions > figure.instructions or counts.num_barriers > figure.num_barriers:
-        return (
-            f"{line}: FAILED, more than {figure.instructions} or {figure.num_barriers} barriers",
-            False,
-        )
+        most = f"more than {figure.instructions} or {figure.num_barriers} barriers"
+        return f"{line}: FAILED, {most}", False
+    if counts.stack > spec.max_stack:
+        return f"{line}: FAILED, over {spec.max_stack} bytes of stack", False
     return f"{line}; {figure.why}" if figure.why else line, True
 
 

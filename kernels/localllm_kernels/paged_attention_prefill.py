@@ -28,7 +28,6 @@ from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import CACHE_TYPES, KINDS, Workspace, cache_kind, cache_pointers
 
 NUM_WARPS = 8
-MAX_SPLITS = 32
 MIN_SPLIT_KEYS = 512
 
 
@@ -103,9 +102,11 @@ def _prefill_kernel(
         first_key = oldest // BLOCK_N * BLOCK_N
     end_key = tl.minimum(first_position + skipped + BLOCK_Q, length)
     num_tiles = tl.cdiv(end_key - first_key, BLOCK_N)
-    low, high, num_parts = tiles_of_part(num_tiles, num_splits, split, MIN_TILES)
-    if split >= num_parts:
-        return
+    low, high, num_parts = 0, num_tiles, 1
+    if MAX_PARTS > 1:
+        low, high, num_parts = tiles_of_part(num_tiles, num_splits, split, MIN_TILES)
+        if split >= num_parts:
+            return
     most, total, values = attend_tiles(
         query,
         positions,
@@ -152,6 +153,11 @@ def _tile(block_d: int, itemsize: int, capability: int) -> tuple[int, int]:
     return 128 if is_wide else 64, 64
 
 
+def _max_splits(itemsize: int) -> int:
+    """Programs that share keys; of float32, which fills the registers as it is, one."""
+    return 1 if itemsize == 4 else 32
+
+
 def paged_attention_prefill(
     query: Tensor,
     cache: KVCache,
@@ -170,8 +176,8 @@ def paged_attention_prefill(
     """See paged_attention_reference; rows behind the last request are not written, nor those of
     requests with fewer than `least_queries`; `out`: where the others go.
 
-    `num_splits`: programs that may share the keys of a tile of queries; None: as many as fill the
-    device. Each has MIN_SPLIT_KEYS at least.
+    `num_splits`: programs that may share the keys of a tile of queries, but for float32; None: as
+    many as fill the device. Each has MIN_SPLIT_KEYS at least.
     """
     num_tokens, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
@@ -186,13 +192,15 @@ def paged_attention_prefill(
     block_q = block_m // group
     num_tiles = num_tokens // block_q + num_seqs
     num_tasks = num_tiles * kv_heads
+    max_splits = _max_splits(query.itemsize)
     if num_splits is None:
         # Tiles that are there already fill the device sooner than parts that have to be added up;
         # those of other launches' requests return at once.
         prompts = min(num_seqs, num_tokens // max(1, least_queries))
         wanted = workspace.splits_for((num_tokens // block_q + prompts) * kv_heads)
         most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
-        num_splits = max(1, min(wanted, most, MAX_SPLITS))
+        num_splits = max(1, min(wanted, most))
+    num_splits = min(num_splits, max_splits)
     num_parts = num_tasks * num_splits if num_splits > 1 else 0
     _prefill_kernel[(num_tiles, kv_heads, num_splits)](
         query,
@@ -220,7 +228,7 @@ def paged_attention_prefill(
         BLOCK_N=block_n,
         BLOCK_D=block_d,
         MIN_TILES=MIN_SPLIT_KEYS // block_n,
-        MAX_PARTS=MAX_SPLITS,
+        MAX_PARTS=max_splits,
         num_warps=NUM_WARPS,
     )
     return out
@@ -252,7 +260,7 @@ def _spec(
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
             "MIN_TILES": MIN_SPLIT_KEYS // block_n,
-            "MAX_PARTS": MAX_SPLITS,
+            "MAX_PARTS": _max_splits(TYPE_BYTES[dtype]),
         },
         NUM_WARPS,
         # Rows of float32 spill a few registers on some, with Triton 3.6 more.

@@ -19,7 +19,7 @@ LIMITS = Limits(1e9, {"fp32": 1e9, "bf16": 1e9, "int8": 1e9})
 @pytest.fixture
 def config(monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     """Widths that are multiples of a group; few rows and short contexts."""
-    monkeypatch.setattr(kernels, "ROWS", (1, 2))
+    monkeypatch.setattr(kernels, "ROWS", (2,))
     monkeypatch.setattr(kernels, "DECODE_CONTEXT", 32)
     monkeypatch.setattr(kernels, "PREFILL_TOKENS", 80)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}

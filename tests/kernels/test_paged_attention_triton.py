@@ -127,7 +127,7 @@ def check_fragments(batch: Batch, dtype: torch.dtype, window: int | None, num_sp
         (4, 2, 64, None, 3, torch.int8, torch.bfloat16),
         (4, 1, 128, None, 2, torch.float8_e4m3fn, torch.float16),
         (5, 1, 64, 40, 1, torch.int8, torch.float16),
-        (3, 3, 128, 1, 2, torch.float8_e4m3fn, torch.bfloat16),
+        (1, 1, 128, 1, 2, torch.float8_e4m3fn, torch.bfloat16),
     ],
 )
 def test_decode_by_fragments(
@@ -230,8 +230,14 @@ def _pairs_kernel(word_ptr, first_ptr, second_ptr, like_ptr, is_int8: tl.constex
     tl.store(second_ptr + at, pairs[1])
 
 
-def check_prefill(batch: Batch, window: int | None, num_splits: int | None = None) -> None:
-    expected, workspace = batch.attend(window), Workspace(CPU)
+def check_prefill(
+    batch: Batch,
+    window: int | None,
+    num_splits: int | None = None,
+    expected: torch.Tensor | None = None,
+) -> None:
+    workspace = Workspace(CPU)
+    expected = batch.attend(window) if expected is None else expected
     with GuardedMemory() as memory:
         found = paged_attention_prefill(
             memory.guarded(batch.query),
@@ -246,7 +252,7 @@ def check_prefill(batch: Batch, window: int | None, num_splits: int | None = Non
             num_splits=num_splits,
         )
     memory.check()
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    assert distance(found, expected, unit_of(found.dtype)) < 1
     assert not workspace.counters(1).any()
 
 
@@ -255,7 +261,8 @@ def check_prefill(batch: Batch, window: int | None, num_splits: int | None = Non
 def test_keys_of_a_prompt_split_among_programs(num_splits: int, window: int | None) -> None:
     # A turn of a few tokens behind a long conversation, beside what has less than a part.
     lengths = [(1400, 12), (40, 30), (1025, 3), (513, 1), (512, 20)]
-    check_prefill(Batch(lengths, 6, 2), window, num_splits)
+    batch = Batch(lengths, 6, 2).to("cpu", torch.float16)
+    check_prefill(batch, window, num_splits, batch.expected(0.3, window))
 
 
 def test_what_is_deterministic_splits_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
