@@ -79,52 +79,56 @@ class _Products:
     tables: Callable[[Choice], Ops]
 
     def cases(self, place: _Place) -> Iterator[OperatorCase]:
-        """None where nothing is quantized; both ways of a 4-bit weight, and what is around it."""
+        """None where nothing is quantized; both ways of a 4-bit weight, and what is around it.
+
+        The weight is read once for each way: from a disk it takes longer than all the rest.
+        """
         quantized = [name for name in place.linears if self.source.has_quantized(name)]
         if not quantized:
             return
         piece = _PIECES[type(self.source.quantized(quantized[0], self.device))]
         product = self._read(place, self.tables(ALL_OWN))
         plain = _apart(self._read(place, TORCH_OPS))
+        exact = _apart(self._read(place, TORCH_OPS, torch.float32))
         takes_around = isinstance(product, Int4Product)
         own = _together(product) if takes_around else _apart(product)
         for rows in ROWS:
-            yield self._case(piece, place, rows, own, plain)
+            yield self._case(piece, place, rows, (own, plain, exact))
             if takes_around and rows <= MAX_TILE_ROWS:
-                yield self._case(piece, place, rows, own, plain, is_fused=True)
+                yield self._case(piece, place, rows, (own, plain, exact), is_fused=True)
         has_fragments = isinstance(product, Int4Product) and product.weight.permutation is None
         if not has_fragments or self.sizes.dtype == torch.float32:
             return
+        choice = Choice(fragment_rows=max(FRAGMENT_ROWS))
+        ways = _together(self._read(place, self.tables(choice))), own, exact
         for rows in FRAGMENT_ROWS:
-            fragments = _together(self._read(place, self.tables(Choice(fragment_rows=rows))))
             for is_fused in (False, True):
-                yield self._case(Piece.FRAGMENTS, place, rows, fragments, own, is_fused=is_fused)
+                yield self._case(Piece.FRAGMENTS, place, rows, ways, is_fused=is_fused)
 
     def _case(
         self,
         piece: Piece,
         place: _Place,
         rows: int,
-        own: _Compute,
-        rival: _Compute,
+        ways: tuple[_Compute, _Compute, _Compute],
         *,
         is_fused: bool = False,
     ) -> OperatorCase:
+        """`ways`: what is checked, what would take its place, and the right result."""
+        own, rival, exact = ways
         x = torch.randn(rows, place.width_in, device=self.device).to(self.sizes.dtype)
         around = self._around(place, rows) if is_fused else NOTHING
 
         def away() -> float:
-            exact = _apart(self._read(place, TORCH_OPS, torch.float32))
             wide = x.float()
             if piece is Piece.FP8 and rounds_inputs(self.device):
                 wide = dequantize_rows(*quantize_rows(x, torch.float8_e4m3fn))
             right = exact(wide, _widened(around))
             return distance(own(x, around), right, unit_of(self.sizes.dtype))
 
-        surrounded = " with what is around" if is_fused else ""
         return OperatorCase(
             piece,
-            f"{place.what}{surrounded}",
+            place.what + (" with what is around" if is_fused else ""),
             rows,
             away,
             lambda: own(x, around),
