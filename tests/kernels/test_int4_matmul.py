@@ -78,7 +78,7 @@ def test_inputs_split_among_programs_leave_the_counters_at_zero(
     num_rows: int, fragments: bool
 ) -> None:
     dtype = torch.bfloat16 if fragments else torch.float32
-    case = Case(4096, 96, 128, is_symmetric=False, dtype=dtype)
+    case = Case(4096, 32, 128, is_symmetric=False, dtype=dtype)
     workspace = Workspace(CPU, fragment_rows=64 if fragments else 0)
     workspace.num_processors = 4  # so that the inputs are split
     packed = PackedInt4.pack(case.codes, case.scales, case.zeros, None, None)
@@ -91,7 +91,7 @@ def test_inputs_split_among_programs_leave_the_counters_at_zero(
             torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
             assert not workspace.counters(1).any()
     for way, rows in (("row", 1), ("tiles", 16), ("fragments", 8)):
-        assert module._choose(way, rows, 96, 64, 4, False).num_splits > 1
+        assert module._choose(way, rows, 32, 64, 4, False).num_splits > 1
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
