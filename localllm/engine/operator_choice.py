@@ -27,16 +27,18 @@ logger = logging.getLogger(__name__)
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def choose_operators(request: CheckRequest, listener: Listener, *, anew: bool = False) -> Choice:
-    """By the verdict that is kept, or one that is found now; `anew`: whatever is kept."""
-    verdict = find_verdict(request, listener, anew=anew)
+def choose_operators(request: CheckRequest, listener: Listener) -> Choice:
+    """By the verdict that is kept, or one that is found now."""
+    verdict = find_verdict(request, listener)
     return ALL_OWN if verdict is None else verdict.choice()
 
 
 def find_verdict(
     request: CheckRequest, listener: Listener, *, anew: bool = False
 ) -> Verdict | None:
-    """The verdict of this GPU for a request; None where nothing could be found out."""
+    """The verdict of this GPU for a request; None where nothing could be found out. `anew`: found
+    now, whatever is kept.
+    """
     machine, shape = describe_machine(), describe_shape(request)
     file = VerdictFile.of(machine, shape)
     verdict = None if anew else file.read()

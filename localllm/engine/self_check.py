@@ -27,7 +27,6 @@ from localllm_kernels.choice import Piece
 COMMAND = (sys.executable, "-P", "-m", "localllm.engine.operator_check")
 _END_S = 5.0  # that a process which is killed may take
 
-
 # Is told what is being checked.
 Tell = Callable[[str], None]
 
@@ -115,6 +114,9 @@ class _Checker:
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):  # a kernel that hangs may hold it back
             self._process.wait(_END_S)
         self._log.close()
@@ -177,8 +179,9 @@ class _Checker:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._lines.put(line)
+        with self._process.stdout as stdout:
+            for line in stdout:
+                self._lines.put(line)
         self._lines.put(b"")
 
     def _why(self) -> str:
