@@ -252,7 +252,15 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "many blocks",
+        "one paragraph",
+        pytest.param("one list", marks=pytest.mark.slow),
+        pytest.param("one block of code", marks=pytest.mark.slow),
+    ],
+)
 def test_a_token_takes_under_3_ms_at_30_kb(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     document = LONG[name](random.Random(7))[:30_000]
     terminal = Terminal(80, monkeypatch)
