@@ -297,7 +297,7 @@ def _fragment_spec(kind: str, rows: int, head_dim: int, *, has_window: bool) -> 
             "PTX": True,
         },
         FRAGMENT_WARPS,
-        max_stack=8,  # what stands before the loop
+        max_stack=16,  # what stands before the loop
         work=_work(kind, "bf16", head_dim, FRAGMENT_WARPS * KEYS_EACH),
     )
 
