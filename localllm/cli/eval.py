@@ -46,6 +46,7 @@ def evaluate_model(
     backend: options.Backend = "auto",
     device: options.Device = "auto",
     threads: options.Threads = None,
+    self_check: options.SelfCheck = True,
     dtype: options.DTypeName = "auto",
     kv_cache_dtype: options.KVCacheDTypeName = "auto",
 ) -> int:
@@ -73,6 +74,7 @@ def evaluate_model(
         False,
         SpeculationConfig("off"),
         threads=threads,
+        self_check=self_check,
     ).config(default_max_num_seqs=1)
     from localllm.evaluation import evaluate
 

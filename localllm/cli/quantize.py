@@ -133,7 +133,7 @@ def quantize(
         outcome = quantize_model(request, progress)
     _print_outcome(outcome, json_output)
     if request.device.type == "cuda":
-        offer_to_warm(shlex.quote(str(outcome.out)))
+        offer_to_warm(str(outcome.out))
     return _verdict(outcome, max_kl, max_ppl_increase)
 
 

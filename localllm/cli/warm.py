@@ -1,5 +1,6 @@
 """`localllm warm`: have what a first answer would wait for made now."""
 
+import shlex
 import sys
 import time
 from typing import Annotated, Any, cast
@@ -82,7 +83,7 @@ def offer_to_warm(name: str) -> None:
     """After a model has come here: where there is a GPU, ask whether to warm it now, or say how."""
     if not has_gpu_driver():
         return
-    command = f"localllm warm {name}"
+    command = f"localllm warm {shlex.quote(name)}"
     can_ask = is_terminal(sys.stdin) and is_terminal(sys.stderr)
     if not can_ask:
         note(f"{command} compiles its kernels before the first chat", dim=True)

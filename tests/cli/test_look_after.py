@@ -89,11 +89,11 @@ def test_what_has_come_here_can_be_warmed_where_there_is_a_gpu(
     warmed: list[str] = []
     monkeypatch.setattr(warm, "warm_up", lambda name, config: warmed.append(name))
 
-    def offered(*, has_gpu: bool, terminal: bool, answer: str = "") -> str:
+    def offered(*, has_gpu: bool, terminal: bool, answer: str = "", name: str = "qwen3-4b") -> str:
         monkeypatch.setattr(warm, "has_gpu_driver", lambda: has_gpu)
         monkeypatch.setattr(warm, "is_terminal", lambda stream: terminal)
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-        warm.offer_to_warm("qwen3-4b")
+        warm.offer_to_warm(name)
         return capsys.readouterr().err
 
     assert offered(has_gpu=False, terminal=True, answer="y\n") == ""
@@ -102,6 +102,10 @@ def test_what_has_come_here_can_be_warmed_where_there_is_a_gpu(
     assert not warmed
     assert "[Y/n]" in offered(has_gpu=True, terminal=True, answer="\n")
     assert warmed == ["qwen3-4b"]
+    # A folder is loaded by its name, and shown as a shell takes it.
+    assert "localllm warm './my model'" in offered(has_gpu=True, terminal=False, name="./my model")
+    offered(has_gpu=True, terminal=True, answer="y\n", name="./my model")
+    assert warmed[-1] == "./my model"
 
 
 def test_a_model_on_a_cpu_is_warm_at_once(localllm: Run) -> None:

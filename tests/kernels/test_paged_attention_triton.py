@@ -34,12 +34,10 @@ def guard_cache(memory: GuardedMemory, cache: KVCache) -> KVCache:
     return KVCache(*(None if part is None else memory.guarded(part) for part in parts))
 
 
-def check_decode(
-    batch: Batch, window: int | None, num_splits: int, workspace: Workspace | None = None
-) -> None:
-    expected = batch.attend(window)
-    workspace = workspace or Workspace(CPU)
-    counts = batch.cu_seqlens_q.diff()
+def decoded(
+    batch: Batch, window: int | None, num_splits: int, workspace: Workspace
+) -> torch.Tensor:
+    """What the kernel gives, which has left guards and counters as they were."""
     with GuardedMemory() as memory:
         found = paged_attention_decode(
             memory.guarded(batch.query),
@@ -48,14 +46,21 @@ def check_decode(
             block_tables=memory.guarded(batch.block_tables),
             cu_seqlens_q=memory.guarded(batch.cu_seqlens_q),
             seq_lens=memory.guarded(batch.seq_lens),
-            max_query_len=int(counts.max()),
+            max_query_len=int(batch.cu_seqlens_q.diff().max()),
             scale=0.3,
             window=window,
             num_splits=num_splits,
         )
     memory.check()
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
     assert not workspace.counters(1).any()
+    return found
+
+
+def check_decode(
+    batch: Batch, window: int | None, num_splits: int, workspace: Workspace | None = None
+) -> None:
+    found = decoded(batch, window, num_splits, workspace or Workspace(CPU))
+    torch.testing.assert_close(found, batch.attend(window), atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("num_splits", [1, 3, 7])
@@ -97,28 +102,13 @@ def test_decode_over_values_in_fewer_bits(head_dim: int, kv_dtype: torch.dtype) 
 
 def check_fragments(batch: Batch, dtype: torch.dtype, window: int | None, num_splits: int) -> None:
     batch.to("cpu", dtype)
-    expected = batch.expected(0.3, window)
-    workspace = Workspace(CPU, key_fragments=True)
-    counts = batch.cu_seqlens_q.diff()
     group = batch.query.shape[1] // batch.cache.key.shape[1]
-    assert takes_fragments(batch.query, batch.cache, int(counts.max()) * group)
-    with GuardedMemory() as memory:
-        found = paged_attention_decode(
-            memory.guarded(batch.query),
-            guard_cache(memory, batch.cache),
-            workspace,
-            block_tables=memory.guarded(batch.block_tables),
-            cu_seqlens_q=memory.guarded(batch.cu_seqlens_q),
-            seq_lens=memory.guarded(batch.seq_lens),
-            max_query_len=int(counts.max()),
-            scale=0.3,
-            window=window,
-            num_splits=num_splits,
-        )
-    memory.check()
+    rows = int(batch.cu_seqlens_q.diff().max()) * group
+    assert takes_fragments(batch.query, batch.cache, rows)
+    found = decoded(batch, window, num_splits, Workspace(CPU, key_fragments=True))
     # Weights and results are rounded; Triton's interpreter cuts bfloat16 off.
-    assert distance(found, expected, unit_of(dtype)) < (1 if dtype == torch.bfloat16 else 0.5)
-    assert not workspace.counters(1).any()
+    expected, most = batch.expected(0.3, window), 1 if dtype == torch.bfloat16 else 0.5
+    assert distance(found, expected, unit_of(dtype)) < most
 
 
 @pytest.mark.parametrize(
