@@ -213,9 +213,12 @@ class Engine:
         self._collect(self._take_in_flight())  # of requests that have ended
         if self._prefix_disk is not None and self._prefix_disk.save_next():
             return True
+        drafts = self.speculator
         try:
-            is_done = not self._runner.work_ahead()
-            return not is_done or (self.speculator is not None and self.speculator.work_ahead())
+            # Who drafts is made ready before anything is tuned, which takes minutes.
+            if drafts is not None and self._runner.is_warm and not drafts.is_warm:
+                return drafts.work_ahead()
+            return self._runner.work_ahead() or (drafts is not None and drafts.work_ahead())
         except Exception as error:
             self._note_if_fatal(error)
             raise

@@ -139,6 +139,7 @@ def test_a_smaller_model_drafts_on_the_device_too() -> None:
     engine, _ = device_engine(
         load_tiny_model("Qwen3ForCausalLM", backend="triton"), speculator=speculator
     )
+    assert not engine.is_warm
     ids = [engine.add_request(*request) for request in wanted]
     found: dict[int, list[int | None]] = {i: [] for i in ids}
     num_accepted = 0
