@@ -36,6 +36,11 @@ def run(
     )
 
 
+def told(process: "subprocess.CompletedProcess[str]") -> list[str]:
+    """What a command said, but for the line that it says where loading takes over two seconds."""
+    return [line for line in process.stderr.splitlines() if not line.startswith("loading pocket, ")]
+
+
 def engines() -> list[dict[str, Any]]:
     listed = run("ps", "--json", stdin="")
     assert listed.returncode == 0, listed.stderr
@@ -157,7 +162,7 @@ def test_what_is_wrong_is_told_as_without_it(tmp_path: Path) -> None:
         plain = [each for each in arguments if each not in ("--keepalive", "1m")]
         kept, alone = run(*arguments), run(*plain)
         assert kept.returncode == alone.returncode != 0
-        assert kept.stderr == alone.stderr
+        assert told(kept) == told(alone)
         assert "Traceback" not in kept.stderr
     assert run(*ASK, "--keepalive", "soon").returncode == 2
     run(*ASK, "--keepalive", "1m")
