@@ -256,7 +256,7 @@ LONG = {
     "name",
     [
         "many blocks",
-        "one paragraph",
+        pytest.param("one paragraph", marks=pytest.mark.slow),
         pytest.param("one list", marks=pytest.mark.slow),
         pytest.param("one block of code", marks=pytest.mark.slow),
     ],

@@ -98,7 +98,7 @@ def test_it_gives_the_tokens_of_the_torch_operators(
                 assert [i for i, _ in mine.logprobs.top] == [i for i, _ in theirs.logprobs.top]
 
 
-@pytest.mark.parametrize("budget", [300, 24])
+@pytest.mark.parametrize("budget", [pytest.param(300, marks=pytest.mark.slow), 24])
 def test_drafts_are_verified_in_captured_windows(budget: int) -> None:
     plain = load_tiny_model("Qwen3ForCausalLM")
     lengths = (27, 3, 9)

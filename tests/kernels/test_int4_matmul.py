@@ -51,8 +51,9 @@ def test_norm_gate_and_residual_around_the_product(
     case.check(num_rows, Around(residual=residual))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("num_rows", [1, 7, 20])
+@pytest.mark.parametrize(
+    ("num_rows", "dtype"), [(1, torch.bfloat16), (7, torch.float16), (20, torch.bfloat16)]
+)
 @pytest.mark.parametrize(
     ("width_in", "width_out", "group"),
     [(32, 1, 16), (96, 50, 32), (640, 32, 64), (512, 40, 256)],

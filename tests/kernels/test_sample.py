@@ -107,7 +107,7 @@ def check(logits: Tensor, requests: list[Request], has_penalties: bool = False) 
         assert torch.equal(own.penalties.counts, rows.penalties.counts)
 
 
-@pytest.mark.parametrize("vocab", [1, 5, 300, 2500])
+@pytest.mark.parametrize("vocab", [1, 300, 2500])
 def test_every_filter_draws_what_the_sampler_draws(vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     requests = [
@@ -158,11 +158,11 @@ def test_greedy_takes_the_first_of_the_greatest() -> None:
 
 
 def test_ties_with_the_last_are_kept() -> None:
-    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 2.0, 2.0, -1.0, -torch.inf]]).repeat(40, 1)
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0, 2.0, 2.0, -1.0, -torch.inf]]).repeat(12, 1)
     params = SamplingParams(temperature=2.0, top_k=3)
-    check(logits, [request(i, params) for i in range(40)])
+    check(logits, [request(i, params) for i in range(12)])
     params = SamplingParams(temperature=1.0, top_p=0.7)
-    check(logits, [request(i, params) for i in range(40)])
+    check(logits, [request(i, params) for i in range(12)])
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
