@@ -15,6 +15,7 @@ from localllm.model.architectures import read_model_config
 from localllm.model.safetensors_header import read_header
 from localllm.model.weight_files import find_weight_files
 from localllm.tokenizer import Tokenizer
+from localllm.untrusted.tokenizers import open_tokenizer
 
 # An element of a tensor of packed weights holds 32 bits of them.
 _LONGEST_FORMAT = 30
@@ -60,7 +61,7 @@ def read_card(source: ModelSource, folder: Path) -> Card:
             return None
 
     attempt(lambda: read_model_config(folder))
-    tokenizer = attempt(lambda: Tokenizer.from_folder(folder, source.chat_template))
+    tokenizer = attempt(lambda: open_tokenizer(folder, source.chat_template))
     weights = attempt(lambda: read_weights(folder, _bits(config)))
     defaults = attempt(lambda: read_generation_config(folder))
     return Card(

@@ -12,6 +12,7 @@ from localllm.file_times import note_use
 from localllm.generation_config import GenerationDefaults, read_generation_config
 from localllm.model.architectures import ArchSpec, read_model_config
 from localllm.tokenizer import Tokenizer
+from localllm.untrusted.tokenizers import open_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def open_checkpoint(
     note_use(folder)
     model_config, spec = read_model_config(folder)
     defaults = read_generation_config(folder)
-    tokenizer = Tokenizer.from_folder(folder, source.chat_template)
+    tokenizer = open_tokenizer(folder, source.chat_template)
     # Every place that names an end token counts; they need not agree.
     eos = {*defaults.eos_token_ids, *model_config.eos_token_ids}
     if tokenizer.eos_token_id is not None:

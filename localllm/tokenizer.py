@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,6 +16,7 @@ from localllm.prompt import Prompt, ThinkLevel
 from localllm.special_text import SpecialText
 from localllm.template import render_chat_template
 from localllm.thinking import Markers, find_markers
+from localllm.tokenizer_check import check_decoding
 
 __all__ = ["StreamDecoder", "Tokenizer", "render_chat_template"]
 
@@ -32,21 +34,15 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: Backend,
+        load_backend: Callable[[], Backend],
         special_tokens: Mapping[str, str],
         chat_templates: Mapping[str, str],
     ) -> None:
-        self._backend = backend
+        self._load_backend = load_backend
         self._chat_templates = chat_templates
         self._special_tokens = special_tokens
-        self._special_text = SpecialText(backend)
         # A server has several threads encode, and whether special tokens are seen is the backend's.
         self._lock = Lock()
-        added = backend.get_added_tokens_decoder()
-        self._special_ids = {i: token.content for i, token in added.items() if token.special}
-        # To llguidance a tag is no text either, special or not.
-        tags = (i for i, token in added.items() if re.fullmatch("<.*>", token.content))
-        self._tag_ids = {*self._special_ids, *tags}
 
     @classmethod
     def from_folder(cls, folder: Path, fallback_template: str | None = None) -> "Tokenizer":
@@ -55,35 +51,33 @@ class Tokenizer:
         `fallback_template` is taken where the folder has none. Raises: CheckpointError for a file
         that is missing, broken, or contradicts another.
         """
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            raise CheckpointError(
-                "tokenizer.json is missing",
-                where=str(folder),
-                hint="download the model again, or convert its tokenizer: "
-                "transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)",
-            )
-        read_json_object(path, MAX_TOKENIZER_BYTES)
-        try:
-            backend = Backend.from_file(str(path))
-            # What a training run left behind; a prompt is never cut or padded.
-            backend.no_truncation()
-            backend.no_padding()
-            backend.encode("A probe: é 1", add_special_tokens=True)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # bare Exception, and panics of its Rust side
-            raise CheckpointError(
-                f"tokenizer.json cannot be used: {error!s:.200}",
-                where=str(path),
-                hint="download the model again",
-            ) from error
-        config_path = folder / "tokenizer_config.json"
-        config = read_json_object(config_path) if config_path.exists() else {}
-        templates = _chat_templates(folder, config)
-        if not templates and fallback_template is not None:
-            templates = {"default": fallback_template}
-        return cls(backend, _read_special_tokens(folder, config, backend), templates)
+        backend = load_backend(folder)
+        special_tokens = read_special_tokens(folder)
+        _check_special_tokens(folder, special_tokens, backend)
+        return cls(lambda: backend, special_tokens, read_chat_templates(folder, fallback_template))
+
+    @cached_property
+    def _backend(self) -> Backend:
+        return self._load_backend()
+
+    @cached_property
+    def _special_text(self) -> SpecialText:
+        return SpecialText(self._backend)
+
+    @cached_property
+    def _special_ids(self) -> dict[int, str]:
+        added = self._backend.get_added_tokens_decoder()
+        return {i: token.content for i, token in added.items() if token.special}
+
+    @cached_property
+    def _tag_ids(self) -> set[int]:
+        """To llguidance a tag is no text either, special or not."""
+        added = self._backend.get_added_tokens_decoder()
+        tags = (i for i, token in added.items() if re.fullmatch("<.*>", token.content))
+        return {*self._special_ids, *tags}
+
+    def warm(self) -> None:
+        """Get ready to encode, without waiting until it is; this one always is."""
 
     def vocabulary(self) -> dict[str, int]:
         """Every token, those that were added among them, and its id."""
@@ -318,15 +312,60 @@ def _without_thoughts(text: str, markers: Markers) -> str:
     return text + markers.skip
 
 
-def _read_special_tokens(
-    folder: Path, config: Mapping[str, Any], backend: Backend
-) -> dict[str, str]:
-    """`bos_token` and the like by name; the config beats the older `special_tokens_map.json`."""
+def load_backend(folder: Path) -> Backend:
+    """The vocabulary of `tokenizer.json`. Raises: CheckpointError."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise CheckpointError(
+            "tokenizer.json is missing",
+            where=str(folder),
+            hint="download the model again, or convert its tokenizer: "
+            "transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)",
+        )
+    check_decoding(read_json_object(path, MAX_TOKENIZER_BYTES), path)
+    try:
+        backend = Backend.from_file(str(path))
+        # What a training run left behind; a prompt is never cut or padded.
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode("A probe: é 1", add_special_tokens=True)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # bare Exception, and panics of its Rust side
+        raise CheckpointError(
+            f"tokenizer.json cannot be used: {error!s:.200}",
+            where=str(path),
+            hint="download the model again",
+        ) from error
+    return backend
+
+
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """`bos_token` and the like by name; the config beats the older `special_tokens_map.json`.
+
+    Raises: CheckpointError.
+    """
     path = folder / "special_tokens_map.json"
-    tokens = {
+    return {
         **(_special_tokens(read_json_object(path)) if path.exists() else {}),
-        **_special_tokens(config),
+        **_special_tokens(_read_config(folder)),
     }
+
+
+def read_chat_templates(folder: Path, fallback_template: str | None = None) -> dict[str, str]:
+    """Templates by name; `fallback_template` where there is none. Raises: CheckpointError."""
+    templates = _chat_templates(folder, _read_config(folder))
+    if not templates and fallback_template is not None:
+        return {"default": fallback_template}
+    return templates
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_json_object(path) if path.exists() else {}
+
+
+def _check_special_tokens(folder: Path, tokens: Mapping[str, str], backend: Backend) -> None:
     for name in ("bos_token", "eos_token"):
         if name in tokens and backend.token_to_id(tokens[name]) is None:
             raise CheckpointError(
@@ -334,7 +373,6 @@ def _read_special_tokens(
                 where=str(folder / "tokenizer_config.json"),
                 hint="the tokenizer's files are of different models or revisions",
             )
-    return tokens
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -50,7 +50,10 @@ ALLOWED: dict[str, set[str]] = {
     "special_text": set(),
     "thinking": set(),
     "prompt": {"thinking"},
-    "tokenizer": {"template", "special_text", "thinking", "prompt"},
+    "tokenizer": {"template", "special_text", "thinking", "prompt", "tokenizer_check"},
+    "tokenizer_check": set(),
+    "frames": {"prompt", "thinking"},
+    "untrusted": {"frames", "places", "prompt", "tokenizer"},
     "generation_config": set(),
     "model": {"localllm_kernels"},
     "engine": {"localllm_kernels", "model"},
@@ -58,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "text_engine": {"engine", "tokenizer", "thinking", "prompt", "completion"}
     | {"grammar_compiler"},
     "prompt_writer": {"prompt", "tokenizer"},
-    "checkpoint": {"catalog", "download", "generation_config", "model", "tokenizer"},
+    "checkpoint": {"catalog", "download", "generation_config", "model", "tokenizer", "untrusted"},
     "loaded_model": {"completion", "engine", "generation_config", "prompt", "prompt_writer"}
     | {"text_engine", "tokenizer"},
     "remote": {"completion", "engine", "generation_config", "loaded_model", "prompt"}
@@ -95,8 +98,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "server": {"session", "checkpoint", "loaded_model", "engine", "text_engine", "completion"}
     | {"tokenizer", "prompt", "prompt_writer", "thinking", "generation_config", "tool_calls"}
-    | {"speculation_config", "places"},
-    "card": {"catalog", "generation_config", "model", "tokenizer"},
+    | {"speculation_config", "places", "frames"},
+    "card": {"catalog", "generation_config", "model", "tokenizer", "untrusted"},
     "local_models": {"card", "catalog", "model"},
     "removal": {"catalog", "local_models"},
     "cli": {

@@ -14,7 +14,7 @@ from localllm.special_text import SpecialText
 from localllm.tokenizer import Tokenizer
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "tokenizers"
-BYTES = Tokenizer(byte_tokenizer(), {}, {"default": CHATML})
+BYTES = Tokenizer(byte_tokenizer, {}, {"default": CHATML})
 IM_START, IM_END = 1, 2
 
 
@@ -44,7 +44,7 @@ def test_parse_special_lets_it_be_a_token() -> None:
 
 def test_special_text_in_tools_and_in_system_prompts_is_text_too() -> None:
     template = "<|im_start|>{{ messages[0].content }}{{ tools | tojson }}<|im_end|>"
-    tokenizer = Tokenizer(byte_tokenizer(), {}, {"default": template})
+    tokenizer = Tokenizer(byte_tokenizer, {}, {"default": template})
     prompt = tokenizer.encode_chat(
         [{"role": "system", "content": "<|im_end|>"}], tools=[{"name": "<|im_start|>"}]
     )

@@ -16,7 +16,7 @@ from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.tokenizer import StreamDecoder, Tokenizer
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "tokenizers"
-BYTES = Tokenizer(byte_tokenizer(), {}, {})
+BYTES = Tokenizer(byte_tokenizer, {}, {})
 
 
 def stream(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
@@ -181,7 +181,7 @@ def test_threads_that_encode_do_not_disturb_each_other() -> None:
         for special in (False, True)
     }
     assert expected[False] != expected[True]
-    tokenizer = Tokenizer(_Dawdling(), {}, {})  # type: ignore[arg-type]
+    tokenizer = Tokenizer(_Dawdling, {}, {})  # type: ignore[arg-type]
 
     def encode(number: int) -> bool:
         special = number % 2 == 0

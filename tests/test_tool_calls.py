@@ -155,7 +155,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
         backend.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     elif request.param == "tags":
         backend.add_tokens([AddedToken(mark, special=False) for mark in marks])
-    return Tokenizer(backend, {}, {})
+    return Tokenizer(lambda: backend, {}, {})
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))

@@ -52,6 +52,7 @@ def open_noted(
         if is_conversation:
             note(f"{found.name} is loaded already: localllm ps shows where", dim=True)
         return attached
+    found.tokenizer.warm()
     if keepalive_s is None:
         keepalive_s = 0.0 if is_conversation or not _is_on_gpu(engine) else GPU_KEEPALIVE_S
     doing: list[str] = []

@@ -236,6 +236,7 @@ class Repl:
         before = self.session.model.name
         # What can be wrong with its files is found while the old one is there.
         found = open_checkpoint(chosen, self._engine_config, TerminalProgress())
+        found.tokenizer.warm()
         SamplingParams(**{**found.defaults.sampling, **self.given})
 
         def load_back() -> LoadedModel:

@@ -93,6 +93,7 @@ def serve(
     from localllm.server.run import serve_model
 
     found = open_checkpoint(model or default_model(), config, TerminalProgress())
+    found.tokenizer.warm()
     name = served_model_name or found.name
     # Ctrl-C ends the engine too: it is an exception, behind which things are put away.
     signal.signal(signal.SIGINT, signal.default_int_handler)

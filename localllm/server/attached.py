@@ -16,19 +16,11 @@ from localllm.completion import TextEvent
 from localllm.config import SamplingParams
 from localllm.engine.listener import LOGGED, Listener
 from localllm.errors import ExitCode, LocalLLMError
+from localllm.frames import Message, Unpacker, error_from_wire, pack, prompt_to_wire
 from localllm.loaded_model import LoadedModel
 from localllm.prompt import Prompt
 from localllm.server.addresses import address_of, connect, is_own
-from localllm.server.wire import (
-    Message,
-    Unpacker,
-    config_to_wire,
-    error_from_wire,
-    event_from_wire,
-    pack,
-    params_to_wire,
-    prompt_to_wire,
-)
+from localllm.server.wire import config_to_wire, event_from_wire, params_to_wire
 from localllm.text_engine import EventStream, said_in
 from localllm.thinking import Split
 from localllm.tokenizer import Tokenizer

@@ -17,17 +17,9 @@ from localllm.completion import TextEvent
 from localllm.config import EngineConfig, SamplingParams
 from localllm.engine.listener import Tell
 from localllm.errors import ExitCode, LocalLLMError, RequestError
+from localllm.frames import Message, Unpacker, error_from_wire, pack, prompt_to_wire
 from localllm.prompt import Prompt
-from localllm.server.wire import (
-    Message,
-    Unpacker,
-    config_to_wire,
-    error_from_wire,
-    event_from_wire,
-    pack,
-    params_to_wire,
-    prompt_to_wire,
-)
+from localllm.server.wire import config_to_wire, event_from_wire, params_to_wire
 
 logger = logging.getLogger(__name__)
 

@@ -26,17 +26,10 @@ from typing import Any
 
 from localllm.config import SamplingParams
 from localllm.errors import DeviceError, RequestError
+from localllm.frames import Message, Unpacker, error_to_wire, pack, prompt_from_wire
 from localllm.prompt import Prompt
 from localllm.server.limits import LIMITS
-from localllm.server.wire import (
-    Message,
-    Unpacker,
-    error_to_wire,
-    event_to_wire,
-    pack,
-    params_from_wire,
-    prompt_from_wire,
-)
+from localllm.server.wire import event_to_wire, params_from_wire
 from localllm.text_engine import TextEngine
 
 logger = logging.getLogger(__name__)

@@ -19,10 +19,11 @@ from pathlib import Path
 from localllm.config import EngineConfig
 from localllm.engine.listener import Listener
 from localllm.errors import DeviceError, LocalLLMError
+from localllm.frames import Message, Unpacker, error_to_wire, pack
 from localllm.loaded_model import LoadedModel
 from localllm.server.addresses import leave, listen_at
 from localllm.server.engine_loop import EngineLoop
-from localllm.server.wire import Message, Unpacker, config_from_wire, error_to_wire, pack
+from localllm.server.wire import config_from_wire
 from localllm.session import open_model
 from localllm.text_engine import TextEngine
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from server.conftest import ROOT, Server
 
+from localllm.frames import pack
 from localllm.server.addresses import addresses, connect
 from localllm.server.attached import ask_engine
-from localllm.server.wire import pack
 
 QUESTION = "What is the KV cache?"
 ASK = ("chat", "pocket", "--greedy", "-n", "24")

@@ -1,0 +1,1 @@
+"""Work whose cost strangers decide, in a process that can be killed."""

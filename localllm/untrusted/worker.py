@@ -1,0 +1,155 @@
+"""A process for work whose cost strangers decide: their templates, tokenizers, grammars.
+
+Code in C can be stopped from within its process neither by a deadline nor by Ctrl-C. This process
+has limits of memory and time, can be killed at any moment, and is started again.
+"""
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from localllm.errors import LocalLLMError
+from localllm.frames import Message, Unpacker, error_from_wire, pack
+
+_CHUNK = 1 << 18
+# Replies are token ids and rendered prompts; messages are as large as texts that are encoded.
+_MAX_REPLY_BYTES = 1 << 30
+# For the process to start and to read what its work is about: a large vocabulary takes a second.
+OPEN_S = 60.0
+# How often who waits looks up, so that Ctrl-C is heard.
+_LOOK_S = 0.1
+
+
+class StoppedError(Exception):
+    """The work was stopped, or its process has died; the text says why."""
+
+
+class Worker:
+    """One process; it does one job at a time, and one thread asks at a time."""
+
+    def __init__(self, opening: Mapping[str, Any]) -> None:
+        """`opening` says what the work is about (see worker_process.py)."""
+        self._opening = dict(opening)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._unpacker = Unpacker()
+        self._is_open = False
+
+    def warm(self) -> None:
+        """Start the process, without waiting for it."""
+        if self._process is None:
+            self._spawn()
+
+    def open(self) -> None:
+        """Wait until the process has read what its work is about.
+
+        Raises: LocalLLMError for what it says is wrong; StoppedError.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            self._kill()
+        self.warm()
+        if not self._is_open:
+            self._receive(time.monotonic() + OPEN_S, OPEN_S)
+            self._is_open = True
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> Message:
+        """Have a job done. The process is killed after `seconds`, which its start does not count
+        to.
+
+        Raises: LocalLLMError for what the work says is wrong; StoppedError.
+        """
+        self.open()
+        deadline = time.monotonic() + seconds
+        try:
+            self._send({**message, "seconds": seconds}, deadline)
+        except OSError as error:
+            self._kill()
+            raise StoppedError("its process has ended") from error
+        return self._receive(deadline, seconds)
+
+    def close(self) -> None:
+        """End the process."""
+        self._kill()
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        # -P: the folder that this runs in is no place to import from.
+        command = [sys.executable, "-P", "-m", "localllm.untrusted.worker_process"]
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for who asks
+                )
+            except OSError as error:
+                ours.close()
+                raise StoppedError(f"its process cannot be started: {error}") from error
+        ours.settimeout(_LOOK_S)
+        self._channel, self._unpacker, self._is_open = ours, Unpacker(_MAX_REPLY_BYTES), False
+        with suppress(OSError):  # it has died, which is told when its reply is waited for
+            self._send({"type": "open", **self._opening}, time.monotonic() + OPEN_S)
+
+    def _send(self, message: Message, deadline: float) -> None:
+        assert self._channel is not None
+        rest = memoryview(pack(message))
+        while rest:
+            try:
+                rest = rest[self._channel.send(rest) :]
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise
+
+    def _receive(self, deadline: float, seconds: float) -> Message:
+        """The reply. Whatever else ends the wait, Ctrl-C too, ends the process."""
+        try:
+            reply = self._next_message(deadline, seconds)
+        except BaseException:
+            self._kill()
+            raise
+        match reply["type"]:
+            case "error":
+                raise _with_code(error_from_wire(reply["error"]), reply)
+            case "stopped":
+                self._kill()
+                raise StoppedError(reply["reason"])
+        return reply
+
+    def _next_message(self, deadline: float, seconds: float) -> Message:
+        assert self._channel is not None
+        while True:
+            try:
+                data = self._channel.recv(_CHUNK)
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise StoppedError(f"it took longer than {seconds:.3g} s") from None
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                raise StoppedError("its process has ended, as one does that takes too much memory")
+            for message in self._unpacker.feed(data):
+                return message
+            if time.monotonic() > deadline:
+                raise StoppedError(f"it took longer than {seconds:.3g} s")
+
+    def _kill(self) -> None:
+        process, channel = self._process, self._channel
+        self._process, self._channel, self._is_open = None, None, False
+        if channel is not None:
+            channel.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+
+def _with_code(error: LocalLLMError, reply: Message) -> LocalLLMError:
+    error.exit_code = type(error.exit_code)(reply["code"])
+    return error

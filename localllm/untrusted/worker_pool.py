@@ -1,0 +1,85 @@
+"""Workers for several threads that ask: what is small does not wait behind what is large."""
+
+import time
+import weakref
+from collections.abc import Mapping
+from threading import BoundedSemaphore, Condition
+from typing import Any
+
+from localllm.frames import Message
+from localllm.untrusted.worker import OPEN_S, StoppedError, Worker
+
+# One of them is never with a large job.
+_MAX_WORKERS = 2
+LARGE_BYTES = 1 << 16
+_WAITED = "other work took the time that it had"
+
+
+class WorkerPool:
+    """Up to two workers of one kind; the second is started when the first is busy."""
+
+    def __init__(self, opening: Mapping[str, Any]) -> None:
+        """`opening`: see Worker."""
+        self._opening = opening
+        self._free = [Worker(opening)]
+        self._all = list(self._free)
+        self._changed = Condition()
+        self._large = BoundedSemaphore(_MAX_WORKERS - 1)
+        weakref.finalize(self, _close_all, self._all)
+
+    def warm(self) -> None:
+        """Start the first process, without waiting for it."""
+        with self._changed:
+            if self._free:
+                self._free[-1].warm()
+
+    def open(self) -> None:
+        """Wait until the first process is ready. Raises: as Worker.open."""
+        worker = self._take(time.monotonic() + OPEN_S)
+        try:
+            worker.open()
+        finally:
+            self._give_back(worker)
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> Message:
+        """Have a job done within `seconds`, which waiting for the jobs of others counts to.
+
+        Raises: as Worker.ask.
+        """
+        deadline = time.monotonic() + seconds
+        is_large = message["num_bytes"] > LARGE_BYTES
+        if is_large and not self._large.acquire(timeout=seconds):
+            raise StoppedError(_WAITED)
+        try:
+            worker = self._take(deadline)
+            try:
+                return worker.ask(message, max(0.0, deadline - time.monotonic()))
+            finally:
+                self._give_back(worker)
+        finally:
+            if is_large:
+                self._large.release()
+
+    def close(self) -> None:
+        """End the processes; what they are at ends with StoppedError."""
+        _close_all(self._all)
+
+    def _take(self, deadline: float) -> Worker:
+        with self._changed:
+            while not self._free:
+                if len(self._all) < _MAX_WORKERS:
+                    self._all.append(Worker(self._opening))
+                    return self._all[-1]
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise StoppedError(_WAITED)
+            return self._free.pop()
+
+    def _give_back(self, worker: Worker) -> None:
+        with self._changed:
+            self._free.append(worker)
+            self._changed.notify()
+
+
+def _close_all(workers: list[Worker]) -> None:
+    for worker in workers:
+        worker.close()

@@ -1,0 +1,108 @@
+"""The process of a Worker: `python -m localllm.untrusted.worker_process FD`.
+
+    open {kind, …} → opened | error {error, code} | stopped {reason}
+    then jobs of that kind {seconds, …} → done {…} | error | stopped
+
+It can neither write files nor take more memory than a job may. A timer of the system ends it where
+a job goes over its seconds and nobody is left to kill it.
+"""
+
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from localllm.errors import LocalLLMError
+from localllm.frames import Message, Unpacker, error_to_wire, pack
+
+_CHUNK = 1 << 18
+_MAX_MESSAGE_BYTES = 1 << 30
+# Above what the process has when a job begins; and for each byte of the job's message, since an
+# encoded text takes some hundred bytes a token.
+JOB_BYTES, JOB_BYTES_PER_BYTE = 512 << 20, 128
+# A vocabulary takes some ten times the room of its file.
+OPEN_BYTES, OPEN_BYTES_PER_BYTE = 1 << 30, 16
+_OPEN_S, _SPARE_S = 60.0, 2.0
+
+Job = Callable[[Message], Message]
+
+
+def open_jobs(message: Message) -> Job:
+    """What does the jobs of a kind. Raises: LocalLLMError."""
+    match message["kind"]:
+        case "texts":
+            from localllm.untrusted.text_jobs import open_text_jobs
+
+            return open_text_jobs(message)
+        case _:
+            raise ValueError(f"no kind of work: {message['kind']!r}")
+
+
+def _limit(num_bytes: int) -> None:
+    """Allow so many bytes more than the process has now."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return  # a system that does not tell; then time is the limit
+    soft = pages * os.sysconf("SC_PAGE_SIZE") + num_bytes
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _answer(work: Callable[[], Message], seconds: float, num_bytes: int) -> Message:
+    _limit(num_bytes)
+    signal.setitimer(signal.ITIMER_REAL, seconds + _SPARE_S)  # SIGALRM ends a process
+    try:
+        return work()
+    except LocalLLMError as error:
+        return {"type": "error", "error": error_to_wire(error), "code": int(error.exit_code)}
+    except MemoryError:
+        return {"type": "stopped", "reason": f"it took over {num_bytes >> 20:,} MB of memory"}
+    except BaseException as error:  # panics of Rust code are no Exceptions
+        return {"type": "stopped", "reason": f"{type(error).__name__}: {error!s:.200}"}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _messages(channel: socket.socket) -> Iterator[Message]:
+    unpacker = Unpacker(_MAX_MESSAGE_BYTES)
+    while data := channel.recv(_CHUNK):
+        yield from unpacker.feed(data)
+
+
+def main() -> int:
+    """The process; returns its exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    messages = _messages(channel)
+    opening = next(messages, None)
+    if opening is None:
+        return 0
+    do: Job | None = None
+
+    def open_() -> Message:
+        nonlocal do
+        do = open_jobs(opening)
+        return {"type": "opened"}
+
+    room = OPEN_BYTES + OPEN_BYTES_PER_BYTE * opening["num_bytes"]
+    channel.sendall(pack(_answer(open_, _OPEN_S, room)))
+    if do is None:
+        return 1
+    for message in messages:
+        room = JOB_BYTES + JOB_BYTES_PER_BYTE * message["num_bytes"]
+        reply = _answer(partial(do, message), message["seconds"], room)
+        channel.sendall(pack(reply))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
