@@ -132,6 +132,12 @@ class RequestError(LocalLLMError):
         self.param = param
 
 
+class BusyError(RequestError):
+    """What one request needs is taken by others for now."""
+
+    exit_code = ExitCode.FAILURE
+
+
 class StepMemoryError(RequestError):
     """Memory did not suffice to compute one request."""
 

@@ -5,6 +5,7 @@ A model that thinks does so before its answer: the grammar begins behind its tho
 
 import json
 import re
+from dataclasses import dataclass
 from threading import Lock
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -16,8 +17,10 @@ from localllm.grammar import JSON_SPACE, Grammar
 from localllm.prompt import Prompt
 from localllm.thinking import Markers
 from localllm.tokenizer import Tokenizer
+from localllm.untrusted.grammar_trials import GrammarTrials
 
-_KEPT = 64
+# What is kept of compiled grammars; each counts as much as its trial took, and something at least.
+_KEPT_BYTES, _LEAST_BYTES = 256 << 20, 64 << 10
 _ANY_TEXT = r"/(.|\n)*/"
 # How llguidance names a place: "at 1(8): ", the line and the character.
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
@@ -45,19 +48,35 @@ def is_matched(grammar: Grammar, text: str) -> bool:
     return bool(state.consume_tokens(ids)) and state.is_accepting()
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    matcher: Matcher
+    num_bytes: int
+
+
+_Key = tuple[Grammar, Markers | None, bool]
+
+
 class GrammarCompiler:
     """Compiles for one tokenizer; what was compiled last is kept. Any thread may call it.
 
-    Compiling lets other threads run; it is bounded by llguidance's limits, which count work.
+    Compiling lets other threads run. `trials`, where there are some, compile first what nobody has
+    seen yet, in a process that can be killed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]):
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        trials: GrammarTrials | None = None,
+    ):
+        self._tokenizer, self._trials = tokenizer, trials
         self._tokens = LLTokenizer(
             tokenizer.to_json(), n_vocab=vocab_size, eos_token=sorted(eos_token_ids) or None
         )
         self._eos_token_ids = sorted(eos_token_ids)
-        self._compiled: dict[tuple[Grammar, Markers | None, bool], Matcher] = {}
+        self._compiled: dict[_Key, _Compiled] = {}
         self._lock = Lock()
 
     def compile(self, grammar: Grammar, prompt: Prompt) -> Matcher:
@@ -72,9 +91,9 @@ class GrammarCompiler:
             found = self._compile(grammar, prompt.markers, is_thinking=prompt.is_thinking)
         with self._lock:
             self._compiled[key] = found  # the last one used stands last
-            if len(self._compiled) > _KEPT:
+            while sum(each.num_bytes for each in self._compiled.values()) > _KEPT_BYTES:
                 del self._compiled[next(iter(self._compiled))]
-        matcher = found.copy()
+        matcher = found.matcher.copy()
         if matcher.count_allowed(prompt.said) < len(prompt.said):
             raise RequestError(
                 "the beginning of the answer does not follow the grammar", param="grammar"
@@ -83,14 +102,23 @@ class GrammarCompiler:
             matcher.advance(token_id)
         return matcher
 
-    def _compile(self, grammar: Grammar, markers: Markers | None, *, is_thinking: bool) -> Matcher:
+    def _compile(
+        self, grammar: Grammar, markers: Markers | None, *, is_thinking: bool
+    ) -> "_Compiled":
         source = _source(grammar)
         if markers is not None:
             source = self._behind_thoughts(source, markers, is_thinking=is_thinking)
+        num_bytes = _LEAST_BYTES
+        if self._trials is not None:
+            trial = self._trials.try_(source)
+            if trial.error:
+                raise _refused(grammar, trial.error)
+            num_bytes = max(num_bytes, trial.num_bytes)
         state = LLMatcher(self._tokens, source, log_level=0, limits=_limits())
         if state.is_error():
             raise _refused(grammar, state.get_error())
-        return Matcher(state, FormEnds(self._id_of, self._eos_token_ids, self._closing_of(markers)))
+        ends = FormEnds(self._id_of, self._eos_token_ids, self._closing_of(markers))
+        return _Compiled(Matcher(state, ends), num_bytes)
 
     def _id_of(self, char: str) -> int | None:
         ids = self._tokens.tokenize_bytes(char.encode())

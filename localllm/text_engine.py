@@ -15,6 +15,7 @@ from localllm.prompt import Prompt
 from localllm.stop_strings import StopMatcher
 from localllm.thinking import Split, ThinkingSplitter
 from localllm.tokenizer import StreamDecoder, Tokenizer
+from localllm.untrusted.grammar_trials import GrammarTrials
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
@@ -75,9 +76,10 @@ class TextEngine:
                 from localllm.grammar_compiler import GrammarCompiler  # few need it
 
                 limits = self.engine.limits
-                self._grammars = GrammarCompiler(
-                    self.tokenizer, limits.vocab_size, limits.eos_token_ids
-                )
+                known = limits.vocab_size, limits.eos_token_ids
+                trials = GrammarTrials(self.tokenizer.to_json(), *known)
+                trials.warm()
+                self._grammars = GrammarCompiler(self.tokenizer, *known, trials)
             return self._grammars
 
     def said(self, prompt: Prompt) -> Split:

@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "gpus": set(),
     "grammar": set(),
     "tool_calls": set(),
-    "grammar_compiler": {"engine", "prompt", "thinking", "tokenizer"},
+    "grammar_compiler": {"engine", "prompt", "thinking", "tokenizer", "untrusted"},
     "settings": {"places"},
     "cache_kinds": {"places"},
     "verified": {"places"},
@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": {"localllm_kernels", "model"},
     "completion": {"engine"},
     "text_engine": {"engine", "tokenizer", "thinking", "prompt", "completion"}
-    | {"grammar_compiler"},
+    | {"grammar_compiler", "untrusted"},
     "prompt_writer": {"prompt", "tokenizer"},
     "checkpoint": {"catalog", "download", "generation_config", "model", "tokenizer", "untrusted"},
     "loaded_model": {"completion", "engine", "generation_config", "prompt", "prompt_writer"}
@@ -98,7 +98,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "server": {"session", "checkpoint", "loaded_model", "engine", "text_engine", "completion"}
     | {"tokenizer", "prompt", "prompt_writer", "thinking", "generation_config", "tool_calls"}
-    | {"speculation_config", "places", "frames"},
+    | {"speculation_config", "places", "frames", "untrusted"},
     "card": {"catalog", "generation_config", "model", "tokenizer", "untrusted"},
     "local_models": {"card", "catalog", "model"},
     "removal": {"catalog", "local_models"},

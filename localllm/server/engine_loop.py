@@ -21,11 +21,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Lock, Timer
+from threading import Lock
 from typing import Any
 
 from localllm.config import SamplingParams
-from localllm.errors import DeviceError, RequestError
+from localllm.errors import BusyError, DeviceError, RequestError
 from localllm.frames import Message, Unpacker, error_to_wire, pack, prompt_from_wire
 from localllm.prompt import Prompt
 from localllm.server.limits import LIMITS
@@ -41,7 +41,6 @@ _COMMANDS = ("submit", "abort", "ping", "hello", "keepalive", "stop")
 _OWED_S, _LONGEST_S = 5.0, 1e8
 # Until what could not be sent is tried again; and between two reports of a prompt's progress.
 _RETRY_S, _PROGRESS_S = 0.02, 0.1
-_TOO_LONG = f"the grammar could not be compiled within {LIMITS.grammar_seconds} s"
 
 
 @dataclass(eq=False, slots=True)
@@ -88,6 +87,7 @@ class _Asked:
     prompt: Prompt
     params: SamplingParams
     salt: bytes
+    asked_s: float
 
 
 class EngineLoop:
@@ -213,7 +213,7 @@ class EngineLoop:
                 self._peers.append(peer)
             case "submit":
                 self._submit(peer, message)
-            case "compiled" | "late" if message["asked"].request_id in peer.compiling:
+            case "compiled" if message["asked"].request_id in peer.compiling:
                 self._go_on(peer, message)
             case "abort":
                 peer.compiling.discard(message["id"])
@@ -254,7 +254,7 @@ class EngineLoop:
         except RequestError as error:
             _refuse(peer, request_id, error)
             return
-        asked = _Asked(request_id, prompt, params, message["salt"])
+        asked = _Asked(request_id, prompt, params, message["salt"], time.monotonic())
         if params.grammar is None:
             self._start(peer, asked)
         else:
@@ -273,27 +273,22 @@ class EngineLoop:
     def _compile(self, peer: Peer, asked: _Asked) -> None:
         """Have a grammar compiled and kept, in a thread of its own."""
         assert asked.params.grammar is not None
-        late = Timer(LIMITS.grammar_seconds, self.receive, [peer, {"type": "late", "asked": asked}])
-        late.daemon = True
         error: RequestError | None = None
         try:
-            self._engine.prepare_grammars()
-            late.start()
+            if time.monotonic() > asked.asked_s + LIMITS.grammar_queue_seconds:
+                raise BusyError("other grammars are being compiled", param="grammar")
             self._engine.compile(asked.params.grammar, asked.prompt)
         except RequestError as refused:
             error = refused
         except Exception:
             logger.exception("in a grammar")
             error = RequestError("the grammar cannot be followed", param="grammar")
-        late.cancel()
         self.receive(peer, {"type": "compiled", "asked": asked, "error": error})
 
     def _go_on(self, peer: Peer, message: Message) -> None:
-        """A grammar is compiled, or takes too long."""
-        asked = message["asked"]
+        """A grammar is compiled, or refused."""
+        asked, error = message["asked"], message["error"]
         peer.compiling.discard(asked.request_id)
-        is_late = message["type"] == "late"
-        error = RequestError(_TOO_LONG, param="grammar") if is_late else message["error"]
         if error is None:
             self._start(peer, asked)
         else:

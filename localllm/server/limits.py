@@ -10,6 +10,7 @@ from localllm.config import (
     MAX_STOP_STRINGS,
 )
 from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_OBJECTS
+from localllm.untrusted.grammar_trials import TRIAL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,12 @@ class Limits:
     grammar_rules: int = MAX_RULES
     schema_levels: int = MAX_SCHEMA_DEPTH
     schema_objects: int = MAX_SCHEMA_OBJECTS
-    grammar_seconds: int = 1
+    grammar_seconds: float = TRIAL_S
+    grammar_queue_seconds: int = 5
     requests: int = 256
     requests_of_a_key: int = 64
 
-    def rows(self) -> list[tuple[str, int]]:
+    def rows(self) -> list[tuple[str, float]]:
         """Names and values, for people."""
         return [(each.name.replace("_", " "), getattr(self, each.name)) for each in fields(self)]
 

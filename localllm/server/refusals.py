@@ -4,6 +4,7 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
 from localllm.errors import (
+    BusyError,
     ContextLengthError,
     LocalLLMError,
     RequestError,
@@ -29,6 +30,9 @@ def refusal_of(error: LocalLLMError, param: str | None = None) -> Refusal:
         case ContextLengthError():
             code = "context_length_exceeded"
             return Refusal(400, message, code=code, param=param or error.param or None)
+        case BusyError():
+            later = {"Retry-After": "2"}
+            return Refusal(503, message, "server_error", "overloaded", headers=later)
         case StepMemoryError():
             return Refusal(503, message, "server_error", "out_of_memory")
         case RequestError():

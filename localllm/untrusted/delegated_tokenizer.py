@@ -6,12 +6,12 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer as Backend
 
-from localllm.errors import RequestError, TemplateError
+from localllm.errors import BusyError, RequestError, TemplateError
 from localllm.frames import Message, prompt_from_wire
 from localllm.prompt import Prompt, ThinkLevel
 from localllm.tokenizer import Message as ChatMessage
 from localllm.tokenizer import Tokenizer
-from localllm.untrusted.worker import StoppedError
+from localllm.untrusted.worker import StoppedError, WaitedError
 
 # For a text or conversation of no length, and what each byte adds: a loaded machine encodes a
 # megabyte in a second.
@@ -111,6 +111,8 @@ class DelegatedTokenizer(Tokenizer):
         message = {"job": job, "asked": told, "num_bytes": len(told)}
         try:
             return self._elsewhere.ask(message, seconds)
+        except WaitedError as error:
+            raise BusyError("other prompts are being read", hint="ask again in a moment") from error
         except StoppedError as error:
             if is_chat:
                 what = "the chat template was stopped"

@@ -28,6 +28,10 @@ class StoppedError(Exception):
     """The work was stopped, or its process has died; the text says why."""
 
 
+class WaitedError(StoppedError):
+    """The work was not begun: that of others took the time."""
+
+
 class Worker:
     """One process; it does one job at a time, and one thread asks at a time."""
 

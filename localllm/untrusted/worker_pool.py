@@ -7,7 +7,7 @@ from threading import BoundedSemaphore, Condition
 from typing import Any
 
 from localllm.frames import Message
-from localllm.untrusted.worker import OPEN_S, StoppedError, Worker
+from localllm.untrusted.worker import OPEN_S, WaitedError, Worker
 
 # One of them is never with a large job.
 _MAX_WORKERS = 2
@@ -49,7 +49,7 @@ class WorkerPool:
         deadline = time.monotonic() + seconds
         is_large = message["num_bytes"] > LARGE_BYTES
         if is_large and not self._large.acquire(timeout=seconds):
-            raise StoppedError(_WAITED)
+            raise WaitedError(_WAITED)
         try:
             worker = self._take(deadline)
             try:
@@ -71,7 +71,7 @@ class WorkerPool:
                     self._all.append(Worker(self._opening))
                     return self._all[-1]
                 if not self._changed.wait(deadline - time.monotonic()):
-                    raise StoppedError(_WAITED)
+                    raise WaitedError(_WAITED)
             return self._free.pop()
 
     def _give_back(self, worker: Worker) -> None:

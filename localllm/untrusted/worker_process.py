@@ -38,6 +38,10 @@ def open_jobs(message: Message) -> Job:
             from localllm.untrusted.text_jobs import open_text_jobs
 
             return open_text_jobs(message)
+        case "grammars":
+            from localllm.untrusted.grammar_jobs import open_grammar_jobs
+
+            return open_grammar_jobs(message)
         case _:
             raise ValueError(f"no kind of work: {message['kind']!r}")
 

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -243,16 +243,3 @@ def test_tools_that_cannot_be_called_are_refused(tool_server: Server) -> None:
                 model="pocket", messages=QUESTION, tools=tools, tool_choice="auto"
             )
         assert caught.value.type == "invalid_request_error"
-
-
-def test_more_grammars_than_are_kept_are_followed(serve: Callable[..., Server]) -> None:
-    server = serve("--max-num-seqs", "4")
-    client = server.client()
-    for i in range(70):  # more than are kept
-        answer = client.completions.create(
-            model="pocket",
-            prompt="So:",
-            max_tokens=8,
-            extra_body={"structured_outputs": {"choice": [f"number {i}"]}},
-        )
-        assert answer.choices[0].text == f"number {i}"

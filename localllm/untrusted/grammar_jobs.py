@@ -1,0 +1,67 @@
+"""What a worker does with a grammar: it is compiled and followed for a while; see GrammarTrials."""
+
+import ctypes
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from localllm.frames import Message
+from localllm.untrusted.worker_process import Job
+
+# Tokens that a trial follows a grammar for: its states cost most where they are met first.
+_STEPS = 24
+
+
+def open_grammar_jobs(opening: Message) -> Job:
+    """The jobs for the tokens of one model."""
+    tokens = LLTokenizer(
+        opening["tokenizer"], n_vocab=opening["vocab_size"], eos_token=opening["eos"] or None
+    )
+    return lambda message: try_grammar(tokens, message["source"])
+
+
+def try_grammar(tokens: LLTokenizer, source: str) -> Message:
+    """Compile `source`, and take the mask at its beginning and behind some tokens that it admits.
+
+    The reply tells what is wrong with it, or the seconds of the slowest mask, and the bytes that
+    all of it took.
+    """
+    before = _resident_bytes()
+    state = LLMatcher(tokens, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    slowest_s = 0.0
+    for step in range(_STEPS):
+        if state.is_error() or state.is_stopped():
+            break
+        began_s = time.process_time()
+        mask = state.compute_bitmask()
+        slowest_s = max(slowest_s, time.process_time() - began_s)
+        token_id = _nth_allowed(mask, step)
+        if token_id is None or not state.consume_token(token_id):
+            break
+    error = state.get_error() if state.is_error() else ""
+    taken = max(0, _resident_bytes() - before)
+    return {"type": "done", "error": error, "mask_s": slowest_s, "num_bytes": taken}
+
+
+def _nth_allowed(mask: bytes, count: int) -> int | None:
+    """The id of some token that a mask admits, another one for each `count`."""
+    places = [place for place, byte in enumerate(mask) if byte]
+    if not places:
+        return None
+    place = places[count * 7919 % len(places)]
+    byte = mask[place]
+    return 8 * place + (byte & -byte).bit_length() - 1
+
+
+def _resident_bytes() -> int:
+    """Memory that the process holds, without what was freed; 0 where the system does not tell."""
+    with suppress(OSError, AttributeError):  # another C library has no such call
+        ctypes.CDLL(None).malloc_trim(0)
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,62 @@
+"""Grammars of strangers are compiled in another process first, which shows what they cost."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from localllm.errors import BusyError, RequestError
+from localllm.untrusted.worker import StoppedError, WaitedError
+from localllm.untrusted.worker_pool import WorkerPool
+
+# For a grammar to be compiled and tried; for a mask of it; and what it may hold of memory.
+TRIAL_S, MASK_S, GRAMMAR_BYTES = 1.0, 0.1, 64 << 20
+_HINT = "a simpler schema or grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a grammar fared. `error`: what is wrong with it, as the compiler says, or nothing."""
+
+    error: str
+    num_bytes: int
+
+
+class GrammarTrials:
+    """Tries grammars for the tokens of one model. Any thread may call it."""
+
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos: Collection[int]) -> None:
+        self._pool = WorkerPool(
+            {
+                "kind": "grammars",
+                "tokenizer": tokenizer_json,
+                "vocab_size": vocab_size,
+                "eos": sorted(eos),
+                "num_bytes": len(tokenizer_json),
+            }
+        )
+
+    def warm(self) -> None:
+        """Start the process, without waiting for it."""
+        self._pool.warm()
+
+    def try_(self, source: str) -> Trial:
+        """Compile `source`, as the compiler reads it, and follow it for a while.
+
+        Raises: RequestError for a grammar that takes too long, or too much memory.
+        """
+        try:
+            reply = self._pool.ask({"source": source, "num_bytes": len(source)}, TRIAL_S)
+        except WaitedError as error:
+            raise BusyError(
+                "other grammars are being compiled", param="grammar", hint="ask again in a moment"
+            ) from error
+        except StoppedError as error:
+            raise _too_complex(f"it could not be compiled: {error}") from error
+        if reply["mask_s"] > MASK_S:
+            raise _too_complex("what may come next takes too long to find out")
+        if reply["num_bytes"] > GRAMMAR_BYTES:
+            raise _too_complex(f"it takes {reply['num_bytes'] >> 20:,} MB of memory")
+        return Trial(reply["error"], reply["num_bytes"])
+
+
+def _too_complex(why: str) -> RequestError:
+    return RequestError("the grammar is too complex", param="grammar", where=why, hint=_HINT)
