@@ -12,7 +12,8 @@ def limits(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Print what `localllm serve` lets a client ask for."""
-    rows = LIMITS.rows()
+    here = LIMITS.connections_here()
+    rows = [(name, here if name == "connections" else value) for name, value in LIMITS.rows()]
     if json_output:
         write_stdout(json_line({name.replace(" ", "_"): value for name, value in rows}))
         return

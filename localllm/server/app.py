@@ -25,13 +25,14 @@ from localllm.grammar import Grammar
 from localllm.prompt import Prompt
 from localllm.prompt_writer import PromptWriter
 from localllm.server.answers import Kind, Writer
+from localllm.server.bodies import Bodies, Closing, count_values
 from localllm.server.engine_client import (
     EngineClient,
     EngineDownError,
     QueueFullError,
     RequestStream,
 )
-from localllm.server.guard import Access, Guard, Refusal, read_body
+from localllm.server.guard import Access, App, Guard, Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter, Metrics
 from localllm.server.refusals import (
@@ -67,7 +68,7 @@ class ServedModel:
     defaults: GenerationDefaults
 
 
-def create_app(engine: EngineClient, model: ServedModel, access: Access) -> Guard:
+def create_app(engine: EngineClient, model: ServedModel, access: Access) -> App:
     """The application; `engine` is started and stopped by whoever runs it."""
     app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None)
     server = _Server(engine, model)
@@ -81,10 +82,11 @@ def create_app(engine: EngineClient, model: ServedModel, access: Access) -> Guar
         "/detokenize": (server.detokenize, DetokenizeRequest),
     }
     parts: dict[str, Any] = {}
+    bodies = Bodies()
     for path, (answer, schema) in posts.items():
         app.add_api_route(
             path,
-            _reading(answer, schema),
+            _reading(answer, schema, bodies),
             methods=["POST"],
             openapi_extra={"requestBody": _described(schema, parts)},
         )
@@ -97,14 +99,14 @@ def create_app(engine: EngineClient, model: ServedModel, access: Access) -> Guar
     ):
         app.add_api_route(path, look, methods=["GET"], response_model=None)
     _add_parts(app, parts)
-    return Guard(app, access)
+    return Closing(Guard(app, access))
 
 
 def _reading(
-    answer: Callable[..., Awaitable[Response]], schema: type[BodyT]
+    answer: Callable[..., Awaitable[Response]], schema: type[BodyT], bodies: Bodies
 ) -> Callable[[Request], Awaitable[Response]]:
     async def route(request: Request) -> Response:
-        body = await read_body(request.receive)
+        body = await bodies.read(request.receive)
         if isinstance(body, Refusal):
             raise RefusedError(body)
         asked = await asyncio.to_thread(_parse, schema, body)
@@ -116,6 +118,10 @@ def _reading(
 
 def _parse(schema: type[BodyT], body: bytes) -> BodyT:
     """Raises: RefusedError."""
+    # Parsing holds up everything else: a text of 8 MB for 50 ms, as many values as fit for seconds.
+    if count_values(body) > LIMITS.json_values:
+        message = f"the body has over {LIMITS.json_values:,} values"
+        raise RefusedError(Refusal(413, message))
     try:
         return schema.model_validate_json(body)
     except ValidationError as error:
@@ -150,14 +156,18 @@ class _Server:
         """`POST /v1/chat/completions`"""
         self._check_model(body.model)
         params = self._params(body)
-        messages = [message.for_template() for message in body.messages]
         tools = [tool.model_dump(exclude_none=True) for tool in body.callable_tools]
         form = None
         if tools:
             form = self._tool_format()
             params = replace(params, grammar=self._tool_grammar(body, form, params.grammar))
         prompt = await self._write(
-            lambda: self._model.prompts.chat(messages, tools or None, think=body.think), "messages"
+            lambda: self._model.prompts.chat(
+                [message.for_template() for message in body.messages],
+                tools or None,
+                think=body.think,
+            ),
+            "messages",
         )
         if form is not None:
             prompt = replace(prompt, marks=form.marks)
@@ -182,8 +192,11 @@ class _Server:
         """`POST /tokenize`"""
         self._check_model(body.model)
         if body.messages is not None:
-            messages = [message.for_template() for message in body.messages]
-            prompt = await self._write(lambda: self._model.prompts.chat(messages), "messages")
+            messages = body.messages
+            prompt = await self._write(
+                lambda: self._model.prompts.chat([each.for_template() for each in messages]),
+                "messages",
+            )
             ids: Sequence[int] = prompt.token_ids
         else:
             try:

@@ -4,7 +4,6 @@ Pages of a browser reach loopback too, by a name that resolves there or from a f
 server without a key still asks under which name it was called (Ollama's CVE-2024-28224).
 """
 
-import asyncio
 import hmac
 import json
 import re
@@ -95,6 +94,9 @@ class Guard:
         own = (f"http://{host}", f"https://{host}")
         if origin is not None and origin not in (*own, *self._access.origins):
             return Refusal(403, "requests of other origins are not taken", code="bad_origin")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Whoever stands before this server may believe the other one (RFC 9112, 6.1).
+            return Refusal(400, "a body has either a length or chunks")
         if self._access.keys and not self._knows(_bearer(headers)):
             return Refusal(
                 401,
@@ -110,7 +112,7 @@ class Guard:
             return Refusal(415, "the body must be application/json")
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > LIMITS.body_bytes:
-            return _too_large()
+            return too_large()
         return None
 
     def _knows(self, given: str) -> bool:
@@ -119,24 +121,8 @@ class Guard:
         return any(found)
 
 
-async def read_body(receive: Receive) -> bytes | Refusal:
-    """A body, no longer than is taken, however it is sent."""
-    body = bytearray()
-    while True:
-        try:
-            message = await asyncio.wait_for(receive(), LIMITS.idle_seconds)
-        except TimeoutError:
-            return Refusal(408, f"nothing of the body came for {LIMITS.idle_seconds} s")
-        if message["type"] == "http.disconnect":
-            return Refusal(400, "the client has gone")
-        body += message.get("body", b"")
-        if len(body) > LIMITS.body_bytes:
-            return _too_large()
-        if not message.get("more_body"):
-            return bytes(body)
-
-
-def _too_large() -> Refusal:
+def too_large() -> Refusal:
+    """For a body."""
     return Refusal(413, f"the body is larger than {LIMITS.body_bytes:,} bytes")
 
 

@@ -1,5 +1,6 @@
 """What a client may ask for at most. One table: routes, engine and `localllm limits` read it."""
 
+import resource
 from dataclasses import dataclass, fields
 
 from localllm.config import (
@@ -19,8 +20,14 @@ class Limits:
 
     body_bytes: int = 8 << 20
     header_bytes: int = 16 << 10
-    # For a request to arrive in, and for a client to take what is sent to it.
+    # For a request's head to arrive, and for a client to take something of what is sent to it.
     idle_seconds: int = 30
+    # For all of a body; what bodies hold together; and the values of a body's JSON.
+    body_seconds: int = 30
+    bodies_bytes: int = 128 << 20
+    json_values: int = 1 << 18
+    # Or fewer, where the system lets a process have fewer files.
+    connections: int = 1024
     messages: int = 2048
     content_parts: int = 64
     prompts: int = 64
@@ -42,9 +49,25 @@ class Limits:
     requests: int = 256
     requests_of_a_key: int = 64
 
+    def connections_here(self) -> int:
+        """As many connections as the system's limit of open files leaves room for, at most
+        `connections`. Raises the limit of this process as far as it may.
+        """
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = self.connections + _OTHER_FILES
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            return max(_LEAST_CONNECTIONS, min(self.connections, soft - _OTHER_FILES))
+        return self.connections
+
     def rows(self) -> list[tuple[str, float]]:
         """Names and values, for people."""
         return [(each.name.replace("_", " "), getattr(self, each.name)) for each in fields(self)]
 
+
+# What a process has open besides connections: some thirty files, and room for a burst of those that
+# are closed as soon as they come.
+_OTHER_FILES, _LEAST_CONNECTIONS = 48, 8
 
 LIMITS = Limits()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import time
 from http import HTTPStatus
 from typing import Any
 
@@ -12,15 +13,32 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
 
+# How often it is looked whether a client takes what it is sent; and what it has to take of it in
+# LIMITS.idle_seconds.
+_LOOK_S, _TAKEN_BYTES = 2.0, 1 << 16
+
 
 class PatientProtocol(H11Protocol):
-    """A connection on which no request arrives is closed after a while, and told so."""
+    """A connection on which no request arrives is closed after a while, and told so; one whose
+    client takes nothing is cut. At `max_connections` the one that has been idle longest makes room.
+    """
+
+    def __init__(
+        self, *arguments: Any, max_connections: int = LIMITS.connections, **named: Any
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self._max_connections = max_connections
+        self._waits: asyncio.TimerHandle | None = None
+        self._looks: asyncio.TimerHandle | None = None
+        self._since_s = self._taken_s = time.monotonic()
+        self._unsent_bytes = self._taken_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
         super().connection_made(transport)
-        self._waits: asyncio.TimerHandle | None = None
+        self._look()
         self._watch()
+        self._make_room()
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
@@ -29,16 +47,45 @@ class PatientProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
-        if self._waits is not None:
-            self._waits.cancel()
+        for timer in (self._waits, self._looks):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     @property
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    def _make_room(self) -> None:
+        """Where there are too many, close the connection that has been idle longest; where each
+        has a request, this one.
+        """
+        known = [each for each in self.connections if isinstance(each, PatientProtocol)]
+        # Those that were closed are still there for a moment.
+        left = [each for each in known if not each.transport.is_closing()]
+        if len(left) <= self._max_connections:
+            return
+        idle = [each for each in left if each is not self and not each._is_answering]
+        if idle:
+            min(idle, key=lambda each: each._since_s).transport.abort()
+        else:
+            self._refuse(Refusal(503, "too many connections", "server_error", "overloaded"))
+
+    def _look(self) -> None:
+        """Cut a client that takes nothing, or next to nothing, of what it is sent."""
+        now, unsent = time.monotonic(), self.transport.get_write_buffer_size()
+        self._taken_bytes += max(0, self._unsent_bytes - unsent)
+        self._unsent_bytes = unsent
+        if unsent == 0 or self._taken_bytes > _TAKEN_BYTES:
+            self._taken_s, self._taken_bytes = now, 0
+        elif now - self._taken_s > LIMITS.idle_seconds:
+            self.transport.abort()
+            return
+        self._looks = self.loop.call_later(_LOOK_S, self._look)
+
     def _watch(self) -> None:
         """Wait for a request, or for the rest of it, but not for ever."""
+        self._since_s = time.monotonic()
         if self._is_answering:
             if self._waits is not None:
                 self._waits.cancel()

@@ -5,6 +5,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -17,7 +18,10 @@ from localllm.server.app import ServedModel, create_app
 from localllm.server.engine_client import EngineClient
 from localllm.server.guard import Access
 from localllm.server.limits import LIMITS
+from localllm.server.log_rate import LogRate
 from localllm.server.protocol import PatientProtocol
+
+_BACKLOG = 512
 
 
 class _Server(uvicorn.Server):
@@ -43,6 +47,9 @@ async def serve_model(
     be had, LocalLLMError for a model that cannot be loaded.
     """
     level = logging.getLogger().level
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogRate())
+    max_connections = LIMITS.connections_here()
     # It has a warning for each byte that is sent to a client who has just gone.
     logging.getLogger("asyncio").setLevel(max(level, logging.ERROR))
     # Before the model is loaded, which may take long. The folder as it is: a relative one could be
@@ -68,13 +75,16 @@ async def serve_model(
             log_level=max(level, logging.WARNING),
             access_log=False,
             lifespan="off",
+            ws="none",
             server_header=False,
-            http=PatientProtocol,
+            http=partial(PatientProtocol, max_connections=max_connections),  # type: ignore[arg-type]
+            # How many are accepted at once: it takes some rounds until one is counted.
+            backlog=min(_BACKLOG, max(1, max_connections // 8)),
             h11_max_incomplete_event_size=LIMITS.header_bytes,
             timeout_graceful_shutdown=grace_s,
         )
         server = _Server(settings)
-        announced = asyncio.create_task(_announce(server, tell))
+        announced = asyncio.create_task(_announce(server, listener, tell))
         try:
             await server.serve(sockets=[listener])
         finally:
@@ -88,7 +98,7 @@ def _listen(host: str, port: int) -> socket.socket:
     """Raises: RequestError for an address that cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=512)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         raise RequestError(
             f"cannot listen on {host}, port {port}: {error!s:.100}",
@@ -97,10 +107,13 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
-async def _announce(server: uvicorn.Server, tell: Callable[[str], None]) -> None:
+async def _announce(
+    server: uvicorn.Server, listener: socket.socket, tell: Callable[[str], None]
+) -> None:
     """Say where it listens, once it does."""
     while not server.started:
         await asyncio.sleep(0.01)
+    listener.listen(_BACKLOG)  # who waits to be accepted takes no file
     sockets = [each for listening in server.servers for each in listening.sockets]
     address, port = sockets[0].getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address

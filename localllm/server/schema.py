@@ -22,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from localllm.grammar import Grammar
 from localllm.prompt import ThinkLevel
+from localllm.server.bodies import count_values
 from localllm.server.limits import LIMITS
 
 Name = Annotated[str, Field(max_length=300)]
@@ -328,6 +329,26 @@ class ChatRequest(Sampling):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
 
+    # What OpenAI had before tools.
+    functions: None = None
+    function_call: None = None
+
+    @field_validator("functions", "function_call", mode="before")
+    @classmethod
+    def _no_functions(cls, value: object) -> None:
+        if value is not None:
+            raise ValueError("not supported; tools and tool_choice are")
+
+    @field_validator("messages")
+    @classmethod
+    def _calls_are_small(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
+        """Arguments of calls are JSON within JSON: they are parsed too, for the template."""
+        calls = (call for message in messages for call in message.tool_calls or ())
+        num_values = sum(count_values(call.function.arguments.encode()) for call in calls)
+        if num_values > LIMITS.json_values:
+            raise ValueError(f"the arguments of calls have over {LIMITS.json_values:,} values")
+        return messages
+
     @model_validator(mode="after")
     def _fields_go_together(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
@@ -474,4 +495,4 @@ class DetokenizeRequest(Asked):
     """`POST /detokenize`"""
 
     model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=1 << 20, fail_fast=True)]
+    tokens: Annotated[list[TokenId], Field(max_length=LIMITS.json_values, fail_fast=True)]

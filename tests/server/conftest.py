@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,12 +27,15 @@ class Server:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
 
 
-def start_server(home: Path, *flags: str, model: str = "pocket") -> Server:
+def start_server(
+    home: Path, *flags: str, model: str = "pocket", within: Sequence[str] = ()
+) -> Server:
+    """`within`: a command that starts it, with limits say."""
     # A file, not a pipe: a pipe that nobody reads stops who writes.
     log = home / f"log{time.monotonic_ns()}"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "localllm", "serve", model, "--port", "0", *flags],
+            [*within, sys.executable, "-m", "localllm", "serve", model, "--port", "0", *flags],
             stderr=file,
             env={
                 **os.environ,
