@@ -20,6 +20,7 @@ LEAVES = {
     "places",
     "gpus",
     "grammar",
+    "ending",
 }
 # Each place, and what of ours it may import beside itself, the leaves and config.
 ALLOWED: dict[str, set[str]] = {
@@ -30,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "overflow": set(),
     "places": set(),
+    "ending": set(),
     "speculation_config": set(),
     "catalog": set(),
     "gpus": set(),

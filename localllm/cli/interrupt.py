@@ -6,6 +6,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from localllm.completion import TextEvent
+from localllm.ending import ENDS_S
 
 if TYPE_CHECKING:
     from localllm.text_engine import EventStream
@@ -14,12 +15,18 @@ if TYPE_CHECKING:
 class DeferredInterrupt:
     """While active, the first Ctrl-C only sets `requested`; a second one raises at once.
 
-    An exception in the middle of a step would leave the engine's books open.
+    An exception in the middle of a step would leave the engine's books open. `ends_program`:
+    whether the first one ends the program, as it does but in a conversation.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ends_program: bool) -> None:
         self.requested = False
+        self.ends_program = ends_program
         self._previous: Any = None
+
+    def allowed_s(self, count: int) -> float | None:
+        """See Patient. A conversation ends where two are not heard."""
+        return ENDS_S if self.ends_program or count > 1 else None
 
     def __enter__(self) -> "DeferredInterrupt":
         self._previous = signal.signal(signal.SIGINT, self._handle)
@@ -39,12 +46,12 @@ class DeferredInterrupt:
         self.requested = True
 
 
-def until_interrupt(events: "EventStream") -> Iterator[TextEvent]:
+def until_interrupt(events: "EventStream", *, ends_program: bool) -> Iterator[TextEvent]:
     """The events to their end, or to the first Ctrl-C, which aborts the request.
 
-    An interrupted completion is one without a finish reason.
+    An interrupted completion is one without a finish reason. `ends_program`: see DeferredInterrupt.
     """
-    with DeferredInterrupt() as interrupt:
+    with DeferredInterrupt(ends_program=ends_program) as interrupt:
         events.should_stop = lambda: interrupt.requested
         for event in events:
             yield event

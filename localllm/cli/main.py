@@ -37,6 +37,7 @@ from localllm.cli.serve import serve
 from localllm.cli.sessions import sessions
 from localllm.cli.show import show
 from localllm.cli.warm import warm
+from localllm.ending import end_in_time
 from localllm.engine.threads import let_torch_sleep
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.settings import read_settings
@@ -185,6 +186,7 @@ def main() -> None:
     `DeferredInterrupt` takes over.
     """
     let_torch_sleep()
+    end_in_time({signal.SIGINT: ExitCode.SIGINT, signal.SIGTERM: ExitCode.SIGTERM})
     sys.exit(run(sys.argv[1:]))
 
 

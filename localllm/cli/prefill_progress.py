@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 FIRST_SHOWN_S = 0.15
 
 
-def with_progress(events: "EventStream") -> Iterator["TextEvent"]:
-    """The events to their end or to Ctrl-C; until the first there is a line of progress."""
+def with_progress(events: "EventStream", *, ends_program: bool = True) -> Iterator["TextEvent"]:
+    """The events to their end or to Ctrl-C; until the first there is a line of progress.
+    `ends_program`: see DeferredInterrupt.
+    """
     with StatusLine(_Reading(events).describe, FIRST_SHOWN_S) as line:
-        for event in until_interrupt(events):
+        for event in until_interrupt(events, ends_program=ends_program):
             line.end()
             yield event
 

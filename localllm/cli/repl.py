@@ -204,7 +204,7 @@ class Repl:
             try:
                 if self.editor.has_typed_interrupt():
                     events.close()
-                for event in with_progress(events):
+                for event in with_progress(events, ends_program=False):
                     view.push(event)
                     if self.recorder is not None:
                         self.recorder.flush(self.session.transcript)

@@ -252,7 +252,7 @@ class _Server:
             "restarts": self._engine.num_restarts,
             "load": asdict(self._engine.stats),
         }
-        return JSONResponse(told, 200 if state == "ready" else 503)
+        return JSONResponse(told, 200 if state in ("ready", "compiling") else 503)
 
     async def metrics(self) -> Response:
         """`GET /metrics`"""

@@ -23,10 +23,11 @@ from localllm.server.wire import config_to_wire, event_from_wire, params_to_wire
 
 logger = logging.getLogger(__name__)
 
-State = Literal["starting", "ready", "stopped", "failed"]
-# A process is asked so often whether it is there; one that has said nothing for so long hangs. A
-# step on a CPU can take seconds, and one for which kernels are compiled longer.
-PING_S, HANGS_S = 2.0, 180.0
+State = Literal["starting", "ready", "compiling", "unresponsive", "stopped", "failed"]
+# A process is asked so often what it is at. One that says nothing, or is at one step, is called
+# unresponsive after the shorter time and ended after the longer one. A step on a CPU can take
+# seconds, and one for which kernels are compiled minutes.
+PING_S, UNRESPONSIVE_S, HANGS_S = 2.0, 10.0, 180.0
 # Before a process is started again; twice as long after each one that did not become ready.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
 # For a process to end that nobody talks to any more.
@@ -126,12 +127,25 @@ class EngineClient:
         self._writer: asyncio.StreamWriter | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
-        self._heard_s = 0.0
+        self._heard_s = self._busy_s = 0.0
+        self._is_compiling = False
 
     @property
     def state(self) -> State:
         """Where the engine stands."""
-        return self._state
+        if self._state != "ready" or self._stuck_s < UNRESPONSIVE_S:
+            return self._state
+        return "compiling" if self._is_compiling and self._busy_s > 0 else "unresponsive"
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._state == "ready"
+
+    @property
+    def _stuck_s(self) -> float:
+        """Seconds that nothing was heard of it, or that it is at one step."""
+        silent_s = time.monotonic() - self._heard_s
+        return self._busy_s + silent_s if self._busy_s else silent_s
 
     async def start(self) -> EngineInfo:
         """Start the engine, and wait until it is ready.
@@ -154,7 +168,7 @@ class EngineClient:
 
     def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> RequestStream:
         """Start a request. Raises: EngineDownError, QueueFullError."""
-        if self._writer is None or self.state != "ready":
+        if self._writer is None or not self._is_ready:
             raise EngineDownError("the engine is starting", hint="try again in a moment")
         if len(self._streams) >= self._max_requests:
             raise QueueFullError(f"{len(self._streams)} requests are under way or wait already")
@@ -237,14 +251,15 @@ class EngineClient:
                 self._heard_s = time.monotonic()
                 for message in unpacker.feed(data):
                     self._take(message)
-                was_ready = was_ready or self.state == "ready"
+                was_ready = was_ready or self._is_ready
         except (ConnectionError, ValueError):
             logger.debug("the engine's channel is broken", exc_info=True)
         finally:
+            self._busy_s = 0.0
             watch.cancel()
             self._writer.close()
             self._writer = None
-            if self.state == "ready":
+            if self._is_ready:
                 self._state = "starting"
             try:  # it ends by itself, and saves what it keeps
                 code = await asyncio.wait_for(process.wait(), _ENDS_S)
@@ -263,10 +278,10 @@ class EngineClient:
         """Ask the process whether it is there, and end one that hangs."""
         while True:
             await asyncio.sleep(min(PING_S, self._hangs_s / 4))
-            if self.state == "ready":
+            if self._is_ready:
                 self._send({"type": "ping", "id": 0})
-                if time.monotonic() - self._heard_s > self._hangs_s:
-                    logger.error("the engine has said nothing for %g s; it is ended", self._hangs_s)
+                if self._stuck_s > self._hangs_s:
+                    logger.error("the engine has done nothing for %g s; it is ended", self._hangs_s)
                     process.kill()
 
     def _take(self, message: Message) -> None:
@@ -293,6 +308,7 @@ class EngineClient:
                 self._deliver(message["id"], error_from_wire(message["error"]))
             case "pong":
                 self.stats = Stats(**message["stats"])
+                self._busy_s, self._is_compiling = message["busy_s"], message["is_compiling"]
 
     def _deliver(self, request_id: int, event: TextEvent | LocalLLMError) -> None:
         stream = self._streams.get(request_id)

@@ -2,7 +2,7 @@
 
     submit {id, prompt, params, salt} → accepted {id}, then events to the end | refused {id, error}
     abort {id}
-    ping {id} → pong {id, stats}
+    ping {id} → pong {id, stats, busy_s, is_compiling}, at once, however long a step takes
     hello → ready {…}
     keepalive {seconds} : how long the engine waits for somebody else, once nobody is there
     stop → stopping | refused
@@ -21,11 +21,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import Lock, Timer
 from typing import Any
 
 from localllm.config import SamplingParams
-from localllm.errors import BusyError, DeviceError, RequestError
+from localllm.ending import ENDS_S
+from localllm.errors import BusyError, DeviceError, ExitCode, RequestError
 from localllm.frames import Message, Unpacker, error_to_wire, pack, prompt_from_wire
 from localllm.prompt import Prompt
 from localllm.server.limits import LIMITS
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 16
 _MAX_UNSENT_BYTES = 16 << 20
+_MAX_SALT_BYTES = 64
 _COMMANDS = ("submit", "abort", "ping", "hello", "keepalive", "stop")
 # For what is owed when it is stopped, besides answers; and the longest that is waited.
 _OWED_S, _LONGEST_S = 5.0, 1e8
@@ -90,6 +92,29 @@ class _Asked:
     asked_s: float
 
 
+class _Pulse:
+    """What the engine's thread is at, for others to tell while it is."""
+
+    def __init__(self) -> None:
+        self._stats: Message = {}
+        self._began_s: float | None = None
+        self._is_compiling = False
+
+    def rests(self, stats: Message) -> None:
+        """It waits for a command."""
+        self._stats, self._began_s = stats, None
+
+    def works(self, stats: Message, *, is_compiling: bool) -> None:
+        """A round begins, in which kernels may be compiled or not."""
+        self._stats, self._began_s, self._is_compiling = stats, time.monotonic(), is_compiling
+
+    def told(self) -> Message:
+        """As a pong has it: seconds of the round so far, and whether kernels may be compiled."""
+        began_s = self._began_s
+        busy_s = 0.0 if began_s is None else time.monotonic() - began_s
+        return {"stats": self._stats, "busy_s": busy_s, "is_compiling": self._is_compiling}
+
+
 class EngineLoop:
     """The thread that runs it is the engine's only one.
 
@@ -112,6 +137,7 @@ class EngineLoop:
         self._compilers = ThreadPoolExecutor(2, "grammar")
         self._left_s = self._told_s = time.monotonic()
         self._is_stopping = self._is_over = False
+        self._pulse = _Pulse()
         self._stops_by_s = 0.0
 
     def receive(self, peer: Peer | None, message: Message | None) -> None:
@@ -130,8 +156,12 @@ class EngineLoop:
         self._read(self._owner, unpacker or Unpacker())
         has_idle_work = True
         while not self._is_over:
-            if self._take_commands(self._patience(has_idle_work=has_idle_work)):
+            patience = self._patience(has_idle_work=has_idle_work)
+            if patience != 0.0:
+                self._pulse.rests(self._stats())
+            if self._take_commands(patience):
                 has_idle_work = True
+            self._pulse.works(self._stats(), is_compiling=not self._engine.engine.is_warm)
             for peer in list(self._peers):
                 peer.flush()
                 if peer.is_gone:
@@ -220,8 +250,6 @@ class EngineLoop:
                 own = peer.own.pop(message["id"], None)
                 if own is not None:
                     self._engine.forget(own)
-            case "ping":
-                peer.send({"type": "pong", "id": message["id"], "stats": self._stats()})
             case "keepalive" if self._keepalive_s is not None:
                 self.keep_for(float(message["seconds"]))
             case "stop":
@@ -254,6 +282,8 @@ class EngineLoop:
         except RequestError as error:
             _refuse(peer, request_id, error)
             return
+        if not isinstance(message["salt"], bytes) or len(message["salt"]) > _MAX_SALT_BYTES:
+            raise ValueError("a salt that is none")
         asked = _Asked(request_id, prompt, params, message["salt"], time.monotonic())
         if params.grammar is None:
             self._start(peer, asked)
@@ -352,14 +382,22 @@ class EngineLoop:
                 for message in unpacker.feed(data):
                     if message.get("type") not in _COMMANDS:
                         raise ValueError("no command")
-                    if message["type"] == "hello":  # at once, however long a step takes
+                    # At once, however long a step takes.
+                    if message["type"] == "hello":
                         peer.send({"type": "ready", **self._described, **self._kept(peer)})
+                    elif message["type"] == "ping":
+                        peer.send({"type": "pong", "id": message["id"], **self._pulse.told()})
                     else:
                         self.receive(peer, message)
         except Exception:  # a broken channel, or what is no message
             logger.debug("a channel is broken", exc_info=True)
         finally:
             self.receive(peer, None)
+            if peer is self._owner and self._keepalive_s is None:
+                # Nobody is left to hear of it, or to end it: not even a step that takes minutes.
+                end = Timer(ENDS_S, os._exit, [ExitCode.FAILURE])
+                end.daemon = True
+                end.start()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:

@@ -11,6 +11,7 @@ from types import FrameType
 import uvicorn
 
 from localllm.checkpoint import Checkpoint
+from localllm.ending import ENDS_S
 from localllm.errors import RequestError
 from localllm.prompt_writer import PromptWriter
 from localllm.server.addresses import address_of
@@ -25,6 +26,13 @@ _BACKLOG = 512
 
 
 class _Server(uvicorn.Server):
+    ends_program = True
+
+    def allowed_s(self, count: int) -> float:
+        """See Patient: what is under way has its grace, but not after the second signal."""
+        grace_s = self.config.timeout_graceful_shutdown or 0
+        return ENDS_S + grace_s if count == 1 else ENDS_S
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A second signal, of whichever kind, ends what the first one let go on."""
         self.force_exit = self.force_exit or self.should_exit

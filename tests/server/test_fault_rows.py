@@ -30,6 +30,7 @@ from server.test_server_faults import CHAT, assert_refused, golden, load
 from localllm.config import EngineConfig, SamplingParams
 from localllm.errors import LocalLLMError, StepMemoryError
 from localllm.prompt import Prompt
+from localllm.server import engine_client
 from localllm.server.engine_client import EngineClient, EngineDownError
 from localllm.server.limits import LIMITS
 from localllm.server.refusals import refusal_of
@@ -98,13 +99,7 @@ def test_row_24_an_engine_that_hangs_is_replaced(
         stream = engine.submit(Prompt([5, 6, 7]), params)
         events = aiter(stream)
         await anext(events)
-        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        [pid] = [
-            int(child)
-            for child in children
-            if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes()
-        ]
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(engine_pid(), signal.SIGSTOP)
         began = time.monotonic()
         ended: LocalLLMError | None = None
         while ended is None:
@@ -123,6 +118,56 @@ def test_row_24_an_engine_that_hangs_is_replaced(
         await engine.stop()
 
     asyncio.run(asyncio.wait_for(run(), 120))
+
+
+def test_an_engine_that_does_not_answer_is_called_unhealthy(
+    server_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(server_home))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
+    monkeypatch.setattr(engine_client, "UNRESPONSIVE_S", 1.0)
+    monkeypatch.setattr(engine_client, "PING_S", 0.2)
+
+    async def run() -> None:
+        engine = EngineClient("pocket", EngineConfig(), 8, 30)
+        info = await engine.start()
+        assert info.context_length
+        os.kill(engine_pid(), signal.SIGSTOP)
+        await asyncio.sleep(2)
+        assert engine.state == "unresponsive"
+        os.kill(engine_pid(), signal.SIGCONT)
+        await asyncio.sleep(1)
+        assert engine.state == "ready"
+        await engine.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_step_that_takes_long_is_told_from_one_that_compiles() -> None:
+    engine = EngineClient("pocket", EngineConfig(), 8, 30)
+    engine._take({"type": "ready", "name": "x", "context_length": 9, "longer_context": ""})
+    stats = {"running": 1, "waiting": 0, "used_blocks": 1, "blocks": 2, "preemptions": 0}
+    for busy_s, is_compiling, state in (
+        (0.0, False, "ready"),
+        (9.0, False, "ready"),
+        (11.0, False, "unresponsive"),
+        (11.0, True, "compiling"),
+    ):
+        engine._heard_s = time.monotonic()
+        pong = {"type": "pong", "busy_s": busy_s, "is_compiling": is_compiling}
+        engine._take({**pong, "stats": stats})
+        assert engine.state == state
+
+
+def engine_pid() -> int:
+    """The engine's process, which this one started."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    [pid] = [
+        int(child)
+        for child in children
+        if b"engine_process" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+    return pid
 
 
 @pytest.mark.parametrize(
