@@ -16,11 +16,25 @@ from localllm.untrusted.tokenizers import open_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model's folder, of which nothing was read yet.
+
+    `engine_config` is what was asked for, with what the model itself decides filled in;
+    `fallback_template` is for a folder that has none; `open_s` is what finding it took.
+    """
+
+    name: str
+    folder: Path
+    engine_config: EngineConfig
+    fallback_template: str | None
+    open_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A model's folder whose small files are read and checked; the weights are not touched yet.
 
-    `engine_config` is what was asked for, with what the model itself decides filled in; `open_s` is
-    what all that took.
+    `engine_config`: see FoundModel; `open_s` is what all that took.
     """
 
     name: str
@@ -34,15 +48,15 @@ class Checkpoint:
     open_s: float
 
 
-def open_checkpoint(
+def find_model(
     name: str | None = None,
     config: EngineConfig | None = None,
     progress: DownloadProgress | None = None,
-) -> Checkpoint:
-    """Find, fetch if need be, and check a model; None is the built-in one. `progress` is told of a
+) -> FoundModel:
+    """Find a model, and fetch it if need be; None is the built-in one. `progress` is told of a
     download.
 
-    Raises: CatalogError, DownloadError, CheckpointError, UnsupportedModelError.
+    Raises: CatalogError, DownloadError.
     """
     started = time.monotonic()
     config = config or EngineConfig()
@@ -52,24 +66,44 @@ def open_checkpoint(
         config = replace(config, dtype="float32")
     folder = fetch_model(source, progress=progress)
     note_use(folder)
+    taken_s = time.monotonic() - started
+    return FoundModel(source.name, folder, config, source.chat_template, taken_s)
+
+
+def open_checkpoint(
+    name: str | None = None,
+    config: EngineConfig | None = None,
+    progress: DownloadProgress | None = None,
+) -> Checkpoint:
+    """Find and check a model; see `find_model`.
+
+    Raises: CatalogError, DownloadError, CheckpointError, UnsupportedModelError.
+    """
+    return read_checkpoint(find_model(name, config, progress))
+
+
+def read_checkpoint(found: FoundModel) -> Checkpoint:
+    """Read and check the small files of a model. Raises: CheckpointError, UnsupportedModelError."""
+    started = time.monotonic()
+    folder = found.folder
     model_config, spec = read_model_config(folder)
     defaults = read_generation_config(folder)
-    tokenizer = open_tokenizer(folder, source.chat_template)
+    tokenizer = open_tokenizer(folder, found.fallback_template)
     # Every place that names an end token counts; they need not agree.
     eos = {*defaults.eos_token_ids, *model_config.eos_token_ids}
     if tokenizer.eos_token_id is not None:
         eos.add(tokenizer.eos_token_id)
     _check_vocabulary(folder, tokenizer, model_config.vocab_size, eos)
     return Checkpoint(
-        name=source.name,
+        name=found.name,
         folder=folder,
         model_config=model_config,
         spec=spec,
         tokenizer=tokenizer,
         defaults=defaults,
         eos_token_ids=frozenset(eos),
-        engine_config=config,
-        open_s=time.monotonic() - started,
+        engine_config=found.engine_config,
+        open_s=found.open_s + time.monotonic() - started,
     )
 
 

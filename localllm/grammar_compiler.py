@@ -108,17 +108,17 @@ class GrammarCompiler:
         source = _source(grammar)
         if markers is not None:
             source = self._behind_thoughts(source, markers, is_thinking=is_thinking)
-        num_bytes = _LEAST_BYTES
+        num_bytes, cost_s = _LEAST_BYTES, 0.0
         if self._trials is not None:
             trial = self._trials.try_(source)
             if trial.error:
                 raise _refused(grammar, trial.error)
-            num_bytes = max(num_bytes, trial.num_bytes)
+            num_bytes, cost_s = max(num_bytes, trial.num_bytes), trial.mask_s
         state = LLMatcher(self._tokens, source, log_level=0, limits=_limits())
         if state.is_error():
             raise _refused(grammar, state.get_error())
         ends = FormEnds(self._id_of, self._eos_token_ids, self._closing_of(markers))
-        return _Compiled(Matcher(state, ends), num_bytes)
+        return _Compiled(Matcher(state, ends, cost_s), num_bytes)
 
     def _id_of(self, char: str) -> int | None:
         ids = self._tokens.tokenize_bytes(char.encode())

@@ -242,7 +242,8 @@ def test_a_bomb_is_refused_or_costs_little(llm: LLM, name: str) -> None:
     began = time.monotonic()
     with suppress(RequestError):
         llm.model.text_engine.compile(BOMBS[name], prompt)
-    assert time.monotonic() - began < 1.0
+    # A second for its trial, which may take all of it, and what it took there once more.
+    assert time.monotonic() - began < 3.0
     # It may be found out only where it is followed; then this request fails, and no other.
     bomb = llm.sampling_params(grammar=BOMBS[name], max_tokens=20, temperature=1.0, seed=1)
     free = llm.sampling_params(max_tokens=20, temperature=0.0)

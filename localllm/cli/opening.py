@@ -15,7 +15,7 @@ from localllm.places import cache_folder
 from localllm.recommendation import has_gpu_driver
 
 if TYPE_CHECKING:
-    from localllm.checkpoint import Checkpoint
+    from localllm.checkpoint import FoundModel
     from localllm.loaded_model import LoadedModel
 
 logger = logging.getLogger(__name__)
@@ -40,19 +40,21 @@ def open_noted(
     `keepalive_s`: how long its engine is to wait for the next question, in a process of its own;
     None: as usual, 0: not at all, below: for ever.
     """
-    from localllm.checkpoint import open_checkpoint
+    from localllm.checkpoint import find_model, read_checkpoint
     from localllm.cli.download_progress import TerminalProgress
+    from localllm.model.architectures import read_model_config
 
     if name is None:
         welcome(engine)
     chosen = choose_variant(name, engine)
-    found = open_checkpoint(chosen, engine, TerminalProgress())
+    found = find_model(chosen, engine, TerminalProgress())
+    # What no process can load is told before one is started.
+    read_model_config(found.folder)
     attached = _attach(found, keepalive_s) if _HAS_SOCKETS else None
     if attached is not None:
         if is_conversation:
             note(f"{found.name} is loaded already: localllm ps shows where", dim=True)
         return attached
-    found.tokenizer.warm()
     if keepalive_s is None:
         keepalive_s = 0.0 if is_conversation or not _is_on_gpu(engine) else GPU_KEEPALIVE_S
     doing: list[str] = []
@@ -70,9 +72,11 @@ def open_noted(
                 return start(found, keepalive_s, logging.getLogger().level, listener)
             except OSError as error:
                 tell(f"no engine can be left running ({error})")
+        checkpoint = read_checkpoint(found)
+        checkpoint.tokenizer.warm()
         from localllm.session import load_checkpoint
 
-        return load_checkpoint(found, listener)
+        return load_checkpoint(checkpoint, listener)
 
 
 def loading(name: str, doing: list[str]) -> StatusLine:
@@ -89,7 +93,7 @@ def loading(name: str, doing: list[str]) -> StatusLine:
     return StatusLine(describe, LOADING_SHOWN_S)
 
 
-def _attach(found: "Checkpoint", keepalive_s: float | None) -> "LoadedModel | None":
+def _attach(found: "FoundModel", keepalive_s: float | None) -> "LoadedModel | None":
     from localllm.server.attached import AttachedEngine, attach
 
     attached = attach(found)

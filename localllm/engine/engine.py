@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from localllm.config import SamplingParams, brief
 from localllm.engine.device import is_fatal, is_out_of_memory
+from localllm.engine.grammar_turns import GrammarTurns
 from localllm.engine.matcher import Matcher
 from localllm.engine.pacing import Pacer
 from localllm.engine.prefix_disk import PrefixDisk
@@ -63,6 +64,7 @@ class Engine:
         self.speculator = speculator
         self._prefix_disk = prefix_disk
         self._pacer = pacer
+        self._grammar_turns = GrammarTurns()
         self._collected_s = 0.0
         self._next_request_id = 0
         self._in_flight: _InFlight | None = None
@@ -262,10 +264,13 @@ class Engine:
                 part = self._pacer.part(budget)
             else:
                 self._pacer.rest()
+        running = self.scheduler.running
+        resting = self._grammar_turns.resting(running)
         if self.speculator is None:
-            return self.scheduler.schedule(None, part)
-        drafts = self.speculator.propose(self.scheduler.running, budget)
-        return self.scheduler.schedule(drafts, part)
+            return self.scheduler.schedule(None, part, resting)
+        if resting:
+            running = [request for request in running if request not in resting]
+        return self.scheduler.schedule(self.speculator.propose(running, budget), part, resting)
 
     def _launch(self, batch: ScheduledBatch, began_s: float, has_waited: bool) -> _InFlight | None:
         """Start to compute a batch; None where there is nothing in it."""

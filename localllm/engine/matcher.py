@@ -7,9 +7,11 @@ Where the tokens of an answer run short it is led to the end of its form: then o
 next, as the grammar and the number of tokens that are left say, and nothing else.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from localllm.engine.form_ends import FormEnds
 from localllm.errors import RequestError
@@ -26,19 +28,45 @@ MAX_FORCED = 16
 _SPARE, _WATCHED, _LONGEST_WAY = 8, 64, 512
 
 
-class Matcher:
-    """The state of one sample. `is_finished`: the answer is complete, and nothing can be added."""
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
-    def __init__(self, state: "LLMatcher", ends: FormEnds | None = None) -> None:
-        """`ends`: leads to the end; None: nobody does."""
+
+def _timed(
+    method: "Callable[Concatenate[Matcher, _P], _R]",
+) -> "Callable[Concatenate[Matcher, _P], _R]":
+    """What a call takes counts to the cost of the next token."""
+
+    @wraps(method)
+    def call(matcher: "Matcher", /, *arguments: _P.args, **named: _P.kwargs) -> _R:
+        began_s = time.perf_counter()
+        try:
+            return method(matcher, *arguments, **named)
+        finally:
+            matcher.spent_s += time.perf_counter() - began_s
+
+    return call
+
+
+class Matcher:
+    """The state of one sample. `is_finished`: the answer is complete, and nothing can be added.
+
+    `cost_s`: seconds that a token takes of who computes steps, as far as that is known.
+    """
+
+    def __init__(
+        self, state: "LLMatcher", ends: FormEnds | None = None, cost_s: float = 0.0
+    ) -> None:
+        """`ends`: leads to the end; None: nobody does. `cost_s`: of the first token."""
         self._state, self._ends = state, ends
+        self.cost_s, self.spent_s = cost_s, 0.0
         self._num_left: int | None = None
         self._watched = 0
         self.is_finished = state.is_stopped() and not state.is_error()
 
     def copy(self) -> "Matcher":
         """Another one in the same state."""
-        other = Matcher(self._state.deep_copy(), self._ends)
+        other = Matcher(self._state.deep_copy(), self._ends, self.cost_s)
         other._num_left, other._watched = self._num_left, self._watched
         return other
 
@@ -63,12 +91,15 @@ class Matcher:
 
     def advance(self, token_id: int) -> None:
         """The answer goes on with `token_id`, which is one that is allowed."""
+        # Slowly down: the next place may be as costly as the last ones.
+        self.cost_s, self.spent_s = max(self.spent_s, 0.8 * self.cost_s), 0.0
         self._state.consume_token(token_id)
         if self._num_left is not None:
             self._num_left -= 1
         if self._state.is_stopped():
             self.is_finished = not self._state.is_error()
 
+    @_timed
     def forced(self, count: int) -> list[int]:
         """The next tokens, up to `count`, of the only text that is allowed, if there is one."""
         most = min(count, MAX_FORCED)
@@ -77,6 +108,7 @@ class Matcher:
             return self._state.compute_ff_tokens()[:most]
         return self._ends.without_end(way)[:most]
 
+    @_timed
     def count_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of `token_ids` can follow, from the first on."""
         allowed = list(token_ids)[: self._state.validate_tokens(list(token_ids))]
@@ -89,6 +121,7 @@ class Matcher:
                 return count
         return len(allowed)
 
+    @_timed
     def allows(self, draft: Sequence[int], token_id: int) -> bool:
         """Whether `token_id` may come behind `draft`, which is allowed."""
         with self._behind(draft):
@@ -101,6 +134,7 @@ class Matcher:
                 self._state.rollback(count)
         return count == 1
 
+    @_timed
     def mask(self, draft: Sequence[int], vocab_size: int) -> "npt.NDArray[np.bool_] | None":
         """Which tokens may come behind `draft`, which is allowed; None where that cannot be said
         any more (see `error`).
@@ -118,6 +152,7 @@ class Matcher:
             return led
         return np.unpackbits(bits, count=vocab_size, bitorder="little").view(np.bool_)
 
+    @_timed
     def fill(self, draft: Sequence[int], masks: "npt.NDArray[np.int32]") -> None:
         """Write the tokens that may come behind 0, 1, … tokens of `draft` into as many rows.
 

@@ -15,7 +15,7 @@ block that is written next belongs to its request alone, else it is copied first
 
 from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from localllm.engine.block_pool import BlockPool
@@ -163,12 +163,14 @@ class Scheduler:
         self,
         drafts: Mapping[Request, Sequence[int]] | None = None,
         max_prompt_tokens: int | None = None,
+        resting: Collection[Request] = (),
     ) -> ScheduledBatch:
         """Choose the next step's tokens and reserve their blocks; they count as computed.
 
         `drafts`: proposals for running requests. As much of them is verified as tokens and blocks
         are left for; nobody waits or is preempted for one. `max_prompt_tokens`: so many tokens of
-        requests that are not answered yet, where others are.
+        requests that are not answered yet, where others are. `resting`: running requests that this
+        step leaves out.
         """
         drafts = drafts or {}
         batch = ScheduledBatch()
@@ -179,7 +181,7 @@ class Scheduler:
         # `index` passes each running request once; a victim is always behind it.
         while index < len(self._running) and budget > 0:
             request = self._running[index]
-            if request.waits_for_ids:
+            if request.waits_for_ids or request in resting:
                 index += 1
                 continue
             is_decoding = _is_decoding(request)

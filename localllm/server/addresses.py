@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from localllm import __version__
-from localllm.checkpoint import Checkpoint
+from localllm.config import EngineConfig
 from localllm.places import runtime_folder
 
 logger = logging.getLogger(__name__)
@@ -26,18 +26,18 @@ _FREE = ("max_num_seqs",)
 _CONNECT_S = 2.0
 
 
-def address_of(found: Checkpoint) -> Path:
-    """Where an engine of this model and these settings listens."""
-    config = asdict(found.engine_config)
+def address_of(folder: Path, engine_config: EngineConfig) -> Path:
+    """Where an engine of the model in `folder` with these settings listens."""
+    config = asdict(engine_config)
     for name in _FREE:
         del config[name]
     # A model that is exchanged under the same name is another one.
     stamps = sorted(
         (path.name, path.stat().st_size, path.stat().st_mtime_ns)
-        for path in found.folder.iterdir()
+        for path in folder.iterdir()
         if path.is_file()
     )
-    told = [__version__, str(found.folder.resolve()), stamps, config]
+    told = [__version__, str(folder.resolve()), stamps, config]
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
     return runtime_folder() / f"{digest[:16]}{_ENDING}"
 

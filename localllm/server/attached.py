@@ -7,23 +7,33 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from localllm.checkpoint import Checkpoint
+from localllm.checkpoint import FoundModel
 from localllm.completion import TextEvent
 from localllm.config import SamplingParams
 from localllm.engine.listener import LOGGED, Listener
 from localllm.errors import ExitCode, LocalLLMError
 from localllm.frames import Message, Unpacker, error_from_wire, pack, prompt_to_wire
+from localllm.generation_config import read_generation_config
 from localllm.loaded_model import LoadedModel
 from localllm.prompt import Prompt
 from localllm.server.addresses import address_of, connect, is_own
 from localllm.server.wire import config_to_wire, event_from_wire, params_to_wire
 from localllm.text_engine import EventStream, said_in
 from localllm.thinking import Split
-from localllm.tokenizer import Tokenizer
+from localllm.tokenizer import (
+    Tokenizer,
+    load_backend,
+    read_chat_templates,
+    read_special_tokens,
+)
+from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer
+from localllm.untrusted.worker import StoppedError
 
 _CHUNK = 1 << 16
 # A look at what has come, so that Ctrl-C is heard; and for an engine to say that it is there.
@@ -44,8 +54,16 @@ class _Open:
 class AttachedEngine:
     """See Answering. One thread calls it."""
 
-    def __init__(self, channel: socket.socket, described: Message, tokenizer: Tokenizer) -> None:
-        self._channel, self._described, self._tokenizer = channel, described, tokenizer
+    def __init__(self, channel: socket.socket, described: Message, found: FoundModel) -> None:
+        self._channel, self._described = channel, described
+        # The engine has read the vocabulary; here it is only read for what asks for tokens' texts.
+        self._tokenizer = DelegatedTokenizer(
+            lambda: load_backend(found.folder),
+            read_special_tokens(found.folder),
+            read_chat_templates(found.folder, found.fallback_template),
+            self,
+        )
+        self._replies: dict[int, Message] = {}
         self._unpacker = Unpacker()
         self._requests: dict[int, _Open] = {}
         self._next_id = 0
@@ -116,7 +134,24 @@ class AttachedEngine:
 
     def said(self, prompt: Prompt) -> Split:
         """See Answering."""
-        return said_in(prompt, self._tokenizer)
+        return said_in(prompt, self._tokenizer) if prompt.num_said else Split()
+
+    def warm(self) -> None:
+        """See Elsewhere: the engine has done."""
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> Message:
+        """See Elsewhere. Raises: also LocalLLMError where the engine has ended."""
+        job_id, self._next_id = self._next_id, self._next_id + 1
+        self._send({"type": "write", "id": job_id, "job": dict(message)})
+        deadline = time.monotonic() + seconds + _HELLO_S
+        while job_id not in self._replies:
+            if time.monotonic() > deadline:
+                raise StoppedError(f"the engine did not write it within {seconds:.3g} s")
+            self.step()
+        reply = self._replies.pop(job_id)
+        if reply["type"] == "error":
+            raise error_from_wire(reply["error"])
+        return reply
 
     def step(self) -> None:
         """Wait a little for what comes. Raises: LocalLLMError where the engine has ended."""
@@ -159,6 +194,9 @@ class AttachedEngine:
                     opened.inbox.append(event)
                     opened.num_left -= event.finish_reason is not None
             return
+        if message["type"] == "wrote":
+            self._replies[message["id"]] = message["reply"]
+            return
         opened = self._requests.get(message.get("id", -1))
         if opened is None:
             return
@@ -172,10 +210,10 @@ class AttachedEngine:
                 opened.progress = None if found is None else (found[0], found[1])
 
 
-def attach(found: Checkpoint) -> LoadedModel | None:
+def attach(found: FoundModel) -> LoadedModel | None:
     """The engine of this model and these settings that runs already; None if there is none."""
     began_s = time.monotonic()
-    channel = connect(address_of(found))
+    channel = connect(address_of(found.folder, found.engine_config))
     if channel is None:
         return None
     described = ask(channel, {"type": "hello"})
@@ -195,7 +233,7 @@ def ask_engine(address: Path, message: Message) -> Message | None:
 
 
 def start(
-    found: Checkpoint, keepalive_s: float, log_level: int, listener: Listener = LOGGED
+    found: FoundModel, keepalive_s: float, log_level: int, listener: Listener = LOGGED
 ) -> LoadedModel:
     """Start an engine that waits `keepalive_s` for the next one when it is left; below 0: for ever.
     `listener` is told what it does meanwhile.
@@ -204,7 +242,7 @@ def start(
     socket, or no process to be had.
     """
     began_s = time.monotonic()
-    address = address_of(found)
+    address = address_of(found.folder, found.engine_config)
     ours, theirs = socket.socketpair()
     with theirs:
         process = _spawn(theirs, address)
@@ -252,11 +290,12 @@ def ask(channel: socket.socket, message: Message) -> Message | None:
 
 
 def _loaded(
-    found: Checkpoint, channel: socket.socket, described: Message, began_s: float
+    found: FoundModel, channel: socket.socket, described: Message, began_s: float
 ) -> LoadedModel:
-    engine = AttachedEngine(channel, described, found.tokenizer)
+    engine = AttachedEngine(channel, described, found)
+    defaults = read_generation_config(found.folder)
     taken_s = found.open_s + time.monotonic() - began_s
-    return LoadedModel(found.name, engine, found.defaults, taken_s)
+    return LoadedModel(found.name, engine, defaults, taken_s)
 
 
 def _spawn(channel: socket.socket, address: Path) -> "subprocess.Popen[bytes]":

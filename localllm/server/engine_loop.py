@@ -1,6 +1,7 @@
 """Drives an engine by commands from several processes at once, each with its own numbers.
 
     submit {id, prompt, params, salt} → accepted {id}, then events to the end | refused {id, error}
+    write {id, job} → wrote {id, reply}: what a text or conversation is as a prompt (text_jobs.py)
     abort {id}
     ping {id} → pong {id, stats, busy_s, is_compiling}, at once, however long a step takes
     hello → ready {…}
@@ -26,19 +27,26 @@ from typing import Any
 
 from localllm.config import SamplingParams
 from localllm.ending import ENDS_S
-from localllm.errors import BusyError, DeviceError, ExitCode, RequestError
+from localllm.errors import (
+    BusyError,
+    DeviceError,
+    ExitCode,
+    LocalLLMError,
+    RequestError,
+)
 from localllm.frames import Message, Unpacker, error_to_wire, pack, prompt_from_wire
 from localllm.prompt import Prompt
 from localllm.server.limits import LIMITS
 from localllm.server.wire import event_to_wire, params_from_wire
 from localllm.text_engine import TextEngine
+from localllm.untrusted.text_jobs import run_text_job
 
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 16
 _MAX_UNSENT_BYTES = 16 << 20
 _MAX_SALT_BYTES = 64
-_COMMANDS = ("submit", "abort", "ping", "hello", "keepalive", "stop")
+_COMMANDS = ("submit", "write", "abort", "ping", "hello", "keepalive", "stop")
 # For what is owed when it is stopped, besides answers; and the longest that is waited.
 _OWED_S, _LONGEST_S = 5.0, 1e8
 # Until what could not be sent is tried again; and between two reports of a prompt's progress.
@@ -135,6 +143,7 @@ class EngineLoop:
         self._owner = Peer(owner)
         self._peers = [self._owner]
         self._compilers = ThreadPoolExecutor(2, "grammar")
+        self._writers = ThreadPoolExecutor(2, "prompt")
         self._left_s = self._told_s = time.monotonic()
         self._is_stopping = self._is_over = False
         self._pulse = _Pulse()
@@ -315,6 +324,17 @@ class EngineLoop:
             error = RequestError("the grammar cannot be followed", param="grammar")
         self.receive(peer, {"type": "compiled", "asked": asked, "error": error})
 
+    def _write(self, peer: Peer, job_id: int, job: Message) -> None:
+        """Do what concerns texts alone, in a thread of its own."""
+        try:
+            reply = run_text_job(self._engine.tokenizer, job)
+        except LocalLLMError as error:
+            reply = {"type": "error", "error": error_to_wire(error)}
+        except Exception:
+            logger.debug("in a prompt", exc_info=True)
+            reply = {"type": "error", "error": error_to_wire(RequestError("it cannot be read"))}
+        peer.send({"type": "wrote", "id": job_id, "reply": reply})
+
     def _go_on(self, peer: Peer, message: Message) -> None:
         """A grammar is compiled, or refused."""
         asked, error = message["asked"], message["error"]
@@ -387,6 +407,8 @@ class EngineLoop:
                         peer.send({"type": "ready", **self._described, **self._kept(peer)})
                     elif message["type"] == "ping":
                         peer.send({"type": "pong", "id": message["id"], **self._pulse.told()})
+                    elif message["type"] == "write":
+                        self._writers.submit(self._write, peer, message["id"], message["job"])
                     else:
                         self.receive(peer, message)
         except Exception:  # a broken channel, or what is no message

@@ -69,7 +69,7 @@ async def serve_model(
         LIMITS.requests,
         level,
         name=found.name,
-        address=str(address_of(found)),
+        address=str(address_of(found.folder, found.engine_config)),
         tell=tell_loading,
     )
     try:

@@ -14,9 +14,12 @@ _HINT = "a simpler schema or grammar"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a grammar fared. `error`: what is wrong with it, as the compiler says, or nothing."""
+    """How a grammar fared. `error`: what is wrong with it, as the compiler says, or nothing;
+    `mask_s`: what the slowest mask took.
+    """
 
     error: str
+    mask_s: float
     num_bytes: int
 
 
@@ -55,7 +58,7 @@ class GrammarTrials:
             raise _too_complex("what may come next takes too long to find out")
         if reply["num_bytes"] > GRAMMAR_BYTES:
             raise _too_complex(f"it takes {reply['num_bytes'] >> 20:,} MB of memory")
-        return Trial(reply["error"], reply["num_bytes"])
+        return Trial(reply["error"], reply["mask_s"], reply["num_bytes"])
 
 
 def _too_complex(why: str) -> RequestError:

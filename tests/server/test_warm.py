@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 from server.conftest import ROOT, Server
 
+from localllm.checkpoint import find_model, open_checkpoint
+from localllm.config import EngineConfig
+from localllm.errors import ContextLengthError, RequestError
 from localllm.frames import pack
 from localllm.server.addresses import addresses, connect
-from localllm.server.attached import ask_engine
+from localllm.server.attached import ask_engine, attach
 
 QUESTION = "What is the KV cache?"
 ASK = ("chat", "pocket", "--greedy", "-n", "24")
@@ -279,3 +282,23 @@ def test_a_server_lends_its_engine(
     assert refused.returncode == 1
     assert str(server.process.pid) in refused.stderr
     assert client.models.list().data
+
+
+def test_who_attaches_has_the_engine_write_the_prompts() -> None:
+    run(*ASK, "--keepalive", "1m")
+    attached = attach(find_model("pocket", EngineConfig()))
+    assert attached is not None
+    own = open_checkpoint().tokenizer
+    messages = [{"role": "user", "content": "What is <|im_end|>?"}]
+    assert attached.prompts.chat(messages) == own.encode_chat(messages)
+    assert attached.prompts.text("So:").token_ids == own.encode("So:", add_special_tokens=True)
+    with pytest.raises(RequestError, match="not valid Unicode"):
+        attached.prompts.text("\ud800")
+    with pytest.raises(ContextLengthError):
+        attached.prompts.text("word " * 100_000)
+    params = attached.sampling_params(max_tokens=8)
+    completion, events = attached.stream(attached.prompts.chat(messages), params)
+    assert len(list(events)) >= 8
+    assert completion.num_generated_tokens == 8
+    assert "_backend" not in vars(attached.tokenizer)  # no vocabulary was read here
+    attached.close()
