@@ -34,6 +34,12 @@ def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
+@pytest.fixture(scope="session")
+def read_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where it is kept which vocabularies were read, so that each is once for all tests."""
+    return tmp_path_factory.mktemp("tokenizers")
+
+
 @pytest.fixture
 def runtime_directory() -> Iterator[Path]:
     """A short name: that of a socket has at most 108 bytes."""
@@ -46,12 +52,14 @@ def user_directories(
     tmp_path: Path,
     runtime_directory: Path,
     compiled_kernels: Path,
+    read_tokenizers: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """No test reads or writes the home of whoever runs it, or reaches a network."""
     home = tmp_path / "home"
     (home / "localllm").mkdir(parents=True)
     (home / "localllm" / "kernels").symlink_to(compiled_kernels)
+    (home / "localllm" / "tokenizers").symlink_to(read_tokenizers)
     for name in list(os.environ):
         if name.startswith(("LOCALLLM_", "HF_")):
             monkeypatch.delenv(name)

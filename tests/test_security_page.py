@@ -1,0 +1,49 @@
+"""SECURITY.md tells the limits that hold."""
+
+from pathlib import Path
+
+from localllm import template, template_sandbox, tokenizer, tokenizer_check
+from localllm.ending import ENDS_S
+from localllm.server import engine_client
+from localllm.server.limits import LIMITS
+from localllm.untrusted import delegated_tokenizer, grammar_trials, worker, worker_process
+
+PAGE = (Path(__file__).parents[1] / "SECURITY.md").read_text()
+ELSEWHERE = {
+    "a helper process, to start and read a tokenizer": f"{worker.OPEN_S:g} s",
+    "a prompt, to be rendered and encoded": f"{delegated_tokenizer._JOB_S:g} s and 1 s for each "
+    f"{delegated_tokenizer._BYTES_PER_S:,} bytes",
+    "a job of a helper process": f"{worker_process.JOB_BYTES >> 20} MB and "
+    f"{worker_process.JOB_BYTES_PER_BYTE} bytes for each byte of its text",
+    "a chat template's own Python": f"{template.RENDER_TIME_S:g} s",
+    "a chat template's numbers": f"{template_sandbox.MAX_INTEGER_BITS} bits",
+    "chat_template.jinja": f"{tokenizer.MAX_TEMPLATE_BYTES >> 20} MB",
+    "tokenizer.json": f"{tokenizer.MAX_TOKENIZER_BYTES // 10**6} MB",
+    "a token's text": f"{tokenizer_check.MAX_TOKEN_CHARS:,} characters",
+    "a decoder": f"{tokenizer_check.MAX_GROWTH} times the length",
+    "a grammar, to be compiled and tried": f"{grammar_trials.TRIAL_S:g} s",
+    "a grammar's mask": f"{grammar_trials.MASK_S:g} s",
+    "a grammar's memory": f"{grammar_trials.GRAMMAR_BYTES >> 20} MB",
+    "an engine that says nothing, until it is called unresponsive": (
+        f"{engine_client.UNRESPONSIVE_S:g} s"
+    ),
+    "and until it is started again": f"{engine_client.HANGS_S:g} s",
+    "a command that was told to end": f"{ENDS_S:g} s",
+}
+
+
+def rows() -> list[str]:
+    limits = [f"| {name} | {value:,g} |" for name, value in LIMITS.rows() if value < 10**6]
+    large = [f"| {name} | {value:,} |" for name, value in LIMITS.rows() if value >= 10**6]
+    return [*limits, *large, *(f"| {name} | {value} |" for name, value in ELSEWHERE.items())]
+
+
+def test_the_page_tells_each_limit_and_its_value() -> None:
+    missing = [row for row in rows() if row not in PAGE]
+    assert not missing, "\n".join(missing)
+
+
+def test_the_page_tells_each_status_of_health() -> None:
+    for state in engine_client.State.__args__:  # type: ignore[attr-defined]
+        named = "ok" if state == "ready" else state
+        assert f"`{named}`" in PAGE
