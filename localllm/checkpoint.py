@@ -50,8 +50,8 @@ def open_checkpoint(
         # So that the exactness contract holds as it comes; see docs/architecture.md.
         config = replace(config, dtype="float32")
     folder = fetch_model(source, progress=progress)
-    note_use(folder)
     model_config, spec = read_model_config(folder)
+    note_use(folder)
     defaults = read_generation_config(folder)
     tokenizer = Tokenizer.from_folder(folder, source.chat_template)
     # Every place that names an end token counts; they need not agree.

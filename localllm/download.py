@@ -26,6 +26,7 @@ from localllm.errors import (
     LocalLLMError,
     UnsupportedModelError,
 )
+from localllm.model_file import check_link
 from localllm.runnable import check_config, check_listed
 from localllm.transfer import HubFile, damaged_error, fetch_blob, fetched_bytes
 from localllm.verified import VerifiedFiles, hash_file
@@ -459,11 +460,5 @@ def _transfer_error(name: str, error: OSError) -> LocalLLMError:
 
 def _check_links(snapshot: Path) -> None:
     """The cache's snapshots are links into its blobs; a link that leads elsewhere is refused."""
-    root = snapshot.resolve().parent.parent
-    for path in snapshot.rglob("*"):
-        if not path.resolve().is_relative_to(root):
-            raise CheckpointError(
-                f"{path.name} is a link out of the model's folder",
-                where=str(path),
-                hint="remove the model from the cache and download it again",
-            )
+    for path in snapshot.iterdir():
+        check_link(path)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 
 from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.json_file import read_json_object
+from localllm.model_file import has_file, read_model_file
 from localllm.prompt import Prompt, ThinkLevel
 from localllm.special_text import SpecialText
 from localllm.template import render_chat_template
@@ -56,7 +57,7 @@ class Tokenizer:
         that is missing, broken, or contradicts another.
         """
         path = folder / "tokenizer.json"
-        if not path.exists():
+        if not has_file(path):
             raise CheckpointError(
                 "tokenizer.json is missing",
                 where=str(folder),
@@ -79,7 +80,7 @@ class Tokenizer:
                 hint="download the model again",
             ) from error
         config_path = folder / "tokenizer_config.json"
-        config = read_json_object(config_path) if config_path.exists() else {}
+        config = read_json_object(config_path) if has_file(config_path) else {}
         templates = _chat_templates(folder, config)
         if not templates and fallback_template is not None:
             templates = {"default": fallback_template}
@@ -324,7 +325,7 @@ def _read_special_tokens(
     """`bos_token` and the like by name; the config beats the older `special_tokens_map.json`."""
     path = folder / "special_tokens_map.json"
     tokens = {
-        **(_special_tokens(read_json_object(path)) if path.exists() else {}),
+        **(_special_tokens(read_json_object(path)) if has_file(path) else {}),
         **_special_tokens(config),
     }
     for name in ("bos_token", "eos_token"):
@@ -352,14 +353,10 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name; the file beats the config, which has one text or a named list."""
     path = folder / "chat_template.jinja"
-    if path.exists():
+    if has_file(path):
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_TEMPLATE_BYTES + 1)
-            if len(data) > MAX_TEMPLATE_BYTES:
-                raise CheckpointError(f"{path.name} is over 1 MiB", where=str(path))
-            return {"default": data.decode("utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
+            return {"default": read_model_file(path, MAX_TEMPLATE_BYTES).decode("utf-8")}
+        except UnicodeDecodeError as error:
             raise CheckpointError(
                 f"{path.name} is no text file: {error}", where=str(path)
             ) from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.places import cache_folder
+from localllm.regular_file import open_regular
 
 _CHUNK = 1 << 22
 
@@ -90,7 +91,7 @@ def hash_file(file: Path, digest: str, on_bytes: Callable[[int], None] = lambda 
         hasher = hashlib.sha1(f"blob {file.stat().st_size}\0".encode())
     else:
         hasher = hashlib.sha256()
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         while chunk := opened.read(_CHUNK):
             hasher.update(chunk)
             on_bytes(len(chunk))

@@ -9,11 +9,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "localllm").rglob("*.py")) + sorted((ROOT / "kernels").rglob("*.py"))
-# These import nothing of ours but errors.
+# These import nothing of ours but errors, and what their row says.
 LEAVES = {
     "errors",
     "file_times",
     "json_file",
+    "model_file",
+    "regular_file",
     "stop_strings",
     "speculation_config",
     "overflow",
@@ -25,7 +27,9 @@ LEAVES = {
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "file_times": set(),
-    "json_file": set(),
+    "regular_file": set(),
+    "model_file": {"regular_file"},
+    "json_file": {"model_file"},
     "stop_strings": set(),
     "config": set(),
     "overflow": set(),

@@ -1,12 +1,14 @@
 """Safetensors headers read as hostile input: every claim is checked before a byte is loaded."""
 
 import json
+import os
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from localllm.errors import CheckpointError
+from localllm.model_file import open_model_file
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_DIMENSIONS = 8
@@ -38,10 +40,11 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     The library that loads the data checks most of this too; it accepts duplicate names, and its
     messages do not name the tensor.
 
-    Raises: CheckpointError for a file that is cut, overlaps, repeats a name or lies about sizes.
+    Raises: as `open_model_file`; CheckpointError for a file that is cut, overlaps, repeats a name
+    or lies about sizes.
     """
-    file_bytes = path.stat().st_size
-    with path.open("rb") as file:
+    with open_model_file(path) as file:
+        file_bytes = os.fstat(file.fileno()).st_size
         length_field = file.read(8)
         header_bytes = int.from_bytes(length_field, "little")
         if len(length_field) < 8 or header_bytes > file_bytes - 8:

@@ -1,8 +1,8 @@
 """`localllm quantize`, without its face: a checkpoint in, a smaller one with its report out."""
 
 import json
+import logging
 import resource
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from localllm.model.architectures import expected_tensors, layer_windows
 from localllm.model.rope import RopeTable
 from localllm.model.weight_files import fingerprint
 from localllm.model.weights import WeightReader, open_weights
+from localllm.model_file import read_model_file
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
 from localllm.quantize.layer import LayerQuantizer, LayerShape, QuantizedLayer
 from localllm.quantize.layer_files import (
@@ -40,7 +41,10 @@ from localllm.quantize.source import CheckedFolder, open_source, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
 from localllm.session import open_model
+from localllm.tokenizer import MAX_TOKENIZER_BYTES
 from localllm_kernels import TORCH_OPS, Ops, select_ops
+
+logger = logging.getLogger(__name__)
 
 # (what is being done, steps done, steps in all, a remark)
 Progress = Callable[[str, int, int, str], None]
@@ -313,8 +317,14 @@ class _Job:
     def _copy_small_files(self, folder: Path) -> None:
         for pattern in _COPIED:
             for path in sorted(self._source.folder.glob(pattern)):
-                if path.name not in _NOT_COPIED and path.is_file():
-                    shutil.copyfile(path, folder / path.name)
+                if path.name in _NOT_COPIED:
+                    continue
+                try:
+                    data = read_model_file(path, MAX_TOKENIZER_BYTES)
+                except CheckpointError as error:  # the model was opened without it
+                    logger.warning("not copied: %s", error.message)
+                    continue
+                (folder / path.name).write_bytes(data)
 
 
 def float32_ops(device: torch.device) -> Ops:
