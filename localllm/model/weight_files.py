@@ -9,7 +9,8 @@ from localllm.json_file import MAX_JSON_BYTES, read_json_object
 from localllm.model_file import has_file, open_model_file, read_model_file
 
 INDEX_NAME = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 100_000_000
+# As many tensors as a checkpoint may have, of 200 bytes.
+MAX_INDEX_BYTES = 20_000_000
 # Of a file of weights, for its fingerprint.
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 1 << 12
 

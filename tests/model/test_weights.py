@@ -155,6 +155,32 @@ def test_headers_that_are_no_objects_are_refused(make_checkpoint: Make) -> None:
         assert "header" in refusal(folder)
 
 
+def test_a_header_of_any_length_is_not_parsed(
+    make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint()
+    config, spec = read_model_config(folder)
+    entry = '"%06x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},'
+    many = "".join(entry % i for i in range(100_001))
+    for text, reason in ((" " * 10_000_000, "at most 10,000,000"), (many, "100,000 tensors")):
+        rewrite_header(folder, lambda _, text=text: f"{{{text}}}")  # type: ignore[misc]
+        monkeypatch.setattr("localllm.model.safetensors_header.json.loads", pytest.fail)
+        with pytest.raises(CheckpointError, match=reason):
+            check_weights([folder / "model.safetensors"], config, spec)
+        monkeypatch.undo()
+
+
+def test_the_tensors_of_all_files_together_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from checkpoints import tiny_config, write_checkpoint
+
+    folder = write_checkpoint(tmp_path / "m", tiny_config("LlamaForCausalLM"), num_shards=2)
+    check(folder)  # of 21 tensors
+    monkeypatch.setattr("localllm.model.safetensors_header.MAX_TENSORS", 20)
+    assert "over 20 tensors" in refusal(folder)
+
+
 def test_a_shard_that_is_not_there_is_named_with_a_tensor_it_holds(tmp_path: Path) -> None:
     from checkpoints import tiny_config, write_checkpoint
 
@@ -173,6 +199,13 @@ def test_an_index_that_points_outside_is_refused_and_nothing_is_opened(
     index = {"weight_map": {"model.norm.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "points outside" in refusal(folder)
+
+
+def test_a_shard_whose_name_no_file_can_have_is_missing(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    index = {"weight_map": {"model.norm.weight": "x" * 5000 + ".safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "is missing" in refusal(folder)
 
 
 def test_a_pickle_is_not_loaded_and_the_way_out_is_named(make_checkpoint: Make) -> None:
