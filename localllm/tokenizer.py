@@ -8,6 +8,7 @@ from threading import Lock
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.json_file import read_json_object
@@ -70,6 +71,8 @@ class Tokenizer:
             # What a training run left behind; a prompt is never cut or padded.
             backend.no_truncation()
             backend.no_padding()
+            if isinstance(backend.model, BPE):
+                backend.model.dropout = None  # which would encode a text another way each time
             backend.encode("A probe: é 1", add_special_tokens=True)
         except (KeyboardInterrupt, SystemExit):
             raise
