@@ -46,7 +46,8 @@ ALLOWED: dict[str, set[str]] = {
     "transfer": {"verified"},
     "recommendation": {"catalog"},
     "runnable": {"model"},
-    "download": {"catalog", "runnable", "transfer", "verified", "model"},
+    "hub_snapshot": {"transfer"},
+    "download": {"catalog", "runnable", "transfer", "verified", "model", "hub_snapshot"},
     "planning": {"bench", "card", "catalog", "download", "engine", "gpus", "model"}
     | {"localllm_kernels"},
     "template": {"template_sandbox"},
@@ -86,6 +87,9 @@ ALLOWED: dict[str, set[str]] = {
         "tokenizer",
         "prompt",
         "localllm_kernels",
+        "hub_snapshot",
+        "transfer",
+        "verified",
     },
     "bench": {
         "session",
@@ -128,6 +132,7 @@ ALLOWED: dict[str, set[str]] = {
         "completion",
         "catalog",
         "download",
+        "hub_snapshot",
         "transfer",
         "settings",
         "cache_kinds",
