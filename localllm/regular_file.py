@@ -38,9 +38,14 @@ def open_regular(path: Path) -> BinaryIO:
 def read_regular(path: Path, max_bytes: int) -> bytes:
     """The bytes of a file. Raises: as `open_regular`, also for one of more than `max_bytes`."""
     with open_regular(path) as file:
-        # Asked first: what is far too large is not read at all.
-        num_bytes = os.fstat(file.fileno()).st_size
-        data = file.read(max_bytes + 1) if num_bytes <= max_bytes else b""
+        return read_bounded(file, path, max_bytes)
+
+
+def read_bounded(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
+    """The bytes of an open file. Raises: OSError for more than `max_bytes`."""
+    # Asked first: what is far too large is not read at all.
+    num_bytes = os.fstat(file.fileno()).st_size
+    data = file.read(max_bytes + 1) if num_bytes <= max_bytes else b""
     if num_bytes > max_bytes or len(data) > max_bytes:
         size = f"{max(num_bytes, len(data)):,} bytes, at most {max_bytes:,}"
         raise OSError(errno.EFBIG, f"it is too large: {size}", str(path))

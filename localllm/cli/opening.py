@@ -77,8 +77,10 @@ def open_noted(
 def loading(name: str, doing: list[str]) -> StatusLine:
     """Says so, where it takes long; `doing`: the last of it is what takes long just now."""
     began_s = time.monotonic()
-    kernels = cache_folder("kernels")
-    is_first = not (kernels.is_dir() and any(kernels.iterdir()))
+    try:
+        is_first = not any(cache_folder("kernels").glob("*.so"))
+    except OSError:  # a folder that this user may not look into
+        is_first = True
     why = "; kernels are compiled for this processor, once" if is_first else ""
 
     def describe() -> str:

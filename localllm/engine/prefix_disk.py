@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import re
-import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ import torch
 
 from localllm.engine.block_pool import BlockPool
 from localllm.model.inputs import PagedKVCache
+from localllm.private_folder import PART_SUFFIX, new_private, open_private, private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,9 @@ class PrefixDisk:
     def __init__(
         self, folder: Path, limit_bytes: int, kv_cache: PagedKVCache, pool: BlockPool
     ) -> None:
+        # What was said in a conversation can be told from its keys and values, and answers are
+        # computed from them.
+        is_own = private_folder(folder, "prefixes are not kept on disk") is not None
         self._folder, self._limit_bytes = folder, limit_bytes
         self._kv_cache, self._pool = kv_cache, pool
         self._offered: deque[list[bytes]] = deque(maxlen=_MAX_OFFERED)
@@ -51,13 +54,16 @@ class PrefixDisk:
         self._keys: list[bytes] = []
         self._began_ns = self._num_saved = 0
         self._num_bytes: int | None = None  # of all files, once they are counted
-        self._is_writable = True
+        self._is_readable = self._is_writable = is_own
 
     def load(self, key: bytes, block_id: int) -> bool:
         """See PrefixStore."""
         path = self._path(key)
+        if not self._is_readable:
+            return False
         try:
-            content = bytearray(path.read_bytes())
+            with open_private(path) as file:
+                content = bytearray(file.read(self._file_bytes + 1))
         except OSError:
             return False
         values = memoryview(content)[_DIGEST_BYTES:]
@@ -109,20 +115,12 @@ class PrefixDisk:
         return _DIGEST_BYTES + self._kv_cache.block_bytes
 
     def _save(self, key: bytes, depth: int, values: memoryview) -> None:
-        # What was said in a conversation can be told from its keys and values.
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._num_bytes is None:
             self._num_bytes = sum(size for _, size, _ in self._files())
-        handle, name = tempfile.mkstemp(suffix=".part", dir=self._folder)  # for its owner only
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_digest(key, values))
-                file.write(values)
-            Path(name).replace(self._path(key))
-            self._touch(key, depth)
-        except BaseException:
-            _delete(Path(name))
-            raise
+        with new_private(self._path(key)) as file:
+            file.write(_digest(key, values))
+            file.write(values)
+        self._touch(key, depth)
         self._num_bytes += self._file_bytes
         if self._num_bytes > self._limit_bytes:
             self._num_bytes = self._make_room()
@@ -143,7 +141,7 @@ class PrefixDisk:
         found = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                if not _NAME.fullmatch(entry.name) and not entry.name.endswith(".part"):
+                if not _NAME.fullmatch(entry.name) and not entry.name.endswith(PART_SUFFIX):
                     continue
                 try:
                     stat = entry.stat(follow_symlinks=False)

@@ -15,6 +15,7 @@ from torch import Tensor
 from localllm import __version__
 from localllm.checkpoint import Checkpoint
 from localllm.config import EngineConfig
+from localllm.engine.loading import library_folder
 from localllm.engine.threads import choose_threads
 from localllm.errors import CheckpointError, RequestError
 from localllm.evaluation import Evaluation
@@ -329,4 +330,6 @@ class _Job:
 
 def float32_ops(device: torch.device) -> Ops:
     """Operators that compute in float32: the processor's own, on a GPU torch's."""
-    return TORCH_OPS if device.type == "cuda" else select_ops("cpu", "auto", torch.float32)
+    if device.type == "cuda":
+        return TORCH_OPS
+    return select_ops("cpu", "auto", torch.float32, library_folder=library_folder())

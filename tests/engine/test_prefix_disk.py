@@ -153,6 +153,41 @@ def test_others_do_not_read_them(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
 
 
+def test_the_umask_does_not_matter(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = tmp_path / "folder"
+        Kept(folder).save(KEYS[:1])
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_another_user_s_folder_is_neither_read_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    mine = Kept(folder)
+    mine.save(KEYS[:2])
+    written = {path.name for path in folder.iterdir()}
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    theirs = Kept(folder)
+    assert not theirs.disk.load(KEYS[0], 1)
+    theirs.save(KEYS[2:4])
+    assert {path.name for path in folder.iterdir()} == written
+    assert caplog.text.count("belongs to another user") == 1
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_block_that_others_may_have_written_is_computed(tmp_path: Path, is_open: bool) -> None:
+    kept = Kept(tmp_path / "folder")
+    kept.save(KEYS[:1])
+    path = tmp_path / "folder" / KEYS[0].hex()
+    path.chmod(0o666 if is_open else 0o600)
+    assert kept.disk.load(KEYS[0], 5) is not is_open
+
+
 def test_of_what_is_larger_than_the_limit_the_beginning_is_kept(tmp_path: Path) -> None:
     size = Kept(tmp_path / "any").cache.block_bytes + 32
     folder = tmp_path / "kept"
