@@ -1,7 +1,9 @@
 """What localllm keeps in its cache folder, by kind; all of it can be made again."""
 
 import fcntl
+import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +21,17 @@ class CacheKind:
 
     def num_bytes(self) -> int:
         """Of all files in it."""
-        files = (path for path in self.folder.rglob("*") if path.is_file())
-        return sum(path.stat().st_size for path in files)
+        num_bytes = 0
+        for root, _, names in os.walk(self.folder):
+            for name in names:
+                with suppress(OSError):  # deleted meanwhile
+                    num_bytes += (Path(root) / name).lstat().st_size
+        return num_bytes
 
     def clear(self) -> None:
         """Delete it. Raises: DiskError, also where somebody is at work in it."""
         for lock in self.folder.glob("*.unfinished/lock"):
-            if _is_held(lock):
+            if lock.is_file() and _is_held(lock):
                 raise DiskError(
                     f"a quantization is under way in {lock.parent.name}",
                     where=f"process {lock.read_text().strip() or 'unknown'}",
@@ -36,7 +42,7 @@ class CacheKind:
                 shutil.rmtree(self.folder)
         except OSError as error:
             raise DiskError(
-                f"{self.folder} cannot be deleted: {error.strerror}",
+                f"{self.folder} cannot be deleted: {error.strerror or error}",
                 hint="check its permissions, and that no localllm is running",
             ) from error
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from localllm.catalog import ModelSource
-from localllm.errors import CheckpointError, LocalLLMError
+from localllm.errors import LocalLLMError
 from localllm.generation_config import read_generation_config
 from localllm.json_file import read_json_object
 from localllm.model.architectures import read_model_config
-from localllm.model.safetensors_header import read_header
+from localllm.model.safetensors_header import read_headers
 from localllm.model.weight_files import find_weight_files
 from localllm.tokenizer import Tokenizer
 from localllm.untrusted.tokenizers import open_tokenizer
@@ -83,17 +83,12 @@ def read_weights(folder: Path, packed_bits: int = 4) -> Weights:
     files = find_weight_files(folder)
     num_parameters = 0
     by_dtype: Counter[str] = Counter()
-    for path in files:
-        try:
-            header = read_header(path)
-        except OSError as error:
-            raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
-        for name, tensor in header.items():
-            by_dtype[tensor.dtype] += tensor.num_bytes
-            if name.endswith(("scales", "qzeros", "g_idx", "weight_scale", "zero_point", "_shape")):
-                continue  # what belongs to a quantized weight is no parameter of its own
-            num_values = 32 // packed_bits if name.endswith(_PACKED_SUFFIXES) else 1
-            num_parameters += prod(tensor.shape) * num_values
+    for name, tensor in read_headers(files).items():
+        by_dtype[tensor.dtype] += tensor.num_bytes
+        if name.endswith(("scales", "qzeros", "g_idx", "weight_scale", "zero_point", "_shape")):
+            continue  # what belongs to a quantized weight is no parameter of its own
+        num_values = 32 // packed_bits if name.endswith(_PACKED_SUFFIXES) else 1
+        num_parameters += prod(tensor.shape) * num_values
     num_bytes = sum(path.stat().st_size for path in files)
     return Weights(num_parameters, num_bytes, dict(by_dtype.most_common()))
 

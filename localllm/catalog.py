@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from localllm.errors import CatalogError, ExitCode
 from localllm.places import cache_folder, user_catalog
+from localllm.regular_file import read_regular
 
 BUILT_IN_MODEL = "pocket"
 # pocket, and the model that drafts for it; each a folder of the package.
@@ -18,6 +19,7 @@ BUILT_IN_MODELS = (BUILT_IN_MODEL, "pocket-draft")
 QUANTIZATIONS = ("int4", "int8", "bf16")
 THINKING = ("none", "hybrid", "always")
 TOOLS = ("none", "hermes", "llama3", "mistral")
+_MAX_BYTES = 1_000_000
 _PACKAGE = Path(__file__).parent
 _REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 # A word with a version or a size behind it, as other tools name models too: gemma3, phi-4, x:20b.
@@ -90,7 +92,7 @@ def load_catalog() -> dict[str, CatalogEntry]:
     places = (_PACKAGE / "models.toml", _PACKAGE.parent / "models.toml")
     entries = _read_catalog(next((place for place in places if place.exists()), places[0]))
     own = user_catalog()
-    if not os.environ.get("LOCALLLM_NO_CONFIG") and own.exists():
+    if not os.environ.get("LOCALLLM_NO_CONFIG") and os.path.lexists(own):
         entries |= _read_catalog(own)
     return entries
 
@@ -110,7 +112,7 @@ def recommended(kind: str, memory_bytes: int) -> CatalogEntry | None:
 
 def _read_catalog(path: Path) -> dict[str, CatalogEntry]:
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_regular(path, _MAX_BYTES).decode("utf-8")
     except OSError as error:
         raise _broken(path, f"the catalogue cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

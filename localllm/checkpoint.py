@@ -17,7 +17,7 @@ from localllm.untrusted.tokenizers import open_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model's folder, of which nothing was read yet.
+    """A model's folder whose config is read.
 
     `engine_config` is what was asked for, with what the model itself decides filled in;
     `fallback_template` is for a folder that has none; `open_s` is what finding it took.
@@ -25,6 +25,8 @@ class FoundModel:
 
     name: str
     folder: Path
+    model_config: ModelConfig
+    spec: ArchSpec
     engine_config: EngineConfig
     fallback_template: str | None
     open_s: float
@@ -56,7 +58,7 @@ def find_model(
     """Find a model, and fetch it if need be; None is the built-in one. `progress` is told of a
     download.
 
-    Raises: CatalogError, DownloadError.
+    Raises: CatalogError, DownloadError; CheckpointError, UnsupportedModelError for its config.
     """
     started = time.monotonic()
     config = config or EngineConfig()
@@ -65,9 +67,17 @@ def find_model(
         # So that the exactness contract holds as it comes; see docs/architecture.md.
         config = replace(config, dtype="float32")
     folder = fetch_model(source, progress=progress)
+    model_config, spec = read_model_config(folder)
     note_use(folder)
-    taken_s = time.monotonic() - started
-    return FoundModel(source.name, folder, config, source.chat_template, taken_s)
+    return FoundModel(
+        name=source.name,
+        folder=folder,
+        model_config=model_config,
+        spec=spec,
+        engine_config=config,
+        fallback_template=source.chat_template,
+        open_s=time.monotonic() - started,
+    )
 
 
 def open_checkpoint(
@@ -83,22 +93,21 @@ def open_checkpoint(
 
 
 def read_checkpoint(found: FoundModel) -> Checkpoint:
-    """Read and check the small files of a model. Raises: CheckpointError, UnsupportedModelError."""
+    """Read and check the other small files of a model. Raises: CheckpointError."""
     started = time.monotonic()
     folder = found.folder
-    model_config, spec = read_model_config(folder)
     defaults = read_generation_config(folder)
     tokenizer = open_tokenizer(folder, found.fallback_template)
     # Every place that names an end token counts; they need not agree.
-    eos = {*defaults.eos_token_ids, *model_config.eos_token_ids}
+    eos = {*defaults.eos_token_ids, *found.model_config.eos_token_ids}
     if tokenizer.eos_token_id is not None:
         eos.add(tokenizer.eos_token_id)
-    _check_vocabulary(folder, tokenizer, model_config.vocab_size, eos)
+    _check_vocabulary(folder, tokenizer, found.model_config.vocab_size, eos)
     return Checkpoint(
         name=found.name,
         folder=folder,
-        model_config=model_config,
-        spec=spec,
+        model_config=found.model_config,
+        spec=found.spec,
         tokenizer=tokenizer,
         defaults=defaults,
         eos_token_ids=frozenset(eos),

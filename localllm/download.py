@@ -11,8 +11,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -26,17 +24,25 @@ from localllm.errors import (
     LocalLLMError,
     UnsupportedModelError,
 )
+from localllm.hub_snapshot import (
+    SMALL_FILES,
+    WANTED_FILES,
+    HubSnapshot,
+    cache_root,
+    link_file,
+    look_up,
+    note_revision,
+    ref_path,
+    snapshot_folder,
+)
+from localllm.model_file import check_link
+from localllm.regular_file import read_regular
 from localllm.runnable import check_config, check_listed
-from localllm.transfer import HubFile, damaged_error, fetch_blob, fetched_bytes
+from localllm.transfer import HubFile, damaged_error, fetch_blob, fetch_file, is_commit
 from localllm.verified import VerifiedFiles, hash_file
 
 logger = logging.getLogger(__name__)
 
-# Weights only as safetensors, no code, nothing else a repository may hold.
-SMALL_FILES = ("*.json", "*.jinja")
-WANTED_FILES = ("*.safetensors", *SMALL_FILES)
-# The same weights again in other layouts, and whatever lies in subfolders.
-UNWANTED_FILES = ("consolidated*", "*/*")
 # Files at a time.
 _WORKERS = 4
 # Disk that a download leaves free.
@@ -62,30 +68,6 @@ class NoProgress:
 
     def advance(self, file: HubFile, num_bytes: int) -> None:
         """See DownloadProgress."""
-
-
-@dataclass(frozen=True, slots=True)
-class HubSnapshot:
-    """The wanted files of a repository at a commit; `missing` are those not in the cache, of which
-    `partial_bytes` are here by the file's name. `names`: of all its files.
-    """
-
-    repo: str
-    commit: str
-    files: list[HubFile]
-    missing: list[HubFile]
-    names: list[str]
-    partial_bytes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all of them."""
-        return sum(file.num_bytes for file in self.files)
-
-    @property
-    def missing_bytes(self) -> int:
-        """Still to be fetched."""
-        return sum(file.num_bytes for file in self.missing) - sum(self.partial_bytes.values())
 
 
 def fetch_model(
@@ -128,7 +110,7 @@ def fetch_model(
             return here
         if with_weights:
             check_runnable(snapshot)
-        folder = _fetch(snapshot, source.revision, wanted, verified, progress)
+        folder = _fetch(snapshot, source.revision, verified, progress)
     _check_links(folder)
     _check_hashes(snapshot, folder, verified, progress)
     verified.add_snapshot(folder, [file.name for file in snapshot.files])
@@ -142,15 +124,17 @@ def repo_name(source: ModelSource) -> str:
 
 
 def find_snapshot(repo: str, revision: str | None) -> Path | None:
-    """The folder of a revision in the cache, whole or not; None where it was never fetched."""
+    """The folder of a revision in the cache, whole or not; None where it was never fetched.
+
+    Raises: DownloadError (3) for what names no revision.
+    """
     root = cache_root(repo)
-    ref = root / "refs" / (revision or "main")
     try:
-        commit = ref.read_text().strip() if ref.is_file() else revision or ""
-    except OSError:
-        return None
+        commit = read_regular(ref_path(root, revision), 1000).decode().strip()
+    except (OSError, ValueError):
+        commit = revision or ""
     folder = root / "snapshots" / commit
-    return folder if commit and folder.is_dir() else None
+    return folder if is_commit(commit) and folder.is_dir() else None
 
 
 def is_offline() -> bool:
@@ -165,62 +149,25 @@ def is_whole(snapshot: Path) -> bool:
     return VerifiedFiles().is_complete(snapshot, with_weights=True)
 
 
-def cache_root(repo: str) -> Path:
-    """Where the hub's cache keeps a repository."""
-    # Imported here: the client takes half a second.
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
-
-
-def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FILES) -> HubSnapshot:
-    """Ask the hub what files there are. Raises: the client's errors."""
-    from huggingface_hub import HfApi
-
-    info = HfApi().model_info(repo, revision=revision, files_metadata=True)
-    files = []
-    for sibling in info.siblings or []:
-        name, digest = sibling.rfilename, sibling.blob_id or ""
-        if sibling.lfs is not None:
-            digest = sibling.lfs.sha256
-        is_wanted = any(fnmatch(name, pattern) for pattern in wanted)
-        if is_wanted and not any(fnmatch(name, pattern) for pattern in UNWANTED_FILES):
-            files.append(HubFile(name, sibling.size or 0, digest))
-    root = cache_root(repo)
-    commit = str(info.sha)
-    missing = [
-        file
-        for file in files
-        if not (root / "snapshots" / commit / file.name).exists()
-        and not (file.digest and (root / "blobs" / file.digest).exists())
-    ]
-    names = [sibling.rfilename for sibling in info.siblings or []]
-    partial = {file.name: fetched_bytes(root / "blobs" / file.digest, file) for file in missing}
-    return HubSnapshot(repo, commit, files, missing, names, partial)
-
-
 def check_runnable(snapshot: HubSnapshot) -> None:
     """Look at the list of files, and at config.json where weights are missing, which is fetched
     for that. Raises: CheckpointError (7) for a model that cannot run; the client's errors.
     """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    check_listed(snapshot.repo, snapshot.names)
+    repo = snapshot.origin.repo
+    check_listed(repo, snapshot.names)
     if not any(file.name.endswith(".safetensors") for file in snapshot.missing):
         return
-    disable_progress_bars()  # ours are drawn
     with tempfile.TemporaryDirectory() as folder:
-        name, commit = "config.json", snapshot.commit
-        path = Path(hf_hub_download(snapshot.repo, name, revision=commit, local_dir=folder))
-        [digest] = [file.digest for file in snapshot.files if file.name == name]
-        if hash_file(path, digest) != digest:  # a damaged one is fetched again below
+        [config] = [file for file in snapshot.files if file.name == "config.json"]
+        path = Path(folder) / config.name
+        fetch_file(snapshot.origin, config, path)
+        if hash_file(path, config.digest) != config.digest:  # a damaged one is fetched again below
             return
         try:
             check_config(Path(folder))
         except CheckpointError as error:
             # The copy that was looked at is gone when this is read, and the hub has no other one.
-            error.where = error.where.replace(str(path), f"{name} of {snapshot.repo}")
+            error.where = error.where.replace(str(path), f"{path.name} of {repo}")
             if not isinstance(error, UnsupportedModelError):
                 error.hint = "the hub has it so; its page, or its makers, may know more"
             raise
@@ -228,13 +175,14 @@ def check_runnable(snapshot: HubSnapshot) -> None:
 
 def check_disk(snapshot: HubSnapshot) -> None:
     """Raises: DownloadError (5) where the disk has not room for what is missing."""
-    place = cache_root(snapshot.repo)
+    repo = snapshot.origin.repo
+    place = cache_root(repo)
     while not place.exists():
         place = place.parent
     free, needed = shutil.disk_usage(place).free, snapshot.missing_bytes
     if needed + _SPARE_BYTES > free:
         raise DownloadError(
-            f"{snapshot.repo} needs {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free",
+            f"{repo} needs {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free",
             where=str(place),
             hint="free some space (localllm ls, localllm rm), or point HF_HOME to another disk",
             exit_code=ExitCode.DISK,
@@ -244,18 +192,12 @@ def check_disk(snapshot: HubSnapshot) -> None:
 def _fetch(
     snapshot: HubSnapshot,
     revision: str | None,
-    wanted: tuple[str, ...],
     verified: VerifiedFiles,
     progress: DownloadProgress,
 ) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    disable_progress_bars()  # ours are drawn
     check_disk(snapshot)
-    blobs = cache_root(snapshot.repo) / "blobs"
-    large = [file for file in snapshot.missing if len(file.digest) == 64]
-
+    origin = snapshot.origin
+    blobs = cache_root(origin.repo) / "blobs"
     stopped = threading.Event()
 
     def fetch(file: HubFile) -> None:
@@ -264,24 +206,18 @@ def _fetch(
                 raise _StoppedError
             progress.advance(file, count)
 
-        place = blobs / file.digest
-        fetch_blob(snapshot.repo, snapshot.commit, file, place, verified, on_bytes)
+        fetch_blob(origin, file, blobs / file.digest, verified, on_bytes)
 
-    if large:
-        with progress.begin("fetching", large):
+    if snapshot.missing:
+        with progress.begin("fetching", snapshot.missing):
             try:
-                _in_parallel([partial(fetch, file) for file in large])
+                _in_parallel([partial(fetch, file) for file in snapshot.missing])
             finally:
                 stopped.set()
-    # Links, small files, and which commit a name stands for.
-    return Path(
-        snapshot_download(
-            snapshot.repo,
-            revision=revision,
-            allow_patterns=list(wanted),
-            ignore_patterns=list(UNWANTED_FILES),
-        )
-    )
+    for file in snapshot.files:
+        link_file(origin, file)
+    note_revision(origin, revision)
+    return snapshot_folder(origin)
 
 
 class _StoppedError(Exception):
@@ -327,9 +263,7 @@ def _check_hashes(
     unknown = [
         file
         for file in snapshot.files
-        if len(file.digest) in (40, 64)
-        and (folder / file.name).exists()
-        and not verified.knows(folder / file.name, file.digest)
+        if (folder / file.name).exists() and not verified.knows(folder / file.name, file.digest)
     ]
     if not unknown:
         return
@@ -459,11 +393,5 @@ def _transfer_error(name: str, error: OSError) -> LocalLLMError:
 
 def _check_links(snapshot: Path) -> None:
     """The cache's snapshots are links into its blobs; a link that leads elsewhere is refused."""
-    root = snapshot.resolve().parent.parent
-    for path in snapshot.rglob("*"):
-        if not path.resolve().is_relative_to(root):
-            raise CheckpointError(
-                f"{path.name} is a link out of the model's folder",
-                where=str(path),
-                hint="remove the model from the cache and download it again",
-            )
+    for path in snapshot.iterdir():
+        check_link(path)

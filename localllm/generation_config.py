@@ -8,6 +8,7 @@ from typing import Any
 from localllm.config import SamplingParams, read_token_ids
 from localllm.errors import CheckpointError, RequestError
 from localllm.json_file import read_json_object
+from localllm.model_file import has_file
 
 FILE_NAME = "generation_config.json"
 # Where a checkpoint says nothing about sampling: calm, not greedy, which loops on small models.
@@ -36,7 +37,7 @@ def read_generation_config(folder: Path) -> GenerationDefaults:
     `do_sample: false` is greedy. Raises: CheckpointError for values out of range.
     """
     path = folder / FILE_NAME
-    raw = read_json_object(path) if path.exists() else {}
+    raw = read_json_object(path) if has_file(path) else {}
     sampling: dict[str, Any] = {"temperature": FALLBACK_TEMPERATURE}
     for name, field in _FIELDS.items():
         if raw.get(name) is not None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import CheckpointError
+from localllm.model_file import read_model_file
 
 MAX_JSON_BYTES = 10_000_000
 
@@ -12,23 +13,13 @@ MAX_JSON_BYTES = 10_000_000
 def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The object in `path`.
 
-    Raises: CheckpointError where the file is missing, too large, no JSON (with line and column),
-    nested too deeply, or not an object.
+    Raises: CheckpointError where the file cannot be read (see `open_model_file`), is too large, no
+    JSON (with line and column), nested too deeply, or not an object.
     """
     where, hint = str(path), "download the model again"
+    data = read_model_file(path, max_bytes)
     try:
-        num_bytes = path.stat().st_size
-        if num_bytes > max_bytes:
-            raise CheckpointError(
-                f"{path.name} is too large: {num_bytes:,} bytes, at most {max_bytes:,}",
-                where=where,
-                hint=hint,
-            )
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path.name} is missing", where=str(path.parent), hint=hint
-        ) from error
+        value = json.loads(data.decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise CheckpointError(
             f"{path.name} is not valid JSON: {error.msg} at line {error.lineno}, "

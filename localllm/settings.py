@@ -6,8 +6,10 @@ from typing import Any
 
 from localllm.errors import CatalogError, ExitCode
 from localllm.places import config_file
+from localllm.regular_file import read_regular
 
 DEFAULT_MODEL = "default_model"
+_MAX_BYTES = 1_000_000
 
 
 def read_settings() -> dict[str, Any]:
@@ -16,13 +18,14 @@ def read_settings() -> dict[str, Any]:
     Raises: CatalogError (exit code 2), with the line, for a file that is broken.
     """
     path = config_file()
-    if os.environ.get("LOCALLLM_NO_CONFIG") or not path.exists():
+    if os.environ.get("LOCALLLM_NO_CONFIG") or not os.path.lexists(path):
         return {}
     try:
-        raw = tomllib.loads(path.read_bytes().decode("utf-8"))
+        raw = tomllib.loads(read_regular(path, _MAX_BYTES).decode("utf-8"))
     except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise CatalogError(
-            f"the settings cannot be read: {error}",
+            f"the settings cannot be read: {reason}",
             where=str(path),
             hint="mend the file, or leave it aside: localllm --no-config ...",
             exit_code=ExitCode.USAGE,

@@ -9,9 +9,11 @@ from threading import Lock
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
 
 from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.json_file import read_json_object
+from localllm.model_file import has_file, read_model_file
 from localllm.prompt import Prompt, ThinkLevel
 from localllm.special_text import SpecialText
 from localllm.template import render_chat_template
@@ -315,7 +317,7 @@ def _without_thoughts(text: str, markers: Markers) -> str:
 def load_backend(folder: Path) -> Backend:
     """The vocabulary of `tokenizer.json`. Raises: CheckpointError."""
     path = folder / "tokenizer.json"
-    if not path.exists():
+    if not has_file(path):
         raise CheckpointError(
             "tokenizer.json is missing",
             where=str(folder),
@@ -328,6 +330,8 @@ def load_backend(folder: Path) -> Backend:
         # What a training run left behind; a prompt is never cut or padded.
         backend.no_truncation()
         backend.no_padding()
+        if isinstance(backend.model, BPE):
+            backend.model.dropout = None  # which would encode a text another way each time
         backend.encode("A probe: é 1", add_special_tokens=True)
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -347,7 +351,7 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
     """
     path = folder / "special_tokens_map.json"
     return {
-        **(_special_tokens(read_json_object(path)) if path.exists() else {}),
+        **(_special_tokens(read_json_object(path)) if has_file(path) else {}),
         **_special_tokens(_read_config(folder)),
     }
 
@@ -362,7 +366,7 @@ def read_chat_templates(folder: Path, fallback_template: str | None = None) -> d
 
 def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
-    return read_json_object(path) if path.exists() else {}
+    return read_json_object(path) if has_file(path) else {}
 
 
 def _check_special_tokens(folder: Path, tokens: Mapping[str, str], backend: Backend) -> None:
@@ -390,14 +394,10 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Templates by name; the file beats the config, which has one text or a named list."""
     path = folder / "chat_template.jinja"
-    if path.exists():
+    if has_file(path):
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_TEMPLATE_BYTES + 1)
-            if len(data) > MAX_TEMPLATE_BYTES:
-                raise CheckpointError(f"{path.name} is over 1 MiB", where=str(path))
-            return {"default": data.decode("utf-8")}
-        except (OSError, UnicodeDecodeError) as error:
+            return {"default": read_model_file(path, MAX_TEMPLATE_BYTES).decode("utf-8")}
+        except UnicodeDecodeError as error:
             raise CheckpointError(
                 f"{path.name} is no text file: {error}", where=str(path)
             ) from error

@@ -5,11 +5,12 @@ gigabytes. Places and names are the client's own, so that both see the same cach
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from localllm.errors import DownloadError, ExitCode
@@ -20,20 +21,73 @@ logger = logging.getLogger(__name__)
 _ATTEMPTS = 5
 _PAUSE_S = 1.0
 _PARTIAL_SUFFIX = ".localllm-partial"
+_DIGEST, _COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
+# What file systems take, and what other programs can still make of a path.
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 1000
+
+RepoKind = Literal["model", "dataset"]
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository; `digest` is its SHA-256 where it is large, else git's SHA-1."""
+    """A file of a repository, as the hub lists it; `digest` is its SHA-256 where it is large, else
+    git's SHA-1.
+
+    Raises: DownloadError where the hub's words are no sound name, size or hash: name and hash
+    become paths.
+    """
 
     name: str
     num_bytes: int
     digest: str
 
+    def __post_init__(self) -> None:
+        if not _is_name(self.name):
+            raise _senseless(f"a file is called {self.name!r:.100}")
+        if type(self.num_bytes) is not int or self.num_bytes < 0:
+            raise _senseless(f"{self.name} has {self.num_bytes!r:.40} bytes")
+        if not isinstance(self.digest, str) or not _DIGEST.fullmatch(self.digest):
+            raise _senseless(f"the hash of {self.name} is {self.digest!r:.100}")
+
+
+@dataclass(frozen=True, slots=True)
+class HubCommit:
+    """A commit of a repository. Raises: DownloadError where the hub's word for it is no hash."""
+
+    repo: str
+    commit: str
+    kind: RepoKind = "model"
+
+    def __post_init__(self) -> None:
+        if not is_commit(self.commit):
+            raise _senseless(f"the commit of {self.repo} is {self.commit!r:.100}")
+
+
+def is_commit(text: object) -> bool:
+    """Whether it is the hash of a commit."""
+    return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
+
+
+def _is_name(name: object) -> bool:
+    """Whether it names a file below a folder, on any system, and shows as it is."""
+    if not isinstance(name, str) or not name.isprintable() or "\\" in name:
+        return False
+    parts = name.split("/")
+    return all(
+        part not in ("", ".", "..") and len(part.encode()) <= _MAX_NAME_BYTES for part in parts
+    ) and (len(name.encode()) <= _MAX_PATH_BYTES)
+
+
+def _senseless(found: str) -> DownloadError:
+    return DownloadError(
+        f"the hub's answer makes no sense: {found}",
+        where="nothing of it is fetched",
+        hint="HF_ENDPOINT may name a server that is no hub; try again later, or another mirror",
+    )
+
 
 def fetch_blob(
-    repo: str,
-    commit: str,
+    origin: HubCommit,
     file: HubFile,
     blob: Path,
     verified: VerifiedFiles,
@@ -54,7 +108,7 @@ def fetch_blob(
             on_bytes(file.num_bytes)
             return
         for is_second in (False, True):
-            _fill(repo, commit, file, partial, on_bytes)
+            fetch_file(origin, file, partial, on_bytes)
             found = hash_file(partial, file.digest)
             if found == file.digest:
                 partial.replace(blob)
@@ -87,10 +141,16 @@ def damaged_error(file: HubFile, found: str, place: Path) -> DownloadError:
     )
 
 
-def _fill(
-    repo: str, commit: str, file: HubFile, partial: Path, on_bytes: Callable[[int], None]
+def fetch_file(
+    origin: HubCommit,
+    file: HubFile,
+    partial: Path,
+    on_bytes: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Append to a partial file until it has all its bytes."""
+    """Append to a partial file until it has all its bytes, whatever they are.
+
+    Raises: the client's errors, OSError.
+    """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.file_download import http_get
@@ -99,7 +159,8 @@ def _fill(
     if partial.exists() and partial.stat().st_size > file.num_bytes:
         partial.unlink()
     on_bytes(partial.stat().st_size if partial.exists() else 0)
-    url, headers = hf_hub_url(repo, file.name, revision=commit), build_hf_headers()
+    url = hf_hub_url(origin.repo, file.name, revision=origin.commit, repo_type=origin.kind)
+    headers = build_hf_headers()
 
     class Counter:
         """What the client takes for a progress bar."""
@@ -116,6 +177,8 @@ def _fill(
 
         def update(self, count: float = 1) -> None:
             self._count += int(count)
+            if self._count > file.num_bytes:
+                raise OSError(f"{file.name} has more bytes than the hub's list says")
             on_bytes(self._count)
 
         def close(self) -> None:

@@ -5,14 +5,16 @@ One small JSON file in the cache folder; losing it costs only the time to look a
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from localllm.places import cache_folder
+from localllm.private_folder import private_folder, read_private, write_private
+from localllm.regular_file import open_regular
 
 _CHUNK = 1 << 22
+_MAX_BYTES = 100_000_000
 
 
 class VerifiedFiles:
@@ -55,7 +57,7 @@ class VerifiedFiles:
     def _read(self) -> dict[str, dict[str, Any]]:
         empty: dict[str, dict[str, Any]] = {"files": {}, "snapshots": {}}
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            found = json.loads(read_private(self._path, _MAX_BYTES))
         except (OSError, ValueError):
             return empty
         if not isinstance(found, dict):
@@ -65,14 +67,13 @@ class VerifiedFiles:
     def _change(self, change: Callable[[dict[str, dict[str, Any]]], None]) -> None:
         from filelock import FileLock
 
+        if private_folder(self._path.parent, "it is not kept which files were checked") is None:
+            return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self._path}.lock"):
+            with FileLock(f"{self._path}.lock", mode=0o600):
                 known = self._read()
                 change(known)
-                partial = self._path.with_name(f"{self._path.name}.new")
-                partial.write_text(json.dumps(known), encoding="utf-8")
-                os.replace(partial, self._path)
+                write_private(self._path, json.dumps(known).encode())
         except OSError:
             return  # it is only remembered
 
@@ -90,7 +91,7 @@ def hash_file(file: Path, digest: str, on_bytes: Callable[[int], None] = lambda 
         hasher = hashlib.sha1(f"blob {file.stat().st_size}\0".encode())
     else:
         hasher = hashlib.sha256()
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         while chunk := opened.read(_CHUNK):
             hasher.update(chunk)
             on_bytes(len(chunk))

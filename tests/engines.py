@@ -19,6 +19,7 @@ from localllm.engine.device import Device
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.form_ends import FormEnds
+from localllm.engine.loading import library_folder
 from localllm.engine.matcher import Matcher
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, TokenEvent
@@ -110,7 +111,9 @@ def load_tiny_model(
                 verify=False,
             )
             folder = quantize_model(request, lambda *args: None).out
-        ops = select_ops("cpu", backend, dtype, deterministic=deterministic)
+        ops = select_ops(
+            "cpu", backend, dtype, library_folder=library_folder(), deterministic=deterministic
+        )
         return load_folder(folder, dtype, ops, deterministic=deterministic)
 
 

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,6 +49,9 @@ class Hub:
     tokens: set[str] = field(default_factory=set)
     # Where large files are redirected to, as to the signed addresses of a CDN.
     elsewhere: str = ""
+    # Changes what it says of a repository; headers that it sends in the place of its own.
+    lie: Callable[[dict[str, Any]], None] = lambda answer: None
+    lying_headers: dict[str, str] = field(default_factory=dict)
 
     def fault(self, name: str) -> Fault | None:
         """What is wrong this time."""
@@ -121,6 +124,7 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
                 return
             files = [describe(p) for p in sorted(hub.folders[repo].iterdir()) if p.is_file()]
             answer: Any = {"id": repo, "sha": hub.commit, "siblings": files}
+            hub.lie(answer)
             if "/tree/" in path:
                 answer = [
                     {
@@ -156,6 +160,7 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
                 return
             etag = hashlib.sha256(data).hexdigest() if large else git_digest(data)
             headers = {"ETag": f'"{etag}"', "X-Repo-Commit": hub.commit, "Accept-Ranges": "bytes"}
+            headers.update(hub.lying_headers)
             fault = hub.fault(file.name) if with_body else None
             if fault is not None and fault.status:
                 self.send(fault.status, b"", {}, with_body)

@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_hub import Fault, Hub, running_hub, serve_hub
 
 from localllm import transfer
 from localllm.catalog import ModelSource
-from localllm.download import _check_links, fetch_model, find_snapshot, look_up
+from localllm.download import _check_links, fetch_model, find_snapshot
 from localllm.errors import CheckpointError, DownloadError, ExitCode
+from localllm.hub_snapshot import look_up
 from localllm.verified import VerifiedFiles
 
 ROOT = Path(__file__).parents[1]
@@ -268,7 +270,8 @@ def test_what_is_damaged_twice_is_never_used(hub: Hub) -> None:
 
 
 def test_a_small_file_that_is_damaged_is_not_used(hub: Hub) -> None:
-    hub.faults["config.json"] = [Fault(times=2, flip=True)]
+    # Looked at once before the others are fetched, and fetched twice.
+    hub.faults["config.json"] = [Fault(times=3, flip=True)]
     with pytest.raises(DownloadError, match=r"config\.json is damaged"):
         fetch_model(SOURCE)
     assert_is_whole(hub, fetch_model(SOURCE))
@@ -424,3 +427,148 @@ def test_what_another_program_fetched_is_checked_too(hub: Hub) -> None:
     with pytest.raises(DownloadError, match="damaged"):
         fetch_model(SOURCE)
     assert_is_whole(hub, fetch_model(SOURCE))
+
+
+def tell_of(name: str, **fields: Any) -> Callable[[dict[str, Any]], None]:
+    """A lie about a file."""
+
+    def lie(answer: dict[str, Any]) -> None:
+        [file] = [each for each in answer["siblings"] if each["rfilename"] == name]
+        file.update(fields)
+
+    return lie
+
+
+def tell_of_weights(sha256: object) -> Callable[[dict[str, Any]], None]:
+    return tell_of(WEIGHTS, lfs={"sha256": sha256, "size": 1, "pointerSize": 1})
+
+
+def written(place: Path) -> set[str]:
+    """Files and folders but for the repository's own in the cache, and what we note of them."""
+    found = {str(path.relative_to(place)) for path in place.rglob("*")}
+    own = ("hf/hub/models--tester--tiny-model", "home/localllm/downloads", "hf/hub/.locks")
+    return {name for name in found if not name.startswith(own)} - {"hf", "hf/hub"}
+
+
+_HEX = "0123456789abcdef"
+LIES = {
+    "a hash that leaves the cache": tell_of_weights("../../../../escaped"),
+    "a hash that is an absolute path": tell_of_weights("/tmp/localllm-escaped"),
+    "a hash of other digits": tell_of_weights("g" * 64),
+    "a hash in capitals": tell_of_weights(_HEX.upper() * 4),
+    "a hash that is too short": tell_of_weights(_HEX * 3 + _HEX[:-1]),
+    "a hash with a line behind it": tell_of_weights(_HEX * 4 + "\n"),
+    "a hash that is a number": tell_of_weights(7),
+    "no hash": tell_of_weights(""),
+    "git's hash that leaves the cache": tell_of("config.json", blobId="../../../../escaped"),
+    "no hash of git's": tell_of("config.json", blobId=None),
+    "a commit that leaves the cache": lambda answer: answer.update(sha="../../../../escaped"),
+    "a commit that is a branch": lambda answer: answer.update(sha="main"),
+    "a commit that is too long": lambda answer: answer.update(sha="a" * 41),
+    "no commit": lambda answer: answer.update(sha=None),
+    "backslashes": tell_of("generation_config.json", rfilename="..\\..\\escaped.json"),
+    "NUL": tell_of("generation_config.json", rfilename="a\0b.json"),
+    "a line's end": tell_of("generation_config.json", rfilename="a\nb.json"),
+    "a terminal's controls": tell_of("generation_config.json", rfilename="\x1b[2Jb.json"),
+    "a name that is too long": tell_of("generation_config.json", rfilename="x" * 300 + ".json"),
+    "a size below zero": tell_of("config.json", size=-1),
+    "a size that is a text": tell_of("config.json", size="../x"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_hub_s_words_become_no_path(hub: Hub, tmp_path: Path, lie: str) -> None:
+    (hub.folders[REPO] / "generation_config.json").write_text("{}")
+    before = written(tmp_path)
+    hub.lie = LIES[lie]
+    with pytest.raises(DownloadError, match="makes no sense") as caught:
+        fetch_model(SOURCE)
+    assert caught.value.exit_code == ExitCode.NETWORK
+    assert written(tmp_path) == before
+    assert not Path("/tmp/localllm-escaped").exists()
+    hub.lie = lambda answer: None
+    assert_is_whole(hub, fetch_model(SOURCE))
+
+
+@pytest.mark.parametrize("name", ["../../../../escaped.json", "/tmp/localllm-escaped.json"])
+def test_files_of_a_hub_s_folders_are_left_alone(hub: Hub, tmp_path: Path, name: str) -> None:
+    (hub.folders[REPO] / "generation_config.json").write_text("{}")
+    before = written(tmp_path)
+    hub.lie = tell_of("generation_config.json", rfilename=name)
+    folder = fetch_model(SOURCE)
+    assert not (folder / "generation_config.json").exists()
+    assert written(tmp_path) == before
+    assert not Path("/tmp/localllm-escaped.json").exists()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"ETag": '"../../../../escaped"'},
+        {"X-Linked-Etag": '"/tmp/localllm-escaped"'},
+        {"X-Repo-Commit": "../../../../escaped"},
+        {"X-Linked-Size": "7"},
+    ],
+    ids=str,
+)
+def test_a_hub_s_headers_become_no_path(hub: Hub, tmp_path: Path, headers: dict[str, str]) -> None:
+    before = written(tmp_path)
+    hub.lying_headers = headers
+    assert_is_whole(hub, fetch_model(SOURCE))
+    assert written(tmp_path) == before
+    assert not Path("/tmp/localllm-escaped").exists()
+
+
+def test_a_file_is_not_fetched_beyond_its_size(hub: Hub) -> None:
+    file = hub.folders[REPO] / WEIGHTS
+    listed = file.stat().st_size // 2
+    hub.lie = tell_of(WEIGHTS, size=listed)
+    with pytest.raises(DownloadError, match="more bytes than the hub's list says"):
+        fetch_model(SOURCE)
+    (partial,) = find_partials()
+    assert partial.stat().st_size <= listed
+
+
+def find_partials() -> list[Path]:
+    from huggingface_hub import constants
+
+    return list(Path(constants.HF_HUB_CACHE).rglob("*partial"))
+
+
+def test_the_commit_of_a_branch_in_the_cache_is_no_path(hub: Hub, hub_home: Path) -> None:
+    folder = fetch_model(SOURCE)
+    root = folder.parents[1]
+    elsewhere = hub_home / "elsewhere"
+    elsewhere.mkdir()
+    assert find_snapshot(REPO, None) == folder
+    for text in ("../../../elsewhere", str(elsewhere), "", "main"):
+        (root / "refs" / "main").write_text(text)
+        assert find_snapshot(REPO, None) is None
+    with pytest.raises(DownloadError, match="not a revision"):
+        find_snapshot(REPO, "../../x")
+
+
+def test_the_hub_s_client_sees_the_same_cache(hub: Hub, hub_home: Path) -> None:
+    from huggingface_hub import scan_cache_dir, snapshot_download
+
+    folder = fetch_model(ModelSource(REPO, repo=REPO, revision="main"))
+    [repo] = scan_cache_dir(hub_home / "hub").repos
+    [revision] = repo.revisions
+    assert revision.refs == {"main"}
+    assert {file.file_name for file in revision.files} == {path.name for path in folder.iterdir()}
+    found = snapshot_download(REPO, local_files_only=True, cache_dir=hub_home / "hub")
+    assert Path(found) == folder
+
+
+def test_a_disk_without_links_has_the_files_themselves(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    folder = fetch_model(SOURCE)
+    assert_is_whole(hub, folder)
+    hub.sent.clear()
+    assert fetch_model(SOURCE, refresh=True) == folder
+    assert not [name for name in hub.sent if name]

@@ -11,6 +11,8 @@ import pytest
 from checkpoints import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.tokenizer import StreamDecoder, Tokenizer
@@ -63,6 +65,16 @@ def test_lone_surrogates_are_refused() -> None:
 def test_a_long_text_is_known_to_be_too_long_before_it_is_read_whole() -> None:
     text = "x" * 10_000_000
     assert 1000 < BYTES.count_at_least(text, 1000) < 1_000_000
+
+
+def test_a_text_is_encoded_the_same_way_each_time(tmp_path: Path) -> None:
+    vocab = {"a": 0, "b": 1, "ab": 2, "abab": 3}
+    model = models.BPE(vocab=vocab, merges=[("a", "b"), ("ab", "ab")], dropout=0.5)
+    Backend(model).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    found = {tuple(tokenizer.encode("abab", add_special_tokens=False)) for _ in range(50)}
+    assert found == {(3,)}
+    assert '"dropout":null' in tokenizer.to_json()
 
 
 def test_the_template_file_beats_the_config(make_checkpoint) -> None:  # type: ignore[no-untyped-def]

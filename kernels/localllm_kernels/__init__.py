@@ -8,6 +8,7 @@ operator, in the file of its name.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,12 +93,14 @@ def select_ops(
     requested: str,
     dtype: torch.dtype,
     *,
+    library_folder: Path | None = None,
     deterministic: bool = False,
     tunings: Tunings | None = None,
     choose: Callable[[], Choice] = lambda: ALL_OWN,
 ) -> Ops:
     """The table for a device type (`cpu`, `cuda`), a `--backend` (`auto`, `torch`, `triton`) and
-    weights of `dtype`; `deterministic`: one path for every row, where there would be several;
+    weights of `dtype`; `library_folder`: where the C library is kept, see `load_library`;
+    `deterministic`: one path for every row, where there would be several;
     `tunings`: what Triton's kernels take for a shape; `choose`: asked which of them are taken,
     where they can be launched on a GPU.
 
@@ -122,7 +125,7 @@ def select_ops(
             logger.warning("torch's operators are used, which are slower: %s", error)
     elif device == "cpu" and requested == "auto" and dtype != torch.float16:
         try:
-            ops = cpu_ops()
+            ops = cpu_ops(library_folder)
         except BuildError as error:
             logger.warning("torch's operators are used, which are slower: %s", error)
     logger.info("operators: %s on %s", ops.name, device)
@@ -188,9 +191,9 @@ def triton_ops(
     )
 
 
-def cpu_ops() -> Ops:
-    """The table of the C library, compiled if need be. Raises: BuildError."""
-    library = load_library()
+def cpu_ops(library_folder: Path | None = None) -> Ops:
+    """The table of the C library, compiled if need be, see `load_library`. Raises: BuildError."""
+    library = load_library(library_folder)
     own = CpuOps(library)
     return Ops(
         name="c",

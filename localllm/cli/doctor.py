@@ -270,7 +270,7 @@ def _memory() -> Iterator[Finding]:
 
 
 def _disk() -> Iterator[Finding]:
-    from localllm.download import cache_root
+    from localllm.hub_snapshot import cache_root
     from localllm.places import cache_folder
 
     for what, folder in (("hub cache", cache_root("a/b").parent), ("our cache", cache_folder(""))):

@@ -42,14 +42,11 @@ def open_noted(
     """
     from localllm.checkpoint import find_model, read_checkpoint
     from localllm.cli.download_progress import TerminalProgress
-    from localllm.model.architectures import read_model_config
 
     if name is None:
         welcome(engine)
     chosen = choose_variant(name, engine)
     found = find_model(chosen, engine, TerminalProgress())
-    # What no process can load is told before one is started.
-    read_model_config(found.folder)
     attached = _attach(found, keepalive_s) if _HAS_SOCKETS else None
     if attached is not None:
         if is_conversation:
@@ -82,8 +79,10 @@ def open_noted(
 def loading(name: str, doing: list[str]) -> StatusLine:
     """Says so, where it takes long; `doing`: the last of it is what takes long just now."""
     began_s = time.monotonic()
-    kernels = cache_folder("kernels")
-    is_first = not (kernels.is_dir() and any(kernels.iterdir()))
+    try:
+        is_first = not any(cache_folder("kernels").glob("*.so"))
+    except OSError:  # a folder that this user may not look into
+        is_first = True
     why = "; kernels are compiled for this processor, once" if is_first else ""
 
     def describe() -> str:

@@ -13,7 +13,7 @@ from localllm.cli.words import size
 from localllm.errors import DownloadError, ExitCode, RequestError
 
 if TYPE_CHECKING:
-    from localllm.download import HubSnapshot
+    from localllm.hub_snapshot import HubSnapshot
 
 
 def pull(
@@ -38,9 +38,9 @@ def pull(
         find_snapshot,
         hub_errors,
         is_whole,
-        look_up,
         repo_name,
     )
+    from localllm.hub_snapshot import look_up
 
     if model in BUILT_IN_MODELS:
         note(f"{model} is built in; there is nothing to fetch")
@@ -106,7 +106,8 @@ def choose_source(model: str, *, int4: bool) -> ModelSource:
 
 def describe_snapshot(snapshot: "HubSnapshot") -> str:
     """What there is and what is missing, in a line."""
-    what = f"{snapshot.repo} at {snapshot.commit[:12]}: {size(snapshot.num_bytes)}"
+    origin = snapshot.origin
+    what = f"{origin.repo} at {origin.commit[:12]}: {size(snapshot.num_bytes)}"
     if not snapshot.missing:
         return f"{what}, all of it here"
     if snapshot.missing_bytes == snapshot.num_bytes:

@@ -40,7 +40,8 @@ from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.model.weights import CheckpointWeights, load_model, open_source
-from localllm.places import prefix_folder
+from localllm.places import cache_folder, prefix_folder
+from localllm.private_folder import private_folder
 from localllm_kernels import select_ops
 from localllm_kernels.choice import ALL_OWN, Choice
 from localllm_kernels.kv_cache import row_bytes
@@ -121,6 +122,7 @@ def build_decoder(
             device.type,
             config.backend,
             dtype,
+            library_folder=library_folder(),
             deterministic=config.deterministic,
             tunings=tunings,
             choose=choose,
@@ -312,6 +314,11 @@ def select_device(config: EngineConfig) -> torch.device:
 def step_tokens(device: str) -> int:
     """Tokens in one step on a `cpu` or a `cuda`, where nobody says otherwise."""
     return _STEP_TOKENS[device]
+
+
+def library_folder() -> Path | None:
+    """Where the kernels of this processor are kept; None where there is no such place."""
+    return private_folder(cache_folder("kernels"), "kernels are compiled anew at each start")
 
 
 def _tuning_file(device: torch.device) -> TuningFile:

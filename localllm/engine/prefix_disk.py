@@ -2,8 +2,9 @@
 
 A file a block, named by the block's key (see block_pool.py) and so by all that its values depend
 on: a digest of key and values, then the values. Several processes may share a folder: a file
-comes by a rename and is never changed. What is unused for longest is deleted; of a prefix the end
-goes before its beginning, without which it is of no use.
+comes by a rename and is never changed, and one of them writes at a time, by a count of the bytes of
+all of them. What is unused for longest is deleted; of a prefix the end goes before its beginning,
+without which it is of no use.
 
 Nothing that goes wrong here is an error of a request: what cannot be read is computed.
 """
@@ -12,7 +13,6 @@ import hashlib
 import logging
 import os
 import re
-import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,7 +21,9 @@ from pathlib import Path
 import torch
 
 from localllm.engine.block_pool import BlockPool
+from localllm.engine.shared_count import BusyError, shared_count
 from localllm.model.inputs import PagedKVCache
+from localllm.private_folder import PART_SUFFIX, new_private, open_private, private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +33,9 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 _KEPT_SHARE = 0.9
 # Prefixes that wait to be saved; of more than these the newest.
 _MAX_OFFERED = 64
-# A file of which nothing has been written for so long is of a process that ended.
-_ABANDONED_S = 3600
+# Where the bytes of all files are counted.
+_COUNT = "bytes"
+_WITHOUT = "prefixes are not kept on disk"
 
 
 class PrefixDisk:
@@ -44,20 +47,26 @@ class PrefixDisk:
     def __init__(
         self, folder: Path, limit_bytes: int, kv_cache: PagedKVCache, pool: BlockPool
     ) -> None:
+        # What was said in a conversation can be told from its keys and values, and answers are
+        # computed from them.
+        is_own = private_folder(folder, _WITHOUT) is not None
         self._folder, self._limit_bytes = folder, limit_bytes
         self._kv_cache, self._pool = kv_cache, pool
         self._offered: deque[list[bytes]] = deque(maxlen=_MAX_OFFERED)
         # The prefix that is being saved: since when, and up to where.
         self._keys: list[bytes] = []
         self._began_ns = self._num_saved = 0
-        self._num_bytes: int | None = None  # of all files, once they are counted
-        self._is_writable = True
+        self._has_counted = False
+        self._is_readable = self._is_writable = is_own
 
     def load(self, key: bytes, block_id: int) -> bool:
         """See PrefixStore."""
         path = self._path(key)
+        if not self._is_readable:
+            return False
         try:
-            content = bytearray(path.read_bytes())
+            with open_private(path) as file:
+                content = bytearray(file.read(self._file_bytes + 1))
         except OSError:
             return False
         values = memoryview(content)[_DIGEST_BYTES:]
@@ -90,9 +99,11 @@ class PrefixDisk:
                 continue
             try:
                 self._save(key, depth, self._kv_cache.read_block(held[0]).numpy().data)
+            except BusyError:
+                self._num_saved = len(self._keys)  # the rest is of no use without this block
             except OSError as error:
                 self._is_writable = False
-                logger.warning("prefixes are not kept on disk: %s: %s", self._folder, error)
+                logger.warning("%s: %s: %s", _WITHOUT, self._folder, error)
             return True
         self._offered.clear()
         return False
@@ -109,31 +120,36 @@ class PrefixDisk:
         return _DIGEST_BYTES + self._kv_cache.block_bytes
 
     def _save(self, key: bytes, depth: int, values: memoryview) -> None:
-        # What was said in a conversation can be told from its keys and values.
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._num_bytes is None:
-            self._num_bytes = sum(size for _, size, _ in self._files())
-        handle, name = tempfile.mkstemp(suffix=".part", dir=self._folder)  # for its owner only
-        try:
-            with os.fdopen(handle, "wb") as file:
+        if private_folder(self._folder, _WITHOUT) is None:  # it may have been deleted
+            self._is_writable = False
+            return
+        with shared_count(self._folder / _COUNT) as count:
+            if self._path(key).exists():  # by another process, just now
+                return
+            before = count.read()
+            if before is None or not self._has_counted:
+                before = sum(size for _, size, _ in self._files())
+            if before + self._file_bytes > self._limit_bytes:
+                before = self._make_room()
+            # First: of a process that is killed too much is counted, until room is made.
+            count.write(before + self._file_bytes)
+            self._has_counted = True
+            with new_private(self._path(key)) as file:
                 file.write(_digest(key, values))
                 file.write(values)
-            Path(name).replace(self._path(key))
             self._touch(key, depth)
-        except BaseException:
-            _delete(Path(name))
-            raise
-        self._num_bytes += self._file_bytes
-        if self._num_bytes > self._limit_bytes:
-            self._num_bytes = self._make_room()
 
     def _make_room(self) -> int:
-        """Delete what is unused for longest; the bytes that are left."""
+        """Delete what is unused for longest, and whatever was not finished, as nobody else writes
+        now; the bytes that are left. One more file has room then.
+        """
         files = sorted(self._files())
         left = sum(size for _, size, _ in files)
-        for used_s, size, path in files:
-            is_abandoned = path.suffix and time.time() - used_s > _ABANDONED_S
-            if is_abandoned or (left > _KEPT_SHARE * self._limit_bytes and not path.suffix):
+        most = int(_KEPT_SHARE * self._limit_bytes) - self._file_bytes
+        unfinished = [each for each in files if each[2].suffix]
+        finished = [each for each in files if not each[2].suffix]
+        for _, size, path in [*unfinished, *finished]:
+            if left > most or path.suffix:
                 _delete(path)
                 left -= size
         return left
@@ -143,7 +159,7 @@ class PrefixDisk:
         found = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                if not _NAME.fullmatch(entry.name) and not entry.name.endswith(".part"):
+                if not _NAME.fullmatch(entry.name) and not entry.name.endswith(PART_SUFFIX):
                     continue
                 try:
                     stat = entry.stat(follow_symlinks=False)

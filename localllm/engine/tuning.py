@@ -9,7 +9,6 @@ used from the next start on: within one, a row is computed the same way from fir
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from localllm.engine.device import Device, is_fatal
 from localllm.engine.operator_case import distance, unit_of
 from localllm.model.decoder import DecoderModel
 from localllm.places import cache_folder
+from localllm.private_folder import private_folder, read_private, write_private
 from localllm_kernels.fingerprint import sources_fingerprint
 from localllm_kernels.gpu_linears import Int4Product
 from localllm_kernels.int4_weight import NOTHING, Around
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 ROWS = (1, 16, 64)
 _REPEATS = 5
+_MAX_BYTES = 10_000_000
+_WITHOUT = "tunings are not kept"
 # A configuration has to be so much faster than the best one before it.
 _WORTH = 0.98
 
@@ -52,8 +54,10 @@ class TuningFile:
 
     def read(self) -> Tunings:
         """What was found so far."""
+        if private_folder(self.path.parent, _WITHOUT) is None:
+            return Tunings()
         try:
-            entries = json.loads(self.path.read_text(encoding="utf-8"))
+            entries = json.loads(read_private(self.path, _MAX_BYTES))
             found = {str(key): TileConfig(**values) for key, values in entries.items()}
         except FileNotFoundError:
             return Tunings()
@@ -66,13 +70,12 @@ class TuningFile:
         """Keep one more; what is there may have grown in the meantime."""
         entries = {**self.read().found, key: config}
         text = json.dumps({key: asdict(config) for key, config in entries.items()}, indent=1)
+        if private_folder(self.path.parent, _WITHOUT) is None:
+            return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            draft = self.path.with_suffix(f".{os.getpid()}")
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(self.path)
+            write_private(self.path, text.encode())
         except OSError as error:
-            logger.warning("tunings are not kept: %s", error)
+            logger.warning("%s: %s", _WITHOUT, error)
 
 
 def tune(

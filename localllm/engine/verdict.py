@@ -5,7 +5,6 @@ keeps it.
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from localllm.places import cache_folder
+from localllm.private_folder import private_folder, read_private, write_private
 from localllm_kernels.choice import SECOND_WAYS, Choice, Piece
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,8 @@ _BROKEN = ("wrong", "crashed", "hung")
 # So much longer than torch's an operator may take: clocks are not exact.
 _SLOWER = 1.05
 KIND = "self-checks"
+_MAX_BYTES = 10_000_000
+_WITHOUT = "what was found about this GPU's kernels is not kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +144,15 @@ class VerdictFile:
     @classmethod
     def all(cls) -> list["VerdictFile"]:
         """Those that there are, the newest last."""
-        found = list(cache_folder(KIND).glob("*.json"))
+        found = [path for path in cache_folder(KIND).glob("*.json") if path.is_file()]
         return [cls(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
 
     def read(self) -> Verdict | None:
         """The verdict; None where there is none, or it is not sound."""
+        if private_folder(self.path.parent, _WITHOUT) is None:
+            return None
         try:
-            raw = json.loads(self.path.read_text(encoding="utf-8"))
+            raw = json.loads(read_private(self.path, _MAX_BYTES))
             outcomes = tuple(
                 Outcome(**{**each, "piece": Piece(each["piece"])}) for each in raw["outcomes"]
             )
@@ -163,10 +167,9 @@ class VerdictFile:
 
     def write(self, verdict: Verdict) -> None:
         """Keep it; where that is not possible it is told, and found out again next time."""
+        if private_folder(self.path.parent, _WITHOUT) is None:
+            return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            draft = self.path.with_suffix(f".{os.getpid()}")
-            draft.write_text(json.dumps(asdict(verdict), indent=1), encoding="utf-8")
-            draft.replace(self.path)
+            write_private(self.path, json.dumps(asdict(verdict), indent=1).encode())
         except OSError as error:
-            logger.warning("what was found about this GPU's kernels is not kept: %s", error)
+            logger.warning("%s: %s", _WITHOUT, error)

@@ -63,6 +63,10 @@ class RandomWeights:
         is_linear = len(shape) == 2 and "embed_tokens" not in name
         return values.mul_(shape[1] ** -0.5 if is_linear else 0.1)
 
+    def place(self, name: str) -> str:
+        """See WeightSource."""
+        return "drawn at random"
+
     def has_quantized(self, linear: str) -> bool:
         """See WeightSource."""
         return self.kind != "bf16" and self._linear_shape(linear) is not None

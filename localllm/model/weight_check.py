@@ -10,7 +10,7 @@ from localllm.errors import CheckpointError
 from localllm.model.architectures import ArchSpec, expected_tensors, linear_shapes
 from localllm.model.formats import Scheme, StoredTensor
 from localllm.model.quantization_config import read_quantization
-from localllm.model.safetensors_header import TensorInfo, read_header
+from localllm.model.safetensors_header import TensorInfo, read_headers
 
 LOADABLE_DTYPES = ("F32", "F16", "BF16")
 # Buffers that old exports stored beside the weights, which follow from the config; and scales of
@@ -57,7 +57,7 @@ def check_weights(files: list[Path], config: ModelConfig, spec: ArchSpec) -> Wei
     that is not taken, or of a shape that contradicts the config; UnsupportedModelError for a
     quantization that is not known.
     """
-    found = _read_headers(files)
+    found = read_headers(files)
     expected = {
         name: StoredTensor((shape,), LOADABLE_DTYPES)
         for name, shape in expected_tensors(config, spec).items()
@@ -114,19 +114,6 @@ def _collect(
                 hint="download the model again",
             )
     return tensors
-
-
-def _read_headers(files: list[Path]) -> dict[str, TensorInfo]:
-    found: dict[str, TensorInfo] = {}
-    for file in files:
-        for name, info in read_header(file).items():
-            if name in found:
-                raise CheckpointError(
-                    f"tensor {name!r} is in two files",
-                    where=f"{found[name].file.name}, {file.name}",
-                )
-            found[name] = info
-    return found
 
 
 def _find_schemes(

@@ -1,13 +1,16 @@
 """Which files of a checkpoint folder hold its weights, and a fingerprint of them."""
 
 import hashlib
+import os
 from pathlib import Path
 
 from localllm.errors import CheckpointError
-from localllm.json_file import read_json_object
+from localllm.json_file import MAX_JSON_BYTES, read_json_object
+from localllm.model_file import has_file, open_model_file, read_model_file
 
 INDEX_NAME = "model.safetensors.index.json"
-MAX_INDEX_BYTES = 100_000_000
+# As many tensors as a checkpoint may have, of 200 bytes.
+MAX_INDEX_BYTES = 20_000_000
 # Of a file of weights, for its fingerprint.
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 1 << 12
 
@@ -18,7 +21,7 @@ def find_weight_files(folder: Path) -> list[Path]:
     Raises: CheckpointError where there is none, or a shard of the index is missing.
     """
     index = folder / INDEX_NAME
-    if index.exists():
+    if has_file(index):
         return [folder / name for name in sorted(set(_read_weight_map(index).values()))]
     # Some repositories hold the same weights again under another name.
     whole = folder / "model.safetensors"
@@ -45,12 +48,12 @@ def fingerprint(folder: Path, files: list[Path]) -> str:
 
     A file is known by its size, its head, which holds names, shapes and places of its tensors, and
     samples of all the rest, which takes milliseconds: what was trained further differs almost
-    everywhere, and may end in the same norm.
+    everywhere, and may end in the same norm. Raises: as `open_model_file`.
     """
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    digest = hashlib.sha256(read_model_file(folder / "config.json", MAX_JSON_BYTES))
     for path in files:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_model_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             digest.update(f"{path.name} {size}".encode() + file.read(1 << 16))
             for i in range(1, _NUM_SAMPLES + 1):
                 file.seek(max(0, size * i // _NUM_SAMPLES - _SAMPLE_BYTES))
@@ -67,10 +70,10 @@ def _read_weight_map(index: Path) -> dict[str, str]:
             raise CheckpointError(
                 f"{index.name} points outside the folder: {name!r:.100}", where=str(index)
             )
-        if not (index.parent / name).exists():
+        if not os.path.exists(index.parent / name):  # a name that is too long is not there either
             first = next(tensor for tensor, file in weight_map.items() if file == name)
             raise CheckpointError(
-                f"shard {name} is missing; it holds {first!r} and others",
+                f"shard {name:.100} is missing; it holds {first!r:.100} and others",
                 where=str(index),
                 hint="download the model again",
             )

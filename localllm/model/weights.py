@@ -41,6 +41,9 @@ class WeightSource(Protocol):
     def plain(self, name: str) -> Tensor:
         """That tensor, in any float dtype on any device."""
 
+    def place(self, name: str) -> str:
+        """Where it comes from, for messages."""
+
     def has_quantized(self, linear: str) -> bool:
         """Whether the linear of that name is quantized."""
 
@@ -77,6 +80,10 @@ class CheckpointWeights:
         tensor: Tensor = self.handles[info.file].get_tensor(info.name)
         return tensor
 
+    def place(self, name: str) -> str:
+        """See WeightSource."""
+        return str(self.weights.plain[name].file)
+
     def has_quantized(self, linear: str) -> bool:
         """See WeightSource."""
         return linear in self.weights.quantized
@@ -88,6 +95,9 @@ class CheckpointWeights:
             suffix: self.handles[info.file].get_tensor(info.name).to(device)
             for suffix, info in stored.parts.items()
         }
+        for suffix, tensor in parts.items():
+            if not is_finite(tensor):
+                raise _not_finite(f"{linear}.{suffix}", str(stored.parts[suffix].file))
         try:
             return stored.scheme.read(parts)
         except ValueError as error:
@@ -113,7 +123,8 @@ def load_model(
 
     `deterministic`: products give a row the same bits whatever its batch.
 
-    Raises: CheckpointError for a quantized weight whose parts make no sense.
+    Raises: CheckpointError for a quantized weight whose parts make no sense, and for a value that
+    is not finite.
     """
     has_fixed_rows = deterministic and not ops.rows_alike
     reader = WeightReader(source, dtype, device, ops, has_fixed_rows=has_fixed_rows)
@@ -151,6 +162,37 @@ def open_weights(
         yield WeightReader(source, dtype, device, ops)
 
 
+def is_finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite; a tensor of integers has none.
+
+    The least and the greatest value are found in one pass over the memory, which NaN goes through.
+    """
+    if not tensor.dtype.is_floating_point:
+        return True
+    if tensor.dtype == torch.float8_e4m3fn:
+        # No infinity, and two bytes for NaN, 0x7f and 0xff, each the greatest of its kind.
+        signed, unsigned = (tensor.view(kind).max() for kind in (torch.int8, torch.uint8))
+        return int(signed) != 0x7F and int(unsigned) != 0xFF
+    return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+
+
+def _not_finite(name: str, where: str) -> CheckpointError:
+    return CheckpointError(
+        f"tensor {name!r} holds values that are not finite (NaN or infinity)",
+        where=where,
+        hint="download the model again; if it stays so, the checkpoint is broken",
+    )
+
+
+def _too_large(name: str, dtype: torch.dtype, where: str) -> CheckpointError:
+    kind = str(dtype).removeprefix("torch.")
+    return CheckpointError(
+        f"tensor {name!r} holds values that are too large for {kind}",
+        where=where,
+        hint="--dtype bfloat16 or --dtype float32",
+    )
+
+
 class WeightReader:
     """Reads tensors, linears and layers by name, and the rows of several linears into one.
 
@@ -172,13 +214,22 @@ class WeightReader:
         self._linears = ops.linears
 
     def read(self, *names: str) -> Tensor:
-        """One plain tensor, or several stacked along their rows."""
+        """One plain tensor, or several stacked along their rows.
+
+        Raises: CheckpointError for a value that is not finite.
+        """
         shapes = [self._source.shape(name) for name in names]
         rows = sum(shape[0] for shape in shapes)
         fused = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
-            fused[start : start + shape[0]].copy_(self._source.plain(name))
+            part, stored = fused[start : start + shape[0]], self._source.plain(name)
+            part.copy_(stored)
+            # Here it is still in the processor's cache, or on the GPU.
+            if not is_finite(part):
+                if is_finite(stored):
+                    raise _too_large(name, self._dtype, self._source.place(name))
+                raise _not_finite(name, self._source.place(name))
             start += shape[0]
         return fused
 

@@ -6,6 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import DownloadError, ExitCode
+from localllm.hub_snapshot import (
+    cache_root,
+    link_file,
+    look_up_dataset,
+    note_revision,
+    snapshot_folder,
+)
+from localllm.transfer import HubCommit, HubFile, fetch_blob
+from localllm.verified import VerifiedFiles
 
 # Far more than any calibration takes; a data set may be thousands of times larger.
 MAX_CHARS = 20_000_000
@@ -20,19 +29,12 @@ def fetch_dataset_text(name: str) -> str:
 
     Raises: DownloadError for a data set that is not to be had, or holds no text that can be read.
     """
-    from huggingface_hub import HfApi, hf_hub_download
-
     parts: list[str] = []
     num_chars = 0
     try:
-        files = [
-            file
-            for file in sorted(HfApi().list_repo_files(name, repo_type="dataset"))
-            if file.endswith(_ENDINGS)
-        ]
-        for file in sorted(files, key=lambda file: "train" not in file):
-            path = Path(hf_hub_download(name, file, repo_type="dataset"))
-            for text in _read_texts(path):
+        origin, files = look_up_dataset(name, _ENDINGS)
+        for file in sorted(files, key=lambda file: ("train" not in file.name, file.name)):
+            for text in _read_texts(_fetch(origin, file)):
                 parts.append(text)
                 num_chars += len(text)
                 if num_chars > MAX_CHARS:
@@ -51,6 +53,16 @@ def fetch_dataset_text(name: str) -> str:
             exit_code=ExitCode.USAGE,
         )
     return "\n\n".join(parts)
+
+
+def _fetch(origin: HubCommit, file: HubFile) -> Path:
+    """A file of a data set in the hub's own cache, downloaded if need be."""
+    blob = cache_root(origin.repo, origin.kind) / "blobs" / file.digest
+    if not (snapshot_folder(origin) / file.name).exists():
+        fetch_blob(origin, file, blob, VerifiedFiles(), lambda count: None)
+    place = link_file(origin, file)
+    note_revision(origin, None)
+    return place
 
 
 def _read_texts(path: Path) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """`localllm quantize`, without its face: a checkpoint in, a smaller one with its report out."""
 
 import json
+import logging
 import resource
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from torch import Tensor
 from localllm import __version__
 from localllm.checkpoint import Checkpoint
 from localllm.config import EngineConfig
+from localllm.engine.loading import library_folder
 from localllm.engine.threads import choose_threads
 from localllm.errors import CheckpointError, RequestError
 from localllm.evaluation import Evaluation
@@ -23,6 +24,7 @@ from localllm.model.architectures import expected_tensors, layer_windows
 from localllm.model.rope import RopeTable
 from localllm.model.weight_files import fingerprint
 from localllm.model.weights import WeightReader, open_weights
+from localllm.model_file import read_model_file
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
 from localllm.quantize.layer import LayerQuantizer, LayerShape, QuantizedLayer
 from localllm.quantize.layer_files import (
@@ -40,7 +42,10 @@ from localllm.quantize.source import CheckedFolder, open_source, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
 from localllm.session import open_model
+from localllm.tokenizer import MAX_TOKENIZER_BYTES
 from localllm_kernels import TORCH_OPS, Ops, select_ops
+
+logger = logging.getLogger(__name__)
 
 # (what is being done, steps done, steps in all, a remark)
 Progress = Callable[[str, int, int, str], None]
@@ -179,7 +184,7 @@ class _Job:
         with open_weights(self._source.weights, self._stored_dtype, torch.device("cpu")) as reader:
             for name in self._source.weights.plain:
                 if not name.startswith("model.layers."):
-                    tensors[name] = _finite(name, reader.read(name))
+                    tensors[name] = reader.read(name)
         if self._recipe.int8_head:
             head = tensors.pop("lm_head.weight", tensors["model.embed_tokens.weight"])
             scheme = Recipe(method="int8").scheme
@@ -274,7 +279,7 @@ class _Job:
             for name in expected_tensors(self._source.config, self._source.spec)
             if name.startswith(prefix)
         ]
-        return {name.removeprefix(prefix): _finite(name, reader.read(name)) for name in names}
+        return {name.removeprefix(prefix): reader.read(name) for name in names}
 
     def _verify(self, result: CheckedFolder) -> tuple[Evaluation, tuple[float, float] | None]:
         self._progress("measuring", 0, 2, "")
@@ -313,19 +318,18 @@ class _Job:
     def _copy_small_files(self, folder: Path) -> None:
         for pattern in _COPIED:
             for path in sorted(self._source.folder.glob(pattern)):
-                if path.name not in _NOT_COPIED and path.is_file():
-                    shutil.copyfile(path, folder / path.name)
+                if path.name in _NOT_COPIED:
+                    continue
+                try:
+                    data = read_model_file(path, MAX_TOKENIZER_BYTES)
+                except CheckpointError as error:  # the model was opened without it
+                    logger.warning("not copied: %s", error.message)
+                    continue
+                (folder / path.name).write_bytes(data)
 
 
 def float32_ops(device: torch.device) -> Ops:
     """Operators that compute in float32: the processor's own, on a GPU torch's."""
-    return TORCH_OPS if device.type == "cuda" else select_ops("cpu", "auto", torch.float32)
-
-
-def _finite(name: str, tensor: Tensor) -> Tensor:
-    if not torch.isfinite(tensor).all():
-        raise CheckpointError(
-            f"tensor {name!r} holds values that are not finite",
-            hint="download the model again; if it stays so, the checkpoint is broken",
-        )
-    return tensor
+    if device.type == "cuda":
+        return TORCH_OPS
+    return select_ops("cpu", "auto", torch.float32, library_folder=library_folder())

@@ -18,7 +18,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from localllm.errors import DiskError, RequestError
+from localllm.errors import CheckpointError, DiskError, RequestError
+from localllm.json_file import read_json_object
+from localllm.model.safetensors_header import read_header
 
 MAX_SHARD_BYTES = 4_000_000_000
 _STATE = "state.json"
@@ -46,7 +48,14 @@ class WorkFolder:
             raise RequestError(
                 "there is nothing to resume", where=str(self.folder), hint="leave --resume out"
             )
-        begun = json.loads(path.read_text())
+        try:
+            begun = read_json_object(path)
+        except CheckpointError as error:
+            raise RequestError(
+                f"the unfinished run cannot be gone on with: {error.message}",
+                where=error.where,
+                hint="leave --resume out to start anew",
+            ) from error
         changed = sorted(key for key in state if begun.get(key) != state[key])
         if changed:
             raise RequestError(
@@ -68,13 +77,13 @@ class WorkFolder:
         aside.rename(path)
 
     def read(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a part."""
-        with safe_open(self._part(name), framework="pt") as file:
+        """The tensors of a part. Raises: DiskError for one that is damaged."""
+        with self._open(name) as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     def notes(self, name: str) -> dict[str, Any]:
-        """What was noted with a part."""
-        with safe_open(self._part(name), framework="pt") as file:
+        """What was noted with a part. Raises: DiskError for one that is damaged."""
+        with self._open(name) as file:
             notes: dict[str, Any] = json.loads(file.metadata()["notes"])
             return notes
 
@@ -119,6 +128,20 @@ class WorkFolder:
             room -= num_bytes
         return shards
 
+    @contextmanager
+    def _open(self, name: str) -> Iterator[Any]:
+        path = self._part(name)
+        try:
+            read_header(path)
+        except CheckpointError as error:
+            raise DiskError(
+                f"the unfinished run is damaged: {error.message}",
+                where=str(path),
+                hint="remove that file, then the same command with --resume",
+            ) from error
+        with safe_open(path, framework="pt") as file:
+            yield file
+
     def _part(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
 
@@ -127,7 +150,8 @@ class WorkFolder:
 def open_work_folder(out: Path) -> Iterator[WorkFolder]:
     """The work folder of `out`, locked against a second process as long as the block runs.
 
-    Raises: RequestError where `out` is there already; DiskError naming the process that is at it.
+    Raises: RequestError where `out` is there already, or the work folder is something else;
+    DiskError naming the process that is at it.
     """
     if out.exists():
         raise RequestError(
@@ -136,15 +160,23 @@ def open_work_folder(out: Path) -> Iterator[WorkFolder]:
             hint="another OUT, or remove it first",
         )
     folder = out.with_name(out.name + ".unfinished")
+    lock_path = folder / "lock"
+    # What is in it is deleted where a run begins anew.
+    if folder.is_symlink() or (os.path.lexists(lock_path) and not lock_path.is_file()):
+        raise RequestError(
+            f"{folder} is no folder of an unfinished quantization",
+            param="out",
+            hint="another OUT, or remove it first",
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+") as lock:
+    with lock_path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             lock.seek(0)
             raise DiskError(
                 f"another process is quantizing to {out.name}",
-                where=f"process {lock.read().strip() or 'unknown'} holds {folder / 'lock'}",
+                where=f"process {lock.read().strip() or 'unknown'} holds {lock_path}",
                 hint="wait for it, or give another OUT",
             ) from error
         lock.truncate(0)
@@ -167,6 +199,7 @@ def check_space(folder: Path, needed_bytes: int) -> None:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    path.unlink(missing_ok=True)  # whatever stands there is not written through
     path.touch()
     mode = path.stat().st_mode  # which the library narrows to the owner
     try:
@@ -183,6 +216,7 @@ def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
 
 def _write_text(path: Path, text: str) -> None:
     aside = path.with_suffix(".tmp")
+    aside.unlink(missing_ok=True)
     aside.write_text(text + "\n", encoding="utf-8")
     _sync(aside)
     aside.rename(path)

@@ -1,15 +1,16 @@
 """A folder's tokenizer, as far from this process as its author is from its user."""
 
 import hashlib
-import logging
+from contextlib import suppress
 from filecmp import cmp
 from importlib.metadata import version
 from pathlib import Path
-from stat import S_ISREG
 
 from localllm import __version__
 from localllm.errors import CheckpointError
+from localllm.model_file import read_model_file
 from localllm.places import cache_folder
+from localllm.private_folder import private_folder, write_private
 from localllm.tokenizer import (
     MAX_TOKENIZER_BYTES,
     Tokenizer,
@@ -21,7 +22,6 @@ from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer
 from localllm.untrusted.worker import StoppedError
 from localllm.untrusted.worker_pool import WorkerPool
 
-logger = logging.getLogger(__name__)
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _OLDER = "special_tokens_map.json"
 _BUILT_IN = Path(__file__).parents[1] / "pocket"
@@ -36,15 +36,16 @@ def open_tokenizer(folder: Path, fallback_template: str | None = None) -> Tokeni
     if is_built_in(folder):
         return Tokenizer.from_folder(folder, fallback_template)
     path = folder / "tokenizer.json"
-    num_bytes = path.stat().st_size if path.is_file() else 0
-    opening = {
-        "kind": "texts",
-        "folder": str(folder.absolute()),
-        "fallback_template": fallback_template,
-        "num_bytes": num_bytes,
-    }
-    pool = WorkerPool(opening)
-    mark = _mark_of(path)
+    data = read_model_file(path, MAX_TOKENIZER_BYTES)
+    pool = WorkerPool(
+        {
+            "kind": "texts",
+            "folder": str(folder.absolute()),
+            "fallback_template": fallback_template,
+            "num_bytes": len(data),
+        }
+    )
+    mark = _mark_of(data)
     if mark is None or not mark.exists():
         try:
             pool.open()
@@ -54,7 +55,9 @@ def open_tokenizer(folder: Path, fallback_template: str | None = None) -> Tokeni
                 where=str(path),
                 hint="report it to the model's publisher",
             ) from error
-        _note(mark)
+        if mark is not None:
+            with suppress(OSError):  # it is only read again the next time
+                write_private(mark, b"")
     backend = load_backend(folder)
     return DelegatedTokenizer(
         lambda: backend,
@@ -74,25 +77,11 @@ def is_built_in(folder: Path) -> bool:
         return False
 
 
-def _mark_of(path: Path) -> Path | None:
-    """Where it is kept that a process of these versions has read a vocabulary; None for a file that
-    no process has to read.
+def _mark_of(data: bytes) -> Path | None:
+    """Where it is kept that a process of these versions has read a vocabulary; None where nothing
+    can be kept.
     """
-    try:
-        if not S_ISREG(path.stat().st_mode) or path.stat().st_size > MAX_TOKENIZER_BYTES:
-            return None
-        digest = hashlib.sha256(path.read_bytes())
-    except OSError:
-        return None
+    folder = private_folder(cache_folder("tokenizers"), "each vocabulary is read twice")
+    digest = hashlib.sha256(data)
     digest.update(f"{__version__} {version('tokenizers')}".encode())
-    return cache_folder("tokenizers") / digest.hexdigest()
-
-
-def _note(mark: Path | None) -> None:
-    if mark is None:
-        return
-    try:
-        mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        mark.touch(mode=0o600)
-    except OSError as error:  # it is only read again the next time
-        logger.debug("%s cannot be kept: %s", mark, error)
+    return None if folder is None else folder / digest.hexdigest()

@@ -11,6 +11,7 @@ from paged_batch import MIXED, Batch
 from torch import Tensor
 
 from localllm.model.inputs import PagedKVCache
+from localllm.places import cache_folder
 from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
@@ -29,12 +30,12 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no 
 
 @pytest.fixture
 def ops() -> CpuOps:
-    return CpuOps(load_library())
+    return CpuOps(load_library(cache_folder("kernels")))
 
 
 @pytest.fixture
 def linears() -> CpuLinears:
-    return CpuLinears(load_library())
+    return CpuLinears(load_library(cache_folder("kernels")))
 
 
 def assert_rows_alone(product: Callable[[Tensor], Tensor], x: Tensor) -> None:
@@ -326,11 +327,11 @@ def test_all_instruction_sets_give_the_same_bits(
     x = torch.randn(9, 256)
     found = []
     for i, lacking in enumerate(((), ("-mno-avx512f",), ("-mno-avx2",))):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(i)))
+        (tmp_path / str(i)).mkdir()
         # Compiling is what takes long here; what is optimised does not change a bit.
         monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, *lacking, "-O1"))
         try:
-            linears = CpuLinears(load_library())
+            linears = CpuLinears(load_library(tmp_path / str(i)))
         except BuildError:
             assert lacking
             pytest.skip("the compiler has no such option on this processor")
@@ -347,14 +348,13 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(BuildError, match="no C compiler"):
-        load_library()
+        load_library(tmp_path)
 
 
 def test_what_does_not_compile_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, "-not-an-option"))
     with pytest.raises(BuildError, match="failed"):
-        load_library()
+        load_library(tmp_path)
     assert not list(tmp_path.rglob("*.so"))

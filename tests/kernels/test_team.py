@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm.places import cache_folder
 from localllm_kernels.cpu.build import load_library
 from localllm_kernels.cpu.linear import CpuLinears
 
@@ -25,7 +26,7 @@ def _number_as_before() -> Iterator[None]:
 
 def products() -> list[Tensor]:
     """Of every kind of weight, with outputs that no number of threads divides."""
-    linears = CpuLinears(load_library())
+    linears = CpuLinears(load_library(cache_folder("kernels")))
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(333, 128, generator=generator)
     x = torch.randn(19, 128, generator=generator)
@@ -74,7 +75,8 @@ def test_engines_in_two_threads_of_a_program_do_not_wait_for_each_other() -> Non
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_process_that_was_forked_has_threads_of_its_own() -> None:
     torch.set_num_threads(2)
-    product, x = CpuLinears(load_library()).plain(torch.randn(64, 64), None), torch.randn(3, 64)
+    linears = CpuLinears(load_library(cache_folder("kernels")))
+    product, x = linears.plain(torch.randn(64, 64), None), torch.randn(3, 64)
     expected = product(x).tolist()
     context = multiprocessing.get_context("fork")
     answer = context.SimpleQueue()

@@ -325,6 +325,20 @@ def test_a_broken_group_index_is_refused(golden: Callable[..., tuple[Path, Path]
         assert "self_attn.o_proj" in str(caught.value)
 
 
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_scale_that_is_not_finite_is_refused(
+    golden: Callable[..., tuple[Path, Path]], name: str
+) -> None:
+    _, quantized = golden(*GOLDEN[name])
+    tensors = load_file(quantized / "model.safetensors")
+    scales = next(key for key in tensors if key.endswith(("o_proj.scales", "o_proj.weight_scale")))
+    tensors[scales].view(-1)[-1] = torch.nan
+    save_file(tensors, quantized / "model.safetensors")
+    with pytest.raises(CheckpointError, match="not finite") as caught:
+        logits_of(quantized, "float32")
+    assert scales in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from localllm.config import EngineConfig
+from localllm.engine.loading import load_decoder
 from localllm.errors import CheckpointError, ExitCode
 from localllm.model.architectures import read_model_config
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
-from localllm.model.weights import open_source
+from localllm.model.weights import is_finite, open_source
 
 Make = Callable[..., Path]
 
@@ -155,6 +157,32 @@ def test_headers_that_are_no_objects_are_refused(make_checkpoint: Make) -> None:
         assert "header" in refusal(folder)
 
 
+def test_a_header_of_any_length_is_not_parsed(
+    make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint()
+    config, spec = read_model_config(folder)
+    entry = '"%06x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},'
+    many = "".join(entry % i for i in range(100_001))
+    for text, reason in ((" " * 10_000_000, "at most 10,000,000"), (many, "100,000 tensors")):
+        rewrite_header(folder, lambda _, text=text: f"{{{text}}}")  # type: ignore[misc]
+        monkeypatch.setattr("localllm.model.safetensors_header.json.loads", pytest.fail)
+        with pytest.raises(CheckpointError, match=reason):
+            check_weights([folder / "model.safetensors"], config, spec)
+        monkeypatch.undo()
+
+
+def test_the_tensors_of_all_files_together_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from checkpoints import tiny_config, write_checkpoint
+
+    folder = write_checkpoint(tmp_path / "m", tiny_config("LlamaForCausalLM"), num_shards=2)
+    check(folder)  # of 21 tensors
+    monkeypatch.setattr("localllm.model.safetensors_header.MAX_TENSORS", 20)
+    assert "over 20 tensors" in refusal(folder)
+
+
 def test_a_shard_that_is_not_there_is_named_with_a_tensor_it_holds(tmp_path: Path) -> None:
     from checkpoints import tiny_config, write_checkpoint
 
@@ -173,6 +201,13 @@ def test_an_index_that_points_outside_is_refused_and_nothing_is_opened(
     index = {"weight_map": {"model.norm.weight": name}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "points outside" in refusal(folder)
+
+
+def test_a_shard_whose_name_no_file_can_have_is_missing(make_checkpoint: Make) -> None:
+    folder = make_checkpoint()
+    index = {"weight_map": {"model.norm.weight": "x" * 5000 + ".safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "is missing" in refusal(folder)
 
 
 def test_a_pickle_is_not_loaded_and_the_way_out_is_named(make_checkpoint: Make) -> None:
@@ -200,6 +235,59 @@ def test_a_quantized_checkpoint_is_refused_by_method(
     folder = make_checkpoint()
     edit_json(folder / "config.json", quantization_config={"quant_method": "mystery"})
     assert "mystery" in refusal(folder)
+
+
+def load(folder: Path, dtype: str) -> None:
+    config, spec = read_model_config(folder)
+    load_decoder(folder, config, spec, EngineConfig(dtype=dtype, max_num_seqs=1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.layers.1.self_attn.k_norm.weight",
+        "model.layers.1.self_attn.v_proj.weight",
+        "model.layers.1.self_attn.k_proj.bias",
+        "lm_head.weight",
+    ],
+)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_value_that_is_not_finite_is_refused(
+    make_checkpoint: Make, stored: str, name: str, value: float
+) -> None:
+    folder = make_checkpoint(torch_dtype=stored, attention_bias=True)
+    rewrite(folder, lambda tensors: tensors[name].view(-1)[-1].fill_(value))
+    with pytest.raises(CheckpointError, match="not finite") as caught:
+        load(folder, "bfloat16")
+    assert repr(name) in caught.value.message
+    assert caught.value.where == str(folder / "model.safetensors")
+
+
+def test_a_value_that_the_asked_dtype_does_not_hold_is_refused(make_checkpoint: Make) -> None:
+    folder = make_checkpoint(torch_dtype="bfloat16")
+    rewrite(folder, lambda tensors: tensors["lm_head.weight"][3, 4].fill_(1e5))
+    load(folder, "bfloat16")
+    with pytest.raises(CheckpointError, match="too large for float16") as caught:
+        load(folder, "float16")
+    assert "--dtype bfloat16" in caught.value.hint
+
+
+def test_the_bytes_of_fp8_that_are_no_number_are_known() -> None:
+    for byte in range(256):
+        codes = torch.tensor([0, byte, 0x80], dtype=torch.uint8).view(torch.float8_e4m3fn)
+        assert is_finite(codes) == bool(codes.float().isfinite().all()), byte
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_no_place_hides_a_value_that_is_not_finite(dtype: torch.dtype) -> None:
+    # Vectors are shorter than this, and some values are behind the last whole one.
+    for place in range(67):
+        values = torch.randn(67).to(dtype)
+        assert is_finite(values)
+        values[place] = torch.nan
+        assert not is_finite(values)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells what is mapped")

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow
 import pytest
 from checkpoints import tiny_config, write_checkpoint
-from fake_hub import serve_hub
+from fake_hub import COMMIT, Hub, running_hub, serve_hub
 from pyarrow import parquet
 
-from localllm.errors import ExitCode
-from localllm.quantize.dataset import _read_texts
+from localllm.errors import DownloadError, ExitCode
+from localllm.quantize.dataset import _read_texts, fetch_dataset_text
 
 ROOT = Path(__file__).parents[2]
 NAME = "org/texts"
@@ -74,6 +74,30 @@ def test_a_data_set_that_cannot_be_had(
     assert word in errors
     assert "Traceback" not in errors
     assert not (tmp_path / "out").exists()
+
+
+def test_files_in_folders_are_fetched_once_and_none_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "train.txt").write_text("a text")
+    with running_hub(Hub({NAME: folder})) as hub:
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        for name in ("../../../../train.txt", "/tmp/train.txt", "a\\train.txt"):
+            hub.lie = lambda answer, name=name: answer["siblings"][0].update(rfilename=name)  # type: ignore[misc]
+            with pytest.raises(DownloadError, match="makes no sense"):
+                fetch_dataset_text(NAME)
+        hub.lie = lambda answer: answer["siblings"][0].update(rfilename="a/b/train.txt")
+        assert fetch_dataset_text(NAME) == fetch_dataset_text(NAME) == "a text"
+    assert hub.sent["train.txt"] == 1
+    snapshot = tmp_path / "hub" / "datasets--org--texts" / "snapshots" / COMMIT
+    assert (snapshot / "a" / "b" / "train.txt").read_text() == "a text"
 
 
 def test_rows_of_every_kind_are_read(tmp_path: Path) -> None:

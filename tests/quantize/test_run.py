@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -215,6 +216,58 @@ def test_a_run_is_resumed_only_as_it_was_begun(source: Path, tmp_path: Path) -> 
     # Without --resume it starts anew.
     quantize_model(request(source, out, Recipe("rtn", 32, False)), ignore)
     assert json.loads((out / "localllm_quant.json").read_text())["recipe"]["symmetric"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("state.json", "state.json"),
+        ("layer-00000.safetensors", "layer-0"),
+        ("lock", "no folder of"),
+    ],
+)
+def test_an_unfinished_run_is_gone_on_with_only_from_files(
+    source: Path, tmp_path: Path, name: str, reason: str
+) -> None:
+    out = tmp_path / "out"
+
+    def stop(stage: str, done: int, total: int, remark: str) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        quantize_model(request(source, out, Recipe("rtn", 32)), stop)
+    place = out.with_name("out.unfinished") / name
+    place.unlink()
+    os.mkfifo(place)
+    with pytest.raises(LocalLLMError, match=reason):
+        quantize_model(request(source, out, Recipe("rtn", 32), resume=True), ignore)
+
+
+def test_a_link_in_the_place_of_the_work_folder_is_not_followed(
+    source: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "letter").write_text("to keep")
+    (tmp_path / "out.unfinished").symlink_to(mine)
+    with pytest.raises(RequestError, match="no folder of an unfinished quantization"):
+        quantize_model(request(source, tmp_path / "out", Recipe("rtn", 32)), ignore)
+    assert (mine / "letter").exists()
+
+
+def test_what_a_link_out_of_the_model_s_folder_leads_to_is_not_copied(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "secret").write_text("a key")
+    (source / "LICENSE").symlink_to(tmp_path / "secret")
+    os.mkfifo(source / "NOTICE")
+    (source / "README.txt").write_text("words")
+    out = tmp_path / "out"
+    quantize_model(request(source, out, Recipe("rtn", 32)), ignore)
+    names = {path.name for path in out.iterdir()}
+    assert "README.txt" in names
+    assert not names & {"LICENSE", "NOTICE"}
+    assert "LICENSE is a link out" in caplog.text
 
 
 def refusal(made: QuantizeRequest) -> LocalLLMError:

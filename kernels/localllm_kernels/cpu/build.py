@@ -5,8 +5,10 @@ import hashlib
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.c"))
@@ -21,16 +23,45 @@ class BuildError(Exception):
     """There is no compiler, or it does not compile."""
 
 
-def load_library() -> ctypes.CDLL:
-    """The library for this processor, compiled if it is not in the cache. Raises: BuildError."""
+def load_library(folder: Path | None = None) -> ctypes.CDLL:
+    """The library for this processor, compiled if it is not in `folder`.
+
+    The folder is one that nobody else can write to; None: there is none, so the library is compiled
+    for this process alone, once. Raises: BuildError.
+    """
     compiler = _find_compiler()
-    library = cache_folder() / f"cpu-{_fingerprint(compiler)}.so"
-    if not library.exists():
+    if folder is None:
+        return _compile_for_this_process(tuple(compiler), _FLAGS)
+    library = folder / f"cpu-{_fingerprint(compiler)}.so"
+    if not _is_own(library):
         _compile(compiler, library)
+    return _load(library)
+
+
+@cache
+def _compile_for_this_process(compiler: tuple[str, ...], flags: tuple[str, ...]) -> ctypes.CDLL:
+    """The library from a new folder that nobody else can write to, and that is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="localllm-kernels-") as folder:
+        library = Path(folder) / "cpu.so"
+        _compile([*compiler], library)
+        return _load(library)
+
+
+def _load(library: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise BuildError(f"the compiled library cannot be loaded: {error}") from error
+
+
+def _is_own(library: Path) -> bool:
+    """Whether it is there, and only this user can have written it: its code will run."""
+    try:
+        status = library.lstat()
+    except OSError:
+        return False
+    is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    return is_own and not status.st_mode & 0o022
 
 
 def _find_compiler() -> list[str]:
@@ -40,12 +71,6 @@ def _find_compiler() -> list[str]:
         if path is not None:
             return [path, *candidate[1:]]
     raise BuildError("there is no C compiler")
-
-
-def cache_folder() -> Path:
-    """Where what is made for this machine is kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "localllm" / "kernels"
 
 
 def _fingerprint(compiler: list[str]) -> str:
@@ -68,7 +93,6 @@ def _fingerprint(compiler: list[str]) -> str:
 
 def _compile(compiler: list[str], library: Path) -> None:
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
         _compile_in(library.parent, compiler, library)
     except OSError as error:
         raise BuildError(f"the compiled library cannot be kept: {error}") from error
@@ -91,6 +115,7 @@ def _compile_in(cache: Path, compiler: list[str], library: Path) -> None:
         linked = Path(folder) / library.name
         command = [*compiler, "-shared", "-pthread", *map(str, objects), "-lm", "-o", str(linked)]
         _finish(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        linked.chmod(0o700)  # whatever the umask says
         # Whole or not at all, also where two processes compile at once.
         linked.replace(library)
 

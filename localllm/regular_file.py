@@ -1,0 +1,58 @@
+"""Reads files that somebody else may have made, and only files.
+
+Opening a named pipe waits for who writes to it, and a device may never end. So a file is opened
+without waiting, and what was opened, not its name, is asked what it is.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read its bytes.
+
+    Raises: OSError, whose text says why, also for what is no regular file.
+    """
+    # Looked at first, since a socket cannot be opened, and opening some devices has an effect.
+    _check_kind(path.stat().st_mode, path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        _check_kind(os.fstat(descriptor).st_mode, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a file. Raises: as `open_regular`, also for one of more than `max_bytes`."""
+    with open_regular(path) as file:
+        return read_bounded(file, path, max_bytes)
+
+
+def read_bounded(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
+    """The bytes of an open file. Raises: OSError for more than `max_bytes`."""
+    # Asked first: what is far too large is not read at all.
+    num_bytes = os.fstat(file.fileno()).st_size
+    data = file.read(max_bytes + 1) if num_bytes <= max_bytes else b""
+    if num_bytes > max_bytes or len(data) > max_bytes:
+        size = f"{max(num_bytes, len(data)):,} bytes, at most {max_bytes:,}"
+        raise OSError(errno.EFBIG, f"it is too large: {size}", str(path))
+    return data
+
+
+def _check_kind(mode: int, path: Path) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
