@@ -18,6 +18,7 @@ LEAVES = {
     "speculation_config",
     "overflow",
     "places",
+    "private_files",
     "gpus",
     "grammar",
 }
@@ -30,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": set(),
     "overflow": set(),
     "places": set(),
+    "private_files": set(),
     "speculation_config": set(),
     "catalog": set(),
     "gpus": set(),
@@ -65,8 +67,9 @@ ALLOWED: dict[str, set[str]] = {
     | {"prompt_writer", "text_engine", "thinking", "tokenizer"},
     "session": {"catalog", "checkpoint", "download", "engine", "loaded_model", "text_engine"},
     "transcript": {"engine"},
-    "sessions": {"engine", "transcript"},
-    "recorder": {"sessions", "transcript"},
+    "session_rows": {"engine", "transcript"},
+    "sessions": {"engine", "session_rows", "transcript"},
+    "recorder": {"session_rows", "sessions", "transcript"},
     "cache_report": {"tokenizer", "transcript"},
     "conversation": {"loaded_model", "engine", "text_engine", "completion", "tokenizer", "prompt"}
     | {"transcript", "cache_report"},

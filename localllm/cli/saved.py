@@ -24,22 +24,25 @@ def find_session(recorder: Recorder, name: str | None, *, goes_on: bool) -> Save
             "--continue is the last conversation, --session a named one", hint="leave out one"
         )
     if name is not None:
-        found = recorder.store().find(name)
+        found = recorder.find(name)
         if found is None and name.isdigit():
             raise RequestError(
                 f"there is no session {name:.40}", param="session", hint="localllm sessions list"
             )
         if found is None:
             check_name(name)
+        recorder.check_writable()
+        if found is None:
             note(f"a new conversation, {show_controls(repr(name))}", dim=True)
         recorder.begin(name=name, session=found)
         return found
     if not goes_on:
         return None
-    found = recorder.store().latest()
-    if found is None:
+    found = recorder.latest()
+    if found is None and not recorder.has_set_aside:
         raise RequestError(
             "no conversation is saved yet", param="continue", hint="leave out --continue"
         )
+    recorder.check_writable()
     recorder.begin(session=found)
     return found
