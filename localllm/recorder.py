@@ -50,6 +50,7 @@ class Recorder:
         self._has_failed = self._has_given_up = False
         self._problem = ""
         self.has_set_aside = False  # a damaged file
+        self._begun_with: SavedSession | None = None
         self._session: SavedSession | None = None
         self._name: str | None = None
         self._flushed_s = 0.0
@@ -69,7 +70,7 @@ class Recorder:
 
     def begin(self, name: str | None = None, session: SavedSession | None = None) -> None:
         """From here on it is a new conversation, or goes on with a saved one."""
-        self._session, self._name = session, name
+        self._session, self._begun_with, self._name = session, session, name
         self._written = Transcript("", None, ())
 
     def store(self) -> SessionStore:
@@ -114,6 +115,17 @@ class Recorder:
         self._save(transcript)
         if self._has_failed:
             self._write_lines(transcript)
+
+    def take_back(self) -> None:
+        """Leave what is saved as it was when the conversation began: its question was refused."""
+        with suppress(DiskError, ConflictError):
+            if self._session is None:
+                return
+            if self._begun_with is None:
+                self.store().remove(self._session.id)
+                self._session = None
+            else:
+                self._session = self.store().save(self._session, self._begun_with.transcript)
 
     def rename(self, name: str, transcript: Transcript) -> None:
         """Give it a name. Raises: RequestError where it is taken; DiskError."""
@@ -186,7 +198,7 @@ class Recorder:
             self._store = None
         aside = set_aside(self._path)
         self.has_set_aside = True
-        self._name, self._session = self.name, None
+        self._name, self._session, self._begun_with = self.name, None, None
         self._warn(f"{error.message}; the file is kept as {aside}, and a new one is begun")
 
     def _write_lines(self, transcript: Transcript) -> None:

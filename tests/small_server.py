@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,13 @@ class SmallServer:
 
     url: str
     asked: list[bytes] = field(default_factory=list)
+
+    def wait_until_asked(self) -> None:
+        """Until a question has come."""
+        deadline = time.monotonic() + 20
+        while not any(asked.startswith(b"POST") for asked in self.asked):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def reply(body: bytes, status: str = "200 OK", kind: str = "application/json") -> bytes:
@@ -81,6 +89,12 @@ def small_server(answers: Mapping[str, Answer] | None = None) -> Iterator[SmallS
     yield server
     listening.shutdown(socket.SHUT_RDWR)
     listening.close()
+
+
+def say_nothing() -> Iterator[bytes]:
+    """An answer that does not come."""
+    time.sleep(30)
+    yield b""
 
 
 def _read_request(connection: socket.socket) -> bytes:

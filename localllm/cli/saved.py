@@ -1,11 +1,15 @@
 """Which saved conversation a `chat` goes on with, and whether it is saved at all."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from localllm.cli.output import note, show_controls
 from localllm.cli.slash_turns import check_name
-from localllm.errors import RequestError
+from localllm.errors import LocalLLMError, RequestError
 from localllm.places import sessions_file
 from localllm.recorder import Recorder
 from localllm.sessions import SavedSession
+from localllm.transcript import Transcript
 
 
 def open_recorder() -> Recorder:
@@ -46,3 +50,19 @@ def find_session(recorder: Recorder, name: str | None, *, goes_on: bool) -> Save
     recorder.check_writable()
     recorder.begin(session=found)
     return found
+
+
+@contextmanager
+def question_saved(recorder: Recorder | None, asked: Transcript) -> Iterator[None]:
+    """Have a conversation with its question on disk before a model is loaded and asked; where that
+    fails, what is saved is as it was before.
+    """
+    if recorder is None:
+        yield
+        return
+    recorder.save(asked)
+    try:
+        yield
+    except LocalLLMError:
+        recorder.take_back()
+        raise

@@ -69,6 +69,7 @@ def edit(repl: "Repl", argument: str) -> None:
             # It was refused: what stood there stands again.
             repl.session.turns.append(taken)
             repl.session.unanswered = None
+            repl.save()
         raise
 
 
