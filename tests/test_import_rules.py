@@ -17,6 +17,7 @@ LEAVES = {
     "stop_strings",
     "speculation_config",
     "overflow",
+    "openai_chunks",
     "places",
     "private_files",
     "gpus",
@@ -29,6 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "json_file": set(),
     "stop_strings": set(),
     "config": set(),
+    "openai_chunks": set(),
+    "openai_client": {"openai_chunks"},
     "overflow": set(),
     "places": set(),
     "private_files": set(),
@@ -64,6 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     "loaded_model": {"completion", "engine", "generation_config", "prompt", "prompt_writer"}
     | {"text_engine", "tokenizer"},
     "remote": {"completion", "engine", "generation_config", "loaded_model", "prompt"}
+    | {"openai_client"}
     | {"prompt_writer", "text_engine", "thinking", "tokenizer"},
     "session": {"catalog", "checkpoint", "download", "engine", "loaded_model", "text_engine"},
     "transcript": {"engine"},
@@ -95,6 +99,7 @@ ALLOWED: dict[str, set[str]] = {
         "catalog",
         "tokenizer",
         "localllm_kernels",
+        "openai_client",
     },
     "server": {"session", "checkpoint", "loaded_model", "engine", "text_engine", "completion"}
     | {"tokenizer", "prompt", "prompt_writer", "thinking", "generation_config", "tool_calls"}

@@ -267,7 +267,7 @@ def _bench_server(url: str, model: str | None, asked: Asked) -> "tuple[Report, b
     ]
     was_interrupted = _run(suites)
     results = [result for suite in suites for result in suite.results()]
-    described = {"name": server.model, "url": server.url}
+    described = {"name": server.model, "url": server.endpoint.url}
     return Report(describe_environment(None), described, None, asked.seed, results), was_interrupted
 
 

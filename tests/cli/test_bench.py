@@ -110,7 +110,6 @@ def test_a_plot(localllm: Run, model: str, tmp_path: Path, ending: str) -> None:
         (("--random-weights", "--weights", "int2"), "--weights must be bf16, int4"),
         (("--plot", "a.gif"), "--plot writes .png or .html"),
         (("--url", "localhost:8000"), "--url must be like http://"),
-        (("--url", "http://127.0.0.1:9"), "does not answer as an OpenAI-compatible server"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -120,6 +119,12 @@ def test_what_cannot_be_measured_is_refused(
     assert outcome.code == ExitCode.USAGE
     assert message in outcome.err
     assert outcome.out == ""
+
+
+def test_a_server_that_is_not_there_is_told(localllm: Run) -> None:
+    outcome = localllm("bench", "--url", "http://127.0.0.1:9")
+    assert outcome.code == ExitCode.NETWORK
+    assert "127.0.0.1:9 cannot be reached: Connection refused" in outcome.err
 
 
 def test_ctrl_c_keeps_what_was_measured(model: str, tmp_path: Path) -> None:
