@@ -26,8 +26,9 @@ class ChatSession:
 
     Every method that asks returns what `LoadedModel.stream` does. The answer joins the turns when
     its stream ends or is closed, as far as it was read, so that an interrupted one is kept; one
-    that failed leaves the turns as they were, and its question in `unanswered`. `raw`, and a model
-    without a chat template, complete each text by itself.
+    that failed leaves the turns as they were, and its question in `unanswered`. A question that was
+    saved and never answered stays among the turns when another is asked, but no prompt holds it.
+    `raw`, and a model without a chat template, complete each text by itself.
     """
 
     def __init__(self, model: LoadedModel, system: str | None = None, *, raw: bool = False) -> None:
@@ -39,6 +40,7 @@ class ChatSession:
         self.overflow: OverflowPolicy = "error"
         self.turns: list[Turn] = []
         self.unanswered: str | None = None
+        self._was_restored = False  # what is unanswered
         # Turns that were left out of the last prompt; the next one begins behind them too, so that
         # what the cache holds is still its beginning.
         self._num_dropped = 0
@@ -67,7 +69,7 @@ class ChatSession:
     @property
     def num_turns(self) -> int:
         """Answers so far."""
-        return len(self.turns)
+        return sum(turn.is_answered for turn in self.turns)
 
     def transcript(self) -> Transcript:
         """All of it, with the answer that is being said now as far as it is, or the question that
@@ -79,9 +81,16 @@ class ChatSession:
             turns = [*turns, Turn(self.unanswered, self.model.name)]
         return Transcript(self.model.name, self.system, tuple(turns))
 
+    def pose(self, text: str) -> None:
+        """Take `text` for the next question, which can be saved before `reply` asks it."""
+        earlier = self.unanswered
+        if self._was_restored and earlier is not None and earlier != text:
+            self.turns.append(Turn(earlier, self.model.name))
+        self.unanswered, self._was_restored = text, False
+
     def reply(self, text: str, params: SamplingParams) -> tuple[Completion, EventStream]:
         """Ask `text`. Raises: RequestError, TemplateError."""
-        self.unanswered = text
+        self.pose(text)
         return self._ask(self.turns, text, params)
 
     def regenerate(self, params: SamplingParams) -> tuple[Completion, EventStream]:
@@ -204,6 +213,7 @@ class ChatSession:
         self._num_dropped, self._last_prompt = 0, None
         if self.turns and not self.turns[-1].is_answered:
             self.unanswered = self.turns.pop().question
+        self._was_restored = self.unanswered is not None
 
     def close(self) -> None:
         """Save what its model keeps of prompts."""
@@ -289,7 +299,8 @@ class ChatSession:
 
     def _messages(self, history: Sequence[Turn], question: str) -> list[ChatMessage]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        said = [message for turn in history for message in turn.messages]
+        # A template wants questions and answers to take turns.
+        said = [message for turn in history if turn.is_answered for message in turn.messages]
         return [*system, *said, {"role": "user", "content": question}]
 
     def _stream(

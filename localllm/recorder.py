@@ -1,13 +1,19 @@
 """Keeps a conversation saved while it goes on, whatever becomes of the place it is saved in."""
 
 import json
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TypeVar
 
 from localllm.errors import DiskError, RequestError
+from localllm.private_files import make_private_folder, open_private
+from localllm.session_rows import SessionRow
 from localllm.sessions import (
+    PATIENCE_S,
     ConflictError,
     DamagedError,
     SavedSession,
@@ -16,8 +22,12 @@ from localllm.sessions import (
 )
 from localllm.transcript import Transcript
 
+T = TypeVar("T")
+
 # An answer that is being said is written this often.
 FLUSH_S = 0.5
+# A file that was locked is not waited for at every question.
+_IMPATIENCE_S = 0.05
 
 
 class Recorder:
@@ -36,8 +46,11 @@ class Recorder:
         """`path` is the store's; it is opened when there is something to save, or to find."""
         self._path, self._warn, self._clock = path, warn, clock
         self._store: SessionStore | None = None
+        self._patience_s = PATIENCE_S
         self._has_failed = self._has_given_up = False
         self._problem = ""
+        self.has_set_aside = False  # a damaged file
+        self._begun_with: SavedSession | None = None
         self._session: SavedSession | None = None
         self._name: str | None = None
         self._flushed_s = 0.0
@@ -57,18 +70,38 @@ class Recorder:
 
     def begin(self, name: str | None = None, session: SavedSession | None = None) -> None:
         """From here on it is a new conversation, or goes on with a saved one."""
-        self._session, self._name = session, name
+        self._session, self._begun_with, self._name = session, session, name
         self._written = Transcript("", None, ())
 
     def store(self) -> SessionStore:
         """Raises: DiskError, where there is no store to be had."""
         if self._store is None:
             try:
-                self._store = SessionStore(self._path)
+                self._store = SessionStore(self._path, self._patience_s)
             except DamagedError as error:
                 self._set_aside(error)
-                self._store = SessionStore(self._path)
+                self._store = SessionStore(self._path, self._patience_s)
         return self._store
+
+    def find(self, name: str) -> SavedSession | None:
+        """See SessionStore; a damaged file is set aside. Raises: DiskError."""
+        return self._read(lambda store: store.find(name))
+
+    def get(self, name: str) -> SavedSession:
+        """See SessionStore; a damaged file is set aside. Raises: RequestError, DiskError."""
+        return self._read(lambda store: store.get(name))
+
+    def latest(self) -> SavedSession | None:
+        """See SessionStore; a damaged file is set aside. Raises: DiskError."""
+        return self._read(lambda store: store.latest())
+
+    def rows(self) -> list[SessionRow]:
+        """See SessionStore; a damaged file is set aside. Raises: DiskError."""
+        return self._read(lambda store: store.rows())
+
+    def check_writable(self) -> None:
+        """Raises: DiskError where there is no store that takes anything."""
+        self._read(lambda store: store.check_writable())
 
     def flush(self, transcript: Callable[[], Transcript]) -> None:
         """While an answer is said: save it, if that was not done a moment ago."""
@@ -83,14 +116,30 @@ class Recorder:
         if self._has_failed:
             self._write_lines(transcript)
 
+    def take_back(self) -> None:
+        """Leave what is saved as it was when the conversation began: its question was refused."""
+        with suppress(DiskError, ConflictError):
+            if self._session is None:
+                return
+            if self._begun_with is None:
+                self.store().remove(self._session.id)
+                self._session = None
+            else:
+                self._session = self.store().save(self._session, self._begun_with.transcript)
+
     def rename(self, name: str, transcript: Transcript) -> None:
         """Give it a name. Raises: RequestError where it is taken; DiskError."""
-        if self._session is None:
-            if self.store().find(name) is not None:
+        session = self._session
+        if session is None:
+            if self.find(name) is not None:
                 raise RequestError(f"there is a session {name!r:.100} already", param="session")
             self._name = name
         else:
-            self._session = self.store().rename(self._session, name)
+            try:
+                self._session = self.store().rename(session, name)
+            except DamagedError as error:
+                self._set_aside(error)
+                self._name = name
         self.save(transcript)
 
     def close(self) -> None:
@@ -103,15 +152,15 @@ class Recorder:
         if self._session is None and not transcript.turns:
             return
         try:
-            self._put(transcript)
-        except DamagedError as error:
             try:
+                self._put(transcript)
+            except DamagedError as error:
                 self._set_aside(error)
                 self._put(transcript)
-            except DiskError as worse:
-                self._fail(worse)
+            self._set_patience(PATIENCE_S)
         except DiskError as error:
-            self._fail(error)
+            self._has_failed, self._problem = True, error.message
+            self._set_patience(_IMPATIENCE_S)
         self._flushed_s = self._clock()
 
     def _put(self, transcript: Transcript) -> None:
@@ -130,17 +179,27 @@ class Recorder:
             self._name = None  # taken in the meantime
         self._session = store.create(transcript, self._name)
 
+    def _read(self, read: Callable[[SessionStore], T]) -> T:
+        self._set_patience(PATIENCE_S)  # the user waits for nothing else
+        try:
+            return read(self.store())
+        except DamagedError as error:
+            self._set_aside(error)
+            return read(self.store())
+
+    def _set_patience(self, patience_s: float) -> None:
+        if self._store is not None and patience_s != self._patience_s:
+            self._store.wait_for_locks(patience_s)
+        self._patience_s = patience_s
+
     def _set_aside(self, error: DamagedError) -> None:
         if self._store is not None:
             self._store.close()
             self._store = None
         aside = set_aside(self._path)
-        self._name, self._session = self.name, None
+        self.has_set_aside = True
+        self._name, self._session, self._begun_with = self.name, None, None
         self._warn(f"{error.message}; the file is kept as {aside}, and a new one is begun")
-
-    def _fail(self, error: DiskError) -> None:
-        self._has_failed = True
-        self._problem = error.message
 
     def _write_lines(self, transcript: Transcript) -> None:
         """Append the turns that are not there yet, a line each; of one that changed both stay."""
@@ -155,14 +214,28 @@ class Recorder:
         if not lines:
             return
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with path.open("a", encoding="ascii") as file:
-                file.writelines(lines)
+            _append(path, "".join(lines))
         except OSError as error:
             if not self._has_given_up:
-                self._warn(f"this conversation is not saved: {error.strerror} ({path})")
+                self._warn(
+                    f"{self._problem}; this conversation is not saved: {error.strerror} ({path})"
+                )
             self._has_given_up = True
             return
         if is_first:
             self._warn(f"{self._problem}; this conversation is kept in {path}")
         self._lines_path, self._written = path, transcript
+
+
+def _append(path: Path, text: str) -> None:
+    """Add to a file all of a text or nothing. Raises: OSError."""
+    make_private_folder(path.parent)
+    with open(open_private(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
+        end = file.tell()
+        try:
+            file.write(text.encode("ascii"))
+            file.flush()
+        except OSError:
+            with suppress(OSError):
+                file.truncate(end)
+            raise

@@ -3,27 +3,23 @@
 What is known here is text: the server has the tokenizer, and a token is whatever comes at once.
 """
 
-import http.client
 import json
-import socket
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from queue import Empty, SimpleQueue
+from queue import Empty, Full, Queue
 from typing import Any
-from urllib.parse import urlsplit
 
 from localllm.completion import Completion, TextEvent, TokenInfo
 from localllm.config import SamplingParams
 from localllm.engine.request import FinishReason
-from localllm.errors import ContextLengthError, ExitCode, LocalLLMError, RequestError
+from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.generation_config import GenerationDefaults
 from localllm.loaded_model import LoadedModel
+from localllm.openai_chunks import Chunk, Usage
+from localllm.openai_client import SILENCE_S, Endpoint, Reply
 from localllm.overflow import UNKNOWN_CONTEXT
 from localllm.prompt import Prompt, ThinkLevel
 from localllm.prompt_writer import PromptWriter
@@ -31,9 +27,10 @@ from localllm.text_engine import EventStream
 from localllm.thinking import Split
 from localllm.tokenizer import Message, Tokenizer
 
-_TIMEOUT_S = 600
 # A look at what has come, so that Ctrl-C is heard.
 _LOOK_S = 0.05
+# Chunks that wait; a server that is faster than who reads waits too.
+_MAX_WAITING = 64
 _CHUNK_ID = -1
 _REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
 _OPENAI = ("temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty")
@@ -93,30 +90,74 @@ class _RemotePrompts(PromptWriter):
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class _Arrived:
     """What a server sent, and when it was here."""
 
-    text: str
+    chunk: Chunk
     time_s: float
+
+
+class _Reader:
+    """Reads an answer in a thread of its own: whoever waits for it can be interrupted."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        # None: the answer has ended.
+        self._arrived: Queue[_Arrived | Exception | None] = Queue(_MAX_WAITING)
+        self._is_left = threading.Event()
+        threading.Thread(target=self._read, name="remote-reader", daemon=True).start()
+
+    def take(self) -> _Arrived | None:
+        """What comes next, or None at the end. Raises: Empty where nothing has come for a moment;
+        LocalLLMError for what cannot be read.
+        """
+        found = self._arrived.get(timeout=_LOOK_S)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def leave(self) -> None:
+        """Nobody takes anything any more."""
+        self._is_left.set()
+        self._reply.hang_up()
+
+    def _read(self) -> None:
+        try:
+            with self._reply:
+                for chunk in self._reply.chunks():
+                    if not self._put(_Arrived(chunk, time.monotonic())):
+                        return
+            self._put(None)
+        except Exception as error:  # raised where it is taken
+            self._put(error)
+
+    def _put(self, found: _Arrived | Exception | None) -> bool:
+        while not self._is_left.is_set():
+            try:
+                self._arrived.put(found, timeout=_LOOK_S)
+            except Full:
+                continue
+            return True
+        return False
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request: the lines that come in, and what they became. `last` waits for the usage."""
+    """A request: who reads its answer, and what that became. `last` waits for the usage."""
 
-    lines: "SimpleQueue[_Line | LocalLLMError | None]"
-    close: Callable[[], None]
+    reader: _Reader
     inbox: deque[TextEvent] = field(default_factory=deque)
     last: TextEvent | None = None
-    usage: Mapping[str, Any] = field(default_factory=dict)
+    usage: Usage | None = None
     is_open: bool = True
+    silent_s: float = 0.0
 
 
 class RemoteEngine:
     """See Answering. One thread calls it."""
 
-    def __init__(self, url: str, model: str, api_key: str | None, context_length: int) -> None:
-        self._url, self._model, self._api_key = url, model, api_key
+    def __init__(self, endpoint: Endpoint, model: str, context_length: int) -> None:
+        self._endpoint, self._model = endpoint, model
         self._context_length = context_length
         self._tokenizer = _RemoteTokenizer()
         self._requests: dict[int, _Open] = {}
@@ -147,11 +188,9 @@ class RemoteEngine:
             )
         body = {**prompt.body, **self._fields(params), "model": self._model, "stream": True}
         body["stream_options"] = {"include_usage": True}
-        answer = send(self._url + prompt.path, self._api_key, body)
-        lines: SimpleQueue[_Line | LocalLLMError | None] = SimpleQueue()
-        threading.Thread(target=_read, args=(answer, lines), daemon=True).start()
+        reader = _Reader(self._endpoint.request(prompt.path, body))
         request_id, self._next_id = self._next_id, self._next_id + 1
-        self._requests[request_id] = _Open(lines, lambda: _hang_up(answer))
+        self._requests[request_id] = _Open(reader)
         return request_id
 
     def events(self, request_id: int) -> EventStream:
@@ -169,10 +208,10 @@ class RemoteEngine:
 
     def forget(self, request_id: int) -> None:
         """See Answering."""
-        self._requests.pop(request_id).close()
+        self._requests.pop(request_id).reader.leave()
 
-    def usage(self, request_id: int) -> Mapping[str, Any]:
-        """What the server counted."""
+    def usage(self, request_id: int) -> Usage | None:
+        """What the server counted, if it tells."""
         return self._requests[request_id].usage
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
@@ -187,19 +226,11 @@ class RemoteEngine:
         """Wait a little for what comes. Raises: LocalLLMError."""
         for request_id, opened in list(self._requests.items()):
             try:
-                line = opened.lines.get(timeout=_LOOK_S)
-            except Empty:
-                continue
-            if isinstance(line, LocalLLMError):
+                self._advance(request_id, opened)
+            except LocalLLMError:
                 opened.is_open = False
-                raise line
-            if line is not None:
-                self._book(request_id, opened, line)
-                continue
-            opened.is_open = False
-            if opened.last is None:
-                raise LocalLLMError("the server ended its answer in the middle", hint="ask again")
-            opened.inbox.append(opened.last)
+                opened.reader.leave()
+                raise
 
     def work_ahead(self) -> bool:
         """See Answering."""
@@ -208,7 +239,7 @@ class RemoteEngine:
     def finish(self) -> None:
         """See Answering."""
         for opened in self._requests.values():
-            opened.close()
+            opened.reader.leave()
 
     def _fields(self, params: SamplingParams) -> dict[str, Any]:
         usual = SamplingParams()
@@ -231,32 +262,34 @@ class RemoteEngine:
             body["structured_outputs"] = {kind: grammar.source}
         return {name: value for name, value in body.items() if value is not None}
 
-    def _book(self, request_id: int, opened: _Open, line: _Line) -> None:
-        name, _, value = line.text.partition(":")
-        if name != "data" or value.strip() == "[DONE]":
-            return
+    def _advance(self, request_id: int, opened: _Open) -> None:
         try:
-            chunk = json.loads(value)
-            if "error" in chunk:
-                raise _refusal(chunk, 500)
-            opened.usage = chunk.get("usage") or opened.usage
-            choices = chunk.get("choices") or []
-            if not choices:
-                return
-            choice = choices[0]
-            delta = choice.get("delta") or {}
-            text = delta.get("content") or choice.get("text") or ""
-            thinking = delta.get("reasoning_content") or delta.get("reasoning") or ""
-            reason = choice.get("finish_reason")
-        except (ValueError, AttributeError, LookupError, TypeError) as error:
-            raise LocalLLMError(
-                "the server does not answer as an OpenAI-compatible one", where=f"{error!s:.200}"
-            ) from error
-        if reason is not None:
-            known = _REASONS.get(reason, FinishReason.STOP)
-            opened.last = _event(request_id, text, thinking, known, line.time_s)
-        elif text or thinking:
-            opened.inbox.append(_event(request_id, text, thinking, None, line.time_s))
+            arrived = opened.reader.take()
+        except Empty:
+            # Counted in looks: a program that was stopped for an hour has heard nothing of it.
+            opened.silent_s += _LOOK_S
+            if opened.silent_s >= SILENCE_S:
+                raise LocalLLMError(
+                    f"the server has said nothing for {SILENCE_S:.0f} s", hint="ask again"
+                ) from None
+            return
+        opened.silent_s = 0.0
+        if arrived is not None:
+            self._book(request_id, opened, arrived)
+            return
+        opened.is_open = False
+        if opened.last is None:
+            raise LocalLLMError("the server ended its answer in the middle", hint="ask again")
+        opened.inbox.append(opened.last)
+
+    def _book(self, request_id: int, opened: _Open, arrived: _Arrived) -> None:
+        chunk, time_s = arrived.chunk, arrived.time_s
+        opened.usage = chunk.usage or opened.usage
+        if chunk.finish_reason is not None:
+            reason = _REASONS.get(chunk.finish_reason, FinishReason.STOP)
+            opened.last = _event(request_id, chunk.text, chunk.thinking, reason, time_s)
+        elif chunk.text or chunk.thinking:
+            opened.inbox.append(_event(request_id, chunk.text, chunk.thinking, None, time_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +319,10 @@ class RemoteModel(LoadedModel):
 
         def count(event: TextEvent) -> None:
             usage = engine.usage(event.request_id)
-            if event.finish_reason is not None and usage:
-                details = usage.get("prompt_tokens_details") or {}
-                completion.num_prompt_tokens = int(usage.get("prompt_tokens") or 0)
-                completion.num_cached_tokens = int(details.get("cached_tokens") or 0)
-                counted = usage.get("completion_tokens")
-                completion.num_counted_tokens = counted if isinstance(counted, int) else None
+            if event.finish_reason is not None and usage is not None:
+                completion.num_prompt_tokens = usage.prompt_tokens or 0
+                completion.num_cached_tokens = usage.cached_tokens or 0
+                completion.num_counted_tokens = usage.completion_tokens
 
         events.on_event.append(count)
         return completion, events
@@ -303,87 +334,25 @@ def open_remote(url: str, model: str | None, api_key: str | None) -> RemoteModel
     Raises: LocalLLMError where no such server answers, or it has no such model.
     """
     began_s = time.monotonic()
-    base = url.rstrip("/").removesuffix("/v1")
-    if urlsplit(base).scheme not in ("http", "https") or not urlsplit(base).hostname:
-        raise RequestError(
-            f"--remote must be like http://127.0.0.1:8000, found {url!r:.100}", param="remote"
-        )
-    with send(base + "/v1/models", api_key) as answer:
-        try:
-            listed = {str(each["id"]): each for each in json.load(answer)["data"]}
-            name = model or next(iter(listed))
-        except (ValueError, LookupError, TypeError, StopIteration) as error:
-            raise LocalLLMError(
-                f"{base} does not answer as an OpenAI-compatible server",
-                where=f"GET /v1/models: {error!s:.200}",
-            ) from error
-    if name not in listed:
+    endpoint = Endpoint.parse(url, api_key, "--remote")
+    listed = endpoint.models()
+    name = model or next(iter(listed), None)
+    if name is None or name not in listed:
         raise LocalLLMError(
-            f"{base} has no model {name!r:.100}",
-            hint=f"it has {', '.join(listed)}"[:300],
+            f"{endpoint.url} has no model" + ("" if name is None else f" {name!r:.100}"),
+            hint=f"it has {', '.join(listed)}"[:300] if listed else "",
             exit_code=ExitCode.MODEL,
         )
-    context = listed[name].get("max_model_len")
-    length = context if isinstance(context, int) and context > 0 else UNKNOWN_CONTEXT
-    engine = RemoteEngine(base, name, api_key, length)
-    return RemoteModel(name, engine, GenerationDefaults({}, ()), time.monotonic() - began_s)
-
-
-def send(url: str, api_key: str | None, body: Mapping[str, Any] | None = None) -> Any:
-    """The open answer to a request. Raises: LocalLLMError."""
-    headers = {"Content-Type": "application/json"}
-    if api_key is not None:
-        headers["Authorization"] = f"Bearer {api_key}"
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, headers)
-    try:
-        return urllib.request.urlopen(request, timeout=_TIMEOUT_S)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise _refusal(_read_json(error), error.code) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
+    length = listed[name].get("max_model_len")
+    if length is None:
+        length = UNKNOWN_CONTEXT
+    elif type(length) is not int or length < 1:
         raise LocalLLMError(
-            f"{urlsplit(url).netloc} cannot be reached: {reason!s:.200}",
-            hint="is it running, and is this its address?",
-            exit_code=ExitCode.NETWORK,
-        ) from error
-
-
-def _read_json(answer: Any) -> Any:
-    try:
-        return json.loads(answer.read(1 << 20))
-    except (OSError, ValueError, http.client.HTTPException):
-        return {}
-
-
-def _refusal(told: Any, status: int) -> LocalLLMError:
-    """What a server says is wrong, as an error of ours."""
-    error = told.get("error") if isinstance(told, dict) else None
-    error = error if isinstance(error, dict) else {"message": error}
-    message = f"the server refuses: {error.get('message') or f'status {status}'!s:.500}"
-    if error.get("code") == "context_length_exceeded":
-        return ContextLengthError(message)
-    if status in (401, 403):
-        return LocalLLMError(message, hint="--api-key KEY", exit_code=ExitCode.MODEL)
-    if status == 404:
-        return LocalLLMError(message, exit_code=ExitCode.MODEL)
-    return RequestError(message) if 400 <= status < 500 else LocalLLMError(message)
-
-
-def _read(answer: Any, lines: "SimpleQueue[_Line | LocalLLMError | None]") -> None:
-    try:
-        for line in answer:
-            lines.put(_Line(line.decode("utf-8", "replace"), time.monotonic()))
-    except (OSError, ValueError, AttributeError, http.client.HTTPException) as error:
-        lines.put(LocalLLMError(f"the connection broke: {error!s:.200}", hint="ask again"))
-    lines.put(None)
-
-
-def _hang_up(answer: Any) -> None:
-    """Let the server know that nobody reads: closing waits for who reads, in another thread."""
-    with suppress(OSError, AttributeError):
-        answer.fp.raw._sock.shutdown(socket.SHUT_RDWR)
+            f"{endpoint.url} does not answer as an OpenAI-compatible server",
+            where=f"GET /v1/models: max_model_len is {length!r:.40}",
+        )
+    engine = RemoteEngine(endpoint, name, length)
+    return RemoteModel(name, engine, GenerationDefaults({}, ()), time.monotonic() - began_s)
 
 
 def _event(

@@ -5,6 +5,7 @@ Rows are written while an answer is said; see recorder.py for when.
 """
 
 import difflib
+import os
 import sqlite3
 import time
 from array import array
@@ -13,12 +14,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.engine.request import FinishReason
 from localllm.errors import DiskError, RequestError
-from localllm.transcript import SUMMARY_REQUEST, Transcript, Turn, make_title
+from localllm.private_files import make_private_folder, open_private
+from localllm.session_rows import (
+    SessionRow,
+    UnsoundError,
+    read_count,
+    read_row,
+    read_text,
+    read_text_or_none,
+    read_turn,
+)
+from localllm.transcript import SUMMARY_REQUEST, Transcript, Turn
 
-# Seconds to wait for another process that writes.
-_PATIENCE_S = 5.0
+# Seconds to wait for another process that uses the file.
+PATIENCE_S = 1.0
+_LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
+# What SQLite says of the place and the moment; all else that it says is of the file.
+_OF_THE_PLACE = _LOCKED | {
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_AUTH,
+}
+# No version of ours is near it; a larger number is damage.
+_MAX_VERSION = 1000
 # Larger files are not read through at the start; damage shows when it is met.
 _CHECKED_BYTES = 64 << 20
 # Each brings the database from one version (its index) to the next.
@@ -50,24 +73,18 @@ MIGRATIONS = (
 
 
 class DamagedError(DiskError):
-    """The file is no database, or a broken one."""
+    """The file is no database, or a broken one, or holds what was never written to it."""
+
+    def __init__(self, reason: str, path: Path) -> None:
+        super().__init__(
+            f"the saved sessions are damaged: {reason}",
+            where=str(path),
+            hint="localllm chat keeps the file under another name, and begins a new one",
+        )
 
 
 class ConflictError(Exception):
     """Another process has gone on with the session in the meantime."""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRow:
-    """One saved conversation without its turns; times in seconds from the epoch."""
-
-    id: int
-    name: str | None
-    title: str
-    model: str
-    num_turns: int
-    created_s: float
-    updated_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +101,21 @@ class SessionStore:
     """The saved conversations in one file.
 
     Every method raises DamagedError for a broken file, and DiskError for one that cannot be read or
-    written: locked for longer than five seconds, read-only, a full disk.
+    written: locked for longer than a second, read-only, a full disk.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, or begin it.
+    def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
+        """Open the file, or begin it; one that is locked is waited for `patience_s`.
 
         Raises: also DiskError for one that a newer version has written.
         """
         self.path = path
         with self._told():
-            # Conversations are private: nobody else reads them.
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            path.touch(mode=0o600)
-            self._db = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+            # Conversations are private: nobody else reads them. SQLite gives what it keeps beside
+            # the file the file's own mode.
+            make_private_folder(path.parent)
+            os.close(open_private(path, os.O_RDWR))
+            self._db = sqlite3.connect(path, timeout=patience_s, isolation_level=None)
         try:
             with self._told():
                 self._prepare()
@@ -109,6 +127,16 @@ class SessionStore:
         """Let go of the file."""
         self._db.close()
 
+    def wait_for_locks(self, patience_s: float) -> None:
+        """From here on a file that is locked is waited for so long."""
+        with self._told():
+            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * patience_s)}")
+
+    def check_writable(self) -> None:
+        """Raises: DiskError where nothing can be saved now."""
+        with self._transaction():
+            pass
+
     def create(self, transcript: Transcript, name: str | None = None) -> SavedSession:
         """Save a new conversation. Raises: RequestError where the name is taken."""
         now = time.time()
@@ -117,9 +145,13 @@ class SessionStore:
             cursor = self._db.execute(
                 "INSERT INTO sessions (name, model, system, created_s, updated_s, revision) "
                 "VALUES (?, ?, ?, ?, ?, 0)",
-                (name, transcript.model, _clean(transcript.system), now, now),
+                (name, _clean(transcript.model), _clean(transcript.system), now, now),
             )
             assert cursor.lastrowid is not None
+            if self._db.execute(
+                "SELECT 1 FROM turns WHERE session_id = ?", (cursor.lastrowid,)
+            ).fetchone():
+                raise UnsoundError("there are turns without a conversation")
             self._put_turns(cursor.lastrowid, transcript.turns, 0)
         return SavedSession(cursor.lastrowid, name, transcript, 0)
 
@@ -137,7 +169,7 @@ class SessionStore:
                 "UPDATE sessions SET model = ?, system = ?, updated_s = ?, revision = revision + 1 "
                 "WHERE id = ? AND revision = ?",
                 (
-                    transcript.model,
+                    _clean(transcript.model),
                     _clean(transcript.system),
                     time.time(),
                     session.id,
@@ -177,18 +209,7 @@ class SessionStore:
                 "FROM sessions ORDER BY updated_s DESC, id DESC",
                 (SUMMARY_REQUEST,),
             ).fetchall()
-        return [
-            SessionRow(
-                id=row[0],
-                name=row[1],
-                title=make_title(row[5] or ""),
-                model=row[2],
-                num_turns=row[6],
-                created_s=row[3],
-                updated_s=row[4],
-            )
-            for row in found
-        ]
+            return [read_row(row) for row in found]
 
     def latest(self) -> SavedSession | None:
         """The conversation that was gone on with last."""
@@ -198,7 +219,9 @@ class SessionStore:
     def find(self, name: str) -> SavedSession | None:
         """The conversation with this name, or else this number."""
         with self._told():
-            row = self._db.execute("SELECT id FROM sessions WHERE name = ?", (name,)).fetchone()
+            row = self._db.execute(
+                "SELECT id FROM sessions WHERE name = ?", (_clean(name),)
+            ).fetchone()
             if row is None and name.isascii() and name.isdigit() and len(name) < 19:
                 row = self._db.execute(
                     "SELECT id FROM sessions WHERE id = ?", (int(name),)
@@ -221,46 +244,58 @@ class SessionStore:
 
     def load(self, session_id: int) -> SavedSession:
         """A conversation with its turns."""
-        with self._told():
-            self._db.execute("BEGIN")
-            try:
-                row = self._db.execute(
-                    "SELECT name, model, system, revision FROM sessions WHERE id = ?", (session_id,)
-                ).fetchone()
-                turns = self._db.execute(
-                    "SELECT question, model, answer, thinking, finish_reason, token_ids "
-                    "FROM turns WHERE session_id = ? ORDER BY position",
-                    (session_id,),
-                ).fetchall()
-            finally:
-                self._db.execute("COMMIT")
-        if row is None:
-            raise RequestError(f"there is no session {session_id}", param="session")
-        name, model, system, revision = row
-        transcript = Transcript(model, system, [_read_turn(turn) for turn in turns])
-        return SavedSession(session_id, name, transcript, revision)
+        with self._transaction("DEFERRED"):
+            row = self._db.execute(
+                "SELECT name, model, system, revision FROM sessions WHERE id = ?", (session_id,)
+            ).fetchone()
+            found = self._db.execute(
+                "SELECT position, question, model, answer, thinking, finish_reason, token_ids "
+                "FROM turns WHERE session_id = ? ORDER BY position",
+                (session_id,),
+            ).fetchall()
+            turns = [read_turn(turn, position) for position, turn in enumerate(found)]
+            if row is not None:
+                name, model, system, revision = row
+                transcript = Transcript(read_text(model), read_text_or_none(system), turns)
+                return SavedSession(
+                    session_id, read_text_or_none(name), transcript, read_count(revision)
+                )
+        raise RequestError(f"there is no session {session_id}", param="session")
 
     def _prepare(self) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute("PRAGMA foreign_keys = ON")
-        if self.path.stat().st_size <= _CHECKED_BYTES:
+        is_small = self.path.stat().st_size <= _CHECKED_BYTES
+        if is_small:
             (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
-                raise DamagedError(f"the saved sessions are damaged: {verdict}")
+                raise DamagedError(f"{verdict:.200}", self.path)
+        # Who only reads waits for nobody who writes.
+        if self._version() != len(MIGRATIONS):
+            self._migrate()
+        if is_small:
+            self.rows()  # what is listed is sound, whichever of them is asked for
+
+    def _migrate(self) -> None:
         with self._transaction():
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version > len(MIGRATIONS):
-                raise DiskError(
-                    "the saved sessions are of a newer localllm",
-                    where=str(self.path),
-                    hint="update localllm; nothing there was changed",
-                )
+            version = self._version()
             for script in MIGRATIONS[version:]:
                 for statement in script.split(";"):
                     self._db.execute(statement)
-            if version < len(MIGRATIONS):
-                self._db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+            self._db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+
+    def _version(self) -> int:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if not 0 <= version <= _MAX_VERSION:
+            raise DamagedError(f"their version is {version}", self.path)
+        if version > len(MIGRATIONS):
+            raise DiskError(
+                "the saved sessions are of a newer localllm",
+                where=str(self.path),
+                hint="update localllm; nothing there was changed",
+            )
+        return int(version)
 
     def _refuse_taken(self, name: str | None) -> None:
         taken = (
@@ -283,7 +318,7 @@ class SessionStore:
                     session_id,
                     position,
                     _clean(turn.question),
-                    turn.model,
+                    _clean(turn.model),
                     _clean(turn.answer),
                     _clean(turn.thinking),
                     turn.finish_reason,
@@ -294,35 +329,48 @@ class SessionStore:
         )
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
         with self._told():
-            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(f"BEGIN {kind}")
             try:
                 yield
-            except BaseException:
+                self._db.execute("COMMIT")
+            finally:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """SQLite's errors as ours."""
+        """What SQLite, and a look at the rows, find wrong, as errors of ours."""
         try:
             yield
-        except sqlite3.OperationalError as error:
+        except sqlite3.ProgrammingError:
+            raise  # a defect of ours, not of the file
+        except sqlite3.DatabaseError as error:
+            # The lower byte; what Python finds itself, as text that is not UTF-8, has no code.
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+            if code not in _OF_THE_PLACE:
+                raise DamagedError(f"{error!s:.200}", self.path) from error
+            if code in _LOCKED:
+                raise DiskError(
+                    "the saved sessions are locked by another program",
+                    where=str(self.path),
+                    hint="try again when it is done; chat --no-save does without them",
+                ) from error
             raise DiskError(
                 f"the saved sessions cannot be used: {error}",
                 where=str(self.path),
                 hint="check the disk's space and the file's permissions",
             ) from error
-        except sqlite3.DatabaseError as error:
-            raise DamagedError(
-                f"the saved sessions are damaged: {error}", where=str(self.path)
-            ) from error
+        except UnicodeDecodeError as error:  # SQLite's own message quotes what is damaged
+            raise DamagedError("the schema is not UTF-8", self.path) from error
+        except UnsoundError as error:
+            raise DamagedError(str(error), self.path) from error
         except OSError as error:
             raise DiskError(
-                f"the saved sessions cannot be used: {error.strerror}", where=str(self.path)
+                f"the saved sessions cannot be used: {error.strerror}",
+                where=str(self.path),
+                hint="mend or remove what is there; chat --no-save does without it",
             ) from error
 
 
@@ -342,20 +390,6 @@ def set_aside(path: Path) -> Path:
             f"the damaged sessions cannot be set aside: {error.strerror}", where=str(path)
         ) from error
     return aside
-
-
-def _read_turn(row: tuple[str, str, str, str, str | None, bytes]) -> Turn:
-    question, model, answer, thinking, finish_reason, token_ids = row
-    ids = array("i")
-    ids.frombytes(token_ids)
-    return Turn(
-        question,
-        model,
-        answer,
-        thinking,
-        None if finish_reason is None else FinishReason(finish_reason),
-        tuple(ids),
-    )
 
 
 def _clean(text: str | None) -> str | None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from localllm.engine.request import FinishReason
@@ -65,6 +65,13 @@ class Transcript:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *(message for turn in self.turns for message in turn.messages)]
 
+    def asking(self, question: str, model: str) -> "Transcript":
+        """The conversation with a question of `model` at its end that has no answer yet."""
+        turns, last = [*self.turns], Turn(question, model)
+        if turns and not turns[-1].is_answered and turns[-1].question == question:
+            turns.pop()  # it is asked again
+        return replace(self, turns=(*turns, last))
+
     def to_json(self) -> str:
         """An object with `model` and `messages`, of which answers name their own model."""
         models = iter([turn.model for turn in self.turns if turn.is_answered])
@@ -90,12 +97,12 @@ class Transcript:
         if messages and messages[0]["role"] == "system":
             system, messages = messages[0]["content"], messages[1:]
         model, turns = str(raw.get("model") or ""), []
-        for i, message in enumerate(messages):
-            if message["role"] != ("user", "assistant")[i % 2]:
-                raise ValueError("questions and answers must take turns")
+        for message in messages:
             if message["role"] == "user":
                 turns.append(Turn(message["content"], model))
                 continue
+            if message["role"] == "system" or not turns or turns[-1].is_answered:
+                raise ValueError("an answer must follow its question")
             turns[-1] = Turn(
                 turns[-1].question,
                 str(message.get("model") or model),

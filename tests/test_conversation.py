@@ -15,9 +15,10 @@ from localllm.cli.slash_turns import edit
 from localllm.config import EngineConfig
 from localllm.conversation import ChatSession
 from localllm.engine.loading import load_engine
+from localllm.engine.request import FinishReason
 from localllm.errors import ContextLengthError, GpuMemoryError, RequestError
 from localllm.session import open_model
-from localllm.transcript import Transcript
+from localllm.transcript import Transcript, Turn
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -305,3 +306,29 @@ def test_a_refused_edit_leaves_the_turn_and_files_go_once(
     with pytest.raises(RequestError, match="is not taken"):
         repl.attach("book.txt", "x" * 5000)
     repl.session.close()
+
+
+def test_a_question_that_was_saved_and_never_answered_is_kept_and_not_said_again(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    model = scripted_model(make_checkpoint(), ["So."])
+    session = ChatSession(model)
+    session.restore([Turn("First?", "scripted", "One.", finish_reason=FinishReason.STOP)])
+    session.restore([*session.turns, Turn("Lost?", "scripted")])
+    session.pose("Other?")
+    saved = [turn.question for turn in session.transcript().turns]
+    assert saved == ["First?", "Lost?", "Other?"]
+    assert say(session, "Other?") == "So."
+    assert [turn.question for turn in session.turns] == saved
+    assert session.num_turns == 2
+    assert "Lost?" not in model.tokenizer.decode(model.text_engine.engine.prompts[-1])  # type: ignore[attr-defined]
+    # What is written down is read again as it is.
+    kept = session.transcript()
+    assert [turn.question for turn in Transcript.from_json(kept.to_json()).turns] == saved
+    # The same question takes its own place.
+    session.restore([Turn("Lost?", "scripted")])
+    say(session, "Lost?")
+    assert [turn.question for turn in session.turns] == ["Lost?"]
+    assert kept.asking("Other?", "m").turns[-2:] == (kept.turns[-1], Turn("Other?", "m"))
+    lost = Transcript("m", None, (Turn("Lost?", "scripted"),))
+    assert lost.asking("Lost?", "m").turns == (Turn("Lost?", "m"),)

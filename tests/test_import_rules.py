@@ -20,7 +20,9 @@ LEAVES = {
     "stop_strings",
     "speculation_config",
     "overflow",
+    "openai_chunks",
     "places",
+    "private_files",
     "gpus",
     "grammar",
     "ending",
@@ -35,9 +37,12 @@ ALLOWED: dict[str, set[str]] = {
     "json_file": {"model_file"},
     "stop_strings": set(),
     "config": set(),
+    "openai_chunks": set(),
+    "openai_client": {"openai_chunks"},
     "overflow": set(),
     "places": set(),
     "ending": set(),
+    "private_files": set(),
     "speculation_config": set(),
     "catalog": set(),
     "gpus": set(),
@@ -74,11 +79,13 @@ ALLOWED: dict[str, set[str]] = {
     "loaded_model": {"completion", "engine", "generation_config", "prompt", "prompt_writer"}
     | {"text_engine", "tokenizer"},
     "remote": {"completion", "engine", "generation_config", "loaded_model", "prompt"}
+    | {"openai_client"}
     | {"prompt_writer", "text_engine", "thinking", "tokenizer"},
     "session": {"catalog", "checkpoint", "download", "engine", "loaded_model", "text_engine"},
     "transcript": {"engine"},
-    "sessions": {"engine", "transcript"},
-    "recorder": {"sessions", "transcript"},
+    "session_rows": {"engine", "transcript"},
+    "sessions": {"engine", "session_rows", "transcript"},
+    "recorder": {"session_rows", "sessions", "transcript"},
     "cache_report": {"tokenizer", "transcript"},
     "conversation": {"loaded_model", "engine", "text_engine", "completion", "tokenizer", "prompt"}
     | {"transcript", "cache_report"},
@@ -107,6 +114,7 @@ ALLOWED: dict[str, set[str]] = {
         "catalog",
         "tokenizer",
         "localllm_kernels",
+        "openai_client",
     },
     "server": {"session", "checkpoint", "loaded_model", "engine", "text_engine", "completion"}
     | {"tokenizer", "prompt", "prompt_writer", "thinking", "generation_config", "tool_calls"}

@@ -176,8 +176,9 @@ def test_a_kill_leaves_what_was_said(path: Path) -> None:
         lambda path: path.write_bytes(b"not a database at all" * 400),
         lambda path: path.write_bytes(path.read_bytes()[:4096] + os.urandom(8192)),
         lambda path: path.write_bytes(path.read_bytes()[:5000]),
+        lambda path: path.write_bytes(path.read_bytes().replace(b"TABLE turns", b"TABLE \xffurns")),
     ],
-    ids=["no database", "overwritten", "cut"],
+    ids=["no database", "overwritten", "cut", "a schema that is not UTF-8"],
 )
 def test_a_damaged_file_is_set_aside_and_the_chat_goes_on(
     path: Path, recorder: tuple[Recorder, list[str]], damage: Callable[[Path], int]
@@ -208,7 +209,7 @@ def test_damage_in_the_middle_of_a_chat(
     mine.save(transcript(FIRST))
 
     def broken(*arguments: object) -> None:
-        raise DamagedError("the saved sessions are damaged: for a test")
+        raise DamagedError("for a test", path)
 
     monkeypatch.setattr(mine.store(), "save", broken)
     mine.save(transcript(FIRST, SECOND))
@@ -241,7 +242,7 @@ def test_a_newer_file_is_left_alone_and_the_chat_goes_to_lines(
 def test_a_lock_that_is_held_does_not_stop_the_chat(
     path: Path, recorder: tuple[Recorder, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localllm.sessions._PATIENCE_S", 0.1)
+    monkeypatch.setattr("localllm.recorder.PATIENCE_S", 0.1)
     mine, warnings = recorder
     mine.save(transcript(FIRST))
     other = sqlite3.connect(path, isolation_level=None)

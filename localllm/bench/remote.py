@@ -1,19 +1,17 @@
 """The load suite against a server that speaks OpenAI's completions, ours or another's."""
 
-import json
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
 
 from localllm.bench.load import LOADS, LoadRun, Timeline, load_row
 from localllm.bench.results import Result, Suite
 from localllm.bench.workload import LoadRequest, Mix
-from localllm.errors import RequestError
+from localllm.errors import LocalLLMError, RequestError
+from localllm.openai_chunks import Chunk
+from localllm.openai_client import Endpoint
 
-TIMEOUT_S = 600
 MAX_AT_ONCE = 256
 # A word of English is about a token; any other text would do.
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "life", "world", "school")
@@ -23,44 +21,25 @@ _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "life", "world
 class Server:
     """Where it is, and which of its models answers."""
 
-    url: str
+    endpoint: Endpoint
     model: str
-    api_key: str | None = None
 
     @classmethod
     def find(cls, url: str, model: str | None, api_key: str | None = None) -> "Server":
         """Ask a server for its models and take the first, if none is named.
 
-        Raises: RequestError where nothing answers as such a server does.
+        Raises: LocalLLMError where nothing answers as such a server does.
         """
-        base = url.rstrip("/").removesuffix("/v1")
-        if not base.startswith(("http://", "https://")):
-            raise RequestError(f"--url must be like http://127.0.0.1:8000, found {url!r:.100}")
-        server = cls(base, model or "", api_key)
+        endpoint = Endpoint.parse(url, api_key, "--url", "its key is read from OPENAI_API_KEY")
         if model is not None:
-            return server
-        try:
-            with server.open("/v1/models") as answer:
-                listed = json.load(answer)["data"]
-            return replace(server, model=str(listed[0]["id"]))
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise RequestError(
-                f"{base} does not answer as an OpenAI-compatible server",
-                where=f"GET /v1/models: {error!s:.200}",
-                hint="is it running, and is this its address?",
-            ) from error
+            return cls(endpoint, model)
+        listed = endpoint.models()
+        if not listed:
+            raise RequestError(f"{endpoint.url} has no model")
+        return cls(endpoint, next(iter(listed)))
 
-    def open(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The open answer to a request. Raises: OSError."""
-        headers = {"Content-Type": "application/json"}
-        if self.api_key is not None:
-            headers["Authorization"] = f"Bearer {self.api_key}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, headers)
-        return urllib.request.urlopen(request, timeout=TIMEOUT_S)
-
-    def complete(self, prompt: str, num_new: int) -> Iterator[dict[str, Any]]:
-        """The chunks of a streamed completion. Raises: OSError, ValueError."""
+    def complete(self, prompt: str, num_new: int) -> Iterator[Chunk]:
+        """The chunks of a streamed completion. Raises: LocalLLMError."""
         body = {
             "model": self.model,
             "prompt": prompt,
@@ -70,11 +49,8 @@ class Server:
             "stream_options": {"include_usage": True},
             "ignore_eos": True,  # not OpenAI's, but known to the servers that people run
         }
-        with self.open("/v1/completions", body) as answer:
-            for line in answer:
-                field, _, value = line.decode().partition(":")
-                if field == "data" and value.strip() != "[DONE]":
-                    yield json.loads(value)
+        with self.endpoint.request("/v1/completions", body) as reply:
+            yield from reply.chunks()
 
 
 class RemoteSuite(Suite):
@@ -113,18 +89,17 @@ def run_remote(server: Server, requests: Sequence[LoadRequest], at_once: int) ->
     """
     started = time.perf_counter()
 
-    def answer(request: LoadRequest) -> Timeline | Exception:
+    def answer(request: LoadRequest) -> Timeline | LocalLLMError:
         timeline = Timeline(request.arrival_s)
         time.sleep(max(0.0, started + request.arrival_s - time.perf_counter()))
         prompt = " ".join(_WORDS[token % len(_WORDS)] for token in request.prompt)
         try:
             for chunk in server.complete(prompt, request.num_new):
-                if any(choice.get("text") for choice in chunk.get("choices") or []):
+                if chunk.text:
                     timeline.token_s.append(time.perf_counter() - started)
-                usage = chunk.get("usage")
-                if usage:
-                    timeline.reported_tokens = usage.get("completion_tokens")
-        except (OSError, ValueError) as error:
+                if chunk.usage is not None:
+                    timeline.reported_tokens = chunk.usage.completion_tokens
+        except LocalLLMError as error:
             return error
         return timeline
 
@@ -133,9 +108,9 @@ def run_remote(server: Server, requests: Sequence[LoadRequest], at_once: int) ->
     seconds = time.perf_counter() - started
     answered = [each for each in found if isinstance(each, Timeline) and each.token_s]
     if not answered:
-        first = next((each for each in found if isinstance(each, Exception)), None)
+        first = next((each for each in found if isinstance(each, LocalLLMError)), None)
         raise RequestError(
-            f"{server.url} answered none of {len(requests)} requests",
+            f"{server.endpoint.url} answered none of {len(requests)} requests",
             where=f"POST /v1/completions: {first!s:.200}" if first else "the answers were empty",
             hint="name its model, as --url URL MODEL",
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from localllm.cli import options, suggestions
-from localllm.cli.output import is_terminal, note, write_stdout
+from localllm.cli.output import is_terminal, note, show_controls, write_stdout
 from localllm.config import EngineConfig
 from localllm.errors import ExitCode, RequestError
 from localllm.speculation_config import SpeculationConfig
@@ -267,7 +267,7 @@ def _bench_server(url: str, model: str | None, asked: Asked) -> "tuple[Report, b
     ]
     was_interrupted = _run(suites)
     results = [result for suite in suites for result in suite.results()]
-    described = {"name": server.model, "url": server.url}
+    described = {"name": server.model, "url": server.endpoint.url}
     return Report(describe_environment(None), described, None, asked.seed, results), was_interrupted
 
 
@@ -291,7 +291,7 @@ def _write(report: "Report", json_file: Path | None, plot: Path | None) -> None:
     from localllm.cli.bench_table import report_text
 
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
-    write_stdout(report_text(report, width))
+    write_stdout(show_controls(report_text(report, width)))
     if json_file is not None:
         report.write(json_file)
     if plot is not None:

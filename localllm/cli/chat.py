@@ -16,13 +16,14 @@ from localllm.cli.figures import describe_prompt, describe_truncation
 from localllm.cli.opening import open_noted
 from localllm.cli.output import choose_colour, is_terminal, note
 from localllm.cli.render import Shown, check_render_mode, make_printer
-from localllm.cli.saved import find_session, open_recorder
+from localllm.cli.saved import find_session, open_recorder, question_saved
 from localllm.cli.text_files import names_files, read_files
 from localllm.cli.user_input import gather_prompt, read_file
 from localllm.config import SamplingParams
 from localllm.errors import LocalLLMError, RequestError
 from localllm.overflow import OVERFLOW_POLICIES
 from localllm.settings import default_model
+from localllm.transcript import Transcript, make_title
 
 if TYPE_CHECKING:
     from localllm.conversation import ChatSession
@@ -234,7 +235,7 @@ def chat(
         saved = find_session(recorder, session_name, goes_on=continue_last)
     name = chosen.model
     if saved is not None and not chosen.is_said:
-        name = saved.transcript.model
+        name = saved.transcript.model or name
     # Nothing here holds the model itself: a conversation may exchange it.
     keepalive_s = options.parse_keepalive(keepalive)
 
@@ -248,31 +249,35 @@ def chat(
 
         return open_remote(remote, name, api_key)
 
-    session = start_session(
-        load(),
-        system=system,
-        raw=raw,
-        think=think_level,
-    )
-    session.parse_special, session.overflow = parse_special, policy
-    if saved is not None:
-        session.system = session.system or saved.transcript.system
-        session.restore(saved.transcript.turns)
+    def open_session() -> "ChatSession":
+        session = start_session(load(), system=system, raw=raw, think=think_level)
+        session.parse_special, session.overflow = parse_special, policy
+        if saved is not None:
+            session.system = session.system or saved.transcript.system
+            session.restore(saved.transcript.turns)
+        return session
+
     if text is None:
         from localllm.cli.repl import Repl
         from localllm.cli.slash_turns import recall
 
         shown = Shown(render_mode, "hide" if hide_thinking else "fold", shows_why=why)
-        repl = Repl(session, engine, sampling, shown, recorder)
+        repl = Repl(open_session(), engine, sampling, shown, recorder)
         if saved is not None:
             recall(repl, saved.transcript)
         return repl.run()
     # What runs in a pipe or a script is saved where that is asked for.
-    is_asked_for = saved is not None or session_name is not None
+    is_asked_for = continue_last or session_name is not None
     if not is_asked_for and not (on_terminal and form == "text"):
         recorder = None
-    params = session.model.sampling_params(**sampling)
-    completion, events = session.reply(text, params)
+    so_far = Transcript(name or "", system, ()) if saved is None else saved.transcript
+    with question_saved(recorder, so_far.asking(text, name or "")):
+        session = open_session()
+        if session.unanswered not in (None, text):
+            title = make_title(session.unanswered or "")
+            note(f"not answered: {title}; it stays in the conversation, which goes on", dim=True)
+        params = session.model.sampling_params(**sampling)
+        completion, events = session.reply(text, params)
     if recorder is not None:
         recorder.save(session.transcript())
         events.on_event.append(lambda _: recorder.flush(session.transcript))

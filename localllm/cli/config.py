@@ -9,12 +9,14 @@ import typer
 
 from localllm.catalog import resolve_model
 from localllm.cli import options, suggestions
+from localllm.cli.files import cannot_write
 from localllm.cli.output import check_colour, note, show_controls, write_stdout
 from localllm.cli.render import check_render_mode
 from localllm.cli.slash_commands import SETTINGS
 from localllm.config import EngineConfig, SamplingParams
-from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
+from localllm.errors import CatalogError, ExitCode, RequestError
 from localllm.places import config_file, user_catalog
+from localllm.private_files import make_private_folder, write_private
 from localllm.settings import DEFAULT_MODEL, read_settings
 
 config = typer.Typer(
@@ -259,10 +261,7 @@ def _write(document: Any) -> None:
 
     path = config_file()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".new")
-        partial.touch(mode=0o600)  # keys may be in it
-        partial.write_text(tomlkit.dumps(document), encoding="utf-8")
-        partial.replace(path)
+        make_private_folder(path.parent)
+        write_private(path, tomlkit.dumps(document))  # keys may be in it
     except OSError as error:
-        raise DiskError(f"{path} cannot be written: {error.strerror}") from error
+        raise cannot_write(path, error) from error

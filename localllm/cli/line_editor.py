@@ -19,6 +19,7 @@ from prompt_toolkit.styles import Style
 from rich.cells import cell_len, set_cell_size
 
 from localllm.places import history_file
+from localllm.private_files import make_private_folder, open_private
 
 logger = logging.getLogger(__name__)
 
@@ -190,9 +191,9 @@ def _open_history() -> History:
     """The history file of the user's data folder; in memory where it cannot be written."""
     path = history_file()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # Prompts are private: nobody else reads them.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600))
+        make_private_folder(path.parent)
+        os.close(open_private(path, os.O_RDWR | os.O_APPEND))
     except OSError as error:
         logger.warning("the history is not kept: %s", error)
         return InMemoryHistory()

@@ -43,9 +43,10 @@ def write_stderr(text: str) -> None:
 
 
 def note(text: str, *, dim: bool = False, indent: int = 2) -> None:
-    """One line on stderr; on a terminal that is narrower it breaks between words, and goes on
-    `indent` columns in.
+    """One line on stderr, in which control characters are visible; on a terminal that is narrower
+    it breaks between words, and goes on `indent` columns in.
     """
+    text = show_controls(text)
     if is_terminal(sys.stderr):
         text = _wrapped(text, indent)
     write_stderr((dimmed(text) if dim else text) + "\n")

@@ -134,6 +134,8 @@ class Repl:
         """Send `text`, with the files that wait for it, and show the answer."""
         message = "\n\n".join([*(file.text for file in self.attachments), text])
         before = self.last_completion
+        self.session.pose(message)
+        self.save()  # before it is asked: who is killed then finds it again
         try:
             self.answer(lambda params: self.session.reply(message, params))
         finally:

@@ -69,6 +69,7 @@ def edit(repl: "Repl", argument: str) -> None:
             # It was refused: what stood there stands again.
             repl.session.turns.append(taken)
             repl.session.unanswered = None
+            repl.save()
         raise
 
 
@@ -154,7 +155,7 @@ def load(repl: "Repl", argument: str) -> None:
     if not argument:
         raise RequestError("/load needs a name or a number", hint="/sessions lists them")
     path = user_path(argument)
-    if path.suffix == ".json" and path.is_file() and repl.recorder.store().find(argument) is None:
+    if path.suffix == ".json" and path.is_file() and repl.recorder.find(argument) is None:
         transcript = read_transcript(path)
         repl.start_anew()
         repl.session.system = transcript.system
@@ -163,7 +164,7 @@ def load(repl: "Repl", argument: str) -> None:
         repl.save()
         return
     try:
-        saved = repl.recorder.store().get(argument)
+        saved = repl.recorder.get(argument)
     except RequestError as error:
         hint = "/sessions lists them; a file that /export wrote is read too, if it ends in .json"
         raise RequestError(error.message, where=error.where, hint=hint) from error
@@ -198,7 +199,7 @@ def list_sessions(repl: "Repl", argument: str) -> None:
     """`/sessions`"""
     if repl.recorder is None:
         raise RequestError("sessions are off", hint="start without --no-save")
-    rows = repl.recorder.store().rows()
+    rows = repl.recorder.rows()
     if not rows:
         note("nothing is saved yet")
     current = repl.recorder.session

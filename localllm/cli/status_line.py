@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from localllm.cli.output import dimmed, is_terminal, write_stderr
+from localllm.cli.output import dimmed, is_terminal, show_controls, write_stderr
 
 INTERVAL_S = 0.2
 # Who reads a pipe or a log is told what takes longer, in one line.
@@ -66,7 +66,7 @@ class StatusLine:
                 self._is_drawn = True
                 width = shutil.get_terminal_size().columns - 1
                 with self._screen:
-                    write_stderr("\r" + dimmed(text[:width]) + "\x1b[K")
+                    write_stderr("\r" + dimmed(show_controls(text)[:width]) + "\x1b[K")
             if self._is_over.wait(INTERVAL_S):
                 return
 
@@ -75,6 +75,6 @@ class StatusLine:
         while not self._is_over.wait(since):
             text = self._describe()
             if text is not None:
-                write_stderr(f"{text}\n")
+                write_stderr(f"{show_controls(text)}\n")
                 return
             since = INTERVAL_S

@@ -110,7 +110,6 @@ def test_a_plot(localllm: Run, model: str, tmp_path: Path, ending: str) -> None:
         (("--random-weights", "--weights", "int2"), "--weights must be bf16, int4"),
         (("--plot", "a.gif"), "--plot writes .png or .html"),
         (("--url", "localhost:8000"), "--url must be like http://"),
-        (("--url", "http://127.0.0.1:9"), "does not answer as an OpenAI-compatible server"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -120,6 +119,12 @@ def test_what_cannot_be_measured_is_refused(
     assert outcome.code == ExitCode.USAGE
     assert message in outcome.err
     assert outcome.out == ""
+
+
+def test_a_server_that_is_not_there_is_told(localllm: Run) -> None:
+    outcome = localllm("bench", "--url", "http://127.0.0.1:9")
+    assert outcome.code == ExitCode.NETWORK
+    assert "127.0.0.1:9 cannot be reached: Connection refused" in outcome.err
 
 
 def test_ctrl_c_keeps_what_was_measured(model: str, tmp_path: Path) -> None:
@@ -153,7 +158,7 @@ def server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps({"data": [{"id": "echo"}]}).encode())
+            self.wfile.write(json.dumps({"data": [{"id": "echo\x1b[2J"}]}).encode())
 
         def do_POST(self) -> None:
             bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -183,8 +188,8 @@ def test_a_server_under_load(
     file = tmp_path / "bench.json"
     outcome = localllm("bench", "--url", f"{url}/v1", "--batch", "8,4", "--json", str(file))
     assert outcome.code == 0, outcome.err
-    assert f"echo at {url}" in outcome.out
-    assert {body["model"] for body in bodies} == {"echo"}
+    assert f"echo␛[2J at {url}" in outcome.out  # no command to the terminal
+    assert {body["model"] for body in bodies} == {"echo\x1b[2J"}
     assert len(bodies) == 2 * (2 + 3 * 64)
     # No run finds the prompts of another in the server's cache, but for the few that are short.
     long = [body["prompt"] for body in bodies if len(body["prompt"]) > 100]

@@ -1,5 +1,6 @@
 """`chat --remote`: the same command, with the model at a server."""
 
+import io
 import json
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from server.conftest import ROOT, Server
+from small_server import SmallServer, models, reply, say_nothing, small_server, stream
 from window import Window
 
 Run = Callable[..., Any]
@@ -183,3 +185,90 @@ def test_an_answer_that_has_not_the_form_asked_for_is_a_failure(
         outcome = localllm(*asked, *form)
         assert outcome.returncode == 1
         assert "has not the form that was asked for" in outcome.stderr
+
+
+@pytest.fixture
+def silent_server() -> Iterator[SmallServer]:
+    """One that takes a question and says nothing."""
+
+    with small_server({"/v1/chat/completions": say_nothing}) as running:
+        yield running
+
+
+def test_ctrl_c_ends_the_wait_for_a_server_that_says_nothing(
+    localllm: Run, silent_server: SmallServer, tmp_path: Path
+) -> None:
+    asking = subprocess.Popen(
+        [sys.executable, "-m", "localllm", "chat", "--remote", silent_server.url, "Is it?"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    silent_server.wait_until_asked()
+    began = time.monotonic()
+    asking.send_signal(signal.SIGINT)
+    _, errors = asking.communicate(timeout=30)
+    assert time.monotonic() - began < 1
+    assert asking.returncode == 130
+    assert b"Traceback" not in errors
+    silent_server.asked.clear()
+    command = ["-m", "localllm", "chat", "--remote", silent_server.url]
+    window = Window(command, 80, 30, tmp_path / "data")
+    window.wait_for(r"\n> ?")
+    window.say("Is it?")
+    silent_server.wait_until_asked()
+    window.send("\x03")
+    window.wait_for(r"interrupted\n+> ?", seconds=5)
+    window.say("/exit")
+    assert window.exit_code() == 0
+
+
+# A window's title, the clipboard, and the sequence introducer of one character.
+EVIL = "\x1b]0;evil\x07\x1b]52;c;ZXZpbA==\x07\x9b2J"
+SHOWN = "␛]0;evil␇␛]52;c;ZXZpbA==␇"
+
+
+def test_what_a_server_sends_never_reaches_the_terminal_as_commands(
+    localllm: Run, tmp_path: Path
+) -> None:
+    name = f"small{EVIL}"
+    answers = iter(
+        [
+            stream(
+                {"choices": [{"delta": {"reasoning_content": f"Let me see.{EVIL}\n"}}]},
+                {"choices": [{"delta": {"content": f"So **it** is.{EVIL}"}}]},
+                {"choices": [{"delta": {}, "finish_reason": "stop"}]},
+            ),
+            stream({"error": {"message": f"first{EVIL}"}}),
+            reply(json.dumps({"error": {"message": f"second{EVIL}"}}).encode(), "400 No"),
+        ]
+    )
+    hostile: dict[str, Any] = {
+        "/v1/models": models({"data": [{"id": name}]}),
+        "/v1/chat/completions": lambda: [next(answers)],
+    }
+    with small_server(hostile) as server:
+        command = ["-m", "localllm", "chat", "--remote", server.url]
+        window = Window(command, 100, 50, tmp_path / "data", tells_cursor=True)
+        window.process.logfile_read = io.BytesIO()
+        window.wait_for(r"\n> ?")
+        window.say("/think show")
+        window.wait_for("thinking: as the model does")
+        window.say("Is it?")
+        window.wait_for(r"whole answer")
+        for word in ("first", "second"):
+            window.say(f"{word}?")
+            window.wait_for(f"error: the server refuses: {word}␛")
+        window.say("/model")
+        window.wait_for("context not told")
+        window.say("/sessions")
+        window.say("/exit")
+        assert window.exit_code() == 0
+        drawn = window.process.logfile_read.getvalue()
+        assert drawn.count(SHOWN.encode()) >= 6
+        for command_bytes in (b"\x1b]0;", b"\x1b]52", b"\xc2\x9b"):
+            assert command_bytes not in drawn
+        refused = localllm("chat", "--remote", server.url, "-m", "other", "Is it?")
+        assert refused.returncode == 3
+        assert f"it has small{SHOWN}" in refused.stderr
+        assert "\x1b" not in refused.stderr + refused.stdout

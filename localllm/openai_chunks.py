@@ -1,0 +1,111 @@
+"""What a server that speaks OpenAI's interface says, of which every type is checked."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.errors import ContextLengthError, ExitCode, LocalLLMError, RequestError
+
+# More of a count than this is none.
+_MAX_COUNT = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a server counted; None where it does not tell."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One event of a streamed answer."""
+
+    text: str
+    thinking: str
+    finish_reason: str | None
+    usage: Usage | None
+
+
+def parse_json(data: bytes) -> Any:
+    """Raises: ValueError, also for what is not UTF-8 or nested too deeply."""
+    try:
+        return json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def read_chunk(data: bytes) -> Chunk:
+    """An event of a stream. Raises: LocalLLMError, also where it is one of an error."""
+    try:
+        found = _object(parse_json(data), "an event") or {}
+        if found.get("error") is not None:
+            raise refusal(found, 500)
+        choices = found.get("choices") or []
+        if not isinstance(choices, list):
+            raise ValueError("choices are no list")
+        choice = (_object(choices[0], "a choice") if choices else None) or {}
+        delta = _object(choice.get("delta"), "delta") or {}
+        return Chunk(
+            _text(delta.get("content")) or _text(choice.get("text")),
+            _text(delta.get("reasoning_content")) or _text(delta.get("reasoning")),
+            _text(choice.get("finish_reason")) or None,
+            _usage(_object(found.get("usage"), "usage")),
+        )
+    except ValueError as error:
+        raise LocalLLMError(
+            "the server does not answer as an OpenAI-compatible one", where=f"{error!s:.200}"
+        ) from error
+
+
+def refusal(told: Any, status: int, key_hint: str = "") -> LocalLLMError:
+    """What a server says is wrong, as an error of ours."""
+    error = told.get("error") if isinstance(told, dict) else None
+    error = error if isinstance(error, dict) else {"message": error}
+    said = error.get("message")
+    reason = said if isinstance(said, str) and said else f"status {status}"
+    message = f"the server refuses: {reason:.500}"
+    if error.get("code") == "context_length_exceeded":
+        return ContextLengthError(message)
+    if status in (401, 403):
+        return LocalLLMError(message, hint=key_hint, exit_code=ExitCode.MODEL)
+    if status == 404:
+        return LocalLLMError(message, exit_code=ExitCode.MODEL)
+    return RequestError(message) if 400 <= status < 500 else LocalLLMError(message)
+
+
+def _usage(found: Mapping[str, Any] | None) -> Usage | None:
+    if not found:
+        return None
+    details = _object(found.get("prompt_tokens_details"), "prompt_tokens_details") or {}
+    return Usage(
+        _count(found, "prompt_tokens"),
+        _count(details, "cached_tokens"),
+        _count(found, "completion_tokens"),
+    )
+
+
+def _object(value: Any, what: str) -> Mapping[str, Any] | None:
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{what} is no object")
+    return value
+
+
+def _text(value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} in the place of a text")
+    return value or ""
+
+
+def _count(found: Mapping[str, Any], name: str) -> int | None:
+    value = found.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
+        raise ValueError(f"{name} is {value!r:.40}")
+    return value
