@@ -113,7 +113,7 @@ class GrammarCompiler:
             trial = self._trials.try_(source)
             if trial.error:
                 raise _refused(grammar, trial.error)
-            num_bytes, cost_s = max(num_bytes, trial.num_bytes), trial.mask_s
+            num_bytes, cost_s = max(num_bytes, trial.num_bytes), trial.step_s
         state = LLMatcher(self._tokens, source, log_level=0, limits=_limits())
         if state.is_error():
             raise _refused(grammar, state.get_error())

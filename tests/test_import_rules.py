@@ -67,7 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     "tokenizer": {"template", "special_text", "thinking", "prompt", "tokenizer_check"},
     "tokenizer_check": set(),
     "frames": {"prompt", "thinking"},
-    "untrusted": {"frames", "places", "prompt", "tokenizer"},
+    "untrusted": {"engine", "frames", "places", "prompt", "tokenizer"},
     "generation_config": set(),
     "model": {"localllm_kernels"},
     "engine": {"localllm_kernels", "model"},

@@ -46,18 +46,22 @@ class FormEnds:
         num_guesses = 0
         try:
             while not state.is_stopped():
-                if len(tokens) == most:
+                if len(tokens) >= most:
                     return None
-                token_id = self._next(state)
-                if token_id is None and num_guesses < MAX_GUESSES:
-                    token_id = _first_allowed(state.compute_bitmask())
+                found = self._next(state)
+                if not found and num_guesses < MAX_GUESSES:
+                    found = _first_allowed(state.compute_bitmask())
                     num_guesses += 1
-                if token_id is None:
+                if not found:
                     return None
-                tokens.append(token_id)
-                if token_id in self._ends:
+                if found[0] in self._ends:
+                    tokens += found
                     break
-                state.consume_token(token_id)
+                # A long text that is forced takes as long to find for each of its tokens.
+                count = state.try_consume_tokens(found)
+                tokens += found[:count]
+                if count == 0:
+                    return None
         finally:
             num_consumed = len(self.without_end(tokens))
             if num_consumed:
@@ -68,25 +72,26 @@ class FormEnds:
         """A way without the model's end token, where that is its last."""
         return [token_id for token_id in way if token_id not in self._ends]
 
-    def _next(self, state: "LLMatcher") -> int | None:
-        """The end, what is forced, or the first of CLOSING that fits; None where none does."""
+    def _next(self, state: "LLMatcher") -> list[int]:
+        """The end, all that is forced, or the first of CLOSING that fits; empty where none does."""
         if state.is_accepting():
-            return next((end for end in self._ends if state.validate_tokens([end])), None)
-        forced = state.compute_ff_tokens()
+            return [end for end in self._ends if state.validate_tokens([end])][:1]
+        forced: list[int] = state.compute_ff_tokens()
         if forced:
-            return forced[0]
+            return forced
         within = [self._quote, *self._brackets]
-        if all(each is not None and state.validate_tokens([each]) for each in within):
-            return self._quote
+        fits = [each for each in within if each is not None and state.validate_tokens([each])]
+        if len(fits) == len(within):
+            return fits[:1]
         for token_id in self._closing:
             if state.validate_tokens([token_id]):
-                return token_id
-        return None
+                return [token_id]
+        return []
 
 
-def _first_allowed(bits: bytes) -> int | None:
+def _first_allowed(bits: bytes) -> list[int]:
     """The lowest id that a mask admits: in the vocabularies of the field, a single character."""
     for place, byte in enumerate(bits):
         if byte:
-            return 8 * place + (byte & -byte).bit_length() - 1
-    return None
+            return [8 * place + (byte & -byte).bit_length() - 1]
+    return []

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MAX_FORCED = 16
 # An answer is led to its end where so many tokens more are left than the way there takes; and
 # nobody looks for that way before so many are left, or twice as many as the shortest answer takes.
-_SPARE, _WATCHED, _LONGEST_WAY = 8, 64, 512
+_SPARE, _WATCHED, LONGEST_WAY = 8, 64, 512
 
 
 _P = ParamSpec("_P")
@@ -73,7 +73,7 @@ class Matcher:
     def limit(self, num_tokens: int) -> None:
         """The answer has at most so many tokens from here on."""
         if self._ends is not None:
-            shortest = self._ends.way(self._state, _LONGEST_WAY)
+            shortest = self._ends.way(self._state, LONGEST_WAY)
             self._num_left = num_tokens
             self._watched = max(_WATCHED, 2 * len(shortest or ()))
 

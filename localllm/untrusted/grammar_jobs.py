@@ -4,10 +4,13 @@ import ctypes
 import os
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from localllm.engine.form_ends import FormEnds
+from localllm.engine.matcher import LONGEST_WAY, MAX_FORCED
 from localllm.frames import Message
 from localllm.untrusted.worker_process import Job
 
@@ -24,26 +27,38 @@ def open_grammar_jobs(opening: Message) -> Job:
 
 
 def try_grammar(tokens: LLTokenizer, source: str) -> Message:
-    """Compile `source`, and take the mask at its beginning and behind some tokens that it admits.
+    """Compile `source`, and do at its beginning and behind some tokens that it admits what a step
+    of an engine does.
 
-    The reply tells what is wrong with it, or the seconds of the slowest mask, and the bytes that
+    The reply tells what is wrong with it, or the seconds of the slowest step, and the bytes that
     all of it took.
     """
     before = _resident_bytes()
     state = LLMatcher(tokens, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    ends = FormEnds(partial(_id_of, tokens), tokens.eos_tokens)
     slowest_s = 0.0
     for step in range(_STEPS):
         if state.is_error() or state.is_stopped():
             break
         began_s = time.process_time()
+        state.compute_ff_tokens()
+        forced_s = time.process_time() - began_s
+        ends.way(state, LONGEST_WAY)
         mask = state.compute_bitmask()
-        slowest_s = max(slowest_s, time.process_time() - began_s)
+        step_s = time.process_time() - began_s
+        # Where forced text is drafted, each position of the draft asks what is forced, twice.
+        slowest_s = max(slowest_s, step_s + 2 * MAX_FORCED * forced_s)
         token_id = _nth_allowed(mask, step)
         if token_id is None or not state.consume_token(token_id):
             break
     error = state.get_error() if state.is_error() else ""
     taken = max(0, _resident_bytes() - before)
-    return {"type": "done", "error": error, "mask_s": slowest_s, "num_bytes": taken}
+    return {"type": "done", "error": error, "step_s": slowest_s, "num_bytes": taken}
+
+
+def _id_of(tokens: LLTokenizer, char: str) -> int | None:
+    ids = tokens.tokenize_bytes(char.encode())
+    return ids[0] if len(ids) == 1 else None
 
 
 def _nth_allowed(mask: bytes, count: int) -> int | None:

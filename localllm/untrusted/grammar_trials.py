@@ -7,19 +7,20 @@ from localllm.errors import BusyError, RequestError
 from localllm.untrusted.worker import StoppedError, WaitedError
 from localllm.untrusted.worker_pool import WorkerPool
 
-# For a grammar to be compiled and tried; for a mask of it; and what it may hold of memory.
-TRIAL_S, MASK_S, GRAMMAR_BYTES = 1.0, 0.1, 64 << 20
+# For a grammar to be compiled and tried; for what a token of it takes of a step; and what it may
+# hold of memory.
+TRIAL_S, STEP_S, GRAMMAR_BYTES = 1.0, 0.1, 64 << 20
 _HINT = "a simpler schema or grammar"
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """How a grammar fared. `error`: what is wrong with it, as the compiler says, or nothing;
-    `mask_s`: what the slowest mask took.
+    `step_s`: what a token takes of a step, at its slowest.
     """
 
     error: str
-    mask_s: float
+    step_s: float
     num_bytes: int
 
 
@@ -54,11 +55,11 @@ class GrammarTrials:
             ) from error
         except StoppedError as error:
             raise _too_complex(f"it could not be compiled: {error}") from error
-        if reply["mask_s"] > MASK_S:
+        if reply["step_s"] > STEP_S:
             raise _too_complex("what may come next takes too long to find out")
         if reply["num_bytes"] > GRAMMAR_BYTES:
             raise _too_complex(f"it takes {reply['num_bytes'] >> 20:,} MB of memory")
-        return Trial(reply["error"], reply["mask_s"], reply["num_bytes"])
+        return Trial(reply["error"], reply["step_s"], reply["num_bytes"])
 
 
 def _too_complex(why: str) -> RequestError:
