@@ -33,9 +33,8 @@ ELSEWHERE = {
 
 
 def rows() -> list[str]:
-    limits = [f"| {name} | {value:,g} |" for name, value in LIMITS.rows() if value < 10**6]
-    large = [f"| {name} | {value:,} |" for name, value in LIMITS.rows() if value >= 10**6]
-    return [*limits, *large, *(f"| {name} | {value} |" for name, value in ELSEWHERE.items())]
+    limits = [f"| {name} | {value:,} |" for name, value in LIMITS.rows()]
+    return [*limits, *(f"| {name} | {value} |" for name, value in ELSEWHERE.items())]
 
 
 def test_the_page_tells_each_limit_and_its_value() -> None:

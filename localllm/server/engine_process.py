@@ -23,6 +23,7 @@ from localllm.frames import Message, Unpacker, error_to_wire, pack
 from localllm.loaded_model import LoadedModel
 from localllm.server.addresses import leave, listen_at
 from localllm.server.engine_loop import EngineLoop
+from localllm.server.log_rate import LogRate
 from localllm.server.wire import config_from_wire
 from localllm.session import open_model
 from localllm.text_engine import TextEngine
@@ -72,6 +73,8 @@ def main() -> int:
     if asked is None:
         return 0
     logging.basicConfig(level=asked["log_level"], format="%(levelname)s: engine: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogRate())
     config: EngineConfig = config_from_wire(asked["config"])
     try:
         model = open_model(asked["model"], config, _listener(channel))

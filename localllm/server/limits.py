@@ -44,7 +44,7 @@ class Limits:
     grammar_rules: int = MAX_RULES
     schema_levels: int = MAX_SCHEMA_DEPTH
     schema_objects: int = MAX_SCHEMA_OBJECTS
-    grammar_seconds: float = TRIAL_S
+    grammar_seconds: int = TRIAL_S
     grammar_queue_seconds: int = 5
     requests: int = 256
     requests_of_a_key: int = 64
@@ -61,7 +61,7 @@ class Limits:
             return max(_LEAST_CONNECTIONS, min(self.connections, soft - _OTHER_FILES))
         return self.connections
 
-    def rows(self) -> list[tuple[str, float]]:
+    def rows(self) -> list[tuple[str, int]]:
         """Names and values, for people."""
         return [(each.name.replace("_", " "), getattr(self, each.name)) for each in fields(self)]
 

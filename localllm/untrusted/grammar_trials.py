@@ -9,7 +9,7 @@ from localllm.untrusted.worker_pool import WorkerPool
 
 # For a grammar to be compiled and tried; for what a token of it takes of a step; and what it may
 # hold of memory.
-TRIAL_S, STEP_S, GRAMMAR_BYTES = 1.0, 0.1, 64 << 20
+TRIAL_S, STEP_S, GRAMMAR_BYTES = 1, 0.1, 64 << 20
 _HINT = "a simpler schema or grammar"
 
 
