@@ -6,7 +6,9 @@ nothing else has.
 """
 
 import os
+import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +18,21 @@ from typing import Protocol, runtime_checkable
 
 ENDS_S = 2.0
 _SHOW_CURSOR = b"\x1b[?25h"
+
+
+def end_with(channel: socket.socket) -> None:
+    """End this process ENDS_S after the other side of `channel` has closed it, if it has not ended
+    by then, whatever it is doing.
+    """
+    hangup = select.poll()
+    hangup.register(channel, getattr(select, "POLLRDHUP", select.POLLHUP))
+
+    def watch() -> None:
+        hangup.poll()
+        time.sleep(ENDS_S)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 @runtime_checkable

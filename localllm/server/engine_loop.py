@@ -22,15 +22,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Lock, Timer
+from threading import Lock
 from typing import Any
 
 from localllm.config import SamplingParams
-from localllm.ending import ENDS_S
 from localllm.errors import (
     BusyError,
     DeviceError,
-    ExitCode,
     LocalLLMError,
     RequestError,
 )
@@ -415,11 +413,6 @@ class EngineLoop:
             logger.debug("a channel is broken", exc_info=True)
         finally:
             self.receive(peer, None)
-            if peer is self._owner and self._keepalive_s is None:
-                # Nobody is left to hear of it, or to end it: not even a step that takes minutes.
-                end = Timer(ENDS_S, os._exit, [ExitCode.FAILURE])
-                end.daemon = True
-                end.start()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:

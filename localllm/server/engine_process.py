@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from localllm.config import EngineConfig
+from localllm.ending import end_with
 from localllm.engine.listener import Listener
 from localllm.errors import DeviceError, LocalLLMError
 from localllm.frames import Message, Unpacker, error_to_wire, pack
@@ -72,6 +73,8 @@ def main() -> int:
     asked = _first(channel, unpacker)
     if asked is None:
         return 0
+    if asked["keepalive_s"] is None:
+        end_with(channel)
     logging.basicConfig(level=asked["log_level"], format="%(levelname)s: engine: %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRate())

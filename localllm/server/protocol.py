@@ -95,6 +95,13 @@ class PatientProtocol(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What could not be read is refused, by a code that says why where that is known."""
+        if self._is_answering:
+            # A body went wrong under a request that is being answered: nobody answers any more.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
         status = getattr(sys.exception(), "error_status_hint", 400)
         what = "the headers are too large" if status == 431 else "this is no HTTP request"
         self._refuse(Refusal(status, what))

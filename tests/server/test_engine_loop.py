@@ -10,6 +10,7 @@ from localllm.frames import Message, Unpacker, pack
 # An engine whose step takes a minute, in C.
 BUSY = """
 import ctypes, socket, sys
+from localllm.ending import end_with
 from localllm.server.engine_loop import EngineLoop
 
 class Engine:
@@ -26,7 +27,9 @@ class TextEngine:
     def forget(self, own): pass
     def is_open(self, own): return True
 
-loop = EngineLoop(TextEngine(), socket.socket(fileno=int(sys.argv[1])), {{}})
+channel = socket.socket(fileno=int(sys.argv[1]))
+end_with(channel)
+loop = EngineLoop(TextEngine(), channel, {{}})
 loop._stats = lambda: {{}}
 loop.run()
 """

@@ -75,6 +75,17 @@ def test_a_client_that_sends_all_of_a_refused_body_reads_why(server: Server) -> 
         assert answer.status_code == 415
 
 
+def test_a_body_that_goes_wrong_while_its_request_is_answered(server: Server) -> None:
+    """The chunk that is none arrives with the head, so the answer is begun when it is read."""
+    for path, size in (("/nowhere", b"zz"), ("/tokenize", b"zz"), ("/tokenize", b"1\r\nab")):
+        with connect(server.url) as connection:
+            head = f"POST {path} HTTP/1.1\r\n{HEAD}Transfer-Encoding: chunked\r\n\r\n"
+            connection.sendall(head.encode() + b"2\r\n{}\r\n" + size + b"\r\n")
+            answer = connection.recv(1 << 16)
+            assert answer.startswith(b"HTTP/1.1 4")
+    assert "Traceback" not in server.log.read_text()
+
+
 def test_a_length_beside_chunks_is_refused(server: Server) -> None:
     with connect(server.url) as connection:
         head = f"POST /tokenize HTTP/1.1\r\n{HEAD}Content-Length: 2\r\nTransfer-Encoding: chunked"

@@ -1,0 +1,61 @@
+"""Every command ends within two seconds of Ctrl-C or SIGTERM, in whatever it is."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+# What is ended, and after how long: while it starts, while it loads, while it computes.
+QUICK = [
+    (("chat", "pocket", "-n", "1500", "--raw", "Once"), 3.0),
+    (("quantize", "pocket", "small"), 4.0),
+    (("serve", "pocket", "--port", "0"), 4.0),
+]
+SLOW = [
+    *[(command, after_s) for command, _ in QUICK for after_s in (0.5, 1.5)],
+    *[
+        (command, after_s)
+        for command in (
+            ("bench", "pocket"),
+            ("eval", "pocket", "book.txt"),
+            ("doctor",),
+            ("plan", "pocket"),
+        )
+        for after_s in (0.5, 1.5, 4.0)
+    ],
+]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("command", "after_s"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)],
+)
+def test_a_command_ends_within_two_seconds(
+    command: tuple[str, ...], after_s: float, number: int, tmp_path: Path
+) -> None:
+    (tmp_path / "book.txt").write_text("It was a dark and stormy night. " * 2000)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "localllm", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernels")))},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(after_s)
+    was_over = process.poll() is not None
+    process.send_signal(number)
+    began_s = time.monotonic()
+    _, errors = process.communicate(timeout=30)
+    taken_s = time.monotonic() - began_s
+    assert taken_s < 3.5  # two seconds, and what a busy machine adds
+    if not was_over:
+        assert process.returncode in (128 + number, -number)
+    assert "Traceback" not in errors
