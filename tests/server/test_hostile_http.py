@@ -240,6 +240,24 @@ def test_a_client_that_takes_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> 
     assert asyncio.run(try_it()) < 40 << 20
 
 
+@pytest.mark.parametrize("before", [b"", ASK])
+def test_a_head_that_never_ends_is_given_up(before: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LIMITS", replace(LIMITS, idle_seconds=0.3))  # type: ignore[arg-type]
+
+    async def try_it() -> bytes:
+        async with running(b"answer") as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(before)
+            if before:
+                await reader.readuntil(b"answer")
+            writer.write(b"GET / HTTP/1.1\r\nHo")
+            found = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            return found
+
+    assert b" 408 " in asyncio.run(try_it())
+
+
 def test_a_client_that_takes_slowly_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "LIMITS", replace(LIMITS, idle_seconds=0.3))  # type: ignore[arg-type]
     monkeypatch.setattr(protocol, "_LOOK_S", 0.05)
