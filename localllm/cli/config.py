@@ -265,4 +265,7 @@ def _write(document: Any) -> None:
         partial.write_text(tomlkit.dumps(document), encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        raise DiskError(f"{path} cannot be written: {error.strerror}") from error
+        raise DiskError(
+            f"{path} cannot be written: {error.strerror}",
+            hint="check its folder's permissions, or set XDG_CONFIG_HOME to another one",
+        ) from error
