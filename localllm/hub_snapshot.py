@@ -50,11 +50,18 @@ class HubSnapshot:
 
 
 def cache_root(repo: str, kind: RepoKind = "model") -> Path:
-    """Where the hub's cache keeps a repository."""
+    """Where the hub's cache keeps a repository. Raises: DownloadError (5) where it has no place."""
     # Imported here: the client takes half a second.
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE) / f"{kind}s--{repo.replace('/', '--')}"
+    cache = Path(constants.HF_HUB_CACHE)
+    if cache.parts[0].startswith("~"):  # which the client would make in the working folder
+        raise DownloadError(
+            "there is no place for downloads: the user has no home folder",
+            hint="set HOME, or HF_HOME",
+            exit_code=ExitCode.DISK,
+        )
+    return cache / f"{kind}s--{repo.replace('/', '--')}"
 
 
 def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FILES) -> HubSnapshot:
@@ -62,6 +69,7 @@ def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FI
 
     Raises: DownloadError for an answer that makes no sense; the client's errors.
     """
+    root = cache_root(repo)
     origin, listed = _ask(repo, revision, "model")
     files = [
         _checked_file(sibling)
@@ -69,7 +77,6 @@ def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FI
         if any(fnmatch(sibling.rfilename, pattern) for pattern in wanted)
         and not any(fnmatch(sibling.rfilename, pattern) for pattern in _UNWANTED_FILES)
     ]
-    root = cache_root(repo)
     missing = [file for file in files if not _is_here(root, origin, file)]
     partial = {each.name: fetched_bytes(root / "blobs" / each.digest, each) for each in missing}
     return HubSnapshot(origin, files, missing, [each.rfilename for each in listed], partial)

@@ -8,8 +8,9 @@ from typing import Any
 
 from localllm.card import describe_format
 from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
-from localllm.errors import LocalLLMError
+from localllm.errors import DownloadError, LocalLLMError
 from localllm.file_times import last_use
+from localllm.hub_snapshot import cache_root
 from localllm.json_file import read_json_object
 from localllm.model.architectures import read_model_config
 from localllm.model.weight_files import find_weight_files
@@ -117,8 +118,9 @@ def scan_hub_cache() -> HubCache:
     from huggingface_hub.errors import CacheNotFound
 
     try:
+        cache_root("a/b")  # of which there is none without a home folder
         info = scan_cache_dir()
-    except CacheNotFound:
+    except (CacheNotFound, DownloadError):
         return HubCache(None, [], [], [])
     known = [repo for repo in info.repos if repo.repo_type == "model" and repo.revisions]
     paths = {repo.repo_path for repo in known}

@@ -8,6 +8,11 @@ import os
 import tempfile
 from pathlib import Path
 
+from localllm.errors import RequestError
+
+# Below a file there are no files, not even for root.
+_NOWHERE = Path(os.devnull) / "no-home-folder"
+
 
 def config_file() -> Path:
     """Settings that hold where neither a flag nor a variable says otherwise."""
@@ -43,11 +48,39 @@ def runtime_folder() -> Path:
 
 
 def prefix_folder(chosen: str | None) -> Path:
-    """Keys and values of prompts; in `chosen`, a folder of the user's, it has one of its own."""
+    """Keys and values of prompts; in `chosen`, a folder of the user's, it has one of its own.
+
+    Raises: RequestError for a `~` that stands for nothing.
+    """
     if chosen is None:
         return cache_folder("prefixes")
-    return Path(chosen).expanduser() / "localllm-prefixes"
+    try:
+        return Path(chosen).expanduser() / "localllm-prefixes"
+    except RuntimeError as error:
+        raise RequestError(
+            f"{chosen!r:.200}: {error}", param="cache_dir", hint="a path without ~, or set HOME"
+        ) from error
+
+
+def lost_places() -> list[str]:
+    """The variables that would have to say where things are kept, since the user has no folder: in
+    a container HOME may be unset and the user unknown. Empty where all have a place.
+    """
+    if home_folder() != _NOWHERE:
+        return []
+    names = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME")
+    return [name for name in names if not os.environ.get(name)]
+
+
+def home_folder() -> Path:
+    """The user's folder; where there is none, a place where nothing is and nothing can be made, so
+    that what is looked for is not found, and what cannot be kept is said to be lost.
+    """
+    try:
+        return Path.home()
+    except RuntimeError:
+        return _NOWHERE
 
 
 def _folder(variable: str, default: str) -> Path:
-    return Path(os.environ.get(variable) or Path.home() / default) / "localllm"
+    return Path(os.environ.get(variable) or home_folder() / default) / "localllm"

@@ -120,7 +120,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"tokenizer", "prompt", "prompt_writer", "thinking", "generation_config", "tool_calls"}
     | {"speculation_config", "places", "frames", "untrusted"},
     "card": {"catalog", "generation_config", "model", "tokenizer", "untrusted"},
-    "local_models": {"card", "catalog", "model"},
+    "local_models": {"card", "catalog", "model", "hub_snapshot"},
     "removal": {"catalog", "local_models"},
     "cli": {
         "session",

@@ -9,12 +9,11 @@ import typer
 
 from localllm.catalog import resolve_model
 from localllm.cli import options, suggestions
-from localllm.cli.files import cannot_write
 from localllm.cli.output import check_colour, note, show_controls, write_stdout
 from localllm.cli.render import check_render_mode
 from localllm.cli.slash_commands import SETTINGS
 from localllm.config import EngineConfig, SamplingParams
-from localllm.errors import CatalogError, ExitCode, RequestError
+from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
 from localllm.places import config_file, user_catalog
 from localllm.private_files import make_private_folder, write_private
 from localllm.settings import DEFAULT_MODEL, read_settings
@@ -264,4 +263,7 @@ def _write(document: Any) -> None:
         make_private_folder(path.parent)
         write_private(path, tomlkit.dumps(document))  # keys may be in it
     except OSError as error:
-        raise cannot_write(path, error) from error
+        raise DiskError(
+            f"{path} cannot be written: {error.strerror}",
+            hint="check its folder's permissions, or set XDG_CONFIG_HOME to another one",
+        ) from error

@@ -9,7 +9,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -27,6 +26,7 @@ from localllm.cli.output import (
 from localllm.cli.words import duration, size
 from localllm.config import EngineConfig
 from localllm.errors import BackendError, ExitCode, LocalLLMError, RequestError
+from localllm.places import home_folder
 from localllm.settings import default_model
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _wrapped(text: str) -> str:
 
 def without_home(text: str) -> str:
     """`text` with `~` for the user's folder, whose name is often theirs."""
-    home = str(Path.home())
+    home = str(home_folder())
     return text.replace(home, "~") if len(home) > 1 else text
 
 

@@ -40,6 +40,7 @@ from localllm.cli.warm import warm
 from localllm.ending import end_in_time
 from localllm.engine.threads import let_torch_sleep
 from localllm.errors import ExitCode, LocalLLMError
+from localllm.places import lost_places
 from localllm.settings import read_settings
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
@@ -116,6 +117,11 @@ def _global_options(
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", force=True)
     for library in ("urllib3", "httpx", "httpcore", "filelock", "asyncio"):
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
+    lost = lost_places()
+    if lost:
+        logging.getLogger(__name__).warning(
+            "there is no home folder (HOME is not set): nothing is kept without %s", ", ".join(lost)
+        )
     # What it warns of in a download is tried again, or told.
     logging.getLogger("huggingface_hub").setLevel(
         logging.ERROR if level == logging.WARNING else logging.WARNING

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from localllm.errors import LocalLLMError
+from localllm.places import home_folder
 
 
 def models(incomplete: str) -> list[str]:
@@ -115,7 +116,7 @@ def _quantized() -> set[str]:
 
 
 def _hub_cache() -> Path:
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+    home = os.environ.get("HF_HOME") or home_folder() / ".cache" / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
 
 
