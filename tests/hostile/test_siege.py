@@ -25,6 +25,7 @@ import httpx
 import jsonschema
 import pytest
 from checkpoints import tiny_config, write_checkpoint
+from fake_hub import Hub, running_hub
 from hostile.inputs import (
     bodies,
     grammars,
@@ -34,11 +35,13 @@ from hostile.inputs import (
     with_bytes_exchanged,
 )
 from server.conftest import Server, end, start_server
+from small_server import MODELS, SAID, Answer, models, small_server, stream
 
-from localllm.checkpoint import open_checkpoint
+from localllm.checkpoint import find_model, open_checkpoint
 from localllm.config import EngineConfig
 from localllm.errors import LocalLLMError
 from localllm.recorder import Recorder
+from localllm.remote import open_remote
 from localllm.session import load_checkpoint
 from localllm.tokenizer import Tokenizer
 from localllm.transcript import Transcript, Turn
@@ -363,6 +366,66 @@ def test_saved_conversations(siege: Siege, tmp_path: Path) -> None:
         recorder.save(talk)
         recorder.close()
         siege.counts["conversations"] += 1
+
+
+def test_remotes(siege: Siege) -> None:
+    """Servers behind `--remote` whose answers are nearly those of one."""
+    random = Random(9)
+    for number in range(250):
+        answers: dict[str, Answer] = {}
+        path = random.choice(["/v1/models", "/v1/chat/completions"])
+        if random.random() < 0.5 and path == "/v1/models":
+            answers[path] = models(mutated(MODELS, random))
+        elif random.random() < 0.5:
+            path = "/v1/chat/completions"
+            answers[path] = stream(*mutated(list(SAID), random))
+        else:
+            whole = models() if path == "/v1/models" else stream()
+            answers[path] = with_bytes_exchanged(whole, random)
+        with small_server(answers) as server:
+
+            def ask(url: str = server.url) -> None:
+                model = open_remote(url, None, None)
+                prompt = model.prompts.chat([{"role": "user", "content": "hi"}])
+                _, events = model.stream(prompt, model.sampling_params(max_tokens=8))
+                list(events)
+
+            began_s = time.monotonic()
+            refused_or_taken(siege.counts, "remotes", ask)
+            assert time.monotonic() - began_s < 20, (number, answers)
+
+
+def test_hubs(siege: Siege, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hubs whose lists of files are nearly those of one; nothing is written beside the cache."""
+    random = Random(10)
+    folder = write_checkpoint(tmp_path / "model", tiny_config("Qwen3ForCausalLM"))
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    hub = Hub({"me/tiny": folder})
+    before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(cache)}
+
+    def lie(answer: Any) -> None:
+        told = {name: answer[name] for name in ("sha", "siblings")}
+        found = mutated(told, random) if random.random() < 0.8 else told
+        answer.update(found if isinstance(found, dict) else {"": found})
+
+    hub.lie = lie
+    with running_hub(hub):
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        for _ in range(60):
+            shutil.rmtree(cache, ignore_errors=True)
+            began_s = time.monotonic()
+            refused_or_taken(siege.counts, "hubs", lambda: find_model("me/tiny"))
+            assert time.monotonic() - began_s < 30
+    after = {path for path in tmp_path.rglob("*") if not path.is_relative_to(cache)}
+    assert {path for path in after - before if not path.is_relative_to(tmp_path / "home")} == set()
 
 
 def test_all_of_it_was_tried(siege: Siege) -> None:
