@@ -1,12 +1,16 @@
 """What a server that speaks OpenAI's interface says, of which every type is checked."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from localllm.errors import ContextLengthError, ExitCode, LocalLLMError, RequestError
 
+MAX_LINE_BYTES = 1 << 20
+# What may come without an event in it: comments that keep a connection, or no stream at all.
+MAX_QUIET_BYTES = 1 << 20
+MAX_STREAM_BYTES = 256 << 20
 # More of a count than this is none.
 _MAX_COUNT = 1 << 53
 
@@ -38,6 +42,47 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("it is not UTF-8") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def read_models(data: bytes) -> dict[str, Mapping[str, Any]]:
+    """What a server says of its models, by their names. Raises: ValueError."""
+    found = _object(parse_json(data), "the list of models") or {}
+    listed = found.get("data")
+    if not isinstance(listed, list):
+        raise ValueError("data is no list")
+    models = {}
+    for each in listed:
+        model = _object(each, "a model") or {}
+        name = model.get("id")
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a model's id is {name!r:.40}")
+        models[name] = model
+    return models
+
+
+def read_stream(pieces: Iterable[bytes], kind: str) -> Iterator[Chunk]:
+    """The events of a streamed answer whose bytes come in pieces; `kind` is what it is said to be.
+
+    Raises: LocalLLMError, also for more bytes than a server has a reason to send.
+    """
+    num_chunks = quiet_bytes = 0
+    for line in _lines(pieces):
+        name, _, value = line.partition(b":")
+        value = value.strip()
+        if name == b"data" and value == b"[DONE]":
+            return
+        if name == b"data" and value:
+            yield read_chunk(value)
+            num_chunks, quiet_bytes = num_chunks + 1, 0
+            continue
+        quiet_bytes += len(line) + 1
+        if quiet_bytes > MAX_QUIET_BYTES:
+            raise LocalLLMError("the server sends on and on, and nothing of an answer")
+    if not num_chunks:
+        raise LocalLLMError(
+            "the server does not answer as an OpenAI-compatible one",
+            where=f"there is no event in its answer; content type: {kind:.100}",
+        )
 
 
 def read_chunk(data: bytes) -> Chunk:
@@ -77,6 +122,24 @@ def refusal(told: Any, status: int, key_hint: str = "") -> LocalLLMError:
     if status == 404:
         return LocalLLMError(message, exit_code=ExitCode.MODEL)
     return RequestError(message) if 400 <= status < 500 else LocalLLMError(message)
+
+
+def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    rest, num_bytes = bytearray(), 0
+    for piece in pieces:
+        num_bytes += len(piece)
+        if num_bytes > MAX_STREAM_BYTES:
+            raise LocalLLMError(f"the server answers with over {MAX_STREAM_BYTES:,} bytes")
+        start = len(rest)
+        rest += piece
+        end = rest.find(b"\n", start)
+        while end >= 0:
+            yield bytes(rest[:end])
+            del rest[: end + 1]
+            end = rest.find(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise LocalLLMError(f"the server sends a line of over {MAX_LINE_BYTES:,} bytes")
+    yield bytes(rest)
 
 
 def _usage(found: Mapping[str, Any] | None) -> Usage | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from localllm.errors import DiskError, RequestError
-from localllm.private_files import make_private_folder, open_private
+from localllm.private_files import make_private_folder, private_descriptor
 from localllm.session_rows import SessionRow
 from localllm.sessions import (
     PATIENCE_S,
@@ -230,7 +230,7 @@ class Recorder:
 def _append(path: Path, text: str) -> None:
     """Add to a file all of a text or nothing. Raises: OSError."""
     make_private_folder(path.parent)
-    with open(open_private(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
+    with open(private_descriptor(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
         end = file.tell()
         try:
             file.write(text.encode("ascii"))

@@ -1,4 +1,4 @@
-"""Reads files that somebody else may have made, and only files.
+"""Opens files that somebody else may have made, and only files.
 
 Opening a named pipe waits for who writes to it, and a device may never end. So a file is opened
 without waiting, and what was opened, not its name, is asked what it is.
@@ -19,20 +19,30 @@ _KINDS = {
 }
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read its bytes.
+def open_descriptor(path: Path, flags: int) -> int:
+    """A descriptor of a file that is there. `flags` are those of `os.open`.
 
-    Raises: OSError, whose text says why, also for what is no regular file.
+    Raises: OSError, whose text says why, also for what is no regular file, or a link to nowhere.
     """
     # Looked at first, since a socket cannot be opened, and opening some devices has an effect.
-    _check_kind(path.stat().st_mode, path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        _check_kind(path.stat().st_mode, path)
+    except FileNotFoundError as error:
+        if path.is_symlink():
+            raise FileNotFoundError(errno.ENOENT, "it is a link to nowhere", str(path)) from error
+        raise
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
         _check_kind(os.fstat(descriptor).st_mode, path)
     except OSError:
         os.close(descriptor)
         raise
-    return os.fdopen(descriptor, "rb")
+    return descriptor
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read its bytes. Raises: as `open_descriptor`."""
+    return os.fdopen(open_descriptor(path, os.O_RDONLY), "rb")
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.errors import DiskError, RequestError
-from localllm.private_files import make_private_folder, open_private
+from localllm.private_files import make_private_folder, private_descriptor
 from localllm.session_rows import (
     SessionRow,
     UnsoundError,
@@ -114,7 +114,7 @@ class SessionStore:
             # Conversations are private: nobody else reads them. SQLite gives what it keeps beside
             # the file the file's own mode.
             make_private_folder(path.parent)
-            os.close(open_private(path, os.O_RDWR))
+            os.close(private_descriptor(path, os.O_RDWR))
             self._db = sqlite3.connect(path, timeout=patience_s, isolation_level=None)
         try:
             with self._told():

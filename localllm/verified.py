@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.places import cache_folder
-from localllm.private_folder import private_folder, read_private, write_private
+from localllm.private_files import private_folder, read_private, write_private
 from localllm.regular_file import open_regular
 
 _CHUNK = 1 << 22

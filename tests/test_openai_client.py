@@ -1,10 +1,18 @@
 """What a server may answer, and never does well: each is an error in clear words, and soon."""
 
+import gzip
 import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -12,7 +20,7 @@ from typing import Any
 import pytest
 from small_server import Answer, event, head, models, reply, small_server, stream
 
-from localllm import openai_client, remote
+from localllm import openai_chunks, openai_client, remote
 from localllm.bench.remote import Server
 from localllm.config import SamplingParams
 from localllm.conversation import ChatSession
@@ -63,7 +71,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds in time are those of a test."""
     monkeypatch.setattr(openai_client, "SHORT_REPLY_S", 0.4)
     monkeypatch.setattr(openai_client, "SILENCE_S", 0.6)
-    monkeypatch.setattr(openai_client, "MAX_STREAM_BYTES", 2 << 20)
+    monkeypatch.setattr(openai_chunks, "MAX_STREAM_BYTES", 2 << 20)
     monkeypatch.setattr(remote, "SILENCE_S", 0.4)
 
 
@@ -106,7 +114,7 @@ HOSTILE: dict[str, tuple[str, Answer, str]] = {
     "models: HTML": (MODELS, reply(b"<html>", kind="text/html"), "does not answer as"),
     "models: nothing": (MODELS, reply(b""), "does not answer as"),
     "models: no content": (MODELS, head("204 No Content"), "does not answer as"),
-    "models: cut": (MODELS, head("200 OK", "Content-Length: 900") + b'{"data":', "answer as"),
+    "models: cut": (MODELS, head("200 OK", "Content-Length: 900") + b'{"data":', "broke"),
     "models: without end": (
         MODELS,
         without_end(head(), b'{"data":[', then=b"[],[],[],[],[],[]," * 4096),
@@ -121,11 +129,11 @@ HOSTILE: dict[str, tuple[str, Answer, str]] = {
     # HTTP.
     "no HTTP": (CHAT, b"SSH-2.0-OpenSSH_9.6\r\n", "does not answer in HTTP"),
     "a status that is none": (CHAT, b"HTTP/1.1 abc\r\n\r\n", "does not answer in HTTP"),
-    "nothing at all": (CHAT, b"", "cannot be reached"),
+    "nothing at all": (CHAT, b"", "does not answer in HTTP: Server disconnected"),
     "a flood of fields": (
         CHAT,
         without_end(b"HTTP/1.1 200 OK\r\n", then=b"X: y\r\n" * 1000),
-        "got more than 100 headers",
+        "does not answer in HTTP",
     ),
     "a field without end": (
         CHAT,
@@ -142,17 +150,22 @@ HOSTILE: dict[str, tuple[str, Answer, str]] = {
         after(0.1, *[b"H"] * 60),
         "has not answered within",
     ),
+    "what is compressed": (
+        CHAT,
+        head("200 OK", "Content-Encoding: gzip", *STREAM) + gzip.compress(event(WORD) * 2),
+        "there is no event",
+    ),
     "chunks that are garbage": (CHAT, head("200 OK", *CHUNKED) + b"zz\r\nxx", "broke"),
     "chunks of a negative length": (
         CHAT,
         without_end(head("200 OK", *CHUNKED), b"-1\r\n", then=b"x" * 65536),
-        "a line of over",
+        "broke",
     ),
     "a chunk that is cut": (CHAT, head("200 OK", *CHUNKED) + b"ff\r\ndata: ", "broke"),
     "trailers without end": (
         CHAT,
         without_end(head("200 OK", *CHUNKED), b"0\r\n", then=b"X: y\r\n" * 1000),
-        "has said nothing for",
+        "broke",
     ),
     # The stream.
     "HTML": (CHAT, reply(b"<html>\n<p>hello\n", kind="text/html"), "content type: text/html"),
@@ -383,20 +396,27 @@ def test_a_redirect_leads_to_no_other_place(location: str) -> None:
         assert len(server.asked) == 1
 
 
-def test_a_redirect_on_the_same_server_is_followed_for_a_list_only() -> None:
-    moved = {MODELS: head("307 Moved", "Location: /v1/models/?all=1", "Content-Length: 0")}
-    with small_server({**moved, "/v1/models/?all=1": models()}) as server:
-        assert ask(server.url) == "It is so."
-        assert heads(server)[1] == b"GET /v1/models/?all=1 HTTP/1.1"
-    asked = {CHAT: head("307 Moved", f"Location: /api{CHAT}", "Content-Length: 0")}
-    with small_server(asked) as server:
-        with pytest.raises(LocalLLMError, match="sends on") as caught:
+@pytest.mark.parametrize("path", [MODELS, CHAT])
+@pytest.mark.parametrize(
+    ("location", "hint"),
+    [
+        ("/api{path}", ""),
+        ("{path}/?all=1", ""),
+        ("{url}{path}/", ""),
+        ("{url}/api{path}", "if you trust that address, give it: {url}/api"),
+    ],
+)
+def test_a_redirect_on_the_same_server_is_told_and_not_followed(
+    path: str, location: str, hint: str
+) -> None:
+    def moved() -> Iterator[bytes]:
+        yield head("307 Moved", f"Location: {location.format(url=server.url, path=path)}")
+
+    with small_server({path: moved}) as server:
+        with pytest.raises(LocalLLMError, match="sends on to") as caught:
             ask(server.url)
-        assert caught.value.hint.endswith(f"{server.url}/api")
-    with small_server({MODELS: head("302 Found", f"Location: {MODELS}")}) as server:
-        with pytest.raises(LocalLLMError, match="from one address to the next"):
-            ask(server.url)
-        assert len(server.asked) == 5
+        assert caught.value.hint == hint.format(url=server.url)
+        assert [line.split()[1].decode() for line in heads(server)][-1] == path
 
 
 def test_the_body_of_a_redirect_is_not_read() -> None:
@@ -418,15 +438,18 @@ def test_proxies_are_for_other_machines(monkeypatch: pytest.MonkeyPatch) -> None
         assert b"Proxy-Authorization: Basic bWU6d29yZA==" in proxy.asked[0]
         with pytest.raises(LocalLLMError, match="cannot be reached"):
             ask("https://models.invalid")
-        assert heads(proxy)[1] == b"CONNECT models.invalid:443 HTTP/1.0"
+        assert heads(proxy)[1] == b"CONNECT models.invalid:443 HTTP/1.1"
         assert b"secret" not in proxy.asked[1]
         monkeypatch.setenv("no_proxy", "models.invalid")
         with pytest.raises(LocalLLMError, match="cannot be reached"):
             ask("http://models.invalid")
         monkeypatch.setenv("no_proxy", "")
-        monkeypatch.setenv("http_proxy", "http://[")
-        with pytest.raises(LocalLLMError, match="proxy"):
-            ask("http://models.invalid")
+        for none in ("http://x:y", "socks9://127.0.0.1:9"):
+            monkeypatch.setenv("http_proxy", none)
+            with pytest.raises(LocalLLMError, match="a proxy in your environment") as caught:
+                ask("http://models.invalid")
+            assert "grep -i proxy" in caught.value.hint
+        assert ask(server.url) == "It is so."
         assert len(proxy.asked) == 2
 
 
@@ -469,3 +492,73 @@ def test_a_user_s_own_address_keeps_its_path(tmp_path: Path) -> None:
             assert ask(server.url + ending) == "It is so."
         assert b"Authorization: Bearer secret" in server.asked[0]
         assert b"Host: " + server.url.rpartition("/")[2].encode() in server.asked[0]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of localhost, and its key, that only who is told of it trusts."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    path = tmp_path / "localhost.pem"
+    command = (
+        "openssl req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:P-256 -subj /CN=localhost "
+        f"-addext subjectAltName=DNS:localhost -keyout {path} -out {tmp_path}/alone.pem"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    path.write_text(path.read_text() + (tmp_path / "alone.pem").read_text())
+    return path
+
+
+def test_an_encrypted_connection_is_bounded_and_cut_as_others_are(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    listening = socket.create_server(("127.0.0.1", 0))
+    ends: list[float] = []
+
+    def serve() -> None:
+        while True:
+            connection, _ = listening.accept()
+            with suppress(OSError), context.wrap_socket(connection, server_side=True) as secured:
+                if secured.recv(65536).startswith(b"POST"):
+                    secured.sendall(head("200 OK", *STREAM) + event(WORD))
+                while secured.recv(65536):  # what follows does not come
+                    pass
+                ends.append(time.monotonic())
+
+    threading.Thread(target=serve, daemon=True).start()
+    url = f"https://localhost:{listening.getsockname()[1]}"
+    endpoint = Endpoint.parse(url, "secret", "--remote")
+    with pytest.raises(LocalLLMError, match="cannot be reached: certificate verify failed"):
+        endpoint.models()
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with pytest.raises(LocalLLMError, match="has not answered within"):
+        endpoint.models()
+    monkeypatch.setattr(openai_client, "SILENCE_S", 60.0)
+    with endpoint.request(CHAT, {}) as reply:
+        chunks = reply.chunks()
+        assert next(chunks).text == "It"
+        threading.Timer(0.1, reply.hang_up).start()
+        began = time.monotonic()
+        assert list(chunks) == []
+    deadline = time.monotonic() + 5
+    while len(ends) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert ends[-1] - began < 2
+
+
+def test_only_who_asks_a_server_loads_the_client() -> None:
+    code = (
+        "import sys, localllm.cli.main, localllm.cli.chat, localllm.cli.bench, "
+        "localllm.conversation, localllm.download; print('httpx' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout == "False\n"

@@ -261,7 +261,8 @@ def _write(document: Any) -> None:
     path = config_file()
     try:
         make_private_folder(path.parent)
-        write_private(path, tomlkit.dumps(document))  # keys may be in it
+        # Keys may be in it.
+        write_private(path, tomlkit.dumps(document).encode("utf-8", errors="replace"))
     except OSError as error:
         raise DiskError(
             f"{path} cannot be written: {error.strerror}",

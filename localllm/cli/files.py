@@ -19,7 +19,7 @@ def user_path(text: str) -> Path:
 def write_new_file(path: Path, text: str) -> None:
     """Write a file that is not there yet. Raises: RequestError where it is; DiskError."""
     try:
-        write_new(path, text)
+        write_new(path, text.encode("utf-8", errors="replace"))
     except FileExistsError as error:
         raise RequestError(f"{path} is there already", hint="another name") from error
     except OSError as error:

@@ -19,7 +19,7 @@ from prompt_toolkit.styles import Style
 from rich.cells import cell_len, set_cell_size
 
 from localllm.places import history_file
-from localllm.private_files import make_private_folder, open_private
+from localllm.private_files import make_private_folder, private_descriptor
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ def _open_history() -> History:
     try:
         # Prompts are private: nobody else reads them.
         make_private_folder(path.parent)
-        os.close(open_private(path, os.O_RDWR | os.O_APPEND))
+        os.close(private_descriptor(path, os.O_RDWR | os.O_APPEND))
     except OSError as error:
         logger.warning("the history is not kept: %s", error)
         return InMemoryHistory()

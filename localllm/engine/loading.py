@@ -41,7 +41,7 @@ from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.model.weights import CheckpointWeights, load_model, open_source
 from localllm.places import cache_folder, prefix_folder
-from localllm.private_folder import private_folder
+from localllm.private_files import private_folder
 from localllm_kernels import select_ops
 from localllm_kernels.choice import ALL_OWN, Choice
 from localllm_kernels.kv_cache import row_bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from localllm.places import cache_folder
-from localllm.private_folder import private_folder, read_private, write_private
+from localllm.private_files import private_folder, read_private, write_private
 from localllm_kernels.choice import SECOND_WAYS, Choice, Piece
 
 logger = logging.getLogger(__name__)

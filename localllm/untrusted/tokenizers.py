@@ -10,7 +10,7 @@ from localllm import __version__
 from localllm.errors import CheckpointError
 from localllm.model_file import read_model_file
 from localllm.places import cache_folder
-from localllm.private_folder import private_folder, write_private
+from localllm.private_files import private_folder, write_private
 from localllm.tokenizer import (
     MAX_TOKENIZER_BYTES,
     Tokenizer,

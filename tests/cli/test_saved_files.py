@@ -200,11 +200,11 @@ def make_link_to_nowhere(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (os.mkfifo, "it is a FIFO"),
-        (make_folder, "it is a folder"),
+        (os.mkfifo, "it is a named pipe, not a file"),
+        (make_folder, "it is a folder, not a file"),
         (make_link_to_nowhere, "it is a link to nowhere"),
     ],
-    ids=["FIFO", "folder", "link to nowhere"],
+    ids=["named pipe", "folder", "link to nowhere"],
 )
 def test_what_is_no_file_is_told_and_the_conversation_goes_on(
     localllm: Run, make: Callable[[Path], None], word: str

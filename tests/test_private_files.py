@@ -13,11 +13,14 @@ from localllm.engine.loading import library_folder
 from localllm.engine.tuning import TuningFile
 from localllm.engine.verdict import KIND, Outcome, Verdict, VerdictFile
 from localllm.places import cache_folder
-from localllm.private_folder import (
+from localllm.private_files import (
+    make_private_folder,
     new_private,
     open_private,
+    private_descriptor,
     private_folder,
     read_private,
+    write_new,
     write_private,
 )
 from localllm.verified import VerifiedFiles
@@ -51,14 +54,23 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.usefixtures("no_umask")
-def test_folders_and_files_are_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_folders_and_files_are_closed_to_others_whatever_the_umask(
+    tmp_path: Path, umask: int
+) -> None:
     folder = tmp_path / "a" / "b"
-    assert private_folder(folder, WITHOUT) == folder
-    write_private(folder / "c", b"text")
-    assert (mode(folder.parent), mode(folder), mode(folder / "c")) == (0o700, 0o700, 0o600)
+    before = os.umask(umask)
+    try:
+        assert private_folder(folder, WITHOUT) == folder
+        write_private(folder / "c", b"text")
+        write_new(folder / "d", b"more")
+        os.close(private_descriptor(folder / "e", os.O_RDWR))
+    finally:
+        os.umask(before)
+    assert (mode(folder.parent), mode(folder)) == (0o700, 0o700)
+    assert {path.name: mode(path) for path in folder.iterdir()} == dict.fromkeys("cde", 0o600)
     assert read_private(folder / "c", 4) == b"text"
-    assert [path.name for path in folder.iterdir()] == ["c"]
+    assert read_private(folder / "d", 4) == b"more"
 
 
 def test_a_folder_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
@@ -70,6 +82,17 @@ def test_a_folder_that_is_open_to_others_is_closed(tmp_path: Path) -> None:
         assert mode(folder) == 0o700
 
 
+def test_a_file_that_is_open_to_others_is_closed_and_one_that_is_read_only_stays_so(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    for before, after in ((0o666, 0o600), (0o644, 0o600), (0o444, 0o400), (0o400, 0o400)):
+        path.chmod(before)
+        os.close(private_descriptor(path, os.O_RDONLY | os.O_APPEND))
+        assert mode(path) == after
+
+
 def test_what_stays_open_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,6 +100,8 @@ def test_what_stays_open_is_not_used(
     monkeypatch.setattr(os, "fchmod", lambda descriptor, mode: None)
     assert private_folder(tmp_path, WITHOUT) is None
     assert "other users may write to it" in caplog.text
+    with pytest.raises(OSError, match="other users may write to it"):
+        make_private_folder(tmp_path)
 
 
 def test_another_s_folder_is_not_used_and_that_is_said_once(
@@ -86,6 +111,8 @@ def test_another_s_folder_is_not_used_and_that_is_said_once(
     for _ in range(3):
         assert private_folder(tmp_path, WITHOUT) is None
     assert caplog.text.count(f"{WITHOUT}: {tmp_path}: it belongs to another user") == 1
+    with pytest.raises(OSError, match="belongs to another user"):
+        make_private_folder(tmp_path)
 
 
 def test_what_is_in_the_way_of_a_folder_is_said(
@@ -110,9 +137,13 @@ def test_a_file_that_another_user_made_or_may_change_is_not_read(
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="a named pipe"):
         open_private(tmp_path / "pipe")
+    with pytest.raises(OSError, match="a named pipe"):
+        private_descriptor(tmp_path / "pipe", os.O_RDWR)
     somebody_else()
     with pytest.raises(OSError, match="belongs to another user"):
         read_private(path, 10)
+    with pytest.raises(OSError, match="belongs to another user"):
+        private_descriptor(path, os.O_RDWR)
 
 
 def test_a_file_that_is_not_finished_is_no_file(tmp_path: Path) -> None:
@@ -126,6 +157,18 @@ def test_a_file_that_is_not_finished_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         write_half()
     assert not list((tmp_path / "kept").iterdir())
+
+
+def test_a_new_file_takes_no_other_one_s_place(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    write_new(folder / "file", b"mine")
+    (folder / "link").symlink_to("nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(FileExistsError):
+            write_new(folder / name, b"other")
+    assert (folder / "file").read_bytes() == b"mine"
+    assert sorted(path.name for path in folder.iterdir()) == ["file", "link"]
 
 
 @pytest.fixture
