@@ -115,7 +115,7 @@ def _global_options(
 ) -> None:
     level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", force=True)
-    for library in ("urllib3", "httpx", "httpcore", "filelock", "asyncio"):
+    for library in ("urllib3", "httpx", "httpcore", "httpx2", "httpcore2", "filelock", "asyncio"):
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
     lost = lost_places()
     if lost:
