@@ -29,6 +29,7 @@ class TextEvent:
     `thinking` is text of the model's thoughts, `text` that of its answer. A token may bring no
     text (half a character, the start of a stop string) and text may come
     without a token (what was held back, at the end). `time_s` is on the monotonic clock.
+    `stop_string` comes last as well: it cut the answer, and is no part of it.
     """
 
     request_id: int
@@ -41,6 +42,7 @@ class TextEvent:
     num_cached_tokens: int
     num_drafted_tokens: int
     time_s: float
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Sample:
     tokens: list[TokenInfo] = field(default_factory=list)
     num_drafted_tokens: int = 0
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None
     error: LocalLLMError | None = None
 
 
@@ -103,6 +106,11 @@ class Completion:
     def finish_reason(self) -> FinishReason | None:
         """Why the first sample ended; None while it has not."""
         return self.samples[0].finish_reason
+
+    @property
+    def stop_string(self) -> str | None:
+        """What cut the first sample, if that was a stop string."""
+        return self.samples[0].stop_string
 
     @property
     def error(self) -> LocalLLMError | None:
@@ -167,3 +175,4 @@ class Completion:
                 self.num_cached_tokens = event.num_cached_tokens
         if event.finish_reason is not None:
             sample.finish_reason, sample.error = event.finish_reason, event.error
+            sample.stop_string = event.stop_string

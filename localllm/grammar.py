@@ -3,17 +3,17 @@
 import json
 import re
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Literal, get_args
 
 from localllm.errors import RequestError
 
-GrammarKind = Literal["json_schema", "regex", "lark"]
+GrammarKind = Literal["json_schema", "regex", "lark", "calls"]
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_SCHEMA_DEPTH = 32
-# Compiling takes a time that grows with the square of the names that may be left out.
-MAX_SCHEMA_OBJECTS = 2048
+# Schemas, names and constants. Compiling takes a time that grows with the square of the names that
+# may be left out: 0.25 s for the 2,000 that this admits, each with its schema.
+MAX_SCHEMA_OBJECTS = 4096
 # Of a Lark grammar. Who compiles follows each from the one that names it, on its own stack.
 MAX_RULES = 1000
 _RULE = re.compile(r"\s*[?!]*[A-Za-z_][\w-]*[^:\"/]*:")
@@ -27,8 +27,9 @@ class Grammar:
     """The texts that an answer may be: those that `source` describes.
 
     `source` is a JSON schema as JSON (draft 2020-12), a regular expression (Rust's syntax; without
-    looking around) or a grammar in Lark's notation. Whether it can be followed is found out where
-    it is compiled.
+    looking around) or a grammar in Lark's notation. "calls" are of tools: a grammar that names
+    tokens by their numbers, which only tool_calls.py writes. Whether it can be followed is found
+    out where it is compiled.
     """
 
     kind: GrammarKind
@@ -37,13 +38,16 @@ class Grammar:
     def __post_init__(self) -> None:
         if self.kind not in GRAMMAR_KINDS or not isinstance(self.source, str):
             raise RequestError(f"a grammar is one of {', '.join(GRAMMAR_KINDS)}", param="grammar")
-        size = len(self.source.encode(errors="replace"))
+        try:
+            size = len(self.source.encode())
+        except UnicodeEncodeError as error:
+            raise RequestError("the grammar is not valid Unicode", param="grammar") from error
         if size > MAX_GRAMMAR_BYTES:
             raise RequestError(
                 f"the grammar has {size:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are read",
                 param="grammar",
             )
-        if self.kind == "lark":
+        if self.kind in ("lark", "calls"):
             num_rules = sum(_RULE.match(line) is not None for line in self.source.splitlines())
             if num_rules > MAX_RULES:
                 raise RequestError(
@@ -58,14 +62,13 @@ class Grammar:
         """JSON that validates against `schema`, which is JSON itself. Raises: RequestError."""
         if not isinstance(schema, (dict, bool)):
             raise RequestError("a JSON schema is an object, true or false", param=param)
-        levels = _levels(schema) if isinstance(schema, dict) else []
-        if len(levels) > MAX_SCHEMA_DEPTH or sum(levels) > MAX_SCHEMA_OBJECTS:
-            raise RequestError(
-                f"the JSON schema is too large: at most {MAX_SCHEMA_DEPTH} levels and "
-                f"{MAX_SCHEMA_OBJECTS:,} objects and lists are read",
-                param=param,
-            )
-        return cls("json_schema", json.dumps(schema, ensure_ascii=False))
+        check_schema_size(schema, param)
+        source = json.dumps(schema, ensure_ascii=False)
+        try:
+            source.encode()
+        except UnicodeEncodeError:  # half a pair of surrogates, in a description, say
+            source = json.dumps(schema)
+        return cls("json_schema", source)
 
     @classmethod
     def any_object(cls) -> "Grammar":
@@ -73,13 +76,47 @@ class Grammar:
         return cls.of_schema({"type": "object"})
 
 
-def _levels(value: Any) -> list[int]:
-    """How many objects and lists stand at each level, as far as more than enough of them."""
-    counts, level = list[int](), [value]
-    while level and len(counts) <= MAX_SCHEMA_DEPTH:
-        counts.append(len(level))
-        children = chain.from_iterable(
-            each.values() if isinstance(each, dict) else each for each in level
+def lark_literal(text: str) -> str:
+    """`text` as a grammar in Lark's notation has it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def refused(named: str, reason: str, where: str = "") -> RequestError:
+    """What is said of a form (`named`: a JSON schema, say) that cannot be followed."""
+    return RequestError(
+        f"the {named} cannot be followed: {reason[:300]}", param="grammar", where=where[:300]
+    )
+
+
+def check_schema_size(schema: Any, param: str = "grammar") -> None:
+    """Count what a JSON schema holds, before anybody reads it. Raises: RequestError."""
+    level = [schema] if isinstance(schema, (dict, list)) else []
+    num_levels = num_counted = 0
+    while level and num_levels <= MAX_SCHEMA_DEPTH and num_counted <= MAX_SCHEMA_OBJECTS:
+        num_levels += 1
+        inner = list[Any]()
+        for each in level:
+            num_counted += _num_parts(each)
+            if num_counted > MAX_SCHEMA_OBJECTS:
+                break
+            values = each.values() if isinstance(each, dict) else each
+            inner += [value for value in values if isinstance(value, (dict, list))]
+        level = inner
+    if num_levels > MAX_SCHEMA_DEPTH or num_counted > MAX_SCHEMA_OBJECTS:
+        raise RequestError(
+            f"the JSON schema is too large: at most {MAX_SCHEMA_DEPTH} levels and "
+            f"{MAX_SCHEMA_OBJECTS:,} schemas, names and constants are read",
+            param=param,
         )
-        level = [child for child in children if isinstance(child, (dict, list))]
-    return counts
+
+
+def _num_parts(value: dict[str, Any] | list[Any]) -> int:
+    """Entries of a list; of an object the schemas and lists, and the names of its properties."""
+    if isinstance(value, list):
+        return len(value)
+    num_names = sum(
+        len(names)
+        for keyword in ("properties", "patternProperties")
+        if isinstance(names := value.get(keyword), dict)
+    )
+    return num_names + sum(isinstance(each, (dict, list, bool)) for each in value.values())

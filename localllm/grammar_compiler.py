@@ -7,13 +7,19 @@ import json
 import re
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from localllm.engine.form_ends import FormEnds
 from localllm.engine.matcher import Matcher
 from localllm.errors import RequestError
-from localllm.grammar import JSON_SPACE, Grammar
+from localllm.grammar import Grammar, refused
+from localllm.grammars.lark import read_lark
+from localllm.grammars.lengths import check_length, regex_length
+from localllm.grammars.parser_limits import parser_limits
+from localllm.grammars.schema import read_schema
+from localllm.grammars.vocabulary import spelling_vocabulary
 from localllm.prompt import Prompt
 from localllm.thinking import Markers
 from localllm.tokenizer import Tokenizer
@@ -21,6 +27,14 @@ from localllm.untrusted.grammar_trials import GrammarTrials
 
 # What is kept of compiled grammars; each counts as much as its trial took, and something at least.
 _KEPT_BYTES, _LEAST_BYTES = 256 << 20, 64 << 10
+# What llguidance says of what a user did not write, or would not understand.
+_REASONS = (
+    ("lookarounds not supported", "look-around, word boundaries and anchors within an expression"),
+    ("are not disjoint", "two of patternProperties may be about the same name"),
+    ("to determine if regex is empty", "pattern, format and lengths are too complex together"),
+    ("Regex is empty", "no text has this pattern, format and length"),
+    ("NoExtension", "nothing can follow it"),
+)
 _ANY_TEXT = r"/(.|\n)*/"
 # How llguidance names a place: "at 1(8): ", the line and the character.
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
@@ -28,7 +42,7 @@ _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 
 def check_grammar(grammar: Grammar) -> None:
     """Whether it can be followed, as far as that is known without a model. Raises: RequestError."""
-    message = LLMatcher.validate_grammar(_source(grammar), limits=_limits())
+    message = LLMatcher.validate_grammar(_source(grammar), limits=parser_limits())
     if message and not message.startswith("WARNING"):
         raise _refused(grammar, message)
 
@@ -43,7 +57,7 @@ def is_matched(grammar: Grammar, text: str) -> bool:
         except ValueError:
             return False
         return True
-    state = LLMatcher(LLTokenizer("byte"), _source(grammar), log_level=0, limits=_limits())
+    state = LLMatcher(LLTokenizer("byte"), _source(grammar), log_level=0, limits=parser_limits())
     ids = list(text.encode())
     return bool(state.consume_tokens(ids)) and state.is_accepting()
 
@@ -60,8 +74,8 @@ _Key = tuple[Grammar, Markers | None, bool]
 class GrammarCompiler:
     """Compiles for one tokenizer; what was compiled last is kept. Any thread may call it.
 
-    Compiling lets other threads run. `trials`, where there are some, compile first what nobody has
-    seen yet, in a process that can be killed.
+    Compiling lets other threads run. `tries`: what nobody has seen yet is first compiled in a
+    process that can be killed.
     """
 
     def __init__(
@@ -69,13 +83,31 @@ class GrammarCompiler:
         tokenizer: Tokenizer,
         vocab_size: int,
         eos_token_ids: frozenset[int],
-        trials: GrammarTrials | None = None,
-    ):
-        self._tokenizer, self._trials = tokenizer, trials
-        self._tokens = LLTokenizer(
-            tokenizer.to_json(), n_vocab=vocab_size, eos_token=sorted(eos_token_ids) or None
-        )
-        self._eos_token_ids = sorted(eos_token_ids)
+        *,
+        tries: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        num_tokens = tokenizer.num_token_ids
+        self._eos_token_ids = sorted(each for each in eos_token_ids if each < num_tokens)
+        # Without an end token it is one that has no text; else llguidance would take some other.
+        ends = self._eos_token_ids or [num_tokens]
+        num_ids = max(vocab_size, ends[-1] + 1)
+        self._trials: GrammarTrials | None = None
+        try:
+            vocabulary = spelling_vocabulary(tokenizer.to_json(), ends)
+            if tries:
+                self._trials = GrammarTrials(vocabulary, num_ids, ends)
+                self._trials.warm()
+            self._tokens = LLTokenizer(vocabulary, n_vocab=num_ids, eos_token=ends)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # ValueError, and panics of its Rust side
+            raise RequestError(
+                "the model's tokenizer is of a kind that no grammar can lead",
+                param="grammar",
+                where=f"{error!s:.200}",
+                hint="an answer without a form, or another model",
+            ) from error
         self._compiled: dict[_Key, _Compiled] = {}
         self._lock = Lock()
 
@@ -114,9 +146,14 @@ class GrammarCompiler:
             if trial.error:
                 raise _refused(grammar, trial.error)
             num_bytes, cost_s = max(num_bytes, trial.num_bytes), trial.step_s
-        state = LLMatcher(self._tokens, source, log_level=0, limits=_limits())
+        state = LLMatcher(self._tokens, source, log_level=0, limits=parser_limits())
+        if not state.is_error():
+            state.compute_bitmask()  # what nothing can follow is found out here
         if state.is_error():
             raise _refused(grammar, state.get_error())
+        forced = state.compute_ff_bytes().decode(errors="ignore").encode()
+        if self._tokens.decode_bytes(self._tokens.tokenize_bytes(forced)) != forced:
+            raise _refused(grammar, f"the model has no tokens for {forced.decode()!r:.100}")
         ends = FormEnds(self._id_of, self._eos_token_ids, self._closing_of(markers))
         return _Compiled(Matcher(state, ends, cost_s), num_bytes)
 
@@ -153,37 +190,26 @@ def _source(grammar: Grammar) -> str:
 
     Raises: RequestError.
     """
-    try:
-        return _written(grammar)
-    except ValueError as error:  # numbers that it does not read, say
-        raise _refused(grammar, str(error) or "it cannot be read") from error
-
-
-def _written(grammar: Grammar) -> str:
     match grammar.kind:
         case "json_schema":
-            return LLMatcher.grammar_from_json_schema(
-                grammar.source, overrides={"whitespace_pattern": JSON_SPACE}
-            )
+            return _grammars(json_schema=read_schema(json.loads(grammar.source)))
         case "regex":
+            check_length(regex_length(grammar.source), "regular expression")
             return LLMatcher.grammar_from_regex(grammar.source)
-        case "lark":
-            return json.dumps({"grammars": [{"lark_grammar": grammar.source}]})
+        case "lark" | "calls":
+            names_tokens = grammar.kind == "calls"
+            source = read_lark(grammar.source, read_schema, names_tokens=names_tokens)
+            return _grammars(lark_grammar=source)
 
 
-def _limits() -> LLParserLimits:
-    # Its own limits: some 20 ms for a grammar's expressions, 15 ms for a mask.
-    return LLParserLimits(verbose_errors=False)
+def _grammars(**grammar: Any) -> str:
+    return json.dumps({"grammars": [grammar]}, ensure_ascii=False)
 
 
 def _refused(grammar: Grammar, message: str) -> RequestError:
-    named = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+    named = {"json_schema": "JSON schema", "regex": "regular expression"}
     reason, where = _reason_and_place(grammar, message.splitlines())
-    return RequestError(
-        f"the {named[grammar.kind]} cannot be followed: {reason[:300]}",
-        param="grammar",
-        where=where[:300],
-    )
+    return refused(named.get(grammar.kind, "grammar"), reason, where)
 
 
 def _reason_and_place(grammar: Grammar, lines: list[str]) -> tuple[str, str]:
@@ -197,7 +223,8 @@ def _reason_and_place(grammar: Grammar, lines: list[str]) -> tuple[str, str]:
         shown, below = lines[carets[0] - 1], lines[carets[0]]
         indent = len(shown) - len(shown.lstrip())
         return reasons[0], f"character {below.index('^') - indent + 1} of {shown.strip()}"
-    reason = lines[0].partition(". Enable '")[0]  # an option that nobody can set here
+    reason = lines[0] if lines else ""
+    reason = next((ours for theirs, ours in _REASONS if theirs in reason), reason)
     place = _PLACE.match(reason)
     if place is None or grammar.kind != "lark":
         return reason, ""

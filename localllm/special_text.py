@@ -75,27 +75,7 @@ class SpecialText:
     def _renamed_backend(self) -> Backend:
         """The same vocabulary with private names for the special tokens."""
         state = json.loads(self._backend.to_str())
-        for token in state["added_tokens"]:
-            if token["special"]:
-                token["content"] = self._private_name(token["content"])
-        model = state["model"]
-        names = {text: self._private_name(text) for text in self._texts}
-        if isinstance(model["vocab"], dict):
-            model["vocab"] = {names.get(text, text): i for text, i in model["vocab"].items()}
-        else:  # Unigram: pieces with their scores
-            model["vocab"] = [[names.get(text, text), score] for text, score in model["vocab"]]
-        if model.get("unk_token") in names:
-            model["unk_token"] = names[model["unk_token"]]
-        # Merges that would build a special token out of pieces have no product any more.
-        if "merges" in model:
-            parts = (
-                merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]
-            )
-            model["merges"] = [
-                list(pair)
-                for pair in parts
-                if "".join(pair) not in names and not names.keys() & set(pair)
-            ]
+        rename_tokens(state, {text: self._private_name(text) for text in self._texts})
         try:
             return Backend.from_str(json.dumps(state))
         except (KeyboardInterrupt, SystemExit):
@@ -106,3 +86,30 @@ class SpecialText:
                 where=f"{error!s:.200}",
                 hint="leave it out, or --parse-special",
             ) from error
+
+
+def rename_tokens(state: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Give tokens other names in a `tokenizer.json`, in place: no text becomes them any more,
+    unless it holds their new names. `names`: the new ones by the old ones.
+    """
+    for token in state["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    model = state["model"]
+    vocab = model["vocab"]
+    is_unigram = isinstance(vocab, list)  # pieces with their scores, in the order of their ids
+    if names.keys().isdisjoint((piece for piece, _ in vocab) if is_unigram else vocab):
+        return
+    if is_unigram:
+        model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+    else:
+        model["vocab"] = {names.get(piece, piece): i for piece, i in vocab.items()}
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    # Merges that would build such a token out of pieces have no product any more.
+    if "merges" in model:
+        parts = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
+        model["merges"] = [
+            list(pair)
+            for pair in parts
+            if "".join(pair) not in names and names.keys().isdisjoint(pair)
+        ]

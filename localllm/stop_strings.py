@@ -9,18 +9,23 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        self.has_stopped = False
+        self.stopped_by: str | None = None
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether a stop string is complete: `stopped_by`."""
+        return self.stopped_by is not None
 
     def push(self, piece: str) -> str:
         """The text that is safe to show; once a stop string is complete, all before it."""
         if not self._stops:
             return piece
         text = self._held + piece
-        found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        found = [(place, stop) for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
-            self.has_stopped = True
+            place, self.stopped_by = min(found)
             self._held = ""
-            return text[: min(found)]
+            return text[:place]
         keep = max(longest_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

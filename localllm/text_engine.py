@@ -15,7 +15,6 @@ from localllm.prompt import Prompt
 from localllm.stop_strings import StopMatcher
 from localllm.thinking import Split, ThinkingSplitter
 from localllm.tokenizer import StreamDecoder, Tokenizer
-from localllm.untrusted.grammar_trials import GrammarTrials
 
 if TYPE_CHECKING:
     from localllm.engine.engine import Engine
@@ -77,9 +76,7 @@ class TextEngine:
 
                 limits = self.engine.limits
                 known = limits.vocab_size, limits.eos_token_ids
-                trials = GrammarTrials(self.tokenizer.to_json(), *known)
-                trials.warm()
-                self._grammars = GrammarCompiler(self.tokenizer, *known, trials)
+                self._grammars = GrammarCompiler(self.tokenizer, *known, tries=True)
             return self._grammars
 
     def said(self, prompt: Prompt) -> Split:
@@ -157,6 +154,7 @@ class TextEngine:
                 num_cached_tokens=event.num_cached_tokens,
                 num_drafted_tokens=event.num_drafted_tokens,
                 time_s=time.monotonic(),
+                stop_string=assembler.stopped_by,
             )
         )
 
@@ -265,7 +263,11 @@ class _TextAssembler:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, params: SamplingParams) -> None:
-        self._decoder = StreamDecoder(tokenizer, prompt.shown, prompt.context)
+        context = prompt.context
+        if params.grammar is not None and not context:
+            # A space that the form begins with is kept: many vocabularies drop the first of a text.
+            context = tokenizer.encode("a", add_special_tokens=False)[-1:]
+        self._decoder = StreamDecoder(tokenizer, prompt.shown, context)
         self._splitter = ThinkingSplitter(prompt.markers, prompt.is_thinking)
         self._matcher = StopMatcher(params.stop)
         # Stop strings are looked for in what is new: those that ended nothing so far were not
@@ -276,6 +278,10 @@ class _TextAssembler:
     @property
     def has_stopped(self) -> bool:
         return self._matcher.has_stopped
+
+    @property
+    def stopped_by(self) -> str | None:
+        return self._matcher.stopped_by
 
     def push(self, token_id: int) -> Split:
         return self._match(self._splitter.push(self._decoder.push(token_id)))

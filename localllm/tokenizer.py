@@ -1,6 +1,5 @@
 """Text to token ids and back: a checkpoint's own vocabulary, template and special tokens."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -12,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from localllm.errors import CheckpointError, RequestError, TemplateError
+from localllm.grammar import lark_literal
 from localllm.json_file import read_json_object
 from localllm.model_file import has_file, read_model_file
 from localllm.prompt import Prompt, ThinkLevel
@@ -296,7 +296,7 @@ class StreamDecoder:
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    return lark_literal(text) if text else ""
 
 
 def _think_variables(think: ThinkLevel) -> dict[str, Any]:

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localllm.errors import RequestError
-from localllm.grammar import JSON_SPACE, Grammar
+from localllm.grammar import Grammar, lark_literal
 from localllm.stop_strings import longest_overlap
 
 Way = Literal["auto", "required"]
 _JSON_PIECE = r'"(?:[^"\\]|\\.)*"|[{}:,]| '
+_HEAD = re.compile(r"\[TOOL_CALLS\]([^\[\]{}]{1,200})(?:\[CALL_ID\](\w+))?\[ARGS\]")
+# What ends a text of JSON, or goes on after it, or must not be in it.
+_IN_TEXT = re.compile(r'["\\\x00-\x1f]')
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
@@ -101,10 +104,11 @@ def tool_grammar(
 
     rules = ["%llguidance {}", "TEXT: /(.|\\n)*/"]
     for i, tool in enumerate(tools):
-        head = form.before + json.dumps(tool.name, ensure_ascii=False)[1:-1] + form.between
-        # Piece by piece, as JSON is read: an answer in JSON may begin alike.
-        pieces = re.findall(_JSON_PIECE, head) if form.before else [head]
-        literals = " ".join(map(as_lark, pieces))
+        literals = f"{lark_literal(tool.name)} {as_lark(form.between)}"
+        if form.before:
+            head = form.before + json.dumps(tool.name, ensure_ascii=False)[1:-1] + form.between
+            # Piece by piece, as JSON is read: an answer in JSON may begin alike.
+            literals = " ".join(map(lark_literal, re.findall(_JSON_PIECE, head)))
         parameters = {"type": "object", **tool.parameters}
         if parameters["type"] != "object":
             raise RequestError(
@@ -132,113 +136,136 @@ def tool_grammar(
             f"begun_call: begun {lark(form.opens[len(tag) :])} body",
             f"start: begun_call{'*' if has_many else '?'} TEXT",
         ]
-    return Grammar("lark", "\n".join(rules))
+    return Grammar("calls", "\n".join(rules))
 
 
 def _inline(schema: Any) -> str:
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": {"whitespace_pattern": JSON_SPACE}}
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
 class ToolCallSplitter:
-    """Splits a growing answer into text and calls; what turns out to be no call is text."""
+    """Splits a growing answer into text and calls; what turns out to be no call is text.
+
+    Each character is looked at a few times, however long the call is that it belongs to.
+    """
 
     def __init__(self, form: ToolFormat) -> None:
         self._form = form
         self._tag = form.opens.rstrip("\n")
+        # What may begin a tag; the call under way, and where it ends.
         self._held = ""
-        self._is_calling = False
-        self._has_begun = False
+        self._call: list[str] = []
+        self._end: _EndOfCall | None = None
+        # Without a tag: what the answer begins with, and whether that is no call.
+        self._beginning, self._is_said = "", False
 
     def push(self, piece: str) -> tuple[str, list[ToolCall]]:
         """The text and the calls that are certain now."""
-        text = self._held + piece
         if not self._tag:
-            return self._push_lone(text)
-        said, calls = "", list[ToolCall]()
+            return self._push_lone(piece), []
+        said, calls, text = list[str](), list[ToolCall](), piece
         while True:
-            if not self._is_calling:
+            if self._end is None:
+                text = self._held + text
                 place = text.find(self._tag)
                 if place < 0:
                     keep = longest_overlap(text, self._tag)
-                    said += text[: len(text) - keep]
                     self._held = text[len(text) - keep :]
-                    return said, calls
-                said, text, self._is_calling = said + text[:place], text[place:], True
-            end = self._end_of_call(text)
+                    return "".join((*said, text[: len(text) - keep])), calls
+                said.append(text[:place])
+                self._held, text = "", text[place:]
+                self._end = _EndOfCall("" if self._form.joint is not None else self._form.closes)
+            end = self._end.find(text)
             if end < 0:
-                self._held = text
-                return said, calls
-            body, text = text[:end], text[end:]
+                self._call.append(text)
+                return "".join(said), calls
+            body = "".join((*self._call, text[:end]))
+            self._call, self._end, text = [], None, text[end:]
             found = self._read(body)
-            said, self._is_calling = said + ("" if found else body), False
+            said += [] if found else [body]
             calls += found
 
     def flush(self) -> tuple[str, list[ToolCall]]:
         """What was held back, when no more text comes."""
-        held, self._held = self._held, ""
-        is_call = self._is_calling or not self._tag
-        calls = self._read(held) if is_call else []
-        return ("" if calls else held), calls
+        call = "".join(self._call)
+        calls = self._read(call) if call else []
+        held, self._held, self._call, self._end = self._held, "", [], None
+        return ("" if calls else call) + held, calls
 
-    def _end_of_call(self, text: str) -> int:
-        """Behind the mark that ends a call which `text` begins with; -1 where it is not there yet.
-
-        Arguments may hold the mark too: what ends before it must be whole.
+    def _push_lone(self, piece: str) -> str:
+        """The text of a family that marks a call by nothing: an answer that begins like one is held
+        back.
         """
-        mark = self._form.closes.strip("\n")
-        if self._form.joint is not None or not mark:
-            return -1
-        place = text.find(mark)
-        while place >= 0 and _is_cut(text[:place]):
-            place = text.find(mark, place + 1)
-        return -1 if place < 0 else place + len(mark)
-
-    def _push_lone(self, text: str) -> tuple[str, list[ToolCall]]:
-        """A family that marks a call by nothing: an answer that begins like one is held back."""
-        self._held = ""
-        seen = text.lstrip()
-        begins = any(
-            seen.startswith(mark) or mark.startswith(seen) for mark in ("{", self._form.first)
-        )
-        if not self._has_begun and begins:
-            self._held = text
-            return "", []
-        self._has_begun = True
-        return text, []
+        if self._is_said:
+            return piece
+        self._call.append(piece)
+        longest = len(self._form.first) + 1
+        if len(self._beginning) < longest:
+            self._beginning += piece if self._beginning else piece.lstrip()[:longest]
+        marks = (mark for mark in ("{", self._form.first) if mark)
+        if any(mark.startswith(self._beginning[: len(mark)]) for mark in marks):
+            return ""
+        self._is_said = True
+        text, self._call = "".join(self._call), []
+        return text
 
     def _read(self, text: str) -> list[ToolCall]:
-        if self._form.before:
-            return _read_objects(text)
-        return [
-            call
-            for name, given, start in _heads(text)
-            if (arguments := _object_at(text, start)) is not None
-            and (call := _call(name, arguments, given)) is not None
-        ]
+        return _read_objects(text) if self._form.before else _read_named(text)
 
 
-def _heads(text: str) -> list[tuple[str, str | None, int]]:
-    """Names and ids in front of arguments, and where those begin."""
-    head = re.compile(r"\[TOOL_CALLS\]([^\[\]{}]{1,200})(?:\[CALL_ID\](\w+))?\[ARGS\]")
-    return [(found[1].strip(), found[2], found.end()) for found in head.finditer(text)]
+class _EndOfCall:
+    """Finds the mark that ends a call, in text that comes in pieces.
+
+    Arguments may hold the mark too, in a text; outside of texts it is no JSON. A text that holds a
+    control character is none either, and what follows is looked at as if it had ended.
+    """
+
+    def __init__(self, mark: str) -> None:
+        """`mark` may be empty, for a call that goes on to the answer's end."""
+        self._mark = mark.strip("\n")
+        self._outside = re.compile(rf'["{{]|{re.escape(self._mark)}')
+        self._is_object = self._is_text = self._is_escaped = False
+        self._overlap = ""
+
+    def find(self, piece: str) -> int:
+        """Behind the mark, in `piece`; -1 where it does not end there."""
+        if not self._mark:
+            return -1
+        seen, at = self._overlap + piece, 0
+        while at < len(seen):
+            if self._is_escaped:
+                self._is_escaped, at = False, at + 1
+                continue
+            found = (_IN_TEXT if self._is_text else self._outside).search(seen, at)
+            if found is None:
+                break
+            at = found.end()
+            if found[0] == self._mark:
+                return at - len(self._overlap)
+            if self._is_text:
+                self._is_escaped = found[0] == "\\"
+                self._is_text = self._is_escaped
+            else:
+                self._is_object |= found[0] == "{"
+                self._is_text = self._is_object and found[0] == '"'
+        rest = "" if self._is_text else seen[at:]
+        self._overlap = rest[len(rest) - longest_overlap(rest, self._mark) :]
+        return -1
 
 
-def _is_cut(text: str) -> bool:
-    """Whether an object begins in `text` that does not end there."""
-    place = text.find("{")
-    if place < 0:
-        return False
-    try:
-        json.JSONDecoder().raw_decode(text, place)
-    except ValueError as error:
-        # What is wrong before its end does not become right by what follows.
-        is_open = isinstance(error, json.JSONDecodeError) and "Unterminated" in error.msg
-        return is_open or getattr(error, "pos", 0) >= len(text.rstrip())
-    except RecursionError:
-        return False
-    return False
+def _read_named(text: str) -> list[ToolCall]:
+    """Calls that begin with their name, and maybe an id, in front of the arguments."""
+    calls, place = list[ToolCall](), 0
+    while (head := _HEAD.search(text, place)) is not None:
+        place = head.end()
+        try:
+            arguments, place = json.JSONDecoder().raw_decode(text, place)
+        except (ValueError, RecursionError):
+            continue
+        is_object = isinstance(arguments, dict)
+        call = _call(head[1].strip(), arguments, head[2]) if is_object else None
+        calls += [] if call is None else [call]
+    return calls
 
 
 def _read_objects(text: str) -> list[ToolCall]:
@@ -257,14 +284,6 @@ def _read_objects(text: str) -> list[ToolCall]:
         calls.append(call)
         place = text.find("{", end)
     return calls
-
-
-def _object_at(text: str, place: int) -> dict[str, Any] | None:
-    try:
-        value, _ = json.JSONDecoder().raw_decode(text, place)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _call(name: str, arguments: dict[str, Any], given: Any) -> ToolCall | None:

@@ -11,6 +11,8 @@ import jsonschema
 import numpy as np
 import pytest
 from schemas import SCHEMAS
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 
 from localllm import LLM
 from localllm.checkpoint import open_checkpoint
@@ -20,6 +22,7 @@ from localllm.grammar_compiler import GrammarCompiler, check_grammar, is_matched
 from localllm.prompt import Prompt
 from localllm.speculation_config import SpeculationConfig
 from localllm.thinking import Markers
+from localllm.tokenizer import Tokenizer
 
 QUESTION = [{"role": "user", "content": "Answer in JSON."}]
 DIGITS = Grammar("regex", "[0-9]{2}")
@@ -158,7 +161,17 @@ def test_what_cannot_be_followed_is_refused_at_once(llm: LLM, name: str) -> None
         ),
         (Grammar("lark", 'start: "a" b'), 'unknown name: "b"', 'line 1, character 8: start: "a" b'),
         (Grammar("lark", 'start: "a"\nb "a"'), "Expected token", 'line 2, character 3: b "a"'),
-        (REFUSED["choices that overlap"], "oneOf constraints are not supported", ""),
+        (
+            REFUSED["choices that overlap"],
+            "two branches of oneOf may hold at once",
+            "oneOf, branches 1 and 2",
+        ),
+        (Grammar("regex", r"\bab\b"), "look-around, word boundaries and anchors", ""),
+        (
+            Grammar("lark", "start: <|im_end|>"),
+            "<|im_end|> names a token of the model",
+            "line 1: start: <|im_end|>",
+        ),
     ],
 )
 def test_a_refusal_says_what_is_wrong_and_where(grammar: Grammar, reason: str, where: str) -> None:
@@ -202,6 +215,8 @@ def _nested(depth: int) -> dict[str, object]:
         lambda: Grammar("regex", " "),
         lambda: Grammar.of_schema(_nested(MAX_SCHEMA_DEPTH // 2)),
         lambda: Grammar.of_schema({"properties": {f"k{i}": {} for i in range(9000)}}),
+        lambda: Grammar.of_schema({"enum": [f"word {i}" for i in range(15000)]}),
+        lambda: Grammar("regex", "\ud800"),
         lambda: Grammar("lark", _chain(8000)),
         lambda: Grammar("lark", _chain(8000).replace("r", "T")),
         lambda: Grammar.of_schema([]),
@@ -219,7 +234,7 @@ BOMBS = {
     "ambiguous repetitions": Grammar("regex", "((a|aa)+)+(x+x+)+y" * 500),
     "many states": Grammar("regex", "(.*a.{30}){9}"),
     "any letter": Grammar("regex", r"(\p{L}{1,100}\s){1,100}[^\p{L}]{50,100}"),
-    "a long enumeration": Grammar.of_schema({"enum": [f"word {i}" for i in range(15000)]}),
+    "a long enumeration": Grammar.of_schema({"enum": [f"word {i}" for i in range(4000)]}),
     "many names": Grammar.of_schema({"properties": {f"k{i}": {} for i in range(2000)}}),
     "many choices": Grammar.of_schema(
         {"anyOf": [{"properties": {f"k{i % 7}": {"pattern": f"a{{{i}}}.*b"}}} for i in range(400)]}
@@ -291,6 +306,93 @@ def test_a_token_is_allowed_where_the_mask_has_it(llm: LLM, grammar: Grammar) ->
             for each in draft:
                 matcher.advance(each)
             draft.clear()
+
+
+SPECIAL_TEXT = ("<|im_end|>", "<|endoftext|>", "<think>")
+
+
+@pytest.mark.parametrize("text", SPECIAL_TEXT)
+@pytest.mark.parametrize("speculation", [SpeculationConfig(), SpeculationConfig("off")])
+def test_text_of_special_tokens_in_a_form_is_text(
+    text: str, speculation: SpeculationConfig
+) -> None:
+    llm = LLM(max_num_seqs=1, speculation=speculation)
+    written = f"a{text}b"
+    forms = {
+        Grammar("regex", f"a({re.escape(text)}){{2}}b"): f"a{text}{text}b",
+        Grammar("lark", f'start: "a" T "b"\nT: "{text}"'): written,
+        Grammar("lark", f"start: /a/ %json {json.dumps({'const': text})}"): f'a"{text}"',
+        Grammar.of_schema({"const": written}): f'"{written}"',
+        Grammar.of_schema({"enum": [written]}): f'"{written}"',
+        Grammar.of_schema({"type": "string", "pattern": f"^a{re.escape(text)}b$"}): f'"{written}"',
+    }
+    for grammar, expected in forms.items():
+        params = llm.sampling_params(grammar=grammar, max_tokens=60, temperature=1.0, seed=1)
+        [completion] = llm.chat(QUESTION, params)
+        assert (completion.text, completion.finish_reason) == (expected, "stop")
+    named = {"type": "object", "properties": {text: {"const": 1}}, "required": [text]}
+    params = llm.sampling_params(
+        grammar=Grammar.of_schema({**named, "additionalProperties": False}), max_tokens=60
+    )
+    [completion] = llm.chat(QUESTION, params)
+    assert json.loads(completion.text) == {text: 1}
+
+
+def test_an_end_token_that_is_a_text_like_any_other_ends_no_form() -> None:
+    tokenizer = open_checkpoint().tokenizer
+    [end_id] = tokenizer.encode(" the", add_special_tokens=False)
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0, end_id}))
+    matcher = compiler.compile(Grammar("regex", "in the( the)* end"), Prompt([1]))
+    said = list[int]()
+    while not matcher.is_finished:
+        mask = matcher.mask([], tokenizer.num_token_ids)
+        assert mask is not None
+        assert not mask[end_id]
+        assert not matcher.allows([], end_id)
+        [*_, token_id] = np.flatnonzero(mask).tolist()
+        said.append(token_id)
+        matcher.advance(token_id)
+    assert tokenizer.decode(said) == "in the end"
+
+
+def test_a_model_without_an_end_token_ends_with_its_grammar() -> None:
+    tokenizer = open_checkpoint().tokenizer
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset())
+    matcher = compiler.compile(Grammar("regex", "ab?"), Prompt([1]))
+    [a_id], [b_id] = (tokenizer.encode(text, add_special_tokens=False) for text in "ab")
+    matcher.advance(a_id)
+    assert matcher.count_allowed([b_id]) == 1
+    mask = matcher.mask([], tokenizer.num_token_ids)
+    assert mask is not None
+    assert np.flatnonzero(mask).tolist() == [b_id]
+    matcher.advance(b_id)
+    assert matcher.is_finished
+
+
+def toy_tokenizer(decoder: decoders.Decoder) -> Tokenizer:
+    """One that knows three letters."""
+    backend = Backend(models.BPE({"</s>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
+    backend.decoder = decoder
+    backend.add_special_tokens(["</s>"])
+    return Tokenizer(lambda: backend, {}, {})
+
+
+def test_what_a_vocabulary_cannot_write_is_refused() -> None:
+    compiler = GrammarCompiler(toy_tokenizer(decoders.ByteLevel()), 4, frozenset({0}))
+    assert compiler.compile(Grammar("regex", "ab"), Prompt([1])).forced(2) == [3]
+    for grammar in (Grammar("regex", "a</s>"), Grammar("lark", 'start: "ab" "é"')):
+        with pytest.raises(RequestError, match=r"the model has no tokens for '(a</s>|abé)'"):
+            compiler.compile(grammar, Prompt([1]))
+    # Where it is found out later the request fails.
+    matcher = compiler.compile(Grammar("regex", "a(b|cd)|c"), Prompt([1]))
+    matcher.advance(1)
+    assert matcher.count_allowed([2]) == 1
+
+
+def test_a_tokenizer_that_no_grammar_can_lead_is_told_as_such() -> None:
+    with pytest.raises(RequestError, match="the model's tokenizer") as found:
+        GrammarCompiler(toy_tokenizer(decoders.WordPiece()), 4, frozenset({0}))
+    assert found.value.hint
 
 
 THINK = Markers("<think>", "</think>", skip="<think>\n\n</think>\n\n")

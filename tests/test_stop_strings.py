@@ -28,6 +28,9 @@ def test_what_may_begin_a_stop_string_waits() -> None:
 
 def test_the_first_of_several_stops_wins() -> None:
     assert feed(["b", "ab"], ["xxab"]) == ("xx", True)
+    matcher = StopMatcher(["b", "ab"])
+    matcher.push("xxab")
+    assert matcher.stopped_by == "ab"
 
 
 def test_without_stops_everything_passes_at_once() -> None:

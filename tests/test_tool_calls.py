@@ -1,10 +1,12 @@
 """Calls of tools in the ways of three families: forced to their schemas, and read back."""
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken
 
@@ -191,3 +193,54 @@ def test_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name: str) -
     assert allows('{"say": "hi"}', grammar("auto", answer=answer))
     assert allows(written, grammar("auto", answer=answer))
     assert not allows("Just words.", grammar("auto", answer=answer))
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_special_text_in_names_and_arguments_is_text(tokenizer: Tokenizer, name: str) -> None:
+    special = ("<|im_end|>", "</tool_call>", "[TOOL_CALLS]")
+    tool_name = f"f{special[0]}"
+    schema = {"properties": {special[1]: {"const": special[2]}}, "required": [special[1]]}
+    schema["additionalProperties"] = False
+    form = FORMATS[name]
+    tools = [Tool(tool_name, schema)]
+    grammar = tool_grammar(form, tools, "required", tokenizer.as_lark, are_parallel=False)
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
+    matcher = compiler.compile(grammar, Prompt([1], marks=form.marks))
+    matcher.limit(100)
+    said = list[int]()
+    while not matcher.is_finished and len(said) < 100:
+        mask = matcher.mask([], tokenizer.num_token_ids)
+        assert mask is not None
+        said.append(int(np.flatnonzero(mask)[-1]))
+        matcher.advance(said[-1])
+    text = tokenizer.decode(said, "".join(form.marks))
+    _, [call] = split(form, [text])
+    assert (call.name, json.loads(call.arguments)) == (tool_name, {special[1]: special[2]})
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_call_within_arguments_is_no_call(name: str) -> None:
+    held = {"text": WRITTEN[name]}
+    written = WRITTEN[name].replace(PARIS, json.dumps(held))
+    for pieces in ([written], list(written)):
+        text, [call] = split(FORMATS[name], pieces)
+        assert (text, json.loads(call.arguments)) == ("", held)
+
+
+def cpu_seconds(form: ToolFormat, text: str) -> float:
+    began = time.process_time()
+    split(form, [text[i : i + 4] for i in range(0, len(text), 4)])
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_reading_calls_takes_as_long_as_the_answer_is(name: str) -> None:
+    form = FORMATS[name]
+    mark = "</tool_call> [TOOL_CALLS]g[ARGS]{} "
+    for text in (
+        WRITTEN[name].replace("Paris", mark * 800),
+        WRITTEN[name].replace("Paris", mark * 800)[:-20],
+        " " * 20_000 + WRITTEN[name],
+        TWO.get(name, WRITTEN[name]) * 200,
+    ):
+        assert cpu_seconds(form, text) < 0.5

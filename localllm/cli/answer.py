@@ -119,6 +119,7 @@ def describe_completion(
         "text": completion.text,
         **({"thinking": completion.thinking} if completion.thinking else {}),
         "finish_reason": str(completion.finish_reason or "abort"),
+        **({} if completion.stop_string is None else {"stop_string": completion.stop_string}),
         "usage": {
             "prompt_tokens": completion.num_prompt_tokens,
             "cached_tokens": completion.num_cached_tokens,

@@ -293,7 +293,10 @@ def chat(
     )
     printer.print(events, form)
     is_form = answer_grammar is not None
-    if remote is not None and answer_grammar is not None and completion.finish_reason == "stop":
+    if completion.stop_string is not None and is_form:
+        note(f"cut at the stop string {completion.stop_string!r}; the form is not complete")
+    is_whole = completion.finish_reason == "stop" and not params.stop
+    if remote is not None and answer_grammar is not None and is_whole:
         from localllm.grammar_compiler import is_matched
 
         # A server may leave aside what it does not know.

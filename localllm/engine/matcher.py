@@ -82,6 +82,12 @@ class Matcher:
         """Why the grammar cannot be followed any further, if so."""
         if not self._state.is_error():
             return None
+        if self._state.stop_reason() == "NoExtensionBias":
+            return RequestError(
+                "no text that the model can write goes on within the grammar",
+                param="grammar",
+                hint="a schema or grammar that leaves a way to its end",
+            )
         return RequestError(
             "the grammar became too complex to be followed",
             param="grammar",

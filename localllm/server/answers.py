@@ -1,7 +1,8 @@
 """Answers in OpenAI's forms, whole and in chunks, from the events of the engine.
 
 Source: OpenAI's API reference, "The chat completion object", "The chat completion chunk object" and
-"The completion object"; `reasoning_content` is DeepSeek's name for what a model thinks.
+"The completion object"; `reasoning_content` is DeepSeek's name for what a model thinks,
+`stop_reason` vLLM's for the stop string that cut an answer.
 """
 
 import time
@@ -49,12 +50,14 @@ class _Choice:
     """`new_text` and `new_calls` are what the newest event brought."""
 
     splitter: ToolCallSplitter | None
-    text: str = ""
-    thinking: str = ""
+    # In pieces: a text that grows would be copied with each.
+    text: list[str] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
     new_text: str = ""
     new_calls: list[ToolCall] = field(default_factory=list)
     reason: str | None = None
+    stop_string: str | None = None
     tokens: list[TokenInfo] = field(default_factory=list)
 
     def add(self, event: TextEvent) -> None:
@@ -65,15 +68,20 @@ class _Choice:
                 text, calls = self.splitter.flush()
                 self.new_text += text
                 self.new_calls += calls
-        self.text += self.new_text
+        self.text.append(self.new_text)
         self.calls += self.new_calls
-        self.thinking += event.thinking
+        self.thinking.append(event.thinking)
         if event.token is not None:
             self.tokens.append(event.token)
         if event.finish_reason is not None:
             self.reason = _REASONS.get(event.finish_reason, "stop")
+            self.stop_string = event.stop_string
             if self.reason == "stop" and self.calls:
                 self.reason = "tool_calls"
+
+    def cut(self) -> dict[str, Any]:
+        """The stop string that cut the answer, if one did, under vLLM's name."""
+        return {} if self.stop_string is None else {"stop_reason": self.stop_string}
 
 
 class Writer:
@@ -110,16 +118,18 @@ class Writer:
         choices = []
         for index, choice in enumerate(self._choices):
             described: dict[str, Any] = {"index": index, "finish_reason": choice.reason}
+            described |= choice.cut()
+            text, thinking = "".join(choice.text), "".join(choice.thinking)
             if self._kind == "chat":
-                message: dict[str, Any] = {"role": "assistant", "content": choice.text}
-                if choice.thinking:
-                    message["reasoning_content"] = choice.thinking
+                message: dict[str, Any] = {"role": "assistant", "content": text}
+                if thinking:
+                    message["reasoning_content"] = thinking
                 if choice.calls:
-                    message["content"] = choice.text.strip() or None
+                    message["content"] = text.strip() or None
                     message["tool_calls"] = [_described_call(call) for call in choice.calls]
                 described["message"] = message
             else:
-                described["text"] = (echoes[index] if echoes else "") + choice.text
+                described["text"] = (echoes[index] if echoes else "") + text
             described["logprobs"] = self._logprobs(choice.tokens, index)
             choices.append(described)
         kind = "chat.completion" if self._kind == "chat" else "text_completion"
@@ -142,12 +152,13 @@ class Writer:
                 yield self._chunk(index, {"text": event.text}, None, logprobs)
         else:
             choice = self._choices[index]
+            num_before = len(choice.calls) - len(choice.new_calls)
             delta: dict[str, Any] = {
                 "reasoning_content": event.thinking,
                 "content": choice.new_text,
                 "tool_calls": [
-                    {"index": choice.calls.index(call), **_described_call(call)}
-                    for call in choice.new_calls
+                    {"index": place, **_described_call(call)}
+                    for place, call in enumerate(choice.new_calls, num_before)
                 ],
             }
             said = {name: value for name, value in delta.items() if value}
@@ -155,7 +166,8 @@ class Writer:
                 yield self._chunk(index, {"delta": said}, None, logprobs)
         if event.finish_reason is not None:
             empty: dict[str, Any] = {"text": ""} if self._kind == "text" else {"delta": {}}
-            yield self._chunk(index, empty, self._choices[index].reason)
+            ended = self._choices[index]
+            yield self._chunk(index, empty | ended.cut(), ended.reason)
 
     def cut_chunks(self) -> Iterable[dict[str, Any]]:
         """The ends of choices that have none yet, and will not go on."""

@@ -156,11 +156,11 @@ class _Server:
         """`POST /v1/chat/completions`"""
         self._check_model(body.model)
         params = self._params(body)
-        tools = [tool.model_dump(exclude_none=True) for tool in body.callable_tools]
         form = None
-        if tools:
+        if body.callable_tools:  # which are counted before anything is made of them
             form = self._tool_format()
             params = replace(params, grammar=self._tool_grammar(body, form, params.grammar))
+        tools = [tool.model_dump(exclude_none=True) for tool in body.callable_tools]
         prompt = await self._write(
             lambda: self._model.prompts.chat(
                 [message.for_template() for message in body.messages],

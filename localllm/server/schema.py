@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from localllm.grammar import Grammar
+from localllm.grammar import Grammar, lark_literal
 from localllm.prompt import ThinkLevel
 from localllm.server.bodies import count_values
 from localllm.server.limits import LIMITS
@@ -84,7 +84,7 @@ class StructuredOutputs(Body):
         if self.grammar is not None:
             return Grammar("lark", self.grammar)
         if self.choice is not None:
-            return Grammar("lark", "start: " + " | ".join(map(json.dumps, self.choice)))
+            return Grammar("lark", "start: " + " | ".join(map(lark_literal, self.choice)))
         return Grammar.any_object()
 
 

@@ -49,12 +49,14 @@ def event_to_wire(event: TextEvent, request_id: int) -> list[Any]:
         event.num_cached_tokens,
         event.num_drafted_tokens,
         event.time_s,
+        event.stop_string,
     ]
 
 
 def event_from_wire(raw: list[Any]) -> TextEvent:
     """The event that `event_to_wire` was given."""
-    request_id, sample, text, thinking, token, logprobs, reason, error, cached, drafted, at = raw
+    request_id, sample, text, thinking, token, logprobs, reason, error, *rest = raw
+    cached, drafted, at, stop = rest
     values = None
     if logprobs is not None:
         values = TokenLogprobs(logprobs[0], tuple((pair[0], pair[1]) for pair in logprobs[1]))
@@ -70,6 +72,7 @@ def event_from_wire(raw: list[Any]) -> TextEvent:
         num_cached_tokens=cached,
         num_drafted_tokens=drafted,
         time_s=at,
+        stop_string=stop,
     )
 
 

@@ -7,11 +7,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from localllm.engine.form_ends import FormEnds
 from localllm.engine.matcher import LONGEST_WAY, MAX_FORCED
 from localllm.frames import Message
+from localllm.grammars.parser_limits import parser_limits
 from localllm.untrusted.worker_process import Job
 
 # Tokens that a trial follows a grammar for: its states cost most where they are met first.
@@ -34,12 +35,12 @@ def try_grammar(tokens: LLTokenizer, source: str) -> Message:
     all of it took.
     """
     before = _resident_bytes()
-    state = LLMatcher(tokens, source, log_level=0, limits=LLParserLimits(verbose_errors=False))
+    state = LLMatcher(tokens, source, log_level=0, limits=parser_limits())
     ends = FormEnds(partial(_id_of, tokens), tokens.eos_tokens)
-    slowest_s = 0.0
+    slowest_s, error = 0.0, state.get_error() if state.is_error() else ""
     for step in range(_STEPS):
         if state.is_error() or state.is_stopped():
-            break
+            break  # further on it is no fault of the grammar, but of the way that was taken
         began_s = time.process_time()
         state.compute_ff_tokens()
         forced_s = time.process_time() - began_s
@@ -48,10 +49,11 @@ def try_grammar(tokens: LLTokenizer, source: str) -> Message:
         step_s = time.process_time() - began_s
         # Where forced text is drafted, each position of the draft asks what is forced, twice.
         slowest_s = max(slowest_s, step_s + 2 * MAX_FORCED * forced_s)
+        if step == 0:
+            error = state.get_error() if state.is_error() else ""
         token_id = _nth_allowed(mask, step)
         if token_id is None or not state.consume_token(token_id):
             break
-    error = state.get_error() if state.is_error() else ""
     taken = max(0, _resident_bytes() - before)
     return {"type": "done", "error": error, "step_s": slowest_s, "num_bytes": taken}
 

@@ -63,3 +63,27 @@ def test_a_form_that_cannot_be_is_refused_before_the_model_is_opened(
     assert (outcome.code, outcome.out) == (2, "")
     assert said in outcome.err
     assert "Traceback" not in outcome.err
+
+
+def test_a_form_that_a_stop_string_cuts_is_told_as_such(localllm: Run) -> None:
+    flags = (*ASK, "--regex", "one, two, three")
+    cut = localllm(*flags, "--stop", ", t")
+    assert (cut.code, cut.out) == (0, "one\n")
+    assert "cut at the stop string ', t'; the form is not complete" in cut.err
+    described = json.loads(localllm(*flags, "--stop", ", t", "--json").out)
+    assert (described["finish_reason"], described["stop_string"]) == ("stop", ", t")
+    whole = localllm(*flags, "--stop", "four")
+    assert (whole.code, whole.out) == (0, "one, two, three\n")
+    assert "cut" not in whole.err
+
+
+def test_text_of_special_tokens_in_a_form_is_text(localllm: Run) -> None:
+    outcome = localllm(*ASK, "--json-schema", '{"const": "a<|im_end|>b"}')
+    assert (outcome.code, outcome.out) == (0, '"a<|im_end|>b"\n')
+
+
+def test_a_form_that_would_be_compiled_for_ever_is_refused_at_once(localllm: Run) -> None:
+    schema = '{"properties": {"a": {"type": "integer", "multipleOf": 215656441}}}'
+    outcome = localllm(*ASK, "--json-schema", schema)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "multipleOf is too large (215656441)" in outcome.err

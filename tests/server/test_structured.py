@@ -69,6 +69,51 @@ def test_structured_outputs_as_of_vllm(client: OpenAI, form: dict[str, Any], exp
     assert (chat.choices[0].finish_reason, text.choices[0].finish_reason) == ("stop", "stop")
 
 
+SPECIAL = "a<|im_end|>b"
+ESCAPED = re.escape(SPECIAL)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"json": {"const": SPECIAL}}, f'"{SPECIAL}"'),
+        ({"choice": [SPECIAL]}, SPECIAL),
+        ({"choice": ["del \x7f", "del \x7f"]}, "del \x7f"),
+        ({"regex": f"({ESCAPED}){{2}}"}, SPECIAL * 2),
+        ({"grammar": f'start: "{SPECIAL}" /{ESCAPED}/'}, SPECIAL * 2),
+    ],
+)
+def test_text_of_special_tokens_is_text_in_a_form(
+    client: OpenAI, form: dict[str, Any], expected: str
+) -> None:
+    answer = client.completions.create(
+        model="pocket", prompt="So:", max_tokens=60, extra_body={"structured_outputs": form}
+    )
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_form_that_a_stop_string_cuts_is_told_as_such(client: OpenAI, is_streamed: bool) -> None:
+    form = {"regex": "one, two, three"}
+    asked: dict[str, Any] = {
+        "model": "pocket",
+        "prompt": "So:",
+        "stop": ["four", ", t"],
+        "extra_body": {"structured_outputs": form},
+    }
+    if is_streamed:
+        *_, last = client.completions.create(stream=True, **asked)
+        choice = last.choices[0]
+    else:
+        choice = client.completions.create(**asked).choices[0]
+        assert choice.text == "one"
+    assert choice.finish_reason == "stop"
+    assert choice.to_dict()["stop_reason"] == ", t"
+    whole = client.completions.create(**{**asked, "stop": ["four"]}).choices[0]
+    assert (whole.text, whole.finish_reason) == ("one, two, three", "stop")
+    assert "stop_reason" not in whole.to_dict()
+
+
 def test_a_json_object_is_one(client: OpenAI) -> None:
     ids = open_checkpoint().tokenizer.encode('"}', add_special_tokens=False)
     answer = client.chat.completions.create(
@@ -93,6 +138,9 @@ def test_a_json_object_is_one(client: OpenAI) -> None:
             {"$ref": "http://127.0.0.1:9/x"},
             {"properties": {f"k{i}": {} for i in range(9000)}},
             {"pattern": "("},
+            {"type": "integer", "multipleOf": 215656441},
+            {"pattern": "(a{900}){1000}"},
+            {"properties": {f"k{i}": True for i in range(12_000)}},
         )
     ]
     + [

@@ -291,5 +291,5 @@ def test_ctrl_c_is_heard_while_a_worker_is_busy(
 ) -> None:
     parent, worker = busy_parent
     os.kill(parent.pid, signal.SIGINT)
-    assert parent.wait(15) != 0
+    assert parent.wait(5) != 0
     wait_for_end(worker, 2)

@@ -1,0 +1,1 @@
+"""What people write a form in, read and written anew for llguidance: schemas, patterns, Lark."""

@@ -1,0 +1,80 @@
+"""A model's vocabulary for llguidance: one that spells any text to the letter, and only text.
+
+llguidance cuts what a grammar forces into tokens as the model's own tokenizer does, and that finds
+special tokens in a text: `{"const": "a<|im_end|>b"}` would end the answer behind its `a`. So it
+gets a tokenizer in which they have names that nobody can write. Only our own grammars name tokens,
+by their numbers.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Collection
+from typing import Any
+
+from localllm.special_text import rename_tokens
+
+_PRIVATE = "\ufdd1"  # which Unicode sets aside for a program's own use
+_HIDDEN = {"single_word": False, "normalized": False, "special": True}
+
+
+def spelling_vocabulary(tokenizer_json: str, end_ids: Collection[int]) -> str:
+    """A `tokenizer.json` that makes ordinary tokens of any text, and changes none.
+
+    Hidden are special tokens, tags, and the model's end tokens, whatever their texts; an end token
+    may be one more than there are.
+    """
+    state = json.loads(tokenizer_json)
+    added = {each["id"]: each for each in state["added_tokens"]}
+    hidden = {i for i, each in added.items() if each["special"] or _is_no_text(each["content"])}
+    hidden |= set(end_ids)
+    vocab = state["model"]["vocab"]
+    names = (
+        enumerate(piece for piece, _ in vocab)
+        if isinstance(vocab, list)
+        else ((i, piece) for piece, i in vocab.items())
+    )
+    texts = {i: piece for i, piece in names if i in hidden}
+    texts |= {i: added[i]["content"] for i in hidden & added.keys()}
+    nonce = secrets.randbits(64)
+    private = {i: f"{_PRIVATE}{nonce}:{i}{_PRIVATE}" for i in sorted(hidden)}
+    rename_tokens(state, {text: private[i] for i, text in texts.items()})
+    added = {each["id"]: each for each in state["added_tokens"]}
+    for i, name in private.items():
+        added[i] = {"id": i, "content": name, **_HIDDEN}
+    # None takes the spaces around it.
+    taking = {"lstrip": False, "rstrip": False}
+    state["added_tokens"] = [{**added[i], **taking} for i in sorted(added)]
+    state["normalizer"] = _without_changes(state["normalizer"])
+    state["pre_tokenizer"] = _without_prefix(state["pre_tokenizer"])
+    return json.dumps(state)
+
+
+def _is_no_text(content: str) -> bool:
+    """To llguidance a tag is no text; and other letters than ASCII's are bytes to it, where a
+    tokenizer writes bytes as letters.
+    """
+    return re.fullmatch("<.*>", content) is not None or not content.isascii()
+
+
+def _without_changes(normalizer: Any) -> Any:
+    """What of a normalizer is kept: how a space is written."""
+    match normalizer:
+        case {"type": "Sequence", "normalizers": list(parts)}:
+            kept = [part for each in parts if (part := _without_changes(each)) is not None]
+            return {**normalizer, "normalizers": kept} if kept else None
+        case {"type": "Prepend"} | {"type": "Replace", "pattern": {"String": " "}}:
+            return normalizer
+        case _:
+            return None
+
+
+def _without_prefix(pre_tokenizer: Any) -> Any:
+    """A pre-tokenizer that puts no space in front."""
+    match pre_tokenizer:
+        case {"type": "Sequence", "pretokenizers": list(parts)}:
+            return {**pre_tokenizer, "pretokenizers": [_without_prefix(each) for each in parts]}
+        case {"add_prefix_space": True}:
+            return {**pre_tokenizer, "add_prefix_space": False}
+        case _:
+            return pre_tokenizer
