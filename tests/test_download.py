@@ -117,7 +117,7 @@ def test_repositories_of_other_files_are_refused_and_leave_nothing(
     for name in names:
         (folder / name).write_text("{}")
     with running_hub(Hub({REPO: folder})) as hub:
-        for words in (("pull", REPO), ("pull", REPO, "--dry-run"), ("chat", REPO, "Hello")):
+        for words in (("pull", REPO, "--dry-run"), ("chat", REPO, "Hello")):
             code, out, errors = localllm(hub.endpoint, tmp_path, *words)
             assert code == ExitCode.CHECKPOINT, errors
             assert reason in errors

@@ -457,7 +457,7 @@ NESTED = {
 
 @pytest.mark.parametrize("schema", [OPEN_ENDED, NESTED, {"type": "object"}, {"type": "array"}])
 @pytest.mark.parametrize("max_tokens", [40, 90, pytest.param(300, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.5])
 def test_a_form_is_led_to_its_end_where_tokens_run_short(
     schema: dict[str, object], max_tokens: int, temperature: float
 ) -> None:

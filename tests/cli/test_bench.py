@@ -75,6 +75,7 @@ def test_every_suite_of_a_model(localllm: Run, model: str, tmp_path: Path) -> No
     assert all(row["ttft_s"]["p50"] <= row["ttft_s"]["p99"] for row in load)
 
 
+@pytest.mark.slow
 def test_drafts_and_whether_texts_stay_the_same(localllm: Run, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     small = ("-n", "4", "-r", "1", "--batch", "1,2", "--json", str(file))

@@ -132,7 +132,12 @@ def test_streams(name: str, streams: tuple[bool, bool, bool], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "streams", [(True, True, True), (False, False, False), (True, False, True)]
+    "streams",
+    [
+        (True, False, True),
+        pytest.param((True, True, True), marks=pytest.mark.slow),
+        pytest.param((False, False, False), marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("name", LONG)
 def test_streams_of_commands_that_take_long(

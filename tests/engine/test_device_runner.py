@@ -70,7 +70,9 @@ def device_engine(model: DecoderModel, **limits: object) -> tuple[Engine, Record
 
 
 @pytest.mark.parametrize(
-    ("recipe", "waves"), [(None, WAVES), (INT4, ((1, 12, 6),))], ids=["plain", "int4"]
+    ("recipe", "waves"),
+    [(None, WAVES), pytest.param(INT4, ((1, 12, 6),), marks=pytest.mark.slow)],
+    ids=["plain", "int4"],
 )
 def test_it_gives_the_tokens_of_the_torch_operators(
     recipe: Recipe | None, waves: tuple[tuple[int, ...], ...]
@@ -284,7 +286,9 @@ def generate_one(engine: Engine, request_id: int) -> list[TokenEvent]:
     return events
 
 
-@pytest.mark.parametrize("has_drafts", [False, True], ids=["plain", "drafts"])
+@pytest.mark.parametrize(
+    "has_drafts", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "drafts"]
+)
 def test_grammars_are_followed_beside_free_answers(has_drafts: bool) -> None:
     grammars = (r"[0-9]{3}-(ab|cd)*;", r"(yes|no), (certainly|perhaps)\.", None)
     wanted = []

@@ -59,11 +59,11 @@ def check(fault: str, patience: Patience = PATIENT, num_compilers: int = 0) -> V
 @pytest.mark.parametrize(
     ("fault", "state"),
     [
-        ("none", "good"),
+        pytest.param("none", "good", marks=pytest.mark.slow),
         ("wrong", "wrong"),
         ("crashing", "crashed"),
-        ("raising", "crashed"),
-        ("memory", "unchecked"),
+        pytest.param("raising", "crashed", marks=pytest.mark.slow),
+        pytest.param("memory", "unchecked", marks=pytest.mark.slow),
         ("slow", "slower"),
     ],
 )

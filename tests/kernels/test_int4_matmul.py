@@ -74,7 +74,7 @@ def test_fragments_of_matrix_units(
 
 
 @pytest.mark.parametrize("fragments", [False, True])
-@pytest.mark.parametrize("num_rows", [1, 4])
+@pytest.mark.parametrize("num_rows", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_inputs_split_among_programs_leave_the_counters_at_zero(
     num_rows: int, fragments: bool
 ) -> None:

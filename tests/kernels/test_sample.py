@@ -107,7 +107,7 @@ def check(logits: Tensor, requests: list[Request], has_penalties: bool = False) 
         assert torch.equal(own.penalties.counts, rows.penalties.counts)
 
 
-@pytest.mark.parametrize("vocab", [1, 300, 2500])
+@pytest.mark.parametrize("vocab", [300, 2500])
 def test_every_filter_draws_what_the_sampler_draws(vocab: int) -> None:
     generator = torch.Generator().manual_seed(vocab)
     requests = [

@@ -41,7 +41,7 @@ def products() -> list[Tensor]:
     return [kind(x) for kind in kinds if kind is not None]
 
 
-@pytest.mark.parametrize("threads", [2, 3, 7, 64, 1000])
+@pytest.mark.parametrize("threads", [2, 3, 7, 64, pytest.param(1000, marks=pytest.mark.slow)])
 def test_any_number_of_threads_gives_the_bits_of_one(threads: int) -> None:
     torch.set_num_threads(1)
     expected = products()

@@ -50,9 +50,11 @@ def generate(model: DecoderModel, kv_dtype: torch.dtype | None) -> dict[int, lis
     [
         ("Qwen3ForCausalLM", None, None, None),
         ("Qwen3ForCausalLM", None, INT4, torch.int8),
-        ("Qwen2ForCausalLM", None, INT4_ASYMMETRIC, None),
+        pytest.param("Qwen2ForCausalLM", None, INT4_ASYMMETRIC, None, marks=pytest.mark.slow),
         ("MistralForCausalLM", 12, INT4, torch.float8_e4m3fn),
-        ("Qwen3ForCausalLM", None, Recipe("int8", int8_head=True), None),
+        pytest.param(
+            "Qwen3ForCausalLM", None, Recipe("int8", int8_head=True), None, marks=pytest.mark.slow
+        ),
     ],
     ids=["plain", "int4 and int8 cache", "int4 with biases", "int4, window, fp8 cache", "int8"],
 )

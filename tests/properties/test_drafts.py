@@ -78,7 +78,7 @@ def speculator_of(
     return lambda: oracle_speculator(answer, error_rate, max_draft)
 
 
-@settings(exact, max_examples=150)
+@settings(exact, max_examples=100)
 @given(
     models,
     st.one_of(few, st.lists(st.tuples(repeating, looping), min_size=1, max_size=3)),

@@ -83,7 +83,7 @@ seeded = st.builds(
 )
 requests = st.lists(st.tuples(prompts, st.one_of(greedy, seeded)), min_size=1, max_size=8)
 models = st.sampled_from(sorted(MODELS))
-exact = settings(max_examples=80, deadline=None, derandomize=True, print_blob=True)
+exact = settings(max_examples=60, deadline=None, derandomize=True, print_blob=True)
 
 
 # One path, where torch's operators have one for few rows and one for many.

@@ -50,7 +50,7 @@ constrained = st.builds(
 constrained_requests = st.lists(st.tuples(prompts, constrained), min_size=1, max_size=4)
 
 
-@settings(exact, max_examples=120)
+@settings(exact, max_examples=80)
 @given(
     models,
     constrained_requests,
