@@ -266,7 +266,7 @@ class _TextAssembler:
         context = prompt.context
         if params.grammar is not None and not context:
             # A space that the form begins with is kept: many vocabularies drop the first of a text.
-            context = tokenizer.encode("a", add_special_tokens=False)[-1:]
+            context = tokenizer.letter
         self._decoder = StreamDecoder(tokenizer, prompt.shown, context)
         self._splitter = ThinkingSplitter(prompt.markers, prompt.is_thinking)
         self._matcher = StopMatcher(params.stop)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -115,6 +116,16 @@ class Tokenizer:
             and (text := self.decode([token_id]))
             and _REPLACEMENT not in text
         ]
+
+    @cached_property
+    def letter(self) -> list[int]:
+        """A token that is text and no space, for what needs some text before; empty without one.
+
+        Found by decoding: whoever computes steps cannot wait for what encodes.
+        """
+        ids = range(self.num_token_ids)
+        found = (i for i in ids if i not in self._special_ids and self.decode([i]).isalpha())
+        return list(islice(found, 1))
 
     @property
     def chat_template(self) -> str | None:

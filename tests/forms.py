@@ -43,6 +43,7 @@ class Walker:
     def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int]) -> None:
         self.tokenizer, self.end_ids = tokenizer, end_ids
         self.vocab_size = tokenizer.num_token_ids
+        self.special_ids = sorted(set(tokenizer._special_ids) - set(end_ids))
         self.compiler = GrammarCompiler(tokenizer, self.vocab_size, frozenset(end_ids))
 
     def matcher(self, grammar: Grammar, num_tokens: int) -> Matcher:
@@ -57,6 +58,9 @@ class Walker:
         while len(token_ids) < num_tokens:
             mask = matcher.mask([], self.vocab_size)
             assert mask is not None, matcher.error
+            # Nor may any of them be drafted.
+            assert not mask[self.special_ids].any()
+            assert not any(matcher.count_allowed([each]) for each in self.special_ids)
             token_id = random.choice(np.flatnonzero(mask).tolist())
             # Asked about one token, as on a processor, it must say the same.
             assert matcher.allows([], token_id)

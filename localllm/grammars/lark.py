@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 
 from localllm.grammar import refused
@@ -55,7 +55,7 @@ def read_lark(
     """
     tokens = _tokens(source, read_schema)
     meant = [token for token in tokens if token.kind not in ("space", "line")]
-    for token, following in zip(meant, [*meant[1:], None], strict=True):
+    for token, following in zip_longest(meant, meant[1:]):
         reason = ""
         if token.kind == "token" and not names_tokens:
             reason = f"{token.text} names a token of the model, which is no text"

@@ -182,17 +182,18 @@ class _Reader:
             written["maximum"] = min(high, written.get("maximum", high))
         if "multipleOf" in schema:
             multiple = _number(place, "multipleOf")
-            if multiple <= 0:
-                raise _refused("multipleOf must be above 0", place)
+            if not 0 < multiple < 1 << 32:
+                raise _refused("multipleOf must be above 0 and below 2^32", place)
             self.multiples.append(Fraction(repr(multiple)))
             written["multipleOf"] = multiple
 
     def _read_string(self, place: Place, written: Written) -> None:
         _read_counts(place, written, "minLength", "maxLength")
         schema, patterns = place.schema, []
+        for keyword in ("pattern", "format"):
+            if not isinstance(schema.get(keyword, ""), str):
+                raise _refused(f"{keyword} must be a text", place)
         if "pattern" in schema:
-            if not isinstance(schema["pattern"], str):
-                raise _refused("pattern must be a text", place)
             patterns.append(_pattern(schema["pattern"], place))
         asked = schema.get("format")
         if asked in PATTERNS:
