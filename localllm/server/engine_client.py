@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -142,6 +143,10 @@ class EngineClient:
         return self._state == "ready"
 
     @property
+    def _is_stopped(self) -> bool:
+        return self._state == "stopped"
+
+    @property
     def _stuck_s(self) -> float:
         """Seconds that nothing was heard of it, or that it is at one step."""
         silent_s = time.monotonic() - self._heard_s
@@ -261,6 +266,9 @@ class EngineClient:
             self._writer = None
             if self._is_ready:
                 self._state = "starting"
+            if not was_ready and self._is_stopped:  # it keeps nothing yet
+                with suppress(ProcessLookupError):
+                    process.kill()
             try:  # it ends by itself, and saves what it keeps
                 code = await asyncio.wait_for(process.wait(), _ENDS_S)
             except TimeoutError:

@@ -51,10 +51,14 @@ def _listener(channel: socket.socket) -> Listener:
 
     def send(text: str, *, is_line: bool) -> None:
         logger.info("%s", text)
-        with suppress(OSError):  # who is gone need not know
-            channel.sendall(pack({"type": "loading", "text": text, "is_line": is_line}))
+        _tell(channel, {"type": "loading", "text": text, "is_line": is_line})
 
     return Listener(partial(send, is_line=True), partial(send, is_line=False))
+
+
+def _tell(channel: socket.socket, message: Message) -> None:
+    with suppress(OSError):  # who is gone need not know
+        channel.sendall(pack(message))
 
 
 def _first(channel: socket.socket, unpacker: Unpacker) -> Message | None:
@@ -83,7 +87,7 @@ def main() -> int:
         model = open_model(asked["model"], config, _listener(channel))
     except LocalLLMError as error:
         failed = {"type": "failed", "error": error_to_wire(error), "code": int(error.exit_code)}
-        channel.sendall(pack(failed))
+        _tell(channel, failed)
         return int(error.exit_code)
     assert isinstance(model.text_engine, TextEngine)
     described = describe(model, asked)
@@ -96,7 +100,7 @@ def main() -> int:
         loop.listen(listener)
     elif asked["keepalive_s"] is not None:
         loop.keep_for(0.0)  # nobody else would find it
-    channel.sendall(pack({"type": "ready", **described}))
+    _tell(channel, {"type": "ready", **described})
     try:
         loop.run(unpacker)
     except DeviceError as error:

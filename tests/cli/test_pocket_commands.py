@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer
+from fake_hub import COMMIT
 from server.conftest import end, start_server
 
 from localllm.catalog import load_catalog
@@ -64,8 +65,8 @@ def models(
         (root / "snapshots").mkdir(parents=True)
         (root / "blobs").mkdir()
         (root / "refs").mkdir()
-        (root / "refs" / "main").write_text("abc123")
-        shutil.copytree(make_checkpoint(), root / "snapshots" / "abc123")
+        (root / "refs" / "main").write_text(COMMIT)
+        shutil.copytree(make_checkpoint(), root / "snapshots" / COMMIT)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(cache))
     monkeypatch.chdir(tmp_path)
