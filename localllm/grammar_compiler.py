@@ -26,7 +26,7 @@ from localllm.tokenizer import Tokenizer
 from localllm.untrusted.grammar_trials import GrammarTrials
 
 # What is kept of compiled grammars; each counts as much as its trial took, and something at least.
-_KEPT_BYTES, _LEAST_BYTES = 256 << 20, 64 << 10
+_KEPT_BYTES, _LEAST_BYTES = 64 << 20, 64 << 10
 # What llguidance says of what a user did not write, or would not understand.
 _REASONS = (
     ("lookarounds not supported", "look-around, word boundaries and anchors within an expression"),
