@@ -192,7 +192,7 @@ def test_a_summary_that_does_not_end_is_told_as_such(open_window: Open) -> None:
 
 def test_a_prompt_that_is_too_long_is_an_error_with_a_way_out(open_window: Open) -> None:
     window = open_window("Many words. " * 20, "x", rows=60, flags=("--ctx", "300"))
-    ask(window, "Talk.", r"context \d+/300")
+    ask(window, "Talk.", r"context\s+\d+/300")
     window.say("word " * 30)
     text = window.wait_for("try: /compact, another model, or start with --overflow drop-oldest")
     assert "error: the prompt has" in text
