@@ -8,19 +8,21 @@ nothing else has.
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Thread
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import socket  # --help wants none
 
 ENDS_S = 2.0
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
-def end_with(channel: socket.socket) -> None:
+def end_with(channel: "socket.socket") -> None:
     """End this process ENDS_S after the other side of `channel` has closed it, if it has not ended
     by then, whatever it is doing.
     """

@@ -10,6 +10,8 @@ from localllm.errors import RequestError
 GrammarKind = Literal["json_schema", "regex", "lark", "calls"]
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 MAX_GRAMMAR_BYTES = 256 << 10
+# To be compiled, and tried.
+MAX_GRAMMAR_SECONDS = 1
 MAX_SCHEMA_DEPTH = 32
 # Schemas, names and constants. Compiling takes a time that grows with the square of the names that
 # may be left out: 0.25 s for the 2,000 that this admits, each with its schema.

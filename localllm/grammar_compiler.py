@@ -6,6 +6,7 @@ A model that thinks does so before its answer: the grammar begins behind its tho
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -19,7 +20,7 @@ from localllm.grammars.lark import read_lark
 from localllm.grammars.lengths import check_length, regex_length
 from localllm.grammars.parser_limits import parser_limits
 from localllm.grammars.schema import read_schema
-from localllm.grammars.vocabulary import spelling_vocabulary
+from localllm.grammars.vocabulary import single_token, spelling_vocabulary
 from localllm.prompt import Prompt
 from localllm.thinking import Markers
 from localllm.tokenizer import Tokenizer
@@ -154,12 +155,10 @@ class GrammarCompiler:
         forced = state.compute_ff_bytes().decode(errors="ignore").encode()
         if self._tokens.decode_bytes(self._tokens.tokenize_bytes(forced)) != forced:
             raise _refused(grammar, f"the model has no tokens for {forced.decode()!r:.100}")
-        ends = FormEnds(self._id_of, self._eos_token_ids, self._closing_of(markers))
+        ends = FormEnds(
+            partial(single_token, self._tokens), self._eos_token_ids, self._closing_of(markers)
+        )
         return _Compiled(Matcher(state, ends, cost_s), num_bytes)
-
-    def _id_of(self, char: str) -> int | None:
-        ids = self._tokens.tokenize_bytes(char.encode())
-        return ids[0] if len(ids) == 1 else None
 
     def _closing_of(self, markers: Markers | None) -> list[int]:
         """The token that ends thoughts, where it is one."""

@@ -56,7 +56,7 @@ class Tokenizer:
         """
         backend = load_backend(folder)
         special_tokens = read_special_tokens(folder)
-        _check_special_tokens(folder, special_tokens, backend)
+        check_special_tokens(folder, special_tokens, backend)
         return cls(lambda: backend, special_tokens, read_chat_templates(folder, fallback_template))
 
     @cached_property
@@ -380,7 +380,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return read_json_object(path) if has_file(path) else {}
 
 
-def _check_special_tokens(folder: Path, tokens: Mapping[str, str], backend: Backend) -> None:
+def check_special_tokens(folder: Path, tokens: Mapping[str, str], backend: Backend) -> None:
+    """Whether the vocabulary has the tokens that the config names. Raises: CheckpointError."""
     for name in ("bos_token", "eos_token"):
         if name in tokens and backend.token_to_id(tokens[name]) is None:
             raise CheckpointError(

@@ -25,6 +25,7 @@ LEAVES = {
     "gpus",
     "grammar",
     "ending",
+    "process_memory",
 }
 # Each place, and what of ours it may import beside itself, the leaves and config.
 ALLOWED: dict[str, set[str]] = {
@@ -40,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "overflow": set(),
     "places": set(),
     "ending": set(),
+    "process_memory": set(),
     "private_files": {"regular_file"},
     "speculation_config": set(),
     "catalog": set(),
@@ -247,6 +249,20 @@ def test_jinja_is_used_in_one_place() -> None:
     for path in FILES:
         if path.name not in ("template.py", "template_sandbox.py"):
             assert not any(name.startswith("jinja2") for name in imports_of(path)), path
+
+
+def test_the_command_line_waits_for_nothing_that_only_some_commands_need() -> None:
+    heavy = ("msgpack", "httpx", "tokenizers", "llguidance", "jinja2", "localllm.untrusted")
+    code = f"import sys, localllm.cli.main; print([n for n in {heavy} if n in sys.modules])"
+    path = f"{ROOT}:{ROOT / 'kernels'}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": path, "PATH": ""},
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_the_scheduling_core_and_the_command_line_do_not_import_torch() -> None:

@@ -21,7 +21,6 @@ ELSEWHERE = {
     "tokenizer.json": f"{tokenizer.MAX_TOKENIZER_BYTES // 10**6} MB",
     "a token's text": f"{tokenizer_check.MAX_TOKEN_CHARS:,} characters",
     "a decoder": f"{tokenizer_check.MAX_GROWTH} times the length",
-    "a grammar, to be compiled and tried": f"{grammar_trials.TRIAL_S:g} s",
     "a grammar, of a step": f"{grammar_trials.STEP_S:g} s",
     "a grammar's memory": f"{grammar_trials.GRAMMAR_BYTES >> 20} MB",
     "an engine that says nothing, until it is called unresponsive": (

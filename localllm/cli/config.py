@@ -261,8 +261,8 @@ def _write(document: Any) -> None:
     path = config_file()
     try:
         make_private_folder(path.parent)
-        # Keys may be in it.
-        write_private(path, tomlkit.dumps(document).encode("utf-8", errors="replace"))
+        # Keys may be in it. A link stays one: settings may lie elsewhere, with those of others.
+        write_private(path.resolve(), tomlkit.dumps(document).encode("utf-8", errors="replace"))
     except OSError as error:
         raise DiskError(
             f"{path} cannot be written: {error.strerror}",

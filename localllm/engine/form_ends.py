@@ -66,7 +66,7 @@ class FormEnds:
             num_consumed = len(self.without_end(tokens))
             if num_consumed:
                 state.rollback(num_consumed)
-        return tokens
+        return tokens if len(tokens) <= most else None
 
     def without_end(self, way: Sequence[int]) -> list[int]:
         """A way without the model's end token, where that is its last."""

@@ -12,6 +12,8 @@ import secrets
 from collections.abc import Collection
 from typing import Any
 
+from llguidance import LLTokenizer
+
 from localllm.special_text import rename_tokens
 
 _PRIVATE = "\ufdd1"  # which Unicode sets aside for a program's own use
@@ -48,6 +50,12 @@ def spelling_vocabulary(tokenizer_json: str, end_ids: Collection[int]) -> str:
     state["normalizer"] = _without_changes(state["normalizer"])
     state["pre_tokenizer"] = _without_prefix(state["pre_tokenizer"])
     return json.dumps(state)
+
+
+def single_token(tokens: LLTokenizer, char: str) -> int | None:
+    """The token that a character is by itself; None where it takes several."""
+    ids = tokens.tokenize_bytes(char.encode())
+    return ids[0] if len(ids) == 1 else None
 
 
 def _is_no_text(content: str) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -107,7 +107,7 @@ def _has_body(scope: Scope) -> bool:
     return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
-async def _drain(receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
+async def _drain(receive: Receive) -> None:
     num_bytes = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(_LINGER_S):

@@ -12,7 +12,6 @@ Nobody who reads slowly holds up the others: what is not taken is kept, to a lim
 """
 
 import logging
-import os
 import socket
 import threading
 import time
@@ -20,19 +19,14 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any
 
 from localllm.config import SamplingParams
-from localllm.errors import (
-    BusyError,
-    DeviceError,
-    LocalLLMError,
-    RequestError,
-)
+from localllm.errors import BusyError, DeviceError, LocalLLMError, RequestError
 from localllm.frames import Message, Unpacker, error_to_wire, pack, prompt_from_wire
+from localllm.process_memory import resident_bytes
 from localllm.prompt import Prompt
 from localllm.server.limits import LIMITS
 from localllm.server.wire import event_to_wire, params_from_wire
@@ -98,29 +92,6 @@ class _Asked:
     asked_s: float
 
 
-class _Pulse:
-    """What the engine's thread is at, for others to tell while it is."""
-
-    def __init__(self) -> None:
-        self._stats: Message = {}
-        self._began_s: float | None = None
-        self._is_compiling = False
-
-    def rests(self, stats: Message) -> None:
-        """It waits for a command."""
-        self._stats, self._began_s = stats, None
-
-    def works(self, stats: Message, *, is_compiling: bool) -> None:
-        """A round begins, in which kernels may be compiled or not."""
-        self._stats, self._began_s, self._is_compiling = stats, time.monotonic(), is_compiling
-
-    def told(self) -> Message:
-        """As a pong has it: seconds of the round so far, and whether kernels may be compiled."""
-        began_s = self._began_s
-        busy_s = 0.0 if began_s is None else time.monotonic() - began_s
-        return {"stats": self._stats, "busy_s": busy_s, "is_compiling": self._is_compiling}
-
-
 class EngineLoop:
     """The thread that runs it is the engine's only one.
 
@@ -144,7 +115,8 @@ class EngineLoop:
         self._writers = ThreadPoolExecutor(2, "prompt")
         self._left_s = self._told_s = time.monotonic()
         self._is_stopping = self._is_over = False
-        self._pulse = _Pulse()
+        # Since when it is at this round; None while it waits for a command.
+        self._busy_since_s: float | None = None
         self._stops_by_s = 0.0
 
     def receive(self, peer: Peer | None, message: Message | None) -> None:
@@ -165,10 +137,10 @@ class EngineLoop:
         while not self._is_over:
             patience = self._patience(has_idle_work=has_idle_work)
             if patience != 0.0:
-                self._pulse.rests(self._stats())
+                self._busy_since_s = None
             if self._take_commands(patience):
                 has_idle_work = True
-            self._pulse.works(self._stats(), is_compiling=not self._engine.engine.is_warm)
+            self._busy_since_s = time.monotonic()
             for peer in list(self._peers):
                 peer.flush()
                 if peer.is_gone:
@@ -361,6 +333,15 @@ class EngineLoop:
         if is_due:
             self._told_s = now
 
+    def _told(self) -> Message:
+        """What the engine's thread is at; from any thread, while it is."""
+        since_s = self._busy_since_s
+        return {
+            "stats": self._stats(),
+            "busy_s": 0.0 if since_s is None else time.monotonic() - since_s,
+            "is_compiling": not self._engine.engine.is_warm,
+        }
+
     def _stats(self) -> Message:
         scheduler = self._engine.engine.scheduler
         pool = scheduler.pool
@@ -404,7 +385,7 @@ class EngineLoop:
                     if message["type"] == "hello":
                         peer.send({"type": "ready", **self._described, **self._kept(peer)})
                     elif message["type"] == "ping":
-                        peer.send({"type": "pong", "id": message["id"], **self._pulse.told()})
+                        peer.send({"type": "pong", "id": message["id"], **self._told()})
                     elif message["type"] == "write":
                         self._writers.submit(self._write, peer, message["id"], message["job"])
                     else:
@@ -423,15 +404,6 @@ class EngineLoop:
             peer = Peer(channel)
             self.receive(peer, {"type": "joined"})
             self._read(peer, Unpacker())
-
-
-def resident_bytes() -> int:
-    """Memory that this process holds; 0 where the system does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _refuse(peer: Peer, request_id: int, error: RequestError) -> None:

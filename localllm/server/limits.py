@@ -10,8 +10,13 @@ from localllm.config import (
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
 )
-from localllm.grammar import MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_DEPTH, MAX_SCHEMA_OBJECTS
-from localllm.untrusted.grammar_trials import TRIAL_S
+from localllm.grammar import (
+    MAX_GRAMMAR_BYTES,
+    MAX_GRAMMAR_SECONDS,
+    MAX_RULES,
+    MAX_SCHEMA_DEPTH,
+    MAX_SCHEMA_OBJECTS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Limits:
     grammar_rules: int = MAX_RULES
     schema_levels: int = MAX_SCHEMA_DEPTH
     schema_objects: int = MAX_SCHEMA_OBJECTS
-    grammar_seconds: int = TRIAL_S
+    grammar_seconds: int = MAX_GRAMMAR_SECONDS
     grammar_queue_seconds: int = 5
     requests: int = 256
     requests_of_a_key: int = 64
@@ -66,7 +71,7 @@ class Limits:
         return [(each.name.replace("_", " "), getattr(self, each.name)) for each in fields(self)]
 
 
-# What a process has open besides connections: some thirty files, and room for a burst of those that
+# What a process has open besides connections: some ten files, and room for bursts of those that
 # are closed as soon as they come.
 _OTHER_FILES, _LEAST_CONNECTIONS = 48, 8
 

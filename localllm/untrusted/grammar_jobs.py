@@ -1,11 +1,9 @@
 """What a worker does with a grammar: it is compiled and followed for a while; see GrammarTrials."""
 
 import ctypes
-import os
 import time
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -13,6 +11,8 @@ from localllm.engine.form_ends import FormEnds
 from localllm.engine.matcher import LONGEST_WAY, MAX_FORCED
 from localllm.frames import Message
 from localllm.grammars.parser_limits import parser_limits
+from localllm.grammars.vocabulary import single_token
+from localllm.process_memory import resident_bytes
 from localllm.untrusted.worker_process import Job
 
 # Tokens that a trial follows a grammar for: its states cost most where they are met first.
@@ -34,9 +34,9 @@ def try_grammar(tokens: LLTokenizer, source: str) -> Message:
     The reply tells what is wrong with it, or the seconds of the slowest step, and the bytes that
     all of it took.
     """
-    before = _resident_bytes()
+    before = _held_bytes()
     state = LLMatcher(tokens, source, log_level=0, limits=parser_limits())
-    ends = FormEnds(partial(_id_of, tokens), tokens.eos_tokens)
+    ends = FormEnds(partial(single_token, tokens), tokens.eos_tokens)
     slowest_s, error = 0.0, state.get_error() if state.is_error() else ""
     for step in range(_STEPS):
         if state.is_error() or state.is_stopped():
@@ -54,13 +54,8 @@ def try_grammar(tokens: LLTokenizer, source: str) -> Message:
         token_id = _nth_allowed(mask, step)
         if token_id is None or not state.consume_token(token_id):
             break
-    taken = max(0, _resident_bytes() - before)
+    taken = max(0, _held_bytes() - before)
     return {"type": "done", "error": error, "step_s": slowest_s, "num_bytes": taken}
-
-
-def _id_of(tokens: LLTokenizer, char: str) -> int | None:
-    ids = tokens.tokenize_bytes(char.encode())
-    return ids[0] if len(ids) == 1 else None
 
 
 def _nth_allowed(mask: bytes, count: int) -> int | None:
@@ -73,12 +68,8 @@ def _nth_allowed(mask: bytes, count: int) -> int | None:
     return 8 * place + (byte & -byte).bit_length() - 1
 
 
-def _resident_bytes() -> int:
-    """Memory that the process holds, without what was freed; 0 where the system does not tell."""
+def _held_bytes() -> int:
+    """Memory that the process holds, without what was freed."""
     with suppress(OSError, AttributeError):  # another C library has no such call
         ctypes.CDLL(None).malloc_trim(0)
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return resident_bytes()

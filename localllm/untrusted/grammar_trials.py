@@ -4,12 +4,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from localllm.errors import BusyError, RequestError
+from localllm.grammar import MAX_GRAMMAR_SECONDS
 from localllm.untrusted.worker import StoppedError, WaitedError
 from localllm.untrusted.worker_pool import WorkerPool
 
-# For a grammar to be compiled and tried; for what a token of it takes of a step; and what it may
-# hold of memory.
-TRIAL_S, STEP_S, GRAMMAR_BYTES = 1, 0.1, 64 << 20
+# For what a token takes of a step; and what a grammar may hold of memory.
+STEP_S, GRAMMAR_BYTES = 0.1, 64 << 20
 _HINT = "a simpler schema or grammar"
 
 
@@ -48,7 +48,9 @@ class GrammarTrials:
         Raises: RequestError for a grammar that takes too long, or too much memory.
         """
         try:
-            reply = self._pool.ask({"source": source, "num_bytes": len(source)}, TRIAL_S)
+            reply = self._pool.ask(
+                {"source": source, "num_bytes": len(source)}, MAX_GRAMMAR_SECONDS
+            )
         except WaitedError as error:
             raise BusyError(
                 "other grammars are being compiled", param="grammar", hint="ask again in a moment"

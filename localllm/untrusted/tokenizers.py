@@ -14,6 +14,7 @@ from localllm.private_files import private_folder, write_private
 from localllm.tokenizer import (
     MAX_TOKENIZER_BYTES,
     Tokenizer,
+    check_special_tokens,
     load_backend,
     read_chat_templates,
     read_special_tokens,
@@ -59,12 +60,10 @@ def open_tokenizer(folder: Path, fallback_template: str | None = None) -> Tokeni
             with suppress(OSError):  # it is only read again the next time
                 write_private(mark, b"")
     backend = load_backend(folder)
-    return DelegatedTokenizer(
-        lambda: backend,
-        read_special_tokens(folder),
-        read_chat_templates(folder, fallback_template),
-        pool,
-    )
+    special_tokens = read_special_tokens(folder)
+    check_special_tokens(folder, special_tokens, backend)
+    templates = read_chat_templates(folder, fallback_template)
+    return DelegatedTokenizer(lambda: backend, special_tokens, templates, pool)
 
 
 def is_built_in(folder: Path) -> bool:

@@ -7,17 +7,16 @@ It can neither write files nor take more memory than a job may. A timer of the s
 a job goes over its seconds and nobody is left to kill it.
 """
 
-import os
 import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 from localllm.errors import LocalLLMError
 from localllm.frames import Message, Unpacker, error_to_wire, pack
+from localllm.process_memory import address_bytes
 
 _CHUNK = 1 << 18
 _MAX_MESSAGE_BYTES = 1 << 30
@@ -48,11 +47,10 @@ def open_jobs(message: Message) -> Job:
 
 def _limit(num_bytes: int) -> None:
     """Allow so many bytes more than the process has now."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
+    taken = address_bytes()
+    if taken == 0:
         return  # a system that does not tell; then time is the limit
-    soft = pages * os.sysconf("SC_PAGE_SIZE") + num_bytes
+    soft = taken + num_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:
         soft = min(soft, hard)

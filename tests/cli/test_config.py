@@ -26,6 +26,18 @@ def test_a_setting_is_the_default_of_its_flag(localllm: Run) -> None:
     assert localllm("config", "get", "max-tokens").code == ExitCode.USAGE
 
 
+def test_a_linked_file_of_settings_stays_linked(localllm: Run, tmp_path: Path) -> None:
+    kept = tmp_path / "dotfiles" / "localllm.toml"
+    kept.parent.mkdir()
+    kept.write_text("temp = 0.5\n")
+    config_file().parent.mkdir(parents=True, exist_ok=True)
+    config_file().symlink_to(kept)
+    assert localllm("config", "set", "max-tokens", "3").code == 0
+    assert config_file().is_symlink()
+    assert "max_tokens = 3" in kept.read_text()
+    assert "temp = 0.5" in kept.read_text()
+
+
 def test_a_variable_is_over_a_setting(localllm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     localllm("config", "set", "max-tokens", "3")
     monkeypatch.setenv("LOCALLLM_MAX_TOKENS", "4")

@@ -44,6 +44,14 @@ def test_a_form_closes_as_soon_as_it_may(expression: str, text: str) -> None:
     assert way_of(CountedState(expression)) == text
 
 
+def test_a_way_that_is_longer_than_it_may_be_is_none_however_much_of_it_is_forced() -> None:
+    state = CountedState("x{20}(y|z)")
+    assert way_of(state, 22) == "x" * 20 + "y"  # and the end
+    assert way_of(state, 12) is None
+    assert way_of(CountedState("x{20}"), 12) is None
+    assert way_of(state, 22) is not None  # the state is as it was
+
+
 def test_where_only_a_word_ends_a_pattern_few_masks_are_asked_for() -> None:
     state = CountedState("(ab|cd)*e")
     assert way_of(state) is None

@@ -236,6 +236,16 @@ def test_a_vocabulary_is_read_elsewhere_once(tmp_path: Path) -> None:
     assert len(list(marks[0].parent.iterdir())) == 1
 
 
+def test_a_config_that_contradicts_a_vocabulary_is_refused_whoever_has_read_that(
+    tmp_path: Path,
+) -> None:
+    folder = stranger(tmp_path / "model")
+    open_tokenizer(folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|nowhere|>"}))
+    with pytest.raises(CheckpointError, match="eos_token"):
+        open_tokenizer(folder)
+
+
 PARENT = """
 import signal, sys, threading, time
 from pathlib import Path
