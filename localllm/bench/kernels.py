@@ -170,7 +170,7 @@ class KernelCases:
         ops = self.by_fragments if by_fragments else self.ops
         config = self.config
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-        blocks = context // BLOCK_SIZE
+        blocks = -(-context // BLOCK_SIZE)
         shape = (seqs * blocks + 1, kv_heads, BLOCK_SIZE, dim)
         key, value = self.values(*shape), self.values(*shape)
         cache = KVCache(key, value)

@@ -20,8 +20,8 @@ LIMITS = Limits(1e9, {"fp32": 1e9, "bf16": 1e9, "int8": 1e9})
 def config(monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
     """Widths that are multiples of a group; few rows and short contexts."""
     monkeypatch.setattr(kernels, "ROWS", (2,))
-    monkeypatch.setattr(kernels, "DECODE_CONTEXT", 32)
-    monkeypatch.setattr(kernels, "PREFILL_TOKENS", 80)
+    monkeypatch.setattr(kernels, "DECODE_CONTEXT", 16)
+    monkeypatch.setattr(kernels, "PREFILL_TOKENS", 48)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8}
     return ModelConfig.from_hf(tiny_config("LlamaForCausalLM", **sizes, num_key_value_heads=4))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pyte
 import pytest
+from seeds import seeds
 
 from localllm.cli import markdown_stream
 from localllm.cli.markdown import MarkdownRenderer, Row
@@ -99,7 +100,7 @@ def uneven_clock(rng: random.Random) -> Callable[[], float]:
     return clock
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(16, 40))
 def test_the_last_screen_is_that_of_the_whole_text_at_once(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def misleading(seed: int, length: int) -> list[int]:
     return text[:length]
 
 
-@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize("batch", [1, 8, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("kind", ["random", "misleading", "few different tokens"])
 def test_text_that_does_not_repeat_is_never_slower(kind: str, machine: str, batch: int) -> None:

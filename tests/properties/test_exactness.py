@@ -137,7 +137,7 @@ def test_any_chunks_and_any_block_size_give_the_tokens_of_the_whole_prompt(
     assert_exact(model_name, wanted, limits)
 
 
-@exact
+@settings(exact, max_examples=30)
 @given(models, requests, st.lists(st.integers(1, 3), min_size=1, max_size=7), st.integers(1, 40))
 def test_any_number_of_threads_and_its_change_give_the_tokens_of_one_thread(
     model_name: str, wanted: list[Request], threads: list[int], budget: int

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from forms import Walker
 from jsonschema import Draft202012Validator, ValidationError, validators
+from seeds import seeds
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
@@ -157,7 +158,7 @@ def is_valid_json(schema: Any, text: str) -> bool:
     return bool(Checker(schema).is_valid(value))
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(6, 12))
 @pytest.mark.parametrize("make", [built_in, tags_and_ends, pieces_with_a_space])
 def test_special_text_in_a_form_is_text(make: Callable[[], Walker], seed: int) -> None:
     vocabulary, random, num_finished = walker(make), Random(seed), 0
@@ -382,7 +383,7 @@ def Checker(schema: Any) -> Any:  # noqa: N802
     return Validator(exact, format_checker=Draft202012Validator.FORMAT_CHECKER)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(20, 40))
 def test_finished_answers_are_valid_by_any_schema(seed: int) -> None:
     vocabulary, random, num_compiled = walker(built_in), Random(seed), 0
     for _ in range(25):

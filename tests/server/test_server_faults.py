@@ -142,7 +142,7 @@ def test_whatever_a_body_holds_is_refused_in_form_or_answered(server: Any, clien
     }
     with httpx.Client(base_url=server.url) as http:
 
-        @settings(max_examples=300, deadline=None)
+        @settings(max_examples=150, deadline=None)
         @given(st.sampled_from(paths), bodies, st.booleans())
         def ask(path: str, body: dict[str, Any], is_mutated: bool) -> None:
             if is_mutated:
