@@ -5,7 +5,7 @@ A model that thinks does so before its answer: the grammar begins behind its tho
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -67,6 +67,8 @@ def is_matched(grammar: Grammar, text: str) -> bool:
 class _Compiled:
     matcher: Matcher
     num_bytes: int
+    # How its answers are told from thoughts.
+    markers: Markers | None
 
 
 _Key = tuple[Grammar, Markers | None, bool]
@@ -117,6 +119,20 @@ class GrammarCompiler:
 
         Raises: RequestError for a grammar that cannot be followed.
         """
+        matcher = self._find(grammar, prompt).matcher.copy()
+        if matcher.count_allowed(prompt.said) < len(prompt.said):
+            raise RequestError(
+                "the beginning of the answer does not follow the grammar", param="grammar"
+            )
+        for token_id in prompt.said:
+            matcher.advance(token_id)
+        return matcher
+
+    def reading(self, grammar: Grammar, prompt: Prompt) -> Prompt:
+        """The same prompt, whose answer is read as one that has this form. Raises: as `compile`."""
+        return replace(prompt, markers=self._find(grammar, prompt).markers)
+
+    def _find(self, grammar: Grammar, prompt: Prompt) -> "_Compiled":
         key = (grammar, prompt.markers, prompt.is_thinking)
         with self._lock:
             found = self._compiled.pop(key, None)
@@ -126,27 +142,20 @@ class GrammarCompiler:
             self._compiled[key] = found  # the last one used stands last
             while sum(each.num_bytes for each in self._compiled.values()) > _KEPT_BYTES:
                 del self._compiled[next(iter(self._compiled))]
-        matcher = found.matcher.copy()
-        if matcher.count_allowed(prompt.said) < len(prompt.said):
-            raise RequestError(
-                "the beginning of the answer does not follow the grammar", param="grammar"
-            )
-        for token_id in prompt.said:
-            matcher.advance(token_id)
-        return matcher
+        return found
 
     def _compile(
         self, grammar: Grammar, markers: Markers | None, *, is_thinking: bool
     ) -> "_Compiled":
-        source = _source(grammar)
-        if markers is not None:
-            source = self._behind_thoughts(source, markers, is_thinking=is_thinking)
-        num_bytes, cost_s = _LEAST_BYTES, 0.0
-        if self._trials is not None:
-            trial = self._trials.try_(source)
-            if trial.error:
-                raise _refused(grammar, trial.error)
-            num_bytes, cost_s = max(num_bytes, trial.num_bytes), trial.step_s
+        answer = _source(grammar)
+        source = self._behind_thoughts(answer, markers, is_thinking=is_thinking)
+        num_bytes, cost_s = self._try(grammar, source)
+        told_apart = markers
+        if markers is not None and grammar.kind in ("regex", "lark"):  # no other is ambiguous
+            told_apart = _told_apart(answer, markers, is_thinking=is_thinking)
+        if told_apart != markers:
+            source = self._behind_thoughts(answer, told_apart, is_thinking=is_thinking)
+            num_bytes, cost_s = self._try(grammar, source)
         state = LLMatcher(self._tokens, source, log_level=0, limits=parser_limits())
         if not state.is_error():
             state.compute_bitmask()  # what nothing can follow is found out here
@@ -155,19 +164,33 @@ class GrammarCompiler:
         forced = state.compute_ff_bytes().decode(errors="ignore").encode()
         if self._tokens.decode_bytes(self._tokens.tokenize_bytes(forced)) != forced:
             raise _refused(grammar, f"the model has no tokens for {forced.decode()!r:.100}")
-        ends = FormEnds(
-            partial(single_token, self._tokens), self._eos_token_ids, self._closing_of(markers)
-        )
-        return _Compiled(Matcher(state, ends, cost_s), num_bytes)
+        closing = self._closing_of(told_apart)
+        ends = FormEnds(partial(single_token, self._tokens), self._eos_token_ids, closing)
+        return _Compiled(Matcher(state, ends, cost_s), num_bytes, told_apart)
+
+    def _try(self, grammar: Grammar, source: str) -> tuple[int, float]:
+        """The bytes that a grammar takes, and the seconds of its slowest step, where it is tried.
+
+        Raises: RequestError.
+        """
+        if self._trials is None:
+            return _LEAST_BYTES, 0.0
+        trial = self._trials.try_(source)
+        if trial.error:
+            raise _refused(grammar, trial.error)
+        return max(_LEAST_BYTES, trial.num_bytes), trial.step_s
 
     def _closing_of(self, markers: Markers | None) -> list[int]:
-        """The token that ends thoughts, where it is one."""
-        if markers is None:
+        """The tokens that end thoughts, where the first is one that no text has; of a text nobody
+        could tell how much is written.
+        """
+        if markers is None or not self._tokenizer.as_lark(markers.closes).startswith("<["):
             return []
-        ids = self._tokenizer.encode(markers.closes, add_special_tokens=False, parse_special=True)
-        return ids if len(ids) == 1 else []
+        return self._tokenizer.encode(markers.closes, add_special_tokens=False, parse_special=True)
 
-    def _behind_thoughts(self, source: str, markers: Markers, *, is_thinking: bool) -> str:
+    def _behind_thoughts(self, source: str, markers: Markers | None, *, is_thinking: bool) -> str:
+        if markers is None:
+            return source
         as_lark = self._tokenizer.as_lark
         opens, closes = as_lark(markers.opens), as_lark(markers.closes)
         if closes.startswith("<["):  # a token of its own, which no text is
@@ -178,10 +201,26 @@ class GrammarCompiler:
         if not markers.skip.startswith(markers.opens):  # else thoughts, which are empty
             ways.append(as_lark(markers.skip))
         start = "rest @answer" if is_thinking else f"({' | '.join(ways)})? @answer"
-        around = f"%llguidance {{}}\nstart: {start}\n{thoughts}\nSPACE: /\\n{{0,2}}/\n"
+        space = '""' if markers.keeps_newlines else r"/\n{0,2}/"
+        around = f"%llguidance {{}}\nstart: {start}\n{thoughts}\nSPACE: {space}\n"
         answer = json.loads(source)["grammars"]
         answer[0]["name"] = "answer"
         return json.dumps({"grammars": [{"lark_grammar": around}, *answer]})
+
+
+def _told_apart(source: str, markers: Markers, *, is_thinking: bool) -> Markers | None:
+    """Markers by which an answer of this grammar can be told from thoughts.
+
+    None where the answer itself may begin with one: then the model answers at once.
+    """
+    if not is_thinking and any(_may_begin(source, text) for text in markers.texts):
+        return None
+    return replace(markers, keeps_newlines=_may_begin(source, "\n"))
+
+
+def _may_begin(source: str, text: str) -> bool:
+    state = LLMatcher(LLTokenizer("byte"), source, log_level=0, limits=parser_limits())
+    return bool(state.consume_tokens(list(text.encode())))
 
 
 def _source(grammar: Grammar) -> str:

@@ -54,8 +54,10 @@ class TextEngine:
 
         Raises: RequestError.
         """
-        grammar = params.grammar
-        matcher = None if grammar is None else self.compile(grammar, prompt)
+        grammar, matcher = params.grammar, None
+        if grammar is not None:
+            matcher = self.compile(grammar, prompt)
+            prompt = self.prepare_grammars().reading(grammar, prompt)
         request_id = self.engine.add_request(prompt.token_ids, params, salt, matcher)
         for sample in range(params.n):
             self._assemblers[request_id, sample] = _TextAssembler(self.tokenizer, prompt, params)

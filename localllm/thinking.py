@@ -14,13 +14,15 @@ class Markers:
     """The texts around a family's thoughts.
 
     `silent` are texts that belong to neither thoughts nor answer; `skip` is what makes a model
-    answer at once when the prompt ends with it.
+    answer at once when the prompt ends with it; `keeps_newlines`: those that an answer begins with
+    are its own.
     """
 
     opens: str
     closes: str
     skip: str
     silent: tuple[str, ...] = ()
+    keeps_newlines: bool = False
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -71,7 +73,7 @@ class ThinkingSplitter:
 
     Thoughts are only looked for where the text begins (or `is_open`, where the prompt has begun
     them): later the opening marker is a word like any other. Newlines around the markers are
-    dropped. Without markers everything is the answer.
+    dropped, unless the answer keeps its own. Without markers everything is the answer.
     """
 
     def __init__(self, markers: Markers | None, is_open: bool = False) -> None:
@@ -106,13 +108,13 @@ class ThinkingSplitter:
         markers = self._markers
         if markers is None:
             return self._answer_with(self._held), False
-        if self._is_start:
+        if self._is_start and (self._is_thinking or not markers.keeps_newlines):
             self._held = self._held.lstrip("\n")
         if self._is_thinking:
             return self._take_thought(markers)
         if not self._may_open:
             return self._answer_with(self._held), False
-        text = self._held.lstrip()
+        text = self._held
         if not text:
             return Split(), False
         starts = [marker for marker in markers.texts if text.startswith(marker)]

@@ -37,6 +37,9 @@ def is_valid(schema: Any, value: Any) -> bool:
     return admits(Grammar.of_schema(schema), json.dumps(value, ensure_ascii=False))
 
 
+PROMPT = Prompt([1])
+
+
 class Walker:
     """Random answers of a vocabulary, decoded as the engine decodes them."""
 
@@ -46,21 +49,27 @@ class Walker:
         self.special_ids = sorted(set(tokenizer._special_ids) - set(end_ids))
         self.compiler = GrammarCompiler(tokenizer, self.vocab_size, frozenset(end_ids))
 
-    def matcher(self, grammar: Grammar, num_tokens: int) -> Matcher:
+    def matcher(self, grammar: Grammar, num_tokens: int, prompt: Prompt = PROMPT) -> Matcher:
         """One that leads to the end where tokens run short. Raises: RequestError."""
-        matcher = self.compiler.compile(grammar, Prompt([1]))
+        matcher = self.compiler.compile(grammar, prompt)
         matcher.limit(num_tokens)
         return matcher
 
-    def walk(self, matcher: Matcher, num_tokens: int, random: Random) -> list[int] | None:
-        """Tokens that are drawn of those allowed, to a finished answer; None where none came."""
+    def walk(
+        self, matcher: Matcher, num_tokens: int, random: Random, *, thinks: bool = False
+    ) -> list[int] | None:
+        """Tokens that are drawn of those allowed, to a finished answer; None where none came.
+
+        `thinks`: special tokens stand around thoughts.
+        """
+        never = [] if thinks else self.special_ids
         token_ids = list[int]()
         while len(token_ids) < num_tokens:
             mask = matcher.mask([], self.vocab_size)
             assert mask is not None, matcher.error
             # Nor may any of them be drafted.
-            assert not mask[self.special_ids].any()
-            assert not any(matcher.count_allowed([each]) for each in self.special_ids)
+            assert not mask[never].any()
+            assert not any(matcher.count_allowed([each]) for each in never)
             token_id = random.choice(np.flatnonzero(mask).tolist())
             # Asked about one token, as on a processor, it must say the same.
             assert matcher.allows([], token_id)
@@ -73,9 +82,10 @@ class Walker:
                 return token_ids
         return None
 
-    def text(self, grammar: Grammar, token_ids: Sequence[int]) -> str:
+    def text(self, grammar: Grammar, token_ids: Sequence[int], prompt: Prompt = PROMPT) -> str:
         """What a user is shown of an answer."""
         is_ended = token_ids[-1] in self.end_ids
-        assembler = _TextAssembler(self.tokenizer, Prompt([1]), SamplingParams(grammar=grammar))
+        read = self.compiler.reading(grammar, prompt)
+        assembler = _TextAssembler(self.tokenizer, read, SamplingParams(grammar=grammar))
         pieces = [assembler.push(token_id) for token_id in token_ids[: len(token_ids) - is_ended]]
         return "".join(piece.answer for piece in [*pieces, assembler.flush()])

@@ -31,11 +31,12 @@ class FormEnds:
         self, id_of: Callable[[str], int | None], ends: Sequence[int], first: Sequence[int] = ()
     ) -> None:
         """`id_of`: of a single character, None where it is no token; `ends`: the model's end
-        tokens; `first`: what is tried before anything else.
+        tokens; `first`: the tokens of a text that is tried before anything else.
         """
         self._ends = tuple(ends)
         found = [id_of(char) for char in (*CLOSING, *SPACE)]
-        self._closing = (*first, *(each for each in found if each is not None))
+        self._first = list(first)
+        self._closing = tuple(each for each in found if each is not None)
         self._quote, self._brackets = id_of(QUOTE), [id_of(char) for char in BRACKETS]
 
     def way(self, state: "LLMatcher", most: int) -> list[int] | None:
@@ -79,6 +80,8 @@ class FormEnds:
         forced: list[int] = state.compute_ff_tokens()
         if forced:
             return forced
+        if self._first and state.validate_tokens(self._first) == len(self._first):
+            return self._first
         within = [self._quote, *self._brackets]
         fits = [each for each in within if each is not None and state.validate_tokens([each])]
         if len(fits) == len(within):

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from forms import Walker
+from forms import Walker, admits
 from jsonschema import Draft202012Validator, ValidationError, validators
 from seeds import seeds
 from tokenizers import AddedToken, decoders, models, normalizers
@@ -19,8 +19,11 @@ from tokenizers import Tokenizer as Backend
 from localllm.checkpoint import open_checkpoint
 from localllm.errors import RequestError
 from localllm.grammar import Grammar, lark_literal
+from localllm.prompt import Prompt
+from localllm.thinking import FAMILIES, Markers
 from localllm.tokenizer import Tokenizer
 
+CHANNELS, THINK = FAMILIES[0], FAMILIES[-1]
 # Texts of special tokens, of tags, of end tokens; and what is easily changed on its way to tokens.
 PIECES = [
     "<|im_end|>",
@@ -402,3 +405,52 @@ def test_finished_answers_are_valid_by_any_schema(seed: int) -> None:
                 errors = list(Checker(schema).iter_errors(json.loads(text, parse_float=Decimal)))
                 assert not errors, (schema, text)
     assert num_compiled >= 15
+
+
+@pytest.mark.parametrize("markers", [THINK, CHANNELS], ids=["tags", "channels"])
+@pytest.mark.parametrize("is_thinking", [False, True])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\n{1,3}[ab]+",
+        r"[ \n]{0,5}[ab]",
+        r"(<think>|</think>|<\|end\|>)?a(<think>)?",
+        r"<think>\n{0,3}a</think>\n{0,3}b?",
+        r"\s<think>a",
+        r"(.|\n){1,9}",
+        r"[0-9]{1,3}",
+    ],
+)
+def test_an_answer_behind_thoughts_is_told_from_them(
+    pattern: str, markers: Markers, is_thinking: bool
+) -> None:
+    vocabulary, random, grammar = walker(built_in), Random(7), Grammar("regex", pattern)
+    prompt = Prompt([1], markers, is_thinking)
+    compiled = vocabulary.matcher(grammar, 40, prompt)
+    num_finished = 0
+    for _ in range(40):
+        token_ids = vocabulary.walk(compiled.copy(), 40, random, thinks=True)
+        if token_ids is not None:
+            num_finished += 1
+            text = vocabulary.text(grammar, token_ids, prompt)
+            assert admits(grammar, text), (text, vocabulary.tokenizer.decode(token_ids))
+    # Who has to write the channels' names letter by letter seldom does so by chance.
+    assert num_finished > 10 or (is_thinking and markers is CHANNELS)
+
+
+def test_thoughts_come_before_any_form_that_does_not_begin_like_them() -> None:
+    vocabulary, tokenizer = walker(built_in), open_checkpoint().tokenizer
+
+    def read(pattern: str, text: str, *, parse_special: bool = True) -> str | None:
+        grammar, prompt = Grammar("regex", pattern), Prompt([1], THINK)
+        token_ids = tokenizer.encode(text, add_special_tokens=False, parse_special=parse_special)
+        matcher = vocabulary.matcher(grammar, 90, prompt)
+        if matcher.count_allowed(token_ids) < len(token_ids):
+            return None
+        return vocabulary.text(grammar, token_ids, prompt)
+
+    assert read("[ab]+", "<think>so</think>\n\nab") == "ab"
+    assert read("[ab]+", "ab") == "ab"
+    assert read("\n*[ab]+", "<think>so</think>\n\nab") == "\n\nab"
+    assert read("(<think>)?[ab]+", "<think>ab", parse_special=False) == "<think>ab"
+    assert read("(<think>)?[ab]+", "<think>so</think>ab") is None
