@@ -335,7 +335,9 @@ class ChatSession:
                 if self.unanswered == question:
                     self.unanswered = None
 
-        self._under_way = turns_so_far
+        # The answer that this one takes the place of stays until this one has ended.
+        replaces = len(self.turns) > len(history) and not prompt.said
+        self._under_way = None if replaces else turns_so_far
         events.on_close.append(remember)
         return completion, events
 

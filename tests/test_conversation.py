@@ -79,8 +79,11 @@ def test_a_complete_answer_does_not_go_on(make_checkpoint: Callable[..., Path]) 
 
 def test_an_answer_is_made_anew_in_the_place_of_the_old(session: ChatSession) -> None:
     first = say(session, "One")
-    say(session, "Two")
+    second = say(session, "Two")
     completion, events = session.regenerate(SamplingParams(seed=5, max_tokens=9, ignore_eos=True))
+    next(events)
+    # Whoever is killed here has the old answer still.
+    assert [turn.answer for turn in session.transcript().turns] == [first, second]
     list(events)
     assert [m["content"] for m in session.messages] == ["One", first, "Two", completion.text]
 
