@@ -6,8 +6,8 @@ __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
-    from localllm.config import SamplingParams
-    from localllm.llm import LLM
+    from localllm.answer.llm import LLM
+    from localllm.engine.sampling_params import SamplingParams
 
 
 def __getattr__(name: str) -> Any:
@@ -16,11 +16,11 @@ def __getattr__(name: str) -> Any:
         from localllm.engine.threads import let_torch_sleep
 
         let_torch_sleep()
-        from localllm.llm import LLM
+        from localllm.answer.llm import LLM
 
         return LLM
     if name == "SamplingParams":
-        from localllm.config import SamplingParams
+        from localllm.engine.sampling_params import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

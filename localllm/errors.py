@@ -148,3 +148,13 @@ class ContextLengthError(RequestError):
     """The prompt is longer than the context."""
 
     exit_code = ExitCode.CONTEXT
+
+
+def brief(value: object) -> str:
+    """A value for a message: short, whatever a stranger put there."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"  # Python refuses to print much larger ones
+    try:
+        return repr(value)[:80]
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"

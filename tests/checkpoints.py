@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from localllm.config import ModelConfig
 from localllm.model.architectures import ARCHITECTURES, expected_tensors
+from localllm.model.config import ModelConfig
 
 VOCAB_SIZE = 288
 END_OF_TEXT = "<|endoftext|>"

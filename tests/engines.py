@@ -13,7 +13,6 @@ import torch
 from checkpoints import tiny_config, write_checkpoint
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from localllm.config import SamplingParams
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.device import Device
 from localllm.engine.device_runner import DeviceRunner
@@ -24,6 +23,7 @@ from localllm.engine.matcher import Matcher
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, TokenEvent
 from localllm.engine.runner import Launched, ModelRunner, Runner
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import (
     ScheduledBatch,
     ScheduledRequest,
@@ -32,7 +32,6 @@ from localllm.engine.scheduler import (
 )
 from localllm.engine.speculation import Speculator
 from localllm.engine.thread_count import ThreadCount
-from localllm.grammar import Grammar
 from localllm.model.architectures import read_model_config
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -42,6 +41,7 @@ from localllm.model.weights import load_model, open_source
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
+from localllm.text.grammar import Grammar
 from localllm_kernels import TORCH_OPS, Ops, select_ops
 
 EOS_TOKEN_ID = 0

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from localllm.config import SamplingParams
+from localllm.answer.grammar_compiler import GrammarCompiler, _source
+from localllm.answer.text_engine import _TextAssembler
 from localllm.engine.matcher import Matcher
-from localllm.grammar import Grammar
-from localllm.grammar_compiler import GrammarCompiler, _source
+from localllm.engine.sampling_params import SamplingParams
 from localllm.grammars.parser_limits import parser_limits
-from localllm.prompt import Prompt
-from localllm.text_engine import _TextAssembler
-from localllm.tokenizer import Tokenizer
+from localllm.text.grammar import Grammar
+from localllm.text.prompt import Prompt
+from localllm.text.tokenizer import Tokenizer
 
 
 def state_of(grammar: Grammar) -> LLMatcher:

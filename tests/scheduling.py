@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from localllm.config import SamplingParams
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.prefix_cache import PrefixStore
 from localllm.engine.request import Request
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import (
     ScheduledBatch,
     ScheduledRequest,

@@ -16,14 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localllm.config import EngineConfig, SamplingParams
+from localllm.answer.loaded_model import LoadedModel
+from localllm.answer.text_engine import TextEngine
+from localllm.engine.config import EngineConfig
 from localllm.engine.matcher import Matcher
 from localllm.engine.request import FinishReason, TokenEvent
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError
-from localllm.generation_config import GenerationDefaults
-from localllm.loaded_model import LoadedModel
-from localllm.text_engine import TextEngine
-from localllm.tokenizer import Tokenizer
+from localllm.hub.generation_config import GenerationDefaults
+from localllm.text.tokenizer import Tokenizer
 
 
 @dataclass
@@ -122,12 +123,12 @@ def scripted_model(
 
 
 def main() -> None:
+    from localllm.chat.conversation import ChatSession
+    from localllm.chat.recorder import Recorder
     from localllm.cli.output import note
     from localllm.cli.render import Shown
     from localllm.cli.repl import Repl
-    from localllm.conversation import ChatSession
-    from localllm.places import sessions_file
-    from localllm.recorder import Recorder
+    from localllm.user.places import sessions_file
 
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from scheduling import make_scheduler
 
-from localllm.config import SamplingParams
 from localllm.engine.request import Request
 from localllm.engine.sampler import accept_draft
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken
 from localllm.engine.speculation import Speculator
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from localllm import template, template_sandbox, tokenizer, tokenizer_check
-from localllm.ending import ENDS_S
-from localllm.server import engine_client
+from localllm.attach import engine_client
+from localllm.process.ending import ENDS_S
 from localllm.server.limits import LIMITS
+from localllm.text import template, template_sandbox, tokenizer, tokenizer_check
 from localllm.untrusted import delegated_tokenizer, grammar_trials, worker, worker_process
 
 PAGE = (Path(__file__).parents[1] / "SECURITY.md").read_text()

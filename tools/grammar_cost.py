@@ -8,8 +8,8 @@ import argparse
 from statistics import median
 
 from localllm import LLM
-from localllm.grammar import Grammar
-from localllm.speculation_config import SpeculationConfig
+from localllm.engine.speculation_config import SpeculationConfig
+from localllm.text.grammar import Grammar
 
 SCHEMA = {
     "type": "object",

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from localllm import LLM, SamplingParams
 from localllm.engine.runner import ModelRunner
 from localllm.engine.scheduler import ScheduledBatch
-from localllm.speculation_config import SpeculationConfig
+from localllm.engine.speculation_config import SpeculationConfig
 
 VOCAB_SIZE, HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 288, 128, 256, 4, 2, 32, 3
 SIZES = {

@@ -12,10 +12,11 @@ from typing import Any
 
 import typer
 
-from localllm import config, errors
+from localllm import errors
 from localllm.cli.main import app
 from localllm.cli.slash_commands import SLASH_COMMANDS
 from localllm.cli.user_input import MAX_INPUT_BYTES
+from localllm.engine import sampling_params
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
 HEAD = """# Reference
@@ -23,12 +24,12 @@ HEAD = """# Reference
 Made from the code by `python tools/reference.py`; a test holds it against the code.
 """
 LIMITS = (
-    ("stop strings", config.MAX_STOP_STRINGS),
-    ("characters of a stop string", config.MAX_STOP_CHARS),
-    ("stop token ids", config.MAX_STOP_TOKEN_IDS),
-    ("entries of `--logit-bias`", config.MAX_LOGIT_BIAS_ENTRIES),
-    ("`--logprobs`", config.MAX_LOGPROBS),
-    ("samples of a request", config.MAX_NUM_SAMPLES),
+    ("stop strings", sampling_params.MAX_STOP_STRINGS),
+    ("characters of a stop string", sampling_params.MAX_STOP_CHARS),
+    ("stop token ids", sampling_params.MAX_STOP_TOKEN_IDS),
+    ("entries of `--logit-bias`", sampling_params.MAX_LOGIT_BIAS_ENTRIES),
+    ("`--logprobs`", sampling_params.MAX_LOGPROBS),
+    ("samples of a request", sampling_params.MAX_NUM_SAMPLES),
     ("bytes of piped input, or of a file", MAX_INPUT_BYTES),
 )
 

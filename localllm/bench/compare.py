@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from localllm.bench.limits import synchronize
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.speed import SpeedTests, run_decode, run_prefill
 from localllm.bench.subject import Subject
-from localllm.checkpoint import Checkpoint
+from localllm.cost.rates import synchronize
 from localllm.errors import RequestError
+from localllm.hub.checkpoint import Checkpoint
 from localllm.model.architectures import expected_tensors
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.bench.limits import Limits, measure_limits
 from localllm.bench.operators import Case, operator_row
 from localllm.bench.results import Result, Suite
-from localllm.config import ModelConfig
+from localllm.cost.rates import Rates, measure_rates
 from localllm.engine.graph_timer import GraphTimer, Timer
+from localllm.model.config import ModelConfig
 from localllm_kernels import TORCH_OPS, triton_ops
 from localllm_kernels.choice import Choice
 from localllm_kernels.fp8_matmul import fp8_matmul
@@ -44,14 +44,14 @@ class KernelSuite(Suite):
         device: torch.device,
         repeats: int,
         timer: Timer | None = None,
-        limits: Limits | None = None,
+        limits: Rates | None = None,
     ) -> None:
         self._config, self._device, self._repeats = config, device, repeats
         self._timer, self._limits = timer, limits
         self._results: list[Result] = []
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> Rates | None:
         """As measured before the first kernel."""
         return self._limits
 
@@ -63,7 +63,7 @@ class KernelSuite(Suite):
     def run(self, progress: Callable[[str], None]) -> None:
         """Every case."""
         if self._limits is None:
-            self._limits = measure_limits(self._device)
+            self._limits = measure_rates(self._device)
         timer = self._timer or GraphTimer(self._device)
         for case in KernelCases(self._config, self._device).all():
             progress(f"{case.name}, {case.conditions}")
@@ -71,7 +71,7 @@ class KernelSuite(Suite):
             if isinstance(timer, GraphTimer):
                 timer.forget()
 
-    def _measure(self, case: Case, timer: Timer, limits: Limits) -> Result:
+    def _measure(self, case: Case, timer: Timer, limits: Rates) -> Result:
         timer(case.own), timer(case.plain)
         own_s, plain_s = [], []
         for _ in range(10 * self._repeats):

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.bench.limits import Arithmetic, Limits, Roofline, measure_limits, timed
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.subject import Subject
-from localllm.config import ModelConfig
+from localllm.cost.rates import Arithmetic, Rates, Roofline, measure_rates, timed
+from localllm.model.config import ModelConfig
 from localllm.model.linear import quantized_linear
 from localllm.model.quantized import QuantizedWeight
 from localllm.model.random_weights import RandomWeights
@@ -45,10 +45,10 @@ class OperatorSuite(Suite):
     def __init__(self, subject: Subject, repeats: int) -> None:
         self._subject, self._repeats = subject, repeats
         self._results: list[Result] = []
-        self._limits: Limits | None = None
+        self._limits: Rates | None = None
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> Rates | None:
         """As measured before the first operator."""
         return self._limits
 
@@ -59,12 +59,12 @@ class OperatorSuite(Suite):
     @torch.inference_mode()
     def run(self, progress: Callable[[str], None]) -> None:
         """Every case."""
-        self._limits = limits = measure_limits(self._subject.device)
+        self._limits = limits = measure_rates(self._subject.device)
         for case in _cases(self._subject):
             progress(case.name)
             self._results.append(self._measure(case, limits))
 
-    def _measure(self, case: Case, limits: Limits) -> Result:
+    def _measure(self, case: Case, limits: Rates) -> Result:
         device = self._subject.device
         timed(case.own, device), timed(case.plain, device)
         own_s, plain_s = [], []
@@ -74,7 +74,7 @@ class OperatorSuite(Suite):
         return operator_row(case, own_s, plain_s, limits)
 
 
-def operator_row(case: Case, own_s: list[float], plain_s: list[float], limits: Limits) -> Result:
+def operator_row(case: Case, own_s: list[float], plain_s: list[float], limits: Rates) -> Result:
     """A case as a row, from the times of both ways, which alternated."""
     seconds = statistics.median(own_s)
     roofline = Roofline.of(case.num_bytes, case.operations, limits, case.arithmetic)

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.speed import run_decode, run_prefill
 from localllm.bench.subject import Subject
-from localllm.config import SamplingParams
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.request import Request
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, Scheduler, SchedulerConfig
 
 SHARED = 0.9

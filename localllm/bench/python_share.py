@@ -10,7 +10,7 @@ from dataclasses import replace
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.speed import run_decode
 from localllm.bench.subject import Subject
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.loading import build_decoder, build_engine
 from localllm.model.random_weights import RandomWeights, WeightKind

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+from localllm.attach.openai_chunks import Chunk
+from localllm.attach.openai_client import Endpoint
 from localllm.bench.load import LOADS, LoadRun, Timeline, load_row
 from localllm.bench.results import Result, Suite
 from localllm.bench.workload import LoadRequest, Mix
 from localllm.errors import LocalLLMError, RequestError
-from localllm.openai_chunks import Chunk
-from localllm.openai_client import Endpoint
 
 MAX_AT_ONCE = 256
 # A word of English is about a token; any other text would do.

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from localllm.bench.limits import Limits
 from localllm.bench.results import Result
 from localllm.bench.subject import Subject
+from localllm.cost.rates import Rates
 
 
 def describe_model(subject: Subject) -> dict[str, Any]:
@@ -28,7 +28,7 @@ class Report:
 
     environment: dict[str, Any]
     model: dict[str, Any]
-    limits: Limits | None
+    limits: Rates | None
     seed: int
     results: list[Result]
 

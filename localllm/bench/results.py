@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.bench.limits import Limits
+from localllm.cost.rates import Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Suite(ABC):
     """A part of the bench; what is measured when it is interrupted stays."""
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> Rates | None:
         """The machine's rates, where the suite has measured them."""
         return None
 

@@ -7,9 +7,9 @@ the text may be one that a good model would write, where the weights are drawn a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localllm.config import SamplingParams
 from localllm.engine.runner import Launched, Runner
 from localllm.engine.sampler import accept_draft
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, ScheduledBatch
 
 

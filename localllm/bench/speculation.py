@@ -9,13 +9,13 @@ from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.scripted import ScriptedRunner
 from localllm.bench.subject import Subject
 from localllm.bench.texts import copying_texts, prose
-from localllm.catalog import BUILT_IN_MODEL
-from localllm.checkpoint import Checkpoint, open_checkpoint
-from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.speculation import Speculator
 from localllm.engine.suffix_index import SuffixIndex
-from localllm.tokenizer import Tokenizer
+from localllm.hub.catalog import BUILT_IN_MODEL
+from localllm.hub.checkpoint import Checkpoint, open_checkpoint
+from localllm.text.tokenizer import Tokenizer
 
 # Tokens of a prompt, at most: enough for what the answer repeats.
 PROMPT_TOKENS = 700

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.bench.limits import Limits, Roofline, measure_limits
 from localllm.bench.results import Result, Spread, Suite, percentile
 from localllm.bench.subject import Subject
-from localllm.config import SamplingParams
+from localllm.cost.rates import Rates, Roofline, measure_rates
 from localllm.engine.engine import Engine
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
 
 
@@ -105,7 +105,7 @@ class SpeedSuite(Suite):
         depth = max(tests.depths)
         # Every depth is a beginning of these; they are cached once they were computed.
         self._prefixes = [self._tokens(depth) for _ in range(max(tests.batches))]
-        self._limits: list[Limits] = []
+        self._limits: list[Rates] = []
         self._prefills: dict[int, list[Prefill]] = {depth: [] for depth in tests.depths}
         self._decodes: dict[tuple[int, int], list[list[float]]] = {
             (depth, batch): [] for depth in tests.depths for batch in tests.batches
@@ -115,7 +115,7 @@ class SpeedSuite(Suite):
         """All rounds; what is measured when it is interrupted stays."""
         self._warm_up()
         for _ in range(self._tests.repeats):
-            self._limits.append(measure_limits(self._subject.device))
+            self._limits.append(measure_rates(self._subject.device))
             for depth in self._prefills if self._tests.num_prompt else ():
                 progress(self._name("pp", self._tests.num_prompt, depth, 1))
                 prompt = self._prefixes[0][:depth] + self._tokens(self._tests.num_prompt)
@@ -128,7 +128,7 @@ class SpeedSuite(Suite):
         """A row for each test that ran at least once."""
         if not self._limits:
             return []
-        limits = Limits.median(self._limits)
+        limits = Rates.median(self._limits)
         rows = [
             self._prefill_row(depth, runs, limits) for depth, runs in self._prefills.items() if runs
         ]
@@ -138,9 +138,9 @@ class SpeedSuite(Suite):
         return rows
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> Rates | None:
         """The machine's, the middle of all rounds; None before the first."""
-        return Limits.median(self._limits) if self._limits else None
+        return Rates.median(self._limits) if self._limits else None
 
     def _warm_up(self) -> None:
         """Compute what the tests take as given, and let every kernel run once."""
@@ -153,7 +153,7 @@ class SpeedSuite(Suite):
         prompts = [prefix[:depth] or [i] for i, prefix in enumerate(self._prefixes[:batch])]
         return run_decode(self._subject.engine, prompts, self._tests.num_decode)
 
-    def _prefill_row(self, depth: int, runs: list[Prefill], limits: Limits) -> Result:
+    def _prefill_row(self, depth: int, runs: list[Prefill], limits: Rates) -> Result:
         work = self._subject.work
         seconds = Spread.of([run.seconds for run in runs])
         run = runs[-1]
@@ -172,9 +172,7 @@ class SpeedSuite(Suite):
             roofline.verdict(seconds.median),
         )
 
-    def _decode_row(
-        self, depth: int, batch: int, runs: list[list[float]], limits: Limits
-    ) -> Result:
+    def _decode_row(self, depth: int, batch: int, runs: list[list[float]], limits: Rates) -> Result:
         num_tokens, work = self._tests.num_decode, self._subject.work
         # Half-way through the test; the cost is linear in the context.
         contexts = [max(depth, 1) + (num_tokens + 1) // 2] * batch

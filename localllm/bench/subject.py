@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from localllm.bench.limits import Arithmetic, ModelWork
-from localllm.catalog import load_catalog
-from localllm.checkpoint import Checkpoint, open_checkpoint
-from localllm.config import EngineConfig, ModelConfig
+from localllm.answer.opening import open_draft
+from localllm.cost.rates import Arithmetic, ModelWork
+from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.loading import (
     LoadedDecoder,
@@ -22,13 +21,14 @@ from localllm.engine.loading import (
     select_device,
 )
 from localllm.engine.speculation import Speculator
-from localllm.errors import CatalogError, ExitCode, RequestError
-from localllm.json_file import read_json_object
-from localllm.model.architectures import ArchSpec, find_architecture
+from localllm.errors import RequestError
+from localllm.files.json_file import read_json_object
+from localllm.hub.catalog_shape import catalog_shape
+from localllm.hub.checkpoint import Checkpoint, open_checkpoint
+from localllm.model.config import ModelConfig
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
-from localllm.session import open_draft
 from localllm_kernels.kv_cache import row_bytes
 
 
@@ -129,25 +129,6 @@ def open_random(
         raw,
         engine.speculator,
     )
-
-
-def catalog_shape(alias: str) -> tuple[ModelConfig, ArchSpec, dict[str, Any]]:
-    """Sizes and architecture of a model in the catalogue, and the fields of its config.json.
-
-    Raises: CatalogError for a name that is not there, or has no sizes there.
-    """
-    catalog = load_catalog()
-    if alias not in catalog:
-        raise CatalogError(
-            f"random weights take their shape from the catalogue, which has no {alias!r:.100}",
-            where=f"known: {', '.join(name for name, each in catalog.items() if each.sizes)}",
-            hint="one of these",
-            exit_code=ExitCode.USAGE,
-        )
-    raw = catalog[alias].config_json()
-    spec = find_architecture(catalog[alias].architecture)
-    config = ModelConfig.from_hf({**spec.config_defaults, **raw}, f"models.toml: {alias}")
-    return config, spec, raw
 
 
 def _fitted(config: EngineConfig, model: ModelConfig, longest: int) -> EngineConfig:

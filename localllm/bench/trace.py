@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from localllm.bench.results import percentile
-from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
+from localllm.engine.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

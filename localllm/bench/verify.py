@@ -9,9 +9,9 @@ from math import nan
 from localllm.bench.results import Result, Suite
 from localllm.bench.speculation import make_scripts
 from localllm.bench.subject import Subject
-from localllm.config import MAX_LOGPROBS, SamplingParams
 from localllm.engine.engine import Engine
 from localllm.engine.request import TokenEvent
+from localllm.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from localllm.engine.scheduler import Scheduler
 
 # The chunks that prompts are computed in, where they are.

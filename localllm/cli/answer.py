@@ -8,13 +8,13 @@ from localllm.cli.output import json_line, write_stdout
 from localllm.cli.prefill_progress import with_progress
 from localllm.cli.render import AnswerView, PlainPrinter, TextPrinter
 from localllm.cli.thoughts import ThoughtsMode
-from localllm.config import SamplingParams
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError
 
 if TYPE_CHECKING:
-    from localllm.completion import Completion, TokenInfo
-    from localllm.loaded_model import LoadedModel
-    from localllm.text_engine import EventStream
+    from localllm.answer.completion import Completion, TokenInfo
+    from localllm.answer.loaded_model import LoadedModel
+    from localllm.answer.text_engine import EventStream
 
 AnswerForm = Literal["text", "json", "stream-json", "code"]
 

@@ -14,9 +14,9 @@ import typer
 
 from localllm.cli import options, suggestions
 from localllm.cli.output import is_terminal, note, show_controls, write_stdout
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import ExitCode, RequestError
-from localllm.speculation_config import SpeculationConfig
 
 if TYPE_CHECKING:
     from localllm.bench.report import Report
@@ -275,8 +275,8 @@ def _bench_kernels(alias: str, asked: Asked) -> "tuple[Report, bool]":
     from localllm.bench.environment import describe_environment
     from localllm.bench.kernels import KernelSuite
     from localllm.bench.report import Report
-    from localllm.bench.subject import catalog_shape
     from localllm.engine.loading import select_device
+    from localllm.hub.catalog_shape import catalog_shape
 
     model_config, _, _ = catalog_shape(alias)
     device = select_device(EngineConfig(device="cuda"))

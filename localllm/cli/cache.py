@@ -30,7 +30,7 @@ def list_(
     cache_dir: options.CacheDir = None,
 ) -> None:
     """List the kinds, with their sizes and places."""
-    from localllm.cache_kinds import cache_kinds
+    from localllm.user.cache_kinds import cache_kinds
 
     for kind in cache_kinds(cache_dir):
         if json_output:
@@ -57,7 +57,7 @@ def clear(
     cache_dir: options.CacheDir = None,
 ) -> None:
     """Delete what is kept, by kind."""
-    from localllm.cache_kinds import cache_kinds
+    from localllm.user.cache_kinds import cache_kinds
 
     known = {kind.name: kind for kind in cache_kinds(cache_dir)}
     if bool(kinds) == everything:

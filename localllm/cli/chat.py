@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.catalog import is_file, is_model_name, looks_like_model, unknown_model
+from localllm.answer.overflow import OVERFLOW_POLICIES
+from localllm.chat.transcript import Transcript, make_title
 from localllm.cli import options, suggestions
 from localllm.cli.answer import AnswerForm, AnswerPrinter
 from localllm.cli.figures import describe_prompt, describe_truncation
@@ -19,16 +20,15 @@ from localllm.cli.render import Shown, check_render_mode, make_printer
 from localllm.cli.saved import find_session, open_recorder, question_saved
 from localllm.cli.text_files import names_files, read_files
 from localllm.cli.user_input import gather_prompt, read_file
-from localllm.config import SamplingParams
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError, RequestError
-from localllm.overflow import OVERFLOW_POLICIES
-from localllm.settings import default_model
-from localllm.transcript import Transcript, make_title
+from localllm.hub.catalog import is_file, is_model_name, looks_like_model, unknown_model
+from localllm.user.settings import default_model
 
 if TYPE_CHECKING:
-    from localllm.conversation import ChatSession
-    from localllm.loaded_model import LoadedModel
-    from localllm.prompt import ThinkLevel
+    from localllm.answer.loaded_model import LoadedModel
+    from localllm.chat.conversation import ChatSession
+    from localllm.text.prompt import ThinkLevel
 
 
 def chat(
@@ -245,7 +245,7 @@ def chat(
             return open_noted(
                 name, engine, is_conversation=is_conversation, keepalive_s=keepalive_s
             )
-        from localllm.remote import open_remote
+        from localllm.attach.remote import open_remote
 
         return open_remote(remote, name, api_key)
 
@@ -297,7 +297,7 @@ def chat(
         note(f"cut at the stop string {completion.stop_string!r}; the form is not complete")
     is_whole = completion.finish_reason == "stop" and not params.stop
     if remote is not None and answer_grammar is not None and is_whole:
-        from localllm.grammar_compiler import is_matched
+        from localllm.answer.grammar_compiler import is_matched
 
         # A server may leave aside what it does not know.
         if not is_matched(answer_grammar, completion.text):
@@ -417,7 +417,7 @@ def start_session(
     loaded: "LoadedModel", *, system: str | None, raw: bool, think: "ThinkLevel | None"
 ) -> "ChatSession":
     """A conversation with the model; what it cannot do is noted."""
-    from localllm.conversation import ChatSession
+    from localllm.chat.conversation import ChatSession
 
     session = ChatSession(loaded, system, raw=raw)
     session.think = think

@@ -7,16 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.catalog import resolve_model
 from localllm.cli import options, suggestions
 from localllm.cli.output import check_colour, note, show_controls, write_stdout
 from localllm.cli.render import check_render_mode
 from localllm.cli.slash_commands import SETTINGS
-from localllm.config import EngineConfig, SamplingParams
+from localllm.engine.config import EngineConfig
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
-from localllm.places import config_file, user_catalog
-from localllm.private_files import make_private_folder, write_private
-from localllm.settings import DEFAULT_MODEL, read_settings
+from localllm.files.private_files import make_private_folder, write_private
+from localllm.hub.catalog import resolve_model
+from localllm.user.places import config_file, user_catalog
+from localllm.user.settings import DEFAULT_MODEL, read_settings
 
 config = typer.Typer(
     invoke_without_command=True,

@@ -24,10 +24,10 @@ from localllm.cli.output import (
     write_stdout,
 )
 from localllm.cli.words import duration, size
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 from localllm.errors import BackendError, ExitCode, LocalLLMError, RequestError
-from localllm.places import home_folder
-from localllm.settings import default_model
+from localllm.user.places import home_folder
+from localllm.user.settings import default_model
 
 if TYPE_CHECKING:
     from localllm.engine.verdict import Verdict
@@ -218,12 +218,12 @@ def _of_verdict(verdict: "Verdict") -> Iterator[Finding]:
 
 def _check_gpu(name: str | None) -> Iterator[Finding]:
     """Raises: BackendError where there is no GPU; as `open_checkpoint`."""
-    from localllm.checkpoint import open_checkpoint
     from localllm.cli.opening import loading
     from localllm.engine.device import why_no_kernels
     from localllm.engine.listener import Listener
     from localllm.engine.loading import check_request, select_device
     from localllm.engine.operator_choice import find_verdict
+    from localllm.hub.checkpoint import open_checkpoint
     from localllm.model.weight_check import check_weights
     from localllm.model.weight_files import find_weight_files
 
@@ -270,8 +270,8 @@ def _memory() -> Iterator[Finding]:
 
 
 def _disk() -> Iterator[Finding]:
-    from localllm.hub_snapshot import cache_root
-    from localllm.places import cache_folder
+    from localllm.hub.snapshot import cache_root
+    from localllm.user.places import cache_folder
 
     for what, folder in (("hub cache", cache_root("a/b").parent), ("our cache", cache_folder(""))):
         place = folder
@@ -288,8 +288,8 @@ def _disk() -> Iterator[Finding]:
 
 
 def _caches() -> Iterator[Finding]:
-    from localllm.cache_kinds import cache_kinds
-    from localllm.local_models import find_local_models
+    from localllm.hub.local_models import find_local_models
+    from localllm.user.cache_kinds import cache_kinds
 
     kept = ", ".join(f"{kind.name} {size(kind.num_bytes())}" for kind in cache_kinds(None))
     yield Finding("ok", "kept", kept)
@@ -304,9 +304,9 @@ def _caches() -> Iterator[Finding]:
 
 
 def _settings() -> Iterator[Finding]:
-    from localllm.catalog import load_catalog
-    from localllm.places import config_file, user_catalog
-    from localllm.settings import read_settings
+    from localllm.hub.catalog import load_catalog
+    from localllm.user.places import config_file, user_catalog
+    from localllm.user.settings import read_settings
 
     names = ", ".join(read_settings()) or "none"
     yield Finding("ok", "settings", f"{config_file()}: {names}")
@@ -315,8 +315,8 @@ def _settings() -> Iterator[Finding]:
 
 
 def _sessions() -> Iterator[Finding]:
-    from localllm.places import sessions_file
-    from localllm.sessions import SessionStore
+    from localllm.chat.store import SessionStore
+    from localllm.user.places import sessions_file
 
     path = sessions_file()
     if not path.exists():
@@ -336,7 +336,7 @@ def _variables() -> Iterator[Finding]:
 
 
 def _answer() -> Iterator[Finding]:
-    from localllm.llm import LLM
+    from localllm.answer.llm import LLM
 
     began = time.monotonic()
     llm = LLM()

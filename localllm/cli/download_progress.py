@@ -13,7 +13,7 @@ from localllm.cli.words import size
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from localllm.transfer import HubFile
+    from localllm.hub.transfer import HubFile
 
 # Files that have a bar of their own; the others are in the sum.
 _MAX_BARS = 6

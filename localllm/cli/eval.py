@@ -13,11 +13,11 @@ import typer
 from localllm.cli import options, suggestions
 from localllm.cli.output import is_terminal, json_line, note, write_stdout
 from localllm.cli.user_input import gather_prompt, read_file
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import ExitCode, RequestError
-from localllm.speculation_config import SpeculationConfig
 
 if TYPE_CHECKING:
-    from localllm.evaluation import Evaluation
+    from localllm.answer.evaluation import Evaluation
 
 
 def evaluate_model(
@@ -76,7 +76,7 @@ def evaluate_model(
         threads=threads,
         self_check=self_check,
     ).config(default_max_num_seqs=1)
-    from localllm.evaluation import evaluate
+    from localllm.answer.evaluation import evaluate
 
     models = [model] if against is None else [model, against]
     with _progress_bar() as progress:

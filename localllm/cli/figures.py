@@ -6,8 +6,8 @@ from localllm.cli.output import show_controls
 from localllm.cli.words import context, duration
 
 if TYPE_CHECKING:  # `--help` waits for no tokenizer
-    from localllm.cache_report import CacheReport
-    from localllm.completion import Completion, Truncation
+    from localllm.answer.completion import Completion, Truncation
+    from localllm.chat.cache_report import CacheReport
 
 # The cache keeps whole blocks, so a few tokens before a difference are computed again.
 _BLOCK_TOKENS = 16

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 from localllm.errors import DiskError, RequestError
-from localllm.private_files import write_new
+from localllm.files.private_files import write_new
 
 
 def user_path(text: str) -> Path:

@@ -1,10 +1,10 @@
 """What a user sees who asks without a model: who answers, and which real one to begin with."""
 
-from localllm.catalog import BUILT_IN_MODEL
 from localllm.cli.output import note
 from localllm.cli.status_line import StatusLine
-from localllm.config import EngineConfig
-from localllm.recommendation import recommended_here
+from localllm.engine.config import EngineConfig
+from localllm.hub.catalog import BUILT_IN_MODEL
+from localllm.hub.recommendation import recommended_here
 
 # What is found sooner shows nothing.
 _SHOWN_S = 0.5

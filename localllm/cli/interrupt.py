@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from localllm.completion import TextEvent
-from localllm.ending import ENDS_S
+from localllm.answer.completion import TextEvent
+from localllm.process.ending import ENDS_S
 
 if TYPE_CHECKING:
-    from localllm.text_engine import EventStream
+    from localllm.answer.text_engine import EventStream
 
 
 class DeferredInterrupt:

@@ -18,8 +18,8 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len, set_cell_size
 
-from localllm.places import history_file
-from localllm.private_files import make_private_folder, private_descriptor
+from localllm.files.private_files import make_private_folder, private_descriptor
+from localllm.user.places import history_file
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ def ls(
     json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """List the models on this machine: the built-in ones and those in the hub's cache."""
-    from localllm.local_models import find_local_models
+    from localllm.hub.local_models import find_local_models
 
     found = find_local_models()
     for warning in found.warnings:

@@ -37,11 +37,11 @@ from localllm.cli.serve import serve
 from localllm.cli.sessions import sessions
 from localllm.cli.show import show
 from localllm.cli.warm import warm
-from localllm.ending import end_in_time
 from localllm.engine.threads import let_torch_sleep
 from localllm.errors import ExitCode, LocalLLMError
-from localllm.places import lost_places
-from localllm.settings import read_settings
+from localllm.process.ending import end_in_time
+from localllm.user.places import lost_places
+from localllm.user.settings import read_settings
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 # The common base of typer's usage errors, which has changed its module over typer's versions.

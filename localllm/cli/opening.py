@@ -9,14 +9,14 @@ from localllm.cli.first_start import welcome
 from localllm.cli.output import note, show_controls
 from localllm.cli.status_line import StatusLine
 from localllm.cli.variants import choose_variant
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 from localllm.engine.listener import Listener
-from localllm.places import cache_folder
-from localllm.recommendation import has_gpu_driver
+from localllm.hub.recommendation import has_gpu_driver
+from localllm.user.places import cache_folder
 
 if TYPE_CHECKING:
-    from localllm.checkpoint import FoundModel
-    from localllm.loaded_model import LoadedModel
+    from localllm.answer.loaded_model import LoadedModel
+    from localllm.hub.checkpoint import FoundModel
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ def open_noted(
     `keepalive_s`: how long its engine is to wait for the next question, in a process of its own;
     None: as usual, 0: not at all, below: for ever.
     """
-    from localllm.checkpoint import find_model, read_checkpoint
     from localllm.cli.download_progress import TerminalProgress
+    from localllm.hub.checkpoint import find_model, read_checkpoint
 
     if name is None:
         welcome(engine)
@@ -63,7 +63,7 @@ def open_noted(
         listener = Listener(tell if is_conversation else logger.info, doing.append)
 
         if keepalive_s != 0 and _HAS_SOCKETS:
-            from localllm.server.attached import start
+            from localllm.attach.attached import start
 
             try:
                 return start(found, keepalive_s, logging.getLogger().level, listener)
@@ -71,7 +71,7 @@ def open_noted(
                 tell(f"no engine can be left running ({error})")
         checkpoint = read_checkpoint(found)
         checkpoint.tokenizer.warm()
-        from localllm.session import load_checkpoint
+        from localllm.answer.opening import load_checkpoint
 
         return load_checkpoint(checkpoint, listener)
 
@@ -93,7 +93,7 @@ def loading(name: str, doing: list[str]) -> StatusLine:
 
 
 def _attach(found: "FoundModel", keepalive_s: float | None) -> "LoadedModel | None":
-    from localllm.server.attached import AttachedEngine, attach
+    from localllm.attach.attached import AttachedEngine, attach
 
     attached = attach(found)
     if attached is not None and keepalive_s is not None:

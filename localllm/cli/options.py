@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
+from localllm.answer.overflow import OVERFLOW_POLICIES, OverflowPolicy
 from localllm.cli.suggestions import one_of
 from localllm.cli.user_input import read_file
-from localllm.config import KV_CACHE_DTYPES, EngineConfig
+from localllm.engine.config import KV_CACHE_DTYPES, EngineConfig
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import RequestError
-from localllm.grammar import Grammar
-from localllm.overflow import OVERFLOW_POLICIES, OverflowPolicy
-from localllm.prompt import THINK_LEVELS, ThinkLevel
-from localllm.speculation_config import SpeculationConfig
+from localllm.text.grammar import Grammar
+from localllm.text.prompt import THINK_LEVELS, ThinkLevel
 
 _SPECULATION = SpeculationConfig()
 SPEC, SPEC_MAX = _SPECULATION.drafter, _SPECULATION.max_draft
@@ -311,7 +311,7 @@ def parse_grammar(
             param="format",
             hint="--json-schema, --regex or --grammar for other forms",
         )
-    from localllm.grammar_compiler import check_grammar
+    from localllm.answer.grammar_compiler import check_grammar
 
     check_grammar(found)
     return found

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from localllm.places import config_file
+from localllm.user.places import config_file
 
 
 def origin(parameter: Any, context: Any) -> str:

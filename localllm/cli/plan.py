@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.catalog import resolve_model
 from localllm.cli import options, suggestions
 from localllm.cli.output import json_line, note, show_controls, write_stdout
 from localllm.cli.words import size
 from localllm.errors import ExitCode, RequestError
-from localllm.settings import default_model
+from localllm.hub.catalog import resolve_model
+from localllm.user.settings import default_model
 
 if TYPE_CHECKING:
-    from localllm.config import EngineConfig
-    from localllm.planning import Machine, ModelPlan
+    from localllm.cost.planning import Machine, ModelPlan
+    from localllm.engine.config import EngineConfig
 
 
 def plan(
@@ -83,7 +83,7 @@ def plan(
         False,
         options.parse_speculation(options.SPEC, options.SPEC_MAX, options.SPEC_NGRAM),
     ).config(default_max_num_seqs=1)
-    from localllm.planning import plan_catalog, plan_model, shape_of
+    from localllm.cost.planning import plan_catalog, plan_model, shape_of
 
     machine = find_machine(gpu, vram, engine)
     name = model or default_model()
@@ -105,8 +105,8 @@ def plan(
 
 def find_machine(gpu: str | None, vram: str | None, engine: "EngineConfig") -> "Machine":
     """The GPU that is named, or one with so much memory, or this machine."""
-    from localllm.gpus import find_gpu
-    from localllm.planning import machine_of, machine_with, this_machine
+    from localllm.cost.gpus import find_gpu
+    from localllm.cost.planning import machine_of, machine_with, this_machine
 
     if gpu is not None:
         return machine_of(find_gpu(gpu))
@@ -184,7 +184,7 @@ def catalog_table(machine: "Machine", plans: "list[ModelPlan]") -> str:
 
 
 def _list_gpus() -> None:
-    from localllm.gpus import GPUS
+    from localllm.cost.gpus import GPUS
 
     width = max(map(len, GPUS))
     for name, card in GPUS.items():

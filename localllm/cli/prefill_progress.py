@@ -8,8 +8,8 @@ from localllm.cli.interrupt import until_interrupt
 from localllm.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
-    from localllm.completion import TextEvent
-    from localllm.text_engine import EventStream
+    from localllm.answer.completion import TextEvent
+    from localllm.answer.text_engine import EventStream
 
 # A prompt that is read sooner shows nothing.
 FIRST_SHOWN_S = 0.15

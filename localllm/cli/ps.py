@@ -48,7 +48,7 @@ def stop(
     ] = None,
 ) -> None:
     """End engines that wait for the next question, once they have answered what they were asked."""
-    from localllm.server.attached import ask_engine
+    from localllm.attach.attached import ask_engine
 
     found = [
         (address, engine)
@@ -76,8 +76,8 @@ def stop(
 
 def _engines() -> list[tuple[Path, dict[str, Any]]]:
     """Those that answer, the oldest first."""
-    from localllm.server.addresses import addresses
-    from localllm.server.attached import ask_engine
+    from localllm.attach.addresses import addresses
+    from localllm.attach.attached import ask_engine
 
     asked = [(address, ask_engine(address, {"type": "hello"})) for address in addresses()]
     found = [

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.catalog import BUILT_IN_MODELS, ModelSource, load_catalog, resolve_model
 from localllm.cli import suggestions
 from localllm.cli.output import note, write_stdout
 from localllm.cli.warm import offer_to_warm
 from localllm.cli.words import size
 from localllm.errors import DownloadError, ExitCode, RequestError
+from localllm.hub.catalog import BUILT_IN_MODELS, ModelSource, load_catalog, resolve_model
 
 if TYPE_CHECKING:
-    from localllm.hub_snapshot import HubSnapshot
+    from localllm.hub.snapshot import HubSnapshot
 
 
 def pull(
@@ -32,7 +32,7 @@ def pull(
     A download that was stopped goes on where it was, every file is held against its hash, and the
     folder is printed.
     """
-    from localllm.download import (
+    from localllm.hub.download import (
         check_disk,
         check_runnable,
         find_snapshot,
@@ -40,7 +40,7 @@ def pull(
         is_whole,
         repo_name,
     )
-    from localllm.hub_snapshot import look_up
+    from localllm.hub.snapshot import look_up
 
     if model in BUILT_IN_MODELS:
         note(f"{model} is built in; there is nothing to fetch")
@@ -78,7 +78,7 @@ def pull(
 def fetch_shown(source: ModelSource, *, refresh: bool = False) -> Path:
     """`fetch_model`, with its progress on the terminal."""
     from localllm.cli.download_progress import TerminalProgress
-    from localllm.download import fetch_model
+    from localllm.hub.download import fetch_model
 
     return fetch_model(source, progress=TerminalProgress(), refresh=refresh)
 

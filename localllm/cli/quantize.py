@@ -16,7 +16,7 @@ from localllm.cli import options, suggestions
 from localllm.cli.output import is_terminal, json_line, note, write_stdout
 from localllm.cli.user_input import read_file
 from localllm.cli.warm import offer_to_warm
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 from localllm.errors import ExitCode, RequestError
 
 # Those of `recipe`, whose module needs torch.
@@ -155,7 +155,7 @@ def _check_flags(
 
 def _default_out(model: str, recipe: "Recipe") -> Path:
     """A folder in localllm's cache, named for the model and what is made of it."""
-    from localllm.local_models import quantized_folder
+    from localllm.hub.local_models import quantized_folder
 
     name = Path(model).name.replace("@", "-") or "model"
     parts = [name, recipe.method.replace("+", "-")]

@@ -17,7 +17,7 @@ from localllm.cli.thoughts import ThoughtsMode, ThoughtsView
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
-    from localllm.completion import TextEvent
+    from localllm.answer.completion import TextEvent
 
 RenderMode = Literal["auto", "blocks", "plain"]
 RENDER_MODES = ("auto", "blocks", "plain")

@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from localllm.checkpoint import open_checkpoint
+from localllm.answer.completion import Completion
+from localllm.answer.loaded_model import LoadedModel
+from localllm.answer.overflow import UNKNOWN_CONTEXT, WARNED_SHARE
+from localllm.answer.text_engine import EventStream
+from localllm.chat.conversation import ChatSession
+from localllm.chat.recorder import Recorder
 from localllm.cli.download_progress import TerminalProgress
 from localllm.cli.figures import describe_cache, describe_truncation, describe_turn
 from localllm.cli.idle import meanwhile
@@ -26,15 +31,11 @@ from localllm.cli.slash_commands import (
 from localllm.cli.terminal import keys_held
 from localllm.cli.variants import choose_variant
 from localllm.cli.words import context
-from localllm.completion import Completion
-from localllm.config import EngineConfig, SamplingParams
-from localllm.conversation import ChatSession
+from localllm.engine.config import EngineConfig
 from localllm.engine.listener import Listener
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError, RequestError
-from localllm.loaded_model import LoadedModel
-from localllm.overflow import UNKNOWN_CONTEXT, WARNED_SHARE
-from localllm.recorder import Recorder
-from localllm.text_engine import EventStream
+from localllm.hub.checkpoint import open_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +233,7 @@ class Repl:
 
         Raises: LocalLLMError.
         """
-        from localllm.session import load_checkpoint, open_model  # with torch, a second
+        from localllm.answer.opening import load_checkpoint, open_model  # with torch, a second
 
         tell, chosen = partial(note, dim=True), choose_variant(name, self._engine_config)
         before = self.session.model.name

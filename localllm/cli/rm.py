@@ -25,7 +25,7 @@ def rm(
     that another revision uses too stay, and are not counted. Checkpoints elsewhere and built-in
     models are not touched.
     """
-    from localllm.removal import plan_removals
+    from localllm.hub.removal import plan_removals
 
     removals = plan_removals(models)
     for removal in removals:

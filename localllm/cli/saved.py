@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from localllm.chat.recorder import Recorder
+from localllm.chat.store import SavedSession
+from localllm.chat.transcript import Transcript
 from localllm.cli.output import note, show_controls
 from localllm.cli.slash_turns import check_name
 from localllm.errors import LocalLLMError, RequestError
-from localllm.places import sessions_file
-from localllm.recorder import Recorder
-from localllm.sessions import SavedSession
-from localllm.transcript import Transcript
+from localllm.user.places import sessions_file
 
 
 def open_recorder() -> Recorder:

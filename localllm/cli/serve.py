@@ -9,7 +9,7 @@ import typer
 from localllm.cli import options, suggestions
 from localllm.cli.output import note, show_controls
 from localllm.errors import RequestError
-from localllm.settings import default_model
+from localllm.user.settings import default_model
 
 if TYPE_CHECKING:
     from localllm.server.guard import Access
@@ -88,8 +88,8 @@ def serve(
     ).config(default_max_num_seqs=_DEFAULT_SEQS)
     import asyncio
 
-    from localllm.checkpoint import open_checkpoint
     from localllm.cli.download_progress import TerminalProgress
+    from localllm.hub.checkpoint import open_checkpoint
     from localllm.server.run import serve_model
 
     found = open_checkpoint(model or default_model(), config, TerminalProgress())

@@ -16,7 +16,7 @@ from localllm.cli.words import age
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
-    from localllm.sessions import SavedSession, SessionStore
+    from localllm.chat.store import SavedSession, SessionStore
 
 sessions = typer.Typer(
     invoke_without_command=True, help="List, show, name, export and delete saved conversations."
@@ -157,7 +157,7 @@ def rm(
 
 
 def _store() -> "SessionStore":
-    from localllm.places import sessions_file
-    from localllm.sessions import SessionStore
+    from localllm.chat.store import SessionStore
+    from localllm.user.places import sessions_file
 
     return SessionStore(sessions_file())

@@ -4,10 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
 from localllm.cli import suggestions
 from localllm.cli.output import json_line, note, show_controls, write_stdout
 from localllm.errors import CheckpointError, TemplateError
+from localllm.hub.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
 
 EXAMPLE = (
     {"role": "system", "content": "You are a helpful assistant."},
@@ -30,8 +30,8 @@ def show(
 
     Of a model that is not on this machine only the small files are fetched.
     """
-    from localllm.card import read_card
-    from localllm.download import fetch_model, find_snapshot
+    from localllm.hub.card import read_card
+    from localllm.hub.download import fetch_model, find_snapshot
 
     source = resolve_model(model)
     if source.repo is not None and find_snapshot(source.repo, source.revision) is None:
@@ -69,7 +69,7 @@ def _render_example(tokenizer: Any, name: str) -> str:
 
 def _fields(card: Any) -> dict[str, Any]:
     """What is printed, in order; both the table and the JSON object are made of it."""
-    from localllm.card import describe_quantization, kv_bytes_per_token
+    from localllm.hub.card import describe_quantization, kv_bytes_per_token
 
     config, tokenizer, weights = card.config, card.tokenizer, card.weights
     fields: dict[str, Any] = {"model": card.name, "folder": card.folder}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from localllm.catalog import BUILT_IN_MODEL, is_file, load_catalog
+from localllm.answer.overflow import UNKNOWN_CONTEXT
 from localllm.cli import slash_turns as turns
 from localllm.cli.figures import describe_prompt
 from localllm.cli.files import user_path
@@ -15,10 +15,10 @@ from localllm.cli.options import parse_think
 from localllm.cli.output import note, show_controls
 from localllm.cli.text_files import find_files, is_several, joined
 from localllm.cli.thoughts import THOUGHTS_MODES
-from localllm.config import SamplingParams
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
-from localllm.overflow import UNKNOWN_CONTEXT
-from localllm.prompt import THINK_LEVELS
+from localllm.hub.catalog import BUILT_IN_MODEL, is_file, load_catalog
+from localllm.text.prompt import THINK_LEVELS
 
 if TYPE_CHECKING:
     from localllm.cli.repl import Repl

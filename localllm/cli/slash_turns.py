@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localllm.chat.transcript import Transcript, make_title
 from localllm.cli.files import user_path, write_new_file
 from localllm.cli.output import note, show_controls
 from localllm.cli.terminal import confirm
 from localllm.cli.words import age
 from localllm.errors import ContextLengthError, LocalLLMError, RequestError
-from localllm.transcript import Transcript, make_title
 
 if TYPE_CHECKING:
     from localllm.cli.repl import Repl

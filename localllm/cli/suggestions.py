@@ -8,12 +8,12 @@ from pathlib import Path
 import typer
 
 from localllm.errors import LocalLLMError
-from localllm.places import home_folder
+from localllm.user.places import home_folder
 
 
 def models(incomplete: str) -> list[str]:
     """Aliases, and what is on this machine; without the hub's client, which takes half a second."""
-    from localllm.catalog import BUILT_IN_MODELS, load_catalog
+    from localllm.hub.catalog import BUILT_IN_MODELS, load_catalog
 
     try:
         names = {*BUILT_IN_MODELS, *load_catalog()}
@@ -25,7 +25,7 @@ def models(incomplete: str) -> list[str]:
 
 def removable(incomplete: str) -> list[str]:
     """What is on this machine and can be deleted."""
-    from localllm.catalog import load_catalog
+    from localllm.hub.catalog import load_catalog
 
     fetched = _fetched()
     try:
@@ -38,7 +38,7 @@ def removable(incomplete: str) -> list[str]:
 
 def cache_kinds(incomplete: str) -> list[str]:
     """What `cache clear` knows."""
-    from localllm.cache_kinds import cache_kinds
+    from localllm.user.cache_kinds import cache_kinds
 
     return [kind.name for kind in cache_kinds(None) if kind.name.startswith(incomplete)]
 
@@ -59,7 +59,7 @@ def settings(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _set_by_the_user() -> list[str]:
-    from localllm.settings import read_settings
+    from localllm.user.settings import read_settings
 
     try:
         return sorted(read_settings())
@@ -70,7 +70,7 @@ def _set_by_the_user() -> list[str]:
 def setting_values(context: typer.Context, incomplete: str) -> list[str]:
     """Values of the setting that is named before them."""
     from localllm.cli.config import flag_of
-    from localllm.settings import DEFAULT_MODEL
+    from localllm.user.settings import DEFAULT_MODEL
 
     name = context.params.get("name") or ""
     if name.replace("-", "_") == DEFAULT_MODEL:
@@ -83,8 +83,8 @@ def setting_values(context: typer.Context, incomplete: str) -> list[str]:
 
 def sessions(incomplete: str) -> list[str]:
     """Names of saved sessions; the number where a shell would take the name for several words."""
-    from localllm.places import sessions_file
-    from localllm.sessions import SessionStore
+    from localllm.chat.store import SessionStore
+    from localllm.user.places import sessions_file
 
     try:
         rows = SessionStore(sessions_file()).rows() if sessions_file().exists() else []
@@ -99,7 +99,7 @@ def sessions(incomplete: str) -> list[str]:
 
 def gpus(incomplete: str) -> list[str]:
     """GPUs of which data sheets are known."""
-    from localllm.gpus import GPUS
+    from localllm.cost.gpus import GPUS
 
     return [name for name in GPUS if name.startswith(incomplete)]
 
@@ -110,7 +110,7 @@ def _fetched() -> set[str]:
 
 
 def _quantized() -> set[str]:
-    from localllm.places import cache_folder
+    from localllm.user.places import cache_folder
 
     return {folder.name for folder in cache_folder("quantized").glob("*") if folder.is_dir()}
 

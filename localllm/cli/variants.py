@@ -5,13 +5,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.catalog import CatalogEntry, load_catalog
 from localllm.cli.output import is_terminal, note, write_stderr
 from localllm.cli.status_line import StatusLine
 from localllm.cli.words import duration, size
-from localllm.config import EngineConfig
-from localllm.download import is_offline
+from localllm.engine.config import EngineConfig
 from localllm.errors import ExitCode, LocalLLMError
+from localllm.hub.catalog import CatalogEntry, load_catalog
+from localllm.hub.download import is_offline
 
 # Bytes a second of a download, where none has been measured yet: 80 Mbit/s.
 _ASSUMED_RATE = 10e6
@@ -59,7 +59,7 @@ def choose_variant(name: str | None, engine: EngineConfig) -> str | None:
 
 
 def _is_here(repo: str, revision: str | None) -> bool:
-    from localllm.download import find_snapshot
+    from localllm.hub.download import find_snapshot
 
     folder = find_snapshot(repo, revision)
     return folder is not None and any(folder.glob("*.safetensors"))
@@ -67,7 +67,7 @@ def _is_here(repo: str, revision: str | None) -> bool:
 
 def _quantized_here(entry: CatalogEntry) -> str | None:
     """The makers' 4-bit repository, or a folder that `quantize` made of the alias."""
-    from localllm.local_models import find_quantized
+    from localllm.hub.local_models import find_quantized
 
     if entry.int4 is not None and _is_here(entry.int4, None):
         return entry.int4
@@ -77,8 +77,8 @@ def _quantized_here(entry: CatalogEntry) -> str | None:
 
 def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
     """What fits comes first, and of that the shortest way to an answer."""
-    from localllm.catalog import ModelSource
-    from localllm.planning import plan_model, shape_of, this_machine
+    from localllm.cost.planning import plan_model, shape_of, this_machine
+    from localllm.hub.catalog import ModelSource
 
     source = ModelSource(entry.alias, repo=entry.repo)
     machine = this_machine(engine, measures=False)
@@ -106,8 +106,8 @@ def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
 
 
 def _quantize_seconds(entry: CatalogEntry, engine: EngineConfig) -> float:
-    from localllm.bench.subject import catalog_shape
     from localllm.engine.loading import select_device
+    from localllm.hub.catalog_shape import catalog_shape
     from localllm.quantize.calibrate import CalibrationRequest
     from localllm.quantize.estimate import quantize_seconds
     from localllm.quantize.recipe import Recipe
@@ -131,11 +131,11 @@ def _ask(count: int) -> int:
 
 def _carry_out(choice: _Choice, entry: CatalogEntry) -> str:
     from localllm.cli.pull import fetch_shown
-    from localllm.local_models import find_quantized
+    from localllm.hub.local_models import find_quantized
 
     if not choice.is_quantized_here:
         return choice.name
-    from localllm.catalog import resolve_model
+    from localllm.hub.catalog import resolve_model
 
     fetch_shown(resolve_model(choice.name))
     # Its own process: what quantizing takes is free again before the model is loaded.

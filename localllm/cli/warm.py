@@ -12,10 +12,10 @@ from localllm.cli.output import is_terminal, note, show_controls
 from localllm.cli.status_line import StatusLine
 from localllm.cli.terminal import confirm
 from localllm.cli.words import duration
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 from localllm.engine.listener import Listener
-from localllm.recommendation import has_gpu_driver
-from localllm.settings import default_model
+from localllm.hub.recommendation import has_gpu_driver
+from localllm.user.settings import default_model
 
 # Requests in a batch: what a server takes, whose steps are those of a chat and more.
 _NUM_SEQS = 16
@@ -53,9 +53,9 @@ def warm_up(name: str | None, config: EngineConfig) -> None:
 
     Raises: as `open_model`.
     """
-    from localllm.checkpoint import open_checkpoint
-    from localllm.session import load_checkpoint
-    from localllm.text_engine import TextEngine
+    from localllm.answer.opening import load_checkpoint
+    from localllm.answer.text_engine import TextEngine
+    from localllm.hub.checkpoint import open_checkpoint
 
     began_s = time.monotonic()
     found = open_checkpoint(name, config)

@@ -1,6 +1,6 @@
 """Quantities in the words of a terminal."""
 
-from localllm.overflow import UNKNOWN_CONTEXT
+from localllm.answer.overflow import UNKNOWN_CONTEXT
 
 
 def context(used: int, length: int) -> str:

@@ -12,11 +12,11 @@ from itertools import chain, islice, repeat
 import torch
 from torch import Tensor
 
-from localllm.config import SamplingParams
 from localllm.engine.device import CaptureError, Device, is_fatal, is_out_of_memory
 from localllm.engine.request import TokenLogprobs
 from localllm.engine.runner import Launched
 from localllm.engine.sampler import accept_draft
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
 from localllm.engine.slots import Slots
 from localllm.engine.step_inputs import (

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from operator import mul
 
+from localllm.engine.speculation_config import MAX_DRAFT
 from localllm.engine.step_times import StepTimes
-from localllm.speculation_config import MAX_DRAFT
 
 # A draft must promise so much more speed to be worth its uncertainty.
 MARGIN = 1.08

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from localllm.config import SamplingParams, brief
 from localllm.engine.device import is_fatal, is_out_of_memory
 from localllm.engine.grammar_turns import GrammarTurns
 from localllm.engine.matcher import Matcher
@@ -14,9 +13,10 @@ from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, RequestStatus, TokenEvent
 from localllm.engine.runner import Launched, Runner
 from localllm.engine.sampler import sample_seed
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import ScheduledBatch, Scheduler
 from localllm.engine.speculation import Speculator
-from localllm.errors import ContextLengthError, DeviceError, RequestError
+from localllm.errors import ContextLengthError, DeviceError, RequestError, brief
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from localllm import __version__
-from localllm.config import EngineConfig, ModelConfig
 from localllm.engine.block_pool import BlockPool
+from localllm.engine.config import EngineConfig
 from localllm.engine.cpu_products import make_products_reproducible
 from localllm.engine.device import CudaDevice, prepare
 from localllm.engine.device_runner import DeviceRunner
@@ -33,15 +33,16 @@ from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
 from localllm.errors import BackendError
+from localllm.files.private_files import private_folder
 from localllm.model.architectures import ArchSpec
+from localllm.model.config import ModelConfig
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm.model.weights import CheckpointWeights, load_model, open_source
-from localllm.places import cache_folder, prefix_folder
-from localllm.private_files import private_folder
+from localllm.user.places import cache_folder, prefix_folder
 from localllm_kernels import select_ops
 from localllm_kernels.choice import ALL_OWN, Choice
 from localllm_kernels.kv_cache import row_bytes

@@ -5,9 +5,10 @@ what becomes of the plan once the weights are there.
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-from localllm.config import EngineConfig, ModelConfig
+from localllm.engine.config import EngineConfig
 from localllm.engine.speculation import MAX_DRAFTED_TOKENS
 from localllm.errors import GpuMemoryError, RequestError
+from localllm.model.config import ModelConfig
 
 # What the reference attention holds at once, see localllm_kernels/paged_attention.py: a tile of
 # queries against the context (scores, weights, mask), and gathered keys and values in float32.

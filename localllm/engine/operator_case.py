@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localllm.config import ModelConfig
 from localllm.model.architectures import ArchSpec
+from localllm.model.config import ModelConfig
 from localllm_kernels.choice import Piece
 
 # Units of rounding that a value may be off by, of its own size and of what its row has on average:

@@ -22,8 +22,8 @@ import torch
 
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.shared_count import BusyError, shared_count
+from localllm.files.private_files import PART_SUFFIX, new_private, open_private, private_folder
 from localllm.model.inputs import PagedKVCache
-from localllm.private_files import PART_SUFFIX, new_private, open_private, private_folder
 
 logger = logging.getLogger(__name__)
 

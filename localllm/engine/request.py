@@ -4,8 +4,8 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
-from localllm.config import SamplingParams
 from localllm.engine.matcher import Matcher
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
 
 

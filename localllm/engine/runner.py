@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from localllm.config import SamplingParams
 from localllm.engine.batching import build_forward_batch
 from localllm.engine.sampler import sample_tokens
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, ScheduledBatch
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.decoder import DecoderModel

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from localllm.config import SamplingParams
 from localllm.engine.request import Request, TokenLogprobs
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, ScheduledRequest
 from localllm_kernels import Ops
 

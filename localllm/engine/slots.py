@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from localllm.config import SamplingParams
 from localllm.engine.request import Request
 from localllm.engine.sampler import MIN_TEMPERATURE, has_penalties
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import ScheduledBatch
 from localllm_kernels.sample import Biases, Penalties
 

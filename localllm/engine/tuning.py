@@ -19,9 +19,9 @@ from torch import Tensor
 
 from localllm.engine.device import Device, is_fatal
 from localllm.engine.operator_case import distance, unit_of
+from localllm.files.private_files import private_folder, read_private, write_private
 from localllm.model.decoder import DecoderModel
-from localllm.places import cache_folder
-from localllm.private_files import private_folder, read_private, write_private
+from localllm.user.places import cache_folder
 from localllm_kernels.fingerprint import sources_fingerprint
 from localllm_kernels.gpu_linears import Int4Product
 from localllm_kernels.int4_weight import NOTHING, Around

@@ -11,8 +11,8 @@ from math import exp, log
 from pathlib import Path
 from typing import Literal
 
-from localllm.places import cache_folder
-from localllm.private_files import private_folder, read_private, write_private
+from localllm.files.private_files import private_folder, read_private, write_private
+from localllm.user.places import cache_folder
 from localllm_kernels.choice import SECOND_WAYS, Choice, Piece
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from fractions import Fraction
 from math import lcm
 from typing import Any
 
-from localllm.grammar import refused
 from localllm.grammars.lengths import check_length
+from localllm.text.grammar import refused
 
 # A state for each remainder, found before anything is said: 10,000 take some 30 ms. Where several
 # multiples meet there are as many as their least common multiple has.

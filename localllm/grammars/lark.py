@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from typing import Any
 
-from localllm.grammar import refused
 from localllm.grammars.lengths import TextLength, check_length, regex_length
+from localllm.text.grammar import refused
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t]+|(?:\#|//)[^\n]*)

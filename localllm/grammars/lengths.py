@@ -6,7 +6,7 @@ byte: `(a{900}){1000}` takes 1.2 s and 256 MB for its first mask.
 
 import re
 
-from localllm.grammar import refused
+from localllm.text.grammar import refused
 
 # Bytes of UTF-8, each of which a short expression may have asked for.
 MAX_TEXT_BYTES = 32 << 10

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from localllm.grammar import refused
+from localllm.text.grammar import refused
 
 Schema = Any  # an object or a truth value, as schema.py writes them
 

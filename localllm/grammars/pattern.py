@@ -16,7 +16,7 @@ regex-syntax, "Syntax".
 import re
 from collections.abc import Iterable
 
-from localllm.grammar import refused
+from localllm.text.grammar import refused
 
 Range = tuple[int, int]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
-from localllm.grammar import refused
+from localllm.text.grammar import refused
 
 # What these hold is no schema.
 _VALUES = {"const", "enum", "default", "examples"}

@@ -20,13 +20,13 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-from localllm.grammar import JSON_SPACE, check_schema_size, refused
 from localllm.grammars.bounds import check_multiples, check_shortest
 from localllm.grammars.formats import KNOWN, PATTERNS
 from localllm.grammars.lengths import check_length, regex_length
 from localllm.grammars.one_of import settle_one_of
 from localllm.grammars.pattern import rust_regex
 from localllm.grammars.references import Place, References
+from localllm.text.grammar import JSON_SPACE, check_schema_size, refused
 
 Written = dict[str, Any]
 

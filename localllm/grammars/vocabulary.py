@@ -14,7 +14,7 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from localllm.special_text import rename_tokens
+from localllm.text.special_text import rename_tokens
 
 _PRIVATE = "\ufdd1"  # which Unicode sets aside for a program's own use
 _HIDDEN = {"single_word": False, "normalized": False, "special": True}

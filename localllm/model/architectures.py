@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from localllm.config import ModelConfig, architecture_name
 from localllm.errors import UnsupportedModelError
-from localllm.json_file import read_json_object
+from localllm.files.json_file import read_json_object
+from localllm.model.config import ModelConfig, architecture_name
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.config import ModelConfig
+from localllm.model.config import ModelConfig
 from localllm.model.inputs import ForwardBatch, PagedKVCache
 from localllm.model.layers import DecoderLayer, RMSNorm, Rotation
 from localllm.model.linear import Projection

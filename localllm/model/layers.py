@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from localllm.config import ModelConfig
+from localllm.model.config import ModelConfig
 from localllm.model.inputs import ForwardBatch
 from localllm.model.linear import Projection
 from localllm_kernels import Ops

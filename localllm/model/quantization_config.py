@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.config import brief
-from localllm.errors import CheckpointError, UnsupportedModelError
+from localllm.errors import CheckpointError, UnsupportedModelError, brief
 from localllm.model.formats import Awq, Fp8, Gptq, PackedInt4, PackedInt8, PlainInt8, Scheme
 
 _WHERE = "config.json: quantization_config"

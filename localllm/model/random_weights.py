@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from localllm.config import ModelConfig
 from localllm.model.architectures import ArchSpec, expected_tensors, linear_shapes
+from localllm.model.config import ModelConfig
 from localllm.model.quantized import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 
 WeightKind = Literal["bf16", "int4", "int8", "fp8"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localllm.config import RopeConfig
+from localllm.model.config import RopeConfig
 
 
 @dataclass(frozen=True, slots=True)

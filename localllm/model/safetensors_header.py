@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from localllm.errors import CheckpointError
-from localllm.model_file import open_model_file
+from localllm.files.model_file import open_model_file
 
 # Parsing takes a second and 100 MB for every 5 MB. A tensor takes some 130 bytes; the most in one
 # file that are known, 73,000 of a model with experts in int4, take 9.6 MB, those of any supported

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from localllm.config import ModelConfig
 from localllm.errors import CheckpointError
 from localllm.model.architectures import ArchSpec, expected_tensors, linear_shapes
+from localllm.model.config import ModelConfig
 from localllm.model.formats import Scheme, StoredTensor
 from localllm.model.quantization_config import read_quantization
 from localllm.model.safetensors_header import TensorInfo, read_headers

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 from localllm.errors import CheckpointError
-from localllm.json_file import MAX_JSON_BYTES, read_json_object
-from localllm.model_file import has_file, open_model_file, read_model_file
+from localllm.files.json_file import MAX_JSON_BYTES, read_json_object
+from localllm.files.model_file import has_file, open_model_file, read_model_file
 
 INDEX_NAME = "model.safetensors.index.json"
 # As many tensors as a checkpoint may have, of 200 bytes.

@@ -10,9 +10,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from localllm.config import ModelConfig
 from localllm.errors import CheckpointError
 from localllm.model.architectures import ArchSpec, layer_windows
+from localllm.model.config import ModelConfig
 from localllm.model.decoder import DecoderModel
 from localllm.model.layers import DecoderLayer, RMSNorm, build_layer, decoder_parts
 from localllm.model.linear import (

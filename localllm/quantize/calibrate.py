@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localllm.config import SamplingParams
+from localllm.answer.loaded_model import LoadedModel
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
-from localllm.loaded_model import LoadedModel
-from localllm.prompt import Prompt
 from localllm.quantize.dataset import fetch_dataset_text
-from localllm.tokenizer import Tokenizer
+from localllm.text.prompt import Prompt
+from localllm.text.tokenizer import Tokenizer
 
 # Of the windows asked for, so many more are taken and held back: one for each of these.
 HELD_BACK_SHARE = 8

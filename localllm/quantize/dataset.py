@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import DownloadError, ExitCode
-from localllm.hub_snapshot import (
+from localllm.hub.snapshot import (
     cache_root,
     link_file,
     look_up_dataset,
     note_revision,
     snapshot_folder,
 )
-from localllm.transfer import HubCommit, HubFile, fetch_blob
-from localllm.verified import VerifiedFiles
+from localllm.hub.transfer import HubCommit, HubFile, fetch_blob
+from localllm.hub.verified import VerifiedFiles
 
 # Far more than any calibration takes; a data set may be thousands of times larger.
 MAX_CHARS = 20_000_000

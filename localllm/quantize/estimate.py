@@ -6,8 +6,8 @@ from math import prod
 
 import torch
 
-from localllm.config import ModelConfig
 from localllm.model.architectures import ArchSpec, linear_shapes
+from localllm.model.config import ModelConfig
 from localllm.quantize.awq import NUM_RATIOS
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe

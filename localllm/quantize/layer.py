@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from localllm.config import ModelConfig
+from localllm.model.config import ModelConfig
 from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV, DecoderLayer, build_layer
 from localllm.model.linear import Linear
 from localllm.model.quantized import QuantizedWeight

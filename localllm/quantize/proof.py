@@ -8,17 +8,18 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localllm.config import EngineConfig, SamplingParams
+from localllm.answer.evaluation import Evaluation, Tally
+from localllm.answer.loaded_model import LoadedModel
+from localllm.answer.opening import open_model
+from localllm.engine.config import EngineConfig
+from localllm.engine.sampling_params import SamplingParams
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import LocalLLMError
-from localllm.evaluation import Evaluation, Tally
-from localllm.loaded_model import LoadedModel
 from localllm.model.layers import RMSNorm
 from localllm.model.rope import RopeTable
 from localllm.model.weights import open_weights
 from localllm.quantize.source import CheckedFolder
 from localllm.quantize.stream import CalibrationStream
-from localllm.session import open_model
-from localllm.speculation_config import SpeculationConfig
 from localllm_kernels import Ops
 
 LOGIT_ROWS = 128

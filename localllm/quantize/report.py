@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from localllm import __version__
-from localllm.evaluation import Evaluation
+from localllm.answer.evaluation import Evaluation
 from localllm.quantize.recipe import Recipe
 
 NUM_WORST = 5

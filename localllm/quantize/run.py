@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 
 from localllm import __version__
-from localllm.checkpoint import Checkpoint
-from localllm.config import EngineConfig
+from localllm.answer.evaluation import Evaluation
+from localllm.answer.opening import open_model
+from localllm.engine.config import EngineConfig
 from localllm.engine.loading import library_folder
 from localllm.engine.threads import choose_threads
 from localllm.errors import CheckpointError, RequestError
-from localllm.evaluation import Evaluation
-from localllm.json_file import read_json_object
+from localllm.files.json_file import read_json_object
+from localllm.files.model_file import read_model_file
+from localllm.hub.checkpoint import Checkpoint
 from localllm.model.architectures import expected_tensors, layer_windows
 from localllm.model.rope import RopeTable
 from localllm.model.weight_files import fingerprint
 from localllm.model.weights import WeightReader, open_weights
-from localllm.model_file import read_model_file
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
 from localllm.quantize.layer import LayerQuantizer, LayerShape, QuantizedLayer
 from localllm.quantize.layer_files import (
@@ -41,8 +42,7 @@ from localllm.quantize.rounding import round_int8, round_layer
 from localllm.quantize.source import CheckedFolder, open_source, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
-from localllm.session import open_model
-from localllm.tokenizer import MAX_TOKENIZER_BYTES
+from localllm.text.tokenizer import MAX_TOKENIZER_BYTES
 from localllm_kernels import TORCH_OPS, Ops, select_ops
 
 logger = logging.getLogger(__name__)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from localllm.checkpoint import Checkpoint, open_checkpoint
-from localllm.config import ModelConfig
 from localllm.errors import RequestError, UnsupportedModelError
+from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.model.architectures import ArchSpec, linear_shapes, read_model_config
+from localllm.model.config import ModelConfig
 from localllm.model.safetensors_header import ITEM_BYTES
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from localllm.errors import CheckpointError, DiskError, RequestError
-from localllm.json_file import read_json_object
+from localllm.files.json_file import read_json_object
 from localllm.model.safetensors_header import read_header
 
 MAX_SHARD_BYTES = 4_000_000_000

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from localllm.completion import TextEvent, TokenInfo
-from localllm.tokenizer import Tokenizer
-from localllm.tool_calls import ToolCall, ToolCallSplitter, ToolFormat
+from localllm.answer.completion import TextEvent, TokenInfo
+from localllm.text.tokenizer import Tokenizer
+from localllm.text.tool_calls import ToolCall, ToolCallSplitter, ToolFormat
 
 Kind = Literal["chat", "text"]
 _REASONS = {"stop": "stop", "length": "length", "abort": "stop"}

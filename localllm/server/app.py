@@ -14,24 +14,21 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from localllm import __version__
-from localllm.config import SamplingParams
-from localllm.errors import (
-    ContextLengthError,
-    LocalLLMError,
-    RequestError,
-)
-from localllm.generation_config import GenerationDefaults
-from localllm.grammar import Grammar
-from localllm.prompt import Prompt
-from localllm.prompt_writer import PromptWriter
-from localllm.server.answers import Kind, Writer
-from localllm.server.bodies import Bodies, Closing, count_values
-from localllm.server.engine_client import (
+from localllm.attach.engine_client import (
     EngineClient,
     EngineDownError,
     QueueFullError,
     RequestStream,
 )
+from localllm.engine.sampling_params import SamplingParams
+from localllm.errors import (
+    ContextLengthError,
+    LocalLLMError,
+    RequestError,
+)
+from localllm.hub.generation_config import GenerationDefaults
+from localllm.server.answers import Kind, Writer
+from localllm.server.bodies import Bodies, Closing, count_values
 from localllm.server.guard import Access, App, Guard, Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter, Metrics
@@ -52,7 +49,10 @@ from localllm.server.schema import (
     Sampling,
     TokenizeRequest,
 )
-from localllm.tool_calls import Tool, ToolFormat, find_tool_format, tool_grammar
+from localllm.text.grammar import Grammar
+from localllm.text.prompt import Prompt
+from localllm.text.prompt_writer import PromptWriter
+from localllm.text.tool_calls import Tool, ToolFormat, find_tool_format, tool_grammar
 
 logger = logging.getLogger(__name__)
 BodyT = TypeVar("BodyT", bound=Asked)

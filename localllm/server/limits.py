@@ -3,15 +3,16 @@
 import resource
 from dataclasses import dataclass, fields
 
-from localllm.config import (
+from localllm.engine.sampling_params import (
     MAX_LOGIT_BIAS_ENTRIES,
     MAX_LOGPROBS,
     MAX_NUM_SAMPLES,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
 )
-from localllm.grammar import (
+from localllm.text.grammar import (
     MAX_GRAMMAR_BYTES,
+    MAX_GRAMMAR_QUEUE_SECONDS,
     MAX_GRAMMAR_SECONDS,
     MAX_RULES,
     MAX_SCHEMA_DEPTH,
@@ -50,7 +51,7 @@ class Limits:
     schema_levels: int = MAX_SCHEMA_DEPTH
     schema_objects: int = MAX_SCHEMA_OBJECTS
     grammar_seconds: int = MAX_GRAMMAR_SECONDS
-    grammar_queue_seconds: int = 5
+    grammar_queue_seconds: int = MAX_GRAMMAR_QUEUE_SECONDS
     requests: int = 256
     requests_of_a_key: int = 64
 

@@ -3,6 +3,7 @@
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
+from localllm.attach.engine_client import EngineDownError, QueueFullError
 from localllm.errors import (
     BusyError,
     ContextLengthError,
@@ -11,7 +12,6 @@ from localllm.errors import (
     StepMemoryError,
     TemplateError,
 )
-from localllm.server.engine_client import EngineDownError, QueueFullError
 from localllm.server.guard import Refusal
 
 

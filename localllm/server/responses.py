@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from localllm.completion import TextEvent
+from localllm.answer.completion import TextEvent
+from localllm.attach.engine_client import RequestStream
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server.answers import Writer
-from localllm.server.engine_client import RequestStream
 from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter

@@ -10,17 +10,17 @@ from types import FrameType
 
 import uvicorn
 
-from localllm.checkpoint import Checkpoint
-from localllm.ending import ENDS_S
+from localllm.attach.addresses import address_of
+from localllm.attach.engine_client import EngineClient
 from localllm.errors import RequestError
-from localllm.prompt_writer import PromptWriter
-from localllm.server.addresses import address_of
+from localllm.hub.checkpoint import Checkpoint
+from localllm.process.ending import ENDS_S
+from localllm.process.log_rate import LogRate
 from localllm.server.app import ServedModel, create_app
-from localllm.server.engine_client import EngineClient
 from localllm.server.guard import Access
 from localllm.server.limits import LIMITS
-from localllm.server.log_rate import LogRate
 from localllm.server.protocol import PatientProtocol
+from localllm.text.prompt_writer import PromptWriter
 
 _BACKLOG = 512
 

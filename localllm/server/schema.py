@@ -20,10 +20,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from localllm.grammar import Grammar, lark_literal
-from localllm.prompt import ThinkLevel
 from localllm.server.bodies import count_values
 from localllm.server.limits import LIMITS
+from localllm.text.grammar import Grammar, lark_literal
+from localllm.text.prompt import ThinkLevel
 
 Name = Annotated[str, Field(max_length=300)]
 Stop = Annotated[str, Field(min_length=1, max_length=LIMITS.stop_chars)]

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer as Backend
 
 from localllm.errors import BusyError, RequestError, TemplateError
-from localllm.frames import Message, prompt_from_wire
-from localllm.prompt import Prompt, ThinkLevel
-from localllm.tokenizer import Message as ChatMessage
-from localllm.tokenizer import Tokenizer
+from localllm.process.frames import Message, prompt_from_wire
+from localllm.text.prompt import Prompt, ThinkLevel
+from localllm.text.tokenizer import Message as ChatMessage
+from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.worker import StoppedError, WaitedError
 
 # For a text or conversation of no length, and what each byte adds: a loaded machine encodes a

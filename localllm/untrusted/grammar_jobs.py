@@ -9,10 +9,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from localllm.engine.form_ends import FormEnds
 from localllm.engine.matcher import LONGEST_WAY, MAX_FORCED
-from localllm.frames import Message
 from localllm.grammars.parser_limits import parser_limits
 from localllm.grammars.vocabulary import single_token
-from localllm.process_memory import resident_bytes
+from localllm.process.frames import Message
+from localllm.process.memory import resident_bytes
 from localllm.untrusted.worker_process import Job
 
 # Tokens that a trial follows a grammar for: its states cost most where they are met first.

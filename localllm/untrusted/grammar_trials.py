@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from localllm.errors import BusyError, RequestError
-from localllm.grammar import MAX_GRAMMAR_SECONDS
+from localllm.text.grammar import MAX_GRAMMAR_SECONDS
 from localllm.untrusted.worker import StoppedError, WaitedError
 from localllm.untrusted.worker_pool import WorkerPool
 

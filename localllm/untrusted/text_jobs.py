@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from localllm.frames import Message, prompt_to_wire
-from localllm.tokenizer import Tokenizer
+from localllm.process.frames import Message, prompt_to_wire
+from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.worker_process import Job
 
 

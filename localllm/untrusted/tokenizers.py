@@ -8,10 +8,9 @@ from pathlib import Path
 
 from localllm import __version__
 from localllm.errors import CheckpointError
-from localllm.model_file import read_model_file
-from localllm.places import cache_folder
-from localllm.private_files import private_folder, write_private
-from localllm.tokenizer import (
+from localllm.files.model_file import read_model_file
+from localllm.files.private_files import private_folder, write_private
+from localllm.text.tokenizer import (
     MAX_TOKENIZER_BYTES,
     Tokenizer,
     check_special_tokens,
@@ -22,6 +21,7 @@ from localllm.tokenizer import (
 from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer
 from localllm.untrusted.worker import StoppedError
 from localllm.untrusted.worker_pool import WorkerPool
+from localllm.user.places import cache_folder
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _OLDER = "special_tokens_map.json"

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from localllm.errors import LocalLLMError
-from localllm.frames import Message, Unpacker, error_from_wire, pack
+from localllm.process.frames import Message, Unpacker, error_from_wire, pack
 
 _CHUNK = 1 << 18
 # Replies are token ids and rendered prompts; messages are as large as texts that are encoded.

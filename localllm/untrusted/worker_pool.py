@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from threading import BoundedSemaphore, Condition
 from typing import Any
 
-from localllm.frames import Message
+from localllm.process.frames import Message
 from localllm.untrusted.worker import OPEN_S, WaitedError, Worker
 
 # One of them is never with a large job.

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from localllm.errors import LocalLLMError
-from localllm.frames import Message, Unpacker, error_to_wire, pack
-from localllm.process_memory import address_bytes
+from localllm.process.frames import Message, Unpacker, error_to_wire, pack
+from localllm.process.memory import address_bytes
 
 _CHUNK = 1 << 18
 _MAX_MESSAGE_BYTES = 1 << 30

@@ -9,11 +9,11 @@ from guards import needs_interpreter
 
 from localllm.bench import kernels
 from localllm.bench.kernels import KernelCases, KernelSuite
-from localllm.bench.limits import Limits
-from localllm.config import ModelConfig
+from localllm.cost.rates import Rates
+from localllm.model.config import ModelConfig
 
 CPU = torch.device("cpu")
-LIMITS = Limits(1e9, {"fp32": 1e9, "bf16": 1e9, "int8": 1e9})
+LIMITS = Rates(1e9, {"fp32": 1e9, "bf16": 1e9, "int8": 1e9})
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import pytest
 import torch
 from checkpoints import tiny_config
 
-from localllm.bench.limits import Limits, ModelWork, Roofline, measure_limits
-from localllm.config import ModelConfig
+from localllm.cost.rates import ModelWork, Rates, Roofline, measure_rates
 from localllm.model.architectures import ARCHITECTURES
+from localllm.model.config import ModelConfig
 
 # By hand, for tiny_config: a layer's linears are q 64x48, k and v 32x48 each, o 48x64, gate and up
 # 80x48 each, down 48x80.
@@ -60,7 +60,7 @@ def test_a_sliding_window_bounds_what_is_looked_at() -> None:
 
 
 def test_the_roofline_is_the_slower_of_moving_and_computing() -> None:
-    limits = Limits(100.0, {"fp32": 10.0, "bf16": 50.0, "int8": 200.0})
+    limits = Rates(100.0, {"fp32": 10.0, "bf16": 50.0, "int8": 200.0})
     moving = Roofline.of(1000, 400, limits, "bf16")
     assert (moving.seconds, moving.bound) == (10.0, "memory")
     computing = Roofline.of(1000, 400, limits, "fp32")
@@ -71,12 +71,12 @@ def test_the_roofline_is_the_slower_of_moving_and_computing() -> None:
 
 
 def test_the_median_of_limits_is_taken_rate_by_rate() -> None:
-    several = [Limits(m, {"bf16": b}) for m, b in ((1.0, 30.0), (3.0, 10.0), (2.0, 20.0))]
-    assert Limits.median(several) == Limits(2.0, {"bf16": 20.0})
+    several = [Rates(m, {"bf16": b}) for m, b in ((1.0, 30.0), (3.0, 10.0), (2.0, 20.0))]
+    assert Rates.median(several) == Rates(2.0, {"bf16": 20.0})
 
 
 def test_measured_rates_are_those_of_a_machine() -> None:
-    limits = measure_limits(torch.device("cpu"))
+    limits = measure_rates(torch.device("cpu"))
     assert 1e9 < limits.memory_bytes_per_s < 1e12
     assert all(1e9 < rate < 1e14 for rate in limits.operations_per_s.values())
 
@@ -88,10 +88,10 @@ def test_a_product_that_a_device_does_not_have_costs_its_figure_only(
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul")
 
     monkeypatch.setattr(torch, "_int_mm", refuse)
-    limits = measure_limits(torch.device("cpu"))
+    limits = measure_rates(torch.device("cpu"))
     assert set(limits.operations_per_s) == {"fp32", "bf16"}
     assert Roofline.of(1000, 400, limits, "int8").bound == "memory"
-    assert Limits.median([limits, Limits(1.0, {"int8": 1.0})]).operations_per_s == {}
+    assert Rates.median([limits, Rates(1.0, {"int8": 1.0})]).operations_per_s == {}
 
 
 def test_the_second_matrix_of_the_product_in_8_bits_is_in_columns(
@@ -106,5 +106,5 @@ def test_the_second_matrix_of_the_product_in_8_bits_is_in_columns(
         return product(a, b)
 
     monkeypatch.setattr(torch, "_int_mm", noted)
-    measure_limits(torch.device("cpu"))
+    measure_rates(torch.device("cpu"))
     assert set(strides) == {1}

@@ -9,8 +9,9 @@ from localllm.bench.speculation import SpeculationSuite, make_scripts, run_scrip
 from localllm.bench.subject import Subject, open_subject
 from localllm.bench.texts import copying_texts, prose
 from localllm.bench.verify import VerifySuite, describe, differences, run_together
-from localllm.config import EngineConfig, SamplingParams
+from localllm.engine.config import EngineConfig
 from localllm.engine.request import TokenLogprobs
+from localllm.engine.sampling_params import SamplingParams
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 import pytest
 from checkpoints import tiny_config
 
-from localllm.bench.limits import ModelWork
-from localllm.bench.step_model import Care, Gpu, predict_decode
-from localllm.config import ModelConfig
+from localllm.cost.rates import ModelWork
+from localllm.cost.step_model import Care, Gpu, predict_decode
 from localllm.model.architectures import find_architecture
+from localllm.model.config import ModelConfig
 
 CONFIG = ModelConfig.from_hf(tiny_config("LlamaForCausalLM"))
 SPEC = find_architecture("LlamaForCausalLM")

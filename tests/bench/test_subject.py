@@ -9,10 +9,12 @@ import torch
 from checkpoints import tiny_config, write_checkpoint
 
 from localllm.bench.subject import Subject, open_random, open_subject
-from localllm.catalog import CatalogEntry, load_catalog
-from localllm.config import EngineConfig, ModelConfig, SamplingParams
+from localllm.engine.config import EngineConfig
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import CatalogError
+from localllm.hub.catalog import CatalogEntry, load_catalog
 from localllm.model.architectures import ARCHITECTURES
+from localllm.model.config import ModelConfig
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 
 SPEC = ARCHITECTURES["Qwen3ForCausalLM"]
@@ -34,7 +36,7 @@ def open_tiny(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
         entry = CatalogEntry("tiny", "a/b", "mit", "Qwen3ForCausalLM")
         sizes = {k: v for k, v in tiny_sizes(**changes).items() if k != "architectures"}
         catalog = {"tiny": entry, "sized": replace(entry, alias="sized", sizes=sizes)}
-        monkeypatch.setattr("localllm.bench.subject.load_catalog", lambda: catalog)
+        monkeypatch.setattr("localllm.hub.catalog_shape.load_catalog", lambda: catalog)
         return open_random("sized", kind, EngineConfig(max_num_seqs=2), 100, seed=0)
 
     return open_one
@@ -111,7 +113,7 @@ def test_a_shape_that_is_not_known_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         open_random("nonesuch", "bf16", EngineConfig(), 100, 0)
     assert "qwen3-0.6b" in unknown.value.where
     catalog = {"tiny": CatalogEntry("tiny", "a/b", "mit", "Qwen3ForCausalLM")}
-    monkeypatch.setattr("localllm.bench.subject.load_catalog", lambda: catalog)
+    monkeypatch.setattr("localllm.hub.catalog_shape.load_catalog", lambda: catalog)
     with pytest.raises(CatalogError, match="does not know the shape of tiny"):
         open_random("tiny", "bf16", EngineConfig(), 100, 0)
 

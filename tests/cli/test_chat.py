@@ -149,7 +149,7 @@ def test_extract_code_prints_the_first_block_or_fails(
     model: str, localllm: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert localllm("chat", model, "x", "--extract-code", "-n", "3").code == ExitCode.FAILURE
-    from localllm.completion import Completion
+    from localllm.answer.completion import Completion
 
     text = "Here:\n```python\nprint(1)\n\n```\nand\n```\nno\n```\n"
     monkeypatch.setattr(Completion, "text", property(lambda self: text))

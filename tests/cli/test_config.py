@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from localllm.catalog import load_catalog
 from localllm.errors import ExitCode
-from localllm.places import config_file, user_catalog
+from localllm.hub.catalog import load_catalog
+from localllm.user.places import config_file, user_catalog
 
 Run = Callable[..., Any]
 

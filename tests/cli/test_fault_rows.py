@@ -1,8 +1,8 @@
 """Faults of the machine and of the moment: no GPU, no room, a signal in the middle of something.
 
 Where the others of the fault table are: names, gates, networks and damage in
-tests/test_download.py, files of a model in test_faults.py, pipes in test_chat.py and
-test_streams.py, catalogues in test_config.py, sessions in tests/test_sessions.py and
+tests/hub/test_download.py, files of a model in test_faults.py, pipes in test_chat.py and
+test_streams.py, catalogues in test_config.py, sessions in tests/chat/test_store.py and
 test_repl_turns.py, terminals in test_repl.py.
 """
 

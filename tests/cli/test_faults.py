@@ -1,7 +1,7 @@
 """Bad input through the command: its exit code, and a message that names the cause.
 
-The rows not here: downloads in tests/test_download.py, templates and headers in full in
-tests/test_template.py and tests/model/test_weights.py.
+The rows not here: downloads in tests/hub/test_download.py, templates and headers in full in
+tests/text/test_template.py and tests/model/test_weights.py.
 """
 
 import json

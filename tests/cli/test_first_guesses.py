@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from window import Open
 
-from localllm.catalog import CatalogEntry, load_catalog, resolve_model
+from localllm.chat.store import SessionStore
+from localllm.chat.transcript import Transcript, Turn
 from localllm.errors import CatalogError, ExitCode
-from localllm.local_models import find_local_models
-from localllm.places import cache_folder, sessions_file
-from localllm.removal import plan_removals
-from localllm.sessions import SessionStore
-from localllm.transcript import Transcript, Turn
+from localllm.hub.catalog import CatalogEntry, load_catalog, resolve_model
+from localllm.hub.local_models import find_local_models
+from localllm.hub.removal import plan_removals
+from localllm.user.places import cache_folder, sessions_file
 
 Run = Callable[..., Any]
 

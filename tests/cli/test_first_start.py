@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from localllm.catalog import load_catalog, recommended
 from localllm.cli import status_line, variants
 from localllm.cli.status_line import StatusLine
-from localllm.config import EngineConfig
-from localllm.planning import Machine, machine_with, plan_model, shape_of
+from localllm.cost.planning import Machine, machine_with, plan_model, shape_of
+from localllm.engine.config import EngineConfig
+from localllm.hub.catalog import load_catalog, recommended
 
 Run = Callable[..., Any]
 GIB = 1 << 30
@@ -27,7 +27,7 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Machine], list[var
     """A function that lists the ways to a model on a machine."""
 
     def choices(alias: str, on: Machine) -> list[variants._Choice]:
-        monkeypatch.setattr("localllm.planning.this_machine", lambda *a, **k: on)
+        monkeypatch.setattr("localllm.cost.planning.this_machine", lambda *a, **k: on)
         return variants._choices(load_catalog()[alias], EngineConfig(max_num_seqs=1))
 
     return choices
@@ -57,7 +57,7 @@ def test_each_size_of_machine_has_one_model_to_begin_with(
 
 @pytest.mark.parametrize(("gib", "alias"), [(6, "qwen3-4b"), (12, "qwen3-8b"), (16, "qwen3-14b")])
 def test_what_is_recommended_fits(gib: float, alias: str) -> None:
-    from localllm.catalog import ModelSource
+    from localllm.hub.catalog import ModelSource
 
     entry = load_catalog()[alias]
     shape = shape_of(ModelSource(alias, repo=entry.repo), None)
@@ -69,7 +69,7 @@ def test_what_is_recommended_fits(gib: float, alias: str) -> None:
 def test_the_same_model_is_told_everywhere(localllm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = load_catalog()["qwen3-4b"]
     monkeypatch.setattr("localllm.cli.first_start.recommended_here", lambda device: entry)
-    monkeypatch.setattr("localllm.planning.recommended", lambda kind, memory: entry)
+    monkeypatch.setattr("localllm.cost.planning.recommended", lambda kind, memory: entry)
     for _ in range(2):
         assert "localllm chat qwen3-4b" in localllm("chat", "hi", "-n", "2").err
     assert "a smaller model: qwen3-4b" in localllm("plan", "qwen3-32b", "--vram", "6GiB").out

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from localllm.chat.store import SessionStore
+from localllm.chat.transcript import Transcript, Turn
 from localllm.cli import warm
 from localllm.engine.verdict import Outcome, Verdict, VerdictFile
 from localllm.errors import ExitCode, LocalLLMError
-from localllm.places import cache_folder, sessions_file
-from localllm.sessions import SessionStore
-from localllm.transcript import Transcript, Turn
+from localllm.user.places import cache_folder, sessions_file
 from localllm_kernels.choice import Piece
 
 Run = Callable[..., Any]
@@ -44,11 +44,11 @@ def test_doctor_fails_only_where_nothing_answers(
     def broken(*arguments: object) -> None:
         raise LocalLLMError("for a test")
 
-    monkeypatch.setattr("localllm.places.sessions_file", broken)
+    monkeypatch.setattr("localllm.user.places.sessions_file", broken)
     outcome = localllm("doctor")
     assert outcome.code == 0
     assert "note  sessions" in outcome.out
-    monkeypatch.setattr("localllm.llm.open_model", broken)
+    monkeypatch.setattr("localllm.answer.llm.open_model", broken)
     outcome = localllm("doctor")
     assert outcome.code == ExitCode.FAILURE
     assert "bad   answer" in outcome.out

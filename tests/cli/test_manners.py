@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from localllm.chat.store import SessionStore
+from localllm.chat.transcript import Transcript, Turn
 from localllm.cli import suggestions
 from localllm.model.random_weights import WEIGHT_KINDS
-from localllm.places import sessions_file
 from localllm.quantize.recipe import FILE_FORMATS, METHODS
-from localllm.sessions import SessionStore
-from localllm.transcript import Transcript, Turn
+from localllm.user.places import sessions_file
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Any]

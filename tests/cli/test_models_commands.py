@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from localllm.card import describe_format
 from localllm.errors import ExitCode
+from localllm.hub.card import describe_format
 
 Run = Callable[..., Any]
 

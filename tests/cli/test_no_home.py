@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from localllm.errors import ExitCode, RequestError
-from localllm.places import config_file, lost_places, prefix_folder
+from localllm.user.places import config_file, lost_places, prefix_folder
 from localllm_kernels.cpu.build import BuildError
 
 Run = Callable[..., Any]

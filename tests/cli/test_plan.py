@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from localllm.catalog import load_catalog, resolve_model
-from localllm.config import EngineConfig
+from localllm.answer.opening import open_model
+from localllm.cost.gpus import GPUS, find_gpu
+from localllm.cost.planning import machine_with, plan_model, shape_of
+from localllm.engine.config import EngineConfig
 from localllm.errors import ExitCode
-from localllm.gpus import GPUS, find_gpu
-from localllm.planning import machine_with, plan_model, shape_of
-from localllm.session import open_model
+from localllm.hub.catalog import load_catalog, resolve_model
 
 Run = Callable[..., Any]
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from localllm.chat.store import SessionStore
+from localllm.chat.transcript import Transcript, Turn
 from localllm.cli.line_editor import _open_history
 from localllm.cli.saved import open_recorder
 from localllm.engine.request import FinishReason
 from localllm.errors import DiskError, ExitCode
-from localllm.places import config_file, history_file, sessions_file
-from localllm.private_files import write_new, write_private
-from localllm.sessions import SessionStore
-from localllm.transcript import Transcript, Turn
+from localllm.files.private_files import write_new, write_private
+from localllm.user.places import config_file, history_file, sessions_file
 
 Run = Callable[..., Any]
 TURNS = (Turn("How are you?", "small", "Fine.", "", FinishReason.STOP, (1,)),)

@@ -12,11 +12,11 @@ import pytest
 from small_server import SmallServer, say_nothing, small_server
 from window import ROOT, Window
 
+from localllm.chat.store import SessionStore
+from localllm.chat.transcript import Transcript, Turn
 from localllm.engine.request import FinishReason
 from localllm.errors import ExitCode, LocalLLMError
-from localllm.places import sessions_file
-from localllm.sessions import SessionStore
-from localllm.transcript import Transcript, Turn
+from localllm.user.places import sessions_file
 
 Run = Callable[..., Any]
 ANSWERED = Turn("How are you?", "small", "Fine.", "", FinishReason.STOP, (1,))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from window import Open, Window
 
-from localllm.sessions import SavedSession, SessionStore
-from localllm.transcript import SUMMARY_REQUEST, Transcript, Turn
+from localllm.chat.store import SavedSession, SessionStore
+from localllm.chat.transcript import SUMMARY_REQUEST, Transcript, Turn
 
 # What a machine with two cores and other tests beside takes for anything.
 BUSY_S = 0.6

@@ -14,12 +14,12 @@ import pytest
 from small_server import SmallServer, small_server
 from window import Window
 
+from localllm.chat.store import SessionStore
+from localllm.chat.transcript import Transcript, Turn
 from localllm.cli.saved import open_recorder
 from localllm.engine.request import FinishReason
 from localllm.errors import ExitCode
-from localllm.places import sessions_file
-from localllm.sessions import SessionStore
-from localllm.transcript import Transcript, Turn
+from localllm.user.places import sessions_file
 
 Run = Callable[..., Any]
 TURNS = (

@@ -37,7 +37,7 @@ def test_a_model_that_cannot_be_served_is_told_before_anything_listens(
 def test_a_port_in_use_is_told_before_the_model_is_loaded(
     localllm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localllm.server.engine_client.EngineClient.start", pytest.fail)
+    monkeypatch.setattr("localllm.attach.engine_client.EngineClient.start", pytest.fail)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         outcome = localllm("serve", "pocket", "--port", port)

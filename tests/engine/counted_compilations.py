@@ -22,18 +22,19 @@ from engines import VOCAB_SIZE, add
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from localllm.config import ModelConfig, SamplingParams
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine, EngineLimits
 from localllm.engine.ngram import NgramDrafter
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.engine.speculation import Speculator
-from localllm.grammar import Grammar
 from localllm.model.architectures import find_architecture
+from localllm.model.config import ModelConfig
 from localllm.model.inputs import PagedKVCache
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weights import load_model
+from localllm.text.grammar import Grammar
 from localllm_kernels import triton_ops
 
 CONTEXT = 4096

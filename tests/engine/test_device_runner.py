@@ -9,14 +9,14 @@ from engines import Limits, add, checked_step, load_tiny_model, make_engine, run
 from guards import needs_interpreter
 from recording_device import RecordingDevice
 
-from localllm.config import SamplingParams
 from localllm.engine.device import CaptureError
 from localllm.engine.engine import Engine
 from localllm.engine.request import TokenEvent
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.speculation import Speculator
-from localllm.grammar import Grammar
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
+from localllm.text.grammar import Grammar
 from localllm_kernels import triton_ops
 from localllm_kernels.choice import Choice, Piece
 from localllm_kernels.sample import SamplingRows

@@ -7,7 +7,7 @@ from engines import EOS_TOKEN_ID, byte_state
 from llguidance import LLMatcher
 
 from localllm.engine.form_ends import MAX_GUESSES, FormEnds
-from localllm.grammar import Grammar
+from localllm.text.grammar import Grammar
 
 
 class CountedState:

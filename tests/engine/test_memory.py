@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from checkpoints import tiny_config
 
-from localllm.config import EngineConfig, ModelConfig
+from localllm.engine.config import EngineConfig
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.errors import ExitCode, GpuMemoryError
+from localllm.model.config import ModelConfig
 
 MODEL = ModelConfig.from_hf(tiny_config("LlamaForCausalLM"))
 # Two layers, two kv heads of 16, keys and values, float32: 512 bytes a token.

@@ -3,8 +3,8 @@
 from engines import EOS_TOKEN_ID, Limits, checked_step, load_tiny_model, make_engine, run_alone
 from scheduling import counts, make_request, make_scheduler
 
-from localllm.config import SamplingParams
 from localllm.engine.request import FinishReason, TokenEvent
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken
 
 

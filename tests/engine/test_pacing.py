@@ -12,10 +12,10 @@ from checkpoints import tiny_config, write_checkpoint
 from engines import Limits, add, checked_step, load_tiny_model, make_engine, run_alone
 
 from localllm import LLM
-from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
 from localllm.engine.pacing import MIN_PART, Pacer, PartCost
-from localllm.speculation_config import SpeculationConfig
+from localllm.engine.sampling_params import SamplingParams
+from localllm.engine.speculation_config import SpeculationConfig
 
 
 def simulate(

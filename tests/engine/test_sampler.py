@@ -6,7 +6,6 @@ import pytest
 import torch
 from scheduling import caught_up
 
-from localllm.config import SamplingParams
 from localllm.engine.request import Request
 from localllm.engine.sampler import (
     apply_penalties,
@@ -17,6 +16,7 @@ from localllm.engine.sampler import (
     sample_seed,
     sample_tokens,
 )
+from localllm.engine.sampling_params import SamplingParams
 from localllm_kernels import TORCH_OPS
 from localllm_kernels.gumbel_argmax import gumbel_noise
 

@@ -7,9 +7,9 @@ import torch
 from engines import Limits, checked_step, load_tiny_model, make_engine, run, run_alone
 from scheduling import counts, make_request, make_scheduler
 
-from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
 from localllm.engine.request import FinishReason, TokenEvent
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, Scheduler
 from localllm.errors import ContextLengthError, RequestError
 

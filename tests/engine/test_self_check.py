@@ -12,8 +12,8 @@ import pytest
 import torch
 from guards import needs_interpreter
 
-from localllm.config import EngineConfig, ModelConfig
 from localllm.engine import operator_choice
+from localllm.engine.config import EngineConfig
 from localllm.engine.listener import Listener
 from localllm.engine.loading import build_decoder, build_engine
 from localllm.engine.operator_case import Sizes, distance, unit_of
@@ -23,6 +23,7 @@ from localllm.engine.operator_choice import describe_finding, find_verdict
 from localllm.engine.self_check import CheckError, Patience, check_operators
 from localllm.engine.verdict import Outcome, Verdict, VerdictFile
 from localllm.model.architectures import find_architecture
+from localllm.model.config import ModelConfig
 from localllm.model.random_weights import RandomWeights
 from localllm_kernels import TORCH_OPS, triton_ops
 from localllm_kernels.choice import FUSED, Choice, Piece

@@ -8,11 +8,11 @@ import torch
 from drafting import oracle_speculator
 from engines import Limits, load_tiny_model, make_engine, run_alone
 
-from localllm.config import SamplingParams
 from localllm.engine.device import is_fatal, is_out_of_memory
 from localllm.engine.engine import Engine
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.engine.runner import Launched
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.errors import DeviceError, ExitCode
 

@@ -7,12 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localllm.bench.subject import catalog_shape
-from localllm.config import EngineConfig, ModelConfig, SamplingParams
+from localllm.engine.config import EngineConfig
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
 from localllm.engine.loading import build_decoder, build_engine
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode
+from localllm.hub.catalog_shape import catalog_shape
+from localllm.model.config import ModelConfig
 from localllm.model.random_weights import RandomWeights, WeightKind
 
 pytestmark = [

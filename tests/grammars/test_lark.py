@@ -5,9 +5,9 @@ import time
 import pytest
 from forms import admits, state_of
 
+from localllm.answer.grammar_compiler import check_grammar
 from localllm.errors import RequestError
-from localllm.grammar import Grammar
-from localllm.grammar_compiler import check_grammar
+from localllm.text.grammar import Grammar
 
 
 def lark(source: str) -> Grammar:

@@ -7,7 +7,7 @@ import pytest
 from forms import is_valid, state_of
 
 from localllm.errors import RequestError
-from localllm.grammar import Grammar
+from localllm.text.grammar import Grammar
 
 
 def named(kind: str, **properties: Any) -> dict[str, Any]:

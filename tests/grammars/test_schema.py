@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from forms import admits, is_valid, state_of
 
+from localllm.answer.grammar_compiler import check_grammar
 from localllm.errors import RequestError
-from localllm.grammar import MAX_SCHEMA_OBJECTS, Grammar
-from localllm.grammar_compiler import check_grammar
+from localllm.text.grammar import MAX_SCHEMA_OBJECTS, Grammar
 
 
 def open_object(**schema: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 from hostile.inputs import bodies, grammars
 from server.conftest import end, start_server
 
-from localllm.checkpoint import open_checkpoint
+from localllm.hub.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.hostile
 MOST_S = 0.2

@@ -37,14 +37,14 @@ from hostile.inputs import (
 from server.conftest import Server, end, start_server
 from small_server import MODELS, SAID, Answer, models, small_server, stream
 
-from localllm.checkpoint import find_model, open_checkpoint
-from localllm.config import EngineConfig
+from localllm.answer.opening import load_checkpoint
+from localllm.attach.remote import open_remote
+from localllm.chat.recorder import Recorder
+from localllm.chat.transcript import Transcript, Turn
+from localllm.engine.config import EngineConfig
 from localllm.errors import LocalLLMError
-from localllm.recorder import Recorder
-from localllm.remote import open_remote
-from localllm.session import load_checkpoint
-from localllm.tokenizer import Tokenizer
-from localllm.transcript import Transcript, Turn
+from localllm.hub.checkpoint import find_model, open_checkpoint
+from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted import delegated_tokenizer
 from localllm.untrusted.tokenizers import open_tokenizer
 
@@ -331,7 +331,7 @@ def test_tokenizers(siege: Siege, tmp_path: Path) -> None:
 def test_checkpoints(siege: Siege, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Those of strangers are tried above; here it would only take longer.
     monkeypatch.setattr(
-        "localllm.checkpoint.open_tokenizer", lambda folder, _: Tokenizer.from_folder(folder)
+        "localllm.hub.checkpoint.open_tokenizer", lambda folder, _: Tokenizer.from_folder(folder)
     )
     folder, random = tmp_path / "model", Random(7)
     write_checkpoint(folder, tiny_config("Qwen3ForCausalLM", num_hidden_layers=1))

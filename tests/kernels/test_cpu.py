@@ -11,7 +11,7 @@ from paged_batch import MIXED, Batch
 from torch import Tensor
 
 from localllm.model.inputs import PagedKVCache
-from localllm.places import cache_folder
+from localllm.user.places import cache_folder
 from localllm_kernels.cpu import build
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from localllm import LLM, SamplingParams
 from localllm.engine.scheduler import ScheduledBatch
-from localllm.speculation_config import SpeculationConfig
+from localllm.engine.speculation_config import SpeculationConfig
 
 # Float32 sums in another order; the models are two layers of width 48.
 MAX_LOGPROB_DIFFERENCE = 1e-4

@@ -14,7 +14,7 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, UnsupportedModelError

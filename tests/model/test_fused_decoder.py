@@ -7,8 +7,8 @@ import pytest
 import torch
 from engines import Limits, load_tiny_model, make_engine
 
-from localllm.config import SamplingParams
 from localllm.engine.request import TokenEvent
+from localllm.engine.sampling_params import SamplingParams
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
 

@@ -7,7 +7,7 @@ from engines import Limits, load_tiny_model, make_engine, run, run_alone
 from guards import needs_interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
-from localllm.config import SamplingParams
+from localllm.engine.sampling_params import SamplingParams
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
 from localllm_kernels.gpu_decoder import GpuDecoder

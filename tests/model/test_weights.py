@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.errors import CheckpointError, ExitCode
 from localllm.model.architectures import read_model_config

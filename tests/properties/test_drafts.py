@@ -20,9 +20,9 @@ from properties.test_exactness import (
     requests,
 )
 
-from localllm.config import SamplingParams
 from localllm.engine.request import Request as EngineRequest
 from localllm.engine.request import TokenEvent
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.speculation import Speculator
 from localllm.model.decoder import DecoderModel
 

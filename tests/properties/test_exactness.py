@@ -24,8 +24,8 @@ from engines import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localllm.config import SamplingParams
 from localllm.engine.engine import Engine
+from localllm.engine.sampling_params import SamplingParams
 from localllm.quantize.recipe import Recipe
 
 INT4 = Recipe("rtn", group_size=32, symmetric=False)

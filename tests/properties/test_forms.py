@@ -16,12 +16,12 @@ from seeds import seeds
 from tokenizers import AddedToken, decoders, models, normalizers
 from tokenizers import Tokenizer as Backend
 
-from localllm.checkpoint import open_checkpoint
 from localllm.errors import RequestError
-from localllm.grammar import Grammar, lark_literal
-from localllm.prompt import Prompt
-from localllm.thinking import FAMILIES, Markers
-from localllm.tokenizer import Tokenizer
+from localllm.hub.checkpoint import open_checkpoint
+from localllm.text.grammar import Grammar, lark_literal
+from localllm.text.prompt import Prompt
+from localllm.text.thinking import FAMILIES, Markers
+from localllm.text.tokenizer import Tokenizer
 
 CHANNELS, THINK = FAMILIES[0], FAMILIES[-1]
 # Texts of special tokens, of tags, of end tokens; and what is easily changed on its way to tokens.

@@ -17,9 +17,9 @@ from properties.test_exactness import (
     requests,
 )
 
-from localllm.config import SamplingParams
 from localllm.engine.request import FinishReason
-from localllm.grammar import Grammar
+from localllm.engine.sampling_params import SamplingParams
+from localllm.text.grammar import Grammar
 
 # With pieces that leave no choice, pieces that leave many, and ends that are open or not.
 EXPRESSIONS = [

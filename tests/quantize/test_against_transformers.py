@@ -12,7 +12,7 @@ import torch
 from checkpoints import byte_tokenizer, tiny_config, write_checkpoint
 from transformers import AutoModelForCausalLM
 
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.model.architectures import read_model_config

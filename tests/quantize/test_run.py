@@ -14,7 +14,7 @@ import torch
 from checkpoints import byte_tokenizer, tiny_config, write_checkpoint
 from safetensors.torch import load_file, save_file
 
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, DiskError, ExitCode, LocalLLMError, RequestError

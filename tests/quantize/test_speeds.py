@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 from localllm.errors import CheckpointError
 from localllm.quantize import proof
 

@@ -5,13 +5,13 @@ import subprocess
 import sys
 import time
 
-from localllm.frames import Message, Unpacker, pack
+from localllm.process.frames import Message, Unpacker, pack
 
 # An engine whose step takes a minute, in C.
 BUSY = """
 import ctypes, socket, sys
-from localllm.ending import end_with
-from localllm.server.engine_loop import EngineLoop
+from localllm.process.ending import end_with
+from localllm.attach.engine_loop import EngineLoop
 
 class Engine:
     is_warm = {is_warm}

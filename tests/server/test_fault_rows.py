@@ -4,7 +4,7 @@
 23 a full KV cache: tests/properties/test_exactness.py (preemption), test_soak.py
 24 an engine that dies or hangs: test_server_faults.py, and here
 25 a prompt that is too long: test_openai_client.py
-30 grammars that are bombs: tests/test_grammar.py, test_structured.py
+30 grammars that are bombs: tests/answer/test_grammar.py, test_structured.py
 31 clients that leave: test_server_faults.py
 34, 35 an open address, a port in use: tests/cli/test_serve.py
 """
@@ -27,13 +27,14 @@ from openai import OpenAI
 from server.conftest import ROOT, Server
 from server.test_server_faults import CHAT, assert_refused, golden, load
 
-from localllm.config import EngineConfig, SamplingParams
+from localllm.attach import engine_client
+from localllm.attach.engine_client import EngineClient, EngineDownError
+from localllm.engine.config import EngineConfig
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError, StepMemoryError
-from localllm.prompt import Prompt
-from localllm.server import engine_client
-from localllm.server.engine_client import EngineClient, EngineDownError
 from localllm.server.limits import LIMITS
 from localllm.server.refusals import refusal_of
+from localllm.text.prompt import Prompt
 
 QUESTION = [{"role": "user", "content": "What is the KV cache?"}]
 

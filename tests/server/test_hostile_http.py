@@ -17,11 +17,11 @@ import pytest
 import uvicorn
 from server.conftest import Server, end, start_server
 
+from localllm.process.log_rate import LINES, WINDOW_S, LogRate
 from localllm.server import bodies, protocol
 from localllm.server.bodies import Bodies, count_values
 from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
-from localllm.server.log_rate import LINES, WINDOW_S, LogRate
 from localllm.server.protocol import PatientProtocol
 
 HEAD = "Host: localhost\r\nContent-Type: application/json\r\n"

@@ -14,7 +14,7 @@ from openai.types.chat import ChatCompletion
 from schemas import SCHEMAS
 from server.conftest import Server, end, start_server
 
-from localllm.checkpoint import open_checkpoint
+from localllm.hub.checkpoint import open_checkpoint
 
 QUESTION = [{"role": "user", "content": "How is the weather in Paris?"}]
 NAMES = ["an object", "a tree", "a weather report", "either object", "a tuple", "a pattern"]

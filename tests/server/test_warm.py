@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from server.conftest import ROOT, Server
 
-from localllm.checkpoint import find_model, open_checkpoint
-from localllm.config import EngineConfig
+from localllm.attach.addresses import addresses, connect
+from localllm.attach.attached import ask_engine, attach
+from localllm.engine.config import EngineConfig
 from localllm.errors import ContextLengthError, RequestError
-from localllm.frames import pack
-from localllm.server.addresses import addresses, connect
-from localllm.server.attached import ask_engine, attach
+from localllm.hub.checkpoint import find_model, open_checkpoint
+from localllm.process.frames import pack
 
 QUESTION = "What is the KV cache?"
 ASK = ("chat", "pocket", "--greedy", "-n", "24")

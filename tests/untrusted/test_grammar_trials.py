@@ -8,12 +8,12 @@ import time
 import pytest
 from llguidance import LLMatcher
 
-from localllm import grammar_compiler
-from localllm.checkpoint import open_checkpoint
+from localllm.answer import grammar_compiler
+from localllm.answer.grammar_compiler import GrammarCompiler
 from localllm.errors import RequestError
-from localllm.grammar import Grammar
-from localllm.grammar_compiler import GrammarCompiler
-from localllm.prompt import Prompt
+from localllm.hub.checkpoint import open_checkpoint
+from localllm.text.grammar import Grammar
+from localllm.text.prompt import Prompt
 from localllm.untrusted.grammar_trials import GrammarTrials
 
 TOKENIZER = open_checkpoint().tokenizer

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from localllm.checkpoint import open_checkpoint
 from localllm.errors import BusyError, CheckpointError, RequestError, TemplateError
-from localllm.tokenizer import Tokenizer
+from localllm.hub.checkpoint import open_checkpoint
+from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted import delegated_tokenizer
 from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer
 from localllm.untrusted.tokenizers import open_tokenizer

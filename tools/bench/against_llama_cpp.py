@@ -30,7 +30,7 @@ from localllm.bench.report import Report, describe_model
 from localllm.bench.results import Result
 from localllm.bench.speed import run_decode, run_prefill
 from localllm.bench.subject import Subject, open_random
-from localllm.config import EngineConfig
+from localllm.engine.config import EngineConfig
 
 CONTEXT = 1024
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from localllm.config import ModelConfig
+from localllm.model.config import ModelConfig
 
 Bytes = npt.NDArray[np.uint8]
 _SCALE = np.float16(0.01)

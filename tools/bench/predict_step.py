@@ -12,9 +12,9 @@ import sys
 
 import torch
 
-from localllm.bench.limits import ModelWork
-from localllm.bench.step_model import AT_THE_LIMIT, WITH_CARE, Gpu, predict_decode
-from localllm.bench.subject import catalog_shape
+from localllm.cost.rates import ModelWork
+from localllm.cost.step_model import AT_THE_LIMIT, WITH_CARE, Gpu, predict_decode
+from localllm.hub.catalog_shape import catalog_shape
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm_kernels.kv_cache import row_bytes
 

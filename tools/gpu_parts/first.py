@@ -48,10 +48,10 @@ def self_check(kind: str) -> Part:
     def run(place: Place) -> None:
         import torch
 
-        from localllm.bench.subject import catalog_shape
         from localllm.engine.loading import check_request, select_device
         from localllm.engine.self_check import check_operators
         from localllm.engine.verdict import Verdict
+        from localllm.hub.catalog_shape import catalog_shape
         from localllm.model.random_weights import RandomWeights
 
         if place.on_cpu:
@@ -118,7 +118,7 @@ def sanitizer(place: Place) -> None:
 
 def float32(place: Place) -> None:
     """The built-in model in float32: the tokens of the CPU."""
-    from localllm.llm import LLM
+    from localllm.answer.llm import LLM
 
     prompts = ["What is the KV cache?", "Write a line about rivers.", "1, 2, 3,"]
     texts: dict[str, list[str]] = {}

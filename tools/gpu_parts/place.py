@@ -35,7 +35,7 @@ class Place:
         """An EngineConfig for the device. Each part times what it names, and no check of kernels:
         that is one of its own.
         """
-        from localllm.config import EngineConfig
+        from localllm.engine.config import EngineConfig
 
         options = {"self_check": False, **options}
         if self.on_cpu:

@@ -20,8 +20,8 @@ def pacer(kind: str) -> Part:
     """
 
     def run(place: Place) -> None:
-        from localllm.config import SamplingParams
         from localllm.engine.pacing import Pacer
+        from localllm.engine.sampling_params import SamplingParams
 
         subject = place.open(LARGE, kind, 4096, max_num_seqs=8)
         count = place.size(2000, 60)
@@ -67,7 +67,7 @@ def compilations(place: Place) -> None:
     """What Triton compiles ahead and then, which should be nothing, for each kind of request."""
     import triton
 
-    from localllm.config import SamplingParams
+    from localllm.engine.sampling_params import SamplingParams
 
     subject = place.open(LARGE, "int4", 4096, max_num_seqs=16)
     names: list[str] = []
@@ -208,10 +208,10 @@ def _write_checkpoint(place: Place, alias: str, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from localllm.bench.subject import catalog_shape
-    from localllm.config import ModelConfig
     from localllm.engine.loading import select_device
+    from localllm.hub.catalog_shape import catalog_shape
     from localllm.model.architectures import expected_tensors, linear_shapes
+    from localllm.model.config import ModelConfig
     from localllm.model.random_weights import RandomWeights
     from localllm.quantize.recipe import Recipe
 

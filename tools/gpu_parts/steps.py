@@ -58,7 +58,7 @@ def sampling(kind: str) -> Part:
     """
 
     def run(place: Place) -> None:
-        from localllm.config import SamplingParams
+        from localllm.engine.sampling_params import SamplingParams
 
         subject = place.open(LARGE, kind, 1 << 20, max_num_seqs=1)  # as much as the model knows
         place.keep("context", subject.engine.context_length)
@@ -125,10 +125,10 @@ def caches(place: Place) -> None:
 def windows(place: Place) -> None:
     """Seconds of a decode step behind 16,000 tokens, with a window of 1,024 and without one."""
     from localllm.bench.speed import run_decode, run_prefill
-    from localllm.bench.subject import catalog_shape
-    from localllm.config import ModelConfig
     from localllm.engine.loading import build_decoder, build_engine, select_device
+    from localllm.hub.catalog_shape import catalog_shape
     from localllm.model.architectures import find_architecture
+    from localllm.model.config import ModelConfig
     from localllm.model.random_weights import RandomWeights
 
     spec = find_architecture("MistralForCausalLM")
@@ -183,8 +183,8 @@ def drafts(place: Place) -> None:
 def kernels(place: Place) -> None:
     """Each kernel against torch's, at the sizes of an 8B model; both ways of int4 products."""
     from localllm.bench.kernels import KernelSuite
-    from localllm.bench.subject import catalog_shape
     from localllm.engine.loading import select_device
+    from localllm.hub.catalog_shape import catalog_shape
 
     if place.on_cpu:
         raise RuntimeError("kernels need a GPU")
@@ -220,7 +220,7 @@ def profiled(place: Place) -> None:
 
 def some_steps(place: Place) -> None:
     """A few steps of an 8B model in 4 bits, for a profiler that watches."""
-    from localllm.config import SamplingParams
+    from localllm.engine.sampling_params import SamplingParams
 
     subject = place.open(LARGE, "int4", 2048, max_num_seqs=1)
     params = SamplingParams(temperature=0.7, top_k=20, top_p=0.95, max_tokens=6, ignore_eos=True)

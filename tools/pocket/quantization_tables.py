@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 from corpus import HELD_OUT_BOOKS, read_books
-from localllm.config import EngineConfig
-from localllm.evaluation import Comparison, evaluate
+from localllm.answer.evaluation import Comparison, evaluate
+from localllm.answer.opening import open_model
+from localllm.engine.config import EngineConfig
 from localllm.quantize.calibrate import CalibrationRequest, WindowCounts, write_text
 from localllm.quantize.recipe import GROUP_SIZES, Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
-from localllm.session import open_model
 
 MODEL = "pocket"
 CHARS_OF_EACH = 40_000

@@ -1,0 +1,73 @@
+"""From a checkpoint to a loaded model: weights, engine, the model that drafts."""
+
+import time
+
+from localllm.answer.loaded_model import LoadedModel
+from localllm.answer.text_engine import TextEngine
+from localllm.engine.config import EngineConfig
+from localllm.engine.listener import LOGGED, Listener
+from localllm.engine.loading import LoadedDecoder, load_draft, load_engine
+from localllm.errors import RequestError
+from localllm.hub.catalog import BUILT_IN_MODELS
+from localllm.hub.checkpoint import Checkpoint, open_checkpoint
+from localllm.hub.download import DownloadProgress
+
+
+def open_model(
+    name: str | None = None,
+    config: EngineConfig | None = None,
+    listener: Listener = LOGGED,
+    progress: DownloadProgress | None = None,
+) -> LoadedModel:
+    """Open a checkpoint and load it into an engine; `listener` is told how memory is divided,
+    but not of what is built in, which takes next to none.
+
+    Raises: as `open_checkpoint` and `load_checkpoint`.
+    """
+    return load_checkpoint(open_checkpoint(name, config, progress), listener)
+
+
+def load_checkpoint(found: Checkpoint, listener: Listener = LOGGED) -> LoadedModel:
+    """Load what was opened into an engine; `listener`: see `open_model`.
+
+    Raises: CheckpointError, GpuMemoryError, BackendError; for a model that drafts, as
+    `open_checkpoint`.
+    """
+    started = time.monotonic()
+    engine = load_engine(
+        found.folder,
+        found.model_config,
+        found.spec,
+        found.engine_config,
+        found.eos_token_ids,
+        Listener(doing=listener.doing) if found.name in BUILT_IN_MODELS else listener,
+        open_draft(found, listener),
+    )
+    return LoadedModel(
+        name=found.name,
+        text_engine=TextEngine(engine, found.tokenizer),
+        defaults=found.defaults,
+        load_s=found.open_s + time.monotonic() - started,
+    )
+
+
+def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder | None:
+    """Load the model that drafts for another, where its configuration names one.
+
+    Raises: as `load_checkpoint`; RequestError where their vocabularies differ.
+    """
+    name = found.engine_config.speculation.draft_model
+    if name is None:
+        return None
+    draft = open_checkpoint(name, found.engine_config)
+    if (
+        draft.model_config.vocab_size != found.model_config.vocab_size
+        or draft.tokenizer.vocabulary() != found.tokenizer.vocabulary()
+    ):
+        raise RequestError(
+            f"{draft.name} cannot draft for {found.name}: they have other vocabularies",
+            param="spec",
+            hint="a smaller model of the same family, or --spec ngram, which needs none",
+        )
+    told = Listener(doing=listener.doing)
+    return load_draft(draft.folder, draft.model_config, draft.spec, draft.engine_config, told)

@@ -1,0 +1,1 @@
+"""Engines elsewhere: in another process, or behind HTTP."""

@@ -1,0 +1,334 @@
+"""An engine in another process, asked as if it were in this one."""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from localllm.answer.completion import TextEvent
+from localllm.answer.loaded_model import LoadedModel
+from localllm.answer.text_engine import EventStream, said_in
+from localllm.attach.addresses import address_of, connect, is_own
+from localllm.attach.wire import config_to_wire, event_from_wire, params_to_wire
+from localllm.engine.listener import LOGGED, Listener
+from localllm.engine.sampling_params import SamplingParams
+from localllm.errors import ExitCode, LocalLLMError
+from localllm.hub.checkpoint import FoundModel
+from localllm.hub.generation_config import read_generation_config
+from localllm.process.frames import Message, Unpacker, error_from_wire, pack, prompt_to_wire
+from localllm.text.prompt import Prompt
+from localllm.text.thinking import Split
+from localllm.text.tokenizer import (
+    Tokenizer,
+    load_backend,
+    read_chat_templates,
+    read_special_tokens,
+)
+from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer
+from localllm.untrusted.worker import StoppedError
+
+_CHUNK = 1 << 16
+# A look at what has come, so that Ctrl-C is heard; and for an engine to say that it is there.
+_LOOK_S, _HELLO_S = 0.05, 2.0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request: what has come and nobody took, and how many samples are to end yet."""
+
+    num_left: int
+    inbox: deque[TextEvent] = field(default_factory=deque)
+    progress: tuple[int, int] | None = None
+    is_accepted: bool = False
+    refusal: LocalLLMError | None = None
+
+
+class AttachedEngine:
+    """See Answering. One thread calls it."""
+
+    def __init__(self, channel: socket.socket, described: Message, found: FoundModel) -> None:
+        self._channel, self._described = channel, described
+        # The engine has read the vocabulary; here it is only read for what asks for tokens' texts.
+        self._tokenizer = DelegatedTokenizer(
+            lambda: load_backend(found.folder),
+            read_special_tokens(found.folder),
+            read_chat_templates(found.folder, found.fallback_template),
+            self,
+        )
+        self._replies: dict[int, Message] = {}
+        self._unpacker = Unpacker()
+        self._requests: dict[int, _Open] = {}
+        self._next_id = 0
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """See Answering."""
+        return self._tokenizer
+
+    @property
+    def context_length(self) -> int:
+        """See Answering."""
+        return int(self._described["context_length"])
+
+    @property
+    def way_to_longer_context(self) -> str:
+        """See Answering."""
+        return str(self._described["longer_context"])
+
+    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
+        """See Answering. Raises: RequestError; LocalLLMError where the engine has ended."""
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        opened = self._requests[request_id] = _Open(params.n)
+        self._send(
+            {
+                "type": "submit",
+                "id": request_id,
+                "prompt": prompt_to_wire(prompt),
+                "params": params_to_wire(params),
+                "salt": salt,
+            }
+        )
+        try:
+            while not opened.is_accepted and opened.refusal is None:
+                self.step()
+        except BaseException:
+            self.forget(request_id)
+            raise
+        if opened.refusal is not None:
+            del self._requests[request_id]
+            raise opened.refusal
+        return request_id
+
+    def events(self, request_id: int) -> EventStream:
+        """See Answering."""
+        return EventStream(self, request_id)
+
+    def take(self, request_id: int) -> TextEvent | None:
+        """See Answering."""
+        inbox = self._requests[request_id].inbox
+        return inbox.popleft() if inbox else None
+
+    def is_open(self, request_id: int) -> bool:
+        """See Answering."""
+        return self._requests[request_id].num_left > 0
+
+    def forget(self, request_id: int) -> None:
+        """See Answering."""
+        known = self._requests.pop(request_id)
+        if known.num_left > 0:
+            with suppress(LocalLLMError):  # who is gone does nothing any more
+                self._send({"type": "abort", "id": request_id})
+
+    def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
+        """See Answering."""
+        known = self._requests.get(request_id)
+        return None if known is None else known.progress
+
+    def said(self, prompt: Prompt) -> Split:
+        """See Answering."""
+        return said_in(prompt, self._tokenizer) if prompt.num_said else Split()
+
+    def warm(self) -> None:
+        """See Elsewhere: the engine has done."""
+
+    def ask(self, message: Mapping[str, Any], seconds: float) -> Message:
+        """See Elsewhere. Raises: also LocalLLMError where the engine has ended."""
+        job_id, self._next_id = self._next_id, self._next_id + 1
+        self._send({"type": "write", "id": job_id, "job": dict(message)})
+        deadline = time.monotonic() + seconds + _HELLO_S
+        while job_id not in self._replies:
+            if time.monotonic() > deadline:
+                raise StoppedError(f"the engine did not write it within {seconds:.3g} s")
+            self.step()
+        reply = self._replies.pop(job_id)
+        if reply["type"] == "error":
+            raise error_from_wire(reply["error"])
+        return reply
+
+    def step(self) -> None:
+        """Wait a little for what comes. Raises: LocalLLMError where the engine has ended."""
+        ready, _, _ = select.select([self._channel], [], [], _LOOK_S)
+        if not ready:
+            return
+        try:
+            data = self._channel.recv(_CHUNK)
+        except OSError:
+            data = b""
+        if not data:
+            raise LocalLLMError("the engine has ended", hint="ask again: another one is started")
+        for message in self._unpacker.feed(data):
+            self._book(message)
+
+    def work_ahead(self) -> bool:
+        """See Answering: the engine does by itself."""
+        return False
+
+    def finish(self) -> None:
+        """See Answering: the engine stays, and saves what it keeps."""
+        self._channel.close()
+
+    def keep_for(self, seconds: float) -> None:
+        """Have the engine wait so long for somebody else, once nobody is there."""
+        self._send({"type": "keepalive", "seconds": seconds})
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._channel.sendall(pack(message))
+        except OSError as error:
+            raise LocalLLMError(f"the engine is gone: {error}", hint="ask again") from error
+
+    def _book(self, message: Message) -> None:
+        if message["type"] == "events":
+            for raw in message["events"]:
+                event = event_from_wire(raw)
+                opened = self._requests.get(event.request_id)
+                if opened is not None:
+                    opened.inbox.append(event)
+                    opened.num_left -= event.finish_reason is not None
+            return
+        if message["type"] == "wrote":
+            self._replies[message["id"]] = message["reply"]
+            return
+        opened = self._requests.get(message.get("id", -1))
+        if opened is None:
+            return
+        match message["type"]:
+            case "accepted":
+                opened.is_accepted = True
+            case "refused":
+                opened.refusal = error_from_wire(message["error"])
+            case "progress":
+                found = message["progress"]
+                opened.progress = None if found is None else (found[0], found[1])
+
+
+def attach(found: FoundModel) -> LoadedModel | None:
+    """The engine of this model and these settings that runs already; None if there is none."""
+    began_s = time.monotonic()
+    channel = connect(address_of(found.folder, found.engine_config))
+    if channel is None:
+        return None
+    described = ask(channel, {"type": "hello"})
+    if described is None or described["type"] != "ready":
+        channel.close()
+        return None
+    return _loaded(found, channel, described, began_s)
+
+
+def ask_engine(address: Path, message: Message) -> Message | None:
+    """One question to the engine there, and its answer; None where none comes."""
+    channel = connect(address)
+    if channel is None:
+        return None
+    with channel:
+        return ask(channel, message)
+
+
+def start(
+    found: FoundModel, keepalive_s: float, log_level: int, listener: Listener = LOGGED
+) -> LoadedModel:
+    """Start an engine that waits `keepalive_s` for the next one when it is left; below 0: for ever.
+    `listener` is told what it does meanwhile.
+
+    Raises: LocalLLMError where the model cannot be loaded; OSError where there is no place for its
+    socket, or no process to be had.
+    """
+    began_s = time.monotonic()
+    address = address_of(found.folder, found.engine_config)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = _spawn(theirs, address)
+    try:
+        ours.sendall(
+            pack(
+                {
+                    "type": "open",
+                    "model": str(found.folder.resolve()),
+                    "name": found.name,
+                    "config": config_to_wire(found.engine_config),
+                    "log_level": log_level,
+                    "address": str(address),
+                    "keepalive_s": keepalive_s,
+                }
+            )
+        )
+        answer = _receive_loaded(ours, listener)
+    except BaseException:
+        process.kill()
+        ours.close()
+        raise
+    if answer is None:
+        raise LocalLLMError(
+            "the engine's process ended before its model was loaded",
+            hint="--keepalive 0 loads it in this process, and shows more",
+        )
+    if answer["type"] == "failed":
+        failure = error_from_wire(answer["error"])
+        failure.exit_code = ExitCode(answer["code"])
+        raise failure
+    return _loaded(found, ours, answer, began_s)
+
+
+def ask(channel: socket.socket, message: Message) -> Message | None:
+    """One question, and the answer, if there is one soon."""
+    try:
+        channel.settimeout(_HELLO_S)
+        channel.sendall(pack(message))
+        answer = _receive(channel)
+        channel.settimeout(None)
+    except OSError:
+        return None
+    return answer
+
+
+def _loaded(
+    found: FoundModel, channel: socket.socket, described: Message, began_s: float
+) -> LoadedModel:
+    engine = AttachedEngine(channel, described, found)
+    defaults = read_generation_config(found.folder)
+    taken_s = found.open_s + time.monotonic() - began_s
+    return LoadedModel(found.name, engine, defaults, taken_s)
+
+
+def _spawn(channel: socket.socket, address: Path) -> "subprocess.Popen[bytes]":
+    # -P: the folder that this runs in is no place to import from.
+    command = [sys.executable, "-P", "-m", "localllm.attach.engine_process"]
+    address.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = address.with_suffix(".log") if is_own(address.parent) else Path(os.devnull)
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [*command, str(channel.fileno())],
+            pass_fds=[channel.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+            start_new_session=True,  # it outlives this program, and its terminal
+        )
+
+
+def _receive_loaded(channel: socket.socket, listener: Listener) -> Message | None:
+    """What comes behind the messages that tell how loading goes on."""
+    unpacker = Unpacker()
+    while data := channel.recv(_CHUNK):
+        for message in unpacker.feed(data):
+            if message["type"] != "loading":
+                return message
+            tell = listener.line if message["is_line"] else listener.doing
+            tell(message["text"])
+    return None
+
+
+def _receive(channel: socket.socket) -> Message | None:
+    unpacker = Unpacker()
+    while data := channel.recv(_CHUNK):
+        for message in unpacker.feed(data):
+            return message
+    return None

@@ -1,0 +1,349 @@
+"""The front's side of the engine: starts its process, watches it, starts it again.
+
+A process that has died, or says nothing for too long, ends what it was at with an error, each
+request under its own number; the next process takes requests as soon as it is ready.
+"""
+
+import asyncio
+import logging
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+from localllm.answer.completion import TextEvent
+from localllm.attach.wire import config_to_wire, event_from_wire, params_to_wire
+from localllm.engine.config import EngineConfig
+from localllm.engine.listener import Tell
+from localllm.engine.sampling_params import SamplingParams
+from localllm.errors import ExitCode, LocalLLMError, RequestError
+from localllm.process.frames import Message, Unpacker, error_from_wire, pack, prompt_to_wire
+from localllm.text.prompt import Prompt
+
+logger = logging.getLogger(__name__)
+
+State = Literal["starting", "ready", "compiling", "unresponsive", "stopped", "failed"]
+# A process is asked so often what it is at. One that says nothing, or is at one step, is called
+# unresponsive after the shorter time and ended after the longer one. A step on a CPU can take
+# seconds, and one for which kernels are compiled minutes.
+PING_S, UNRESPONSIVE_S, HANGS_S = 2.0, 10.0, 180.0
+# Before a process is started again; twice as long after each one that did not become ready.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
+# For a process to end that nobody talks to any more.
+_ENDS_S = 5.0
+# Events of a request that nobody has read; then its reader is too slow.
+_MAX_UNREAD = 8192
+
+
+class EngineDownError(LocalLLMError):
+    """There is no engine at the moment, or it died under a request."""
+
+
+class QueueFullError(LocalLLMError):
+    """As many requests as are taken are there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a ready engine says of its model."""
+
+    name: str
+    context_length: int
+    longer_context: str
+
+
+@dataclass(slots=True)
+class Stats:
+    """What an engine said last of its load."""
+
+    running: int = 0
+    waiting: int = 0
+    used_blocks: int = 0
+    blocks: int = 1
+    preemptions: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class RequestStream:
+    """The events of one request, to be read by one task; closing it ends the request."""
+
+    client: "EngineClient"
+    request_id: int
+    num_samples: int
+    events: "asyncio.Queue[TextEvent | LocalLLMError]" = field(default_factory=asyncio.Queue)
+    num_ended: int = 0
+    num_delivered: int = 0  # ends that have come, read or not
+
+    async def __aiter__(self) -> AsyncIterator[TextEvent]:
+        """Raises: RequestError for a request that is refused; EngineDownError."""
+        try:
+            while self.num_ended < self.num_samples:
+                event = await self.events.get()
+                if isinstance(event, LocalLLMError):
+                    raise event
+                if event.finish_reason is not None:
+                    self.num_ended += 1
+                yield event
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End the request, if it still runs."""
+        self.client.forget(self)
+
+
+class EngineClient:
+    """One engine, whichever process it is in at the moment."""
+
+    def __init__(
+        self,
+        model: str,
+        config: EngineConfig,
+        max_requests: int,
+        log_level: int,
+        *,
+        name: str = "",
+        address: str | None = None,
+        hangs_s: float = HANGS_S,
+        tell: Tell = logger.info,
+    ) -> None:
+        """`name`: what the model is called; `address`: where programs of this user may join;
+        `hangs_s`: a process that says nothing for so long is ended; `tell` gets a line for what is
+        worth one while the model is loaded.
+        """
+        self._tell = tell
+        self._hangs_s = hangs_s
+        self._model, self._config = model, config
+        self._name, self._address = name, address
+        self._max_requests, self._log_level = max_requests, log_level
+        self._state: State = "starting"
+        self.info: EngineInfo | None = None
+        self.failure: LocalLLMError | None = None
+        self.stats = Stats()
+        self.num_restarts = 0
+        self._next_id = 0
+        self._streams: dict[int, RequestStream] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+        self._heard_s = self._busy_s = 0.0
+        self._is_compiling = False
+
+    @property
+    def state(self) -> State:
+        """Where the engine stands."""
+        if self._state != "ready" or self._stuck_s < UNRESPONSIVE_S:
+            return self._state
+        return "compiling" if self._is_compiling and self._busy_s > 0 else "unresponsive"
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._state == "ready"
+
+    @property
+    def _is_stopped(self) -> bool:
+        return self._state == "stopped"
+
+    @property
+    def _stuck_s(self) -> float:
+        """Seconds that nothing was heard of it, or that it is at one step."""
+        silent_s = time.monotonic() - self._heard_s
+        return self._busy_s + silent_s if self._busy_s else silent_s
+
+    async def start(self) -> EngineInfo:
+        """Start the engine, and wait until it is ready.
+
+        Raises: LocalLLMError where the model cannot be loaded.
+        """
+        self._supervisor = asyncio.create_task(self._supervise())
+        await self._settled.wait()
+        if self.info is None:
+            assert self.failure is not None
+            raise self.failure
+        return self.info
+
+    async def stop(self) -> None:
+        """End the process; what it is at ends with an error."""
+        self._state = "stopped"
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+
+    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> RequestStream:
+        """Start a request. Raises: EngineDownError, QueueFullError."""
+        if self._writer is None or not self._is_ready:
+            raise EngineDownError("the engine is starting", hint="try again in a moment")
+        if len(self._streams) >= self._max_requests:
+            raise QueueFullError(f"{len(self._streams)} requests are under way or wait already")
+        stream = RequestStream(self, self._next_id, params.n)
+        self._next_id += 1
+        self._streams[stream.request_id] = stream
+        self._send(
+            {
+                "type": "submit",
+                "id": stream.request_id,
+                "prompt": prompt_to_wire(prompt),
+                "params": params_to_wire(params),
+                "salt": salt,
+            }
+        )
+        return stream
+
+    def forget(self, stream: RequestStream) -> None:
+        """Nobody reads a request's events any more."""
+        known = self._streams.pop(stream.request_id, None)
+        if known is not None and stream.num_delivered < stream.num_samples:
+            self._send({"type": "abort", "id": stream.request_id})
+
+    def _send(self, message: Message) -> None:
+        if self._writer is not None:
+            self._writer.write(pack(message))
+
+    async def _supervise(self) -> None:
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                was_ready = await self._run_once()
+            finally:
+                self._end_all()
+            if self.failure is not None:
+                self._state = "failed"
+                self._settled.set()
+                return
+            pause = _FIRST_PAUSE_S if was_ready else min(2 * pause, _LONGEST_PAUSE_S)
+            self.num_restarts += 1
+            logger.error("the engine's process ended; it is started again")
+            await asyncio.sleep(pause)
+
+    async def _run_once(self) -> bool:
+        """One process, to its end; whether it was ready."""
+        ours, theirs = socket.socketpair()
+        self._state = "starting"
+        # -P: the folder that this runs in is no place to import from.
+        command = [sys.executable, "-P", "-m", "localllm.attach.engine_process"]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, str(theirs.fileno()), pass_fds=[theirs.fileno()]
+            )
+        except OSError as error:
+            ours.close()
+            logger.error("the engine's process cannot be started: %s", error)
+            if self.info is None:
+                self.failure = LocalLLMError(f"the engine cannot be started: {error}")
+            return False
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        was_ready = False
+        watch = asyncio.create_task(self._watch(process))
+        try:
+            self._send(
+                {
+                    "type": "open",
+                    "model": self._model,
+                    "name": self._name,
+                    "address": self._address,
+                    "keepalive_s": None,
+                    "config": config_to_wire(self._config),
+                    "log_level": self._log_level,
+                }
+            )
+            unpacker = Unpacker()
+            self._heard_s = time.monotonic()
+            while data := await reader.read(1 << 16):
+                self._heard_s = time.monotonic()
+                for message in unpacker.feed(data):
+                    self._take(message)
+                was_ready = was_ready or self._is_ready
+        except (ConnectionError, ValueError):
+            logger.debug("the engine's channel is broken", exc_info=True)
+        finally:
+            self._busy_s = 0.0
+            watch.cancel()
+            self._writer.close()
+            self._writer = None
+            if self._is_ready:
+                self._state = "starting"
+            if not was_ready and self._is_stopped:  # it keeps nothing yet
+                with suppress(ProcessLookupError):
+                    process.kill()
+            try:  # it ends by itself, and saves what it keeps
+                code = await asyncio.wait_for(process.wait(), _ENDS_S)
+            except TimeoutError:
+                process.kill()
+                code = await process.wait()
+            if not was_ready and self.failure is None and self.num_restarts == 0:
+                self.failure = LocalLLMError(
+                    "the engine's process ended before its model was loaded",
+                    where=f"exit code {code}",
+                    hint="localllm chat with the same model and flags shows more",
+                )
+        return was_ready
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Ask the process whether it is there, and end one that hangs."""
+        while True:
+            await asyncio.sleep(min(PING_S, self._hangs_s / 4))
+            if self._is_ready:
+                self._send({"type": "ping", "id": 0})
+                if self._stuck_s > self._hangs_s:
+                    logger.error("the engine has done nothing for %g s; it is ended", self._hangs_s)
+                    process.kill()
+
+    def _take(self, message: Message) -> None:
+        match message["type"]:
+            case "ready":
+                known = (message[each.name] for each in fields(EngineInfo))
+                self.info, self._state = EngineInfo(*known), "ready"
+                self._settled.set()
+            case "loading":
+                if message["is_line"]:
+                    self._tell(message["text"])
+            case "failed":
+                failure = error_from_wire(message["error"])
+                failure.exit_code = ExitCode(message["code"])
+                if self.info is None:
+                    self.failure = failure
+                else:  # it was there before, and may be again
+                    logger.error("the engine cannot be loaded again: %s", failure)
+            case "events":
+                for raw in message["events"]:
+                    event = event_from_wire(raw)
+                    self._deliver(event.request_id, event)
+            case "refused":
+                self._deliver(message["id"], error_from_wire(message["error"]))
+            case "pong":
+                self.stats = Stats(**message["stats"])
+                self._busy_s, self._is_compiling = message["busy_s"], message["is_compiling"]
+
+    def _deliver(self, request_id: int, event: TextEvent | LocalLLMError) -> None:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            return
+        if stream.events.qsize() >= _MAX_UNREAD:
+            self.forget(stream)
+            stream.events.put_nowait(
+                RequestError("the answer was read too slowly, and is given up")
+            )
+            return
+        stream.events.put_nowait(event)
+        if isinstance(event, LocalLLMError):
+            del self._streams[request_id]
+        elif event.finish_reason is not None:
+            stream.num_delivered += 1
+            if stream.num_delivered == stream.num_samples:
+                del self._streams[request_id]  # its place is free, whoever still reads
+
+    def _end_all(self) -> None:
+        """Tell everybody that the engine is gone."""
+        streams, self._streams, self.stats = self._streams, {}, Stats()
+        for stream in streams.values():
+            stream.events.put_nowait(
+                EngineDownError(
+                    f"the engine ended under request {stream.request_id}",
+                    hint="it is started again; ask once more",
+                )
+            )

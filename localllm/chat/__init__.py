@@ -1,0 +1,1 @@
+"""Conversations, and where they are saved."""

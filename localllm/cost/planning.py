@@ -1,0 +1,406 @@
+"""Will it fit, and how fast: a model's needs against a machine's memory, before any download.
+
+The same functions divide the memory when a model is loaded (engine/memory.py) and predict a step in
+the speed tests (bench/step_model.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from localllm.cost.gpus import GpuCard
+from localllm.cost.rates import ModelWork, best_time, measure_rates
+from localllm.cost.step_model import WITH_CARE, Gpu, predict_decode
+from localllm.engine.config import EngineConfig
+from localllm.engine.loading import (
+    KV_DTYPES,
+    free_bytes,
+    select_device,
+    step_tokens,
+    total_bytes,
+)
+from localllm.engine.memory import MemoryPlan, plan_memory
+from localllm.engine.step_inputs import graph_rows
+from localllm.errors import GpuMemoryError, RequestError
+from localllm.files.json_file import read_json_object
+from localllm.hub.card import describe_quantization
+from localllm.hub.catalog import (
+    BUILT_IN_MODELS,
+    CatalogEntry,
+    ModelSource,
+    load_catalog,
+    recommended,
+)
+from localllm.hub.catalog_shape import catalog_shape
+from localllm.hub.download import fetch_model
+from localllm.model.architectures import ArchSpec, read_model_config
+from localllm.model.config import ModelConfig
+from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
+from localllm.model.weight_check import check_weights
+from localllm.model.weight_files import find_weight_files
+from localllm_kernels.kv_cache import row_bytes
+
+# Assumed: of a GPU's memory as it is sold this much is free for a program, a display beside it.
+_FREE_SHARE = 0.92
+# Shares of what memory can feed and products can compute that decoding and prefill reach on a CPU,
+# see docs/benchmarks.md; and of a GPU's products that prefill reaches, assumed.
+_CPU_DECODE, _CPU_PREFILL, _GPU_PREFILL = 0.63, 0.6, 0.5
+_CHAT_TOKENS = 4096
+# More than the caches of most processors hold.
+_GLANCE_BYTES = 128 << 20
+_SHORTEST_CONTEXT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Memory: what there is, what of it is free, and how fast it is read and multiplied with; None
+    where unknown.
+    """
+
+    name: str
+    device: str
+    memory_bytes: int
+    free_bytes: int
+    memory_bytes_per_s: float | None
+    operations_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A model as far as a plan needs it. `kind`: of its weights, as `--weights` names them;
+    `dtype`: of what is not quantized, of keys and values.
+    """
+
+    name: str
+    config: ModelConfig
+    spec: ArchSpec
+    kind: str
+    dtype: torch.dtype
+    weights_bytes: int
+    linear_bytes: Callable[[str], int]
+    num_parameters: int
+    is_here: bool
+    entry: CatalogEntry | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """What a model takes on a machine. `problem` says why it does not fit, `remedy` the one flag
+    that would change it.
+    """
+
+    shape: Shape
+    machine: Machine
+    memory: MemoryPlan
+    kv_token_bytes: int
+    cached_tokens: int
+    decode_tokens_per_s: float | None
+    prefill_tokens_per_s: float | None
+    problem: str = ""
+    remedy: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it runs there."""
+        return not self.problem
+
+    @property
+    def chats_at_once(self) -> int:
+        """Conversations of 4,096 tokens, or of the whole context where that is shorter."""
+        return self.cached_tokens // min(_CHAT_TOKENS, max(1, self.memory.max_model_len))
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, flat."""
+        memory = self.memory
+        return {
+            "model": self.shape.name,
+            "weights": self.shape.kind,
+            "parameters": self.shape.num_parameters,
+            "machine": self.machine.name,
+            "free_bytes": memory.free_bytes,
+            "usable_bytes": memory.budget_bytes,
+            "weights_bytes": memory.weights_bytes,
+            "activations_bytes": memory.activations_bytes,
+            "graphs_bytes": memory.graphs_bytes,
+            "kv_bytes_per_1k_tokens": 1024 * self.kv_token_bytes,
+            "context": memory.max_model_len,
+            "model_context": self.shape.config.max_position_embeddings,
+            "cached_tokens": self.cached_tokens,
+            "chats_at_once": self.chats_at_once,
+            "decode_tokens_per_s": self.decode_tokens_per_s,
+            "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "fits": self.fits,
+            "problem": self.problem,
+            "remedy": self.remedy,
+        }
+
+
+def this_machine(config: EngineConfig, *, measures: bool = True) -> Machine:
+    """What is free here now, and how fast memory is read; with `measures` more exactly, and how
+    fast it multiplies, which takes seconds on a CPU.
+    """
+    device = select_device(config)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+    free, memory = free_bytes(device), total_bytes(device)
+    if not measures:
+        x = torch.ones(_GLANCE_BYTES // 4, device=device)
+        rate = _GLANCE_BYTES / best_time(lambda: x.sum(), device)
+        return Machine(name, device.type, memory, free, rate, None)
+    limits = measure_rates(device)
+    rates = limits.memory_bytes_per_s, limits.operations_per_s.get("bf16")
+    return Machine(name, device.type, memory, free, *rates)
+
+
+def machine_of(card: GpuCard) -> Machine:
+    """A GPU by its data sheet."""
+    return Machine(
+        card.title,
+        "cuda",
+        card.memory_bytes,
+        int(card.memory_bytes * _FREE_SHARE),
+        card.bandwidth_bytes_per_s,
+        card.operations_per_s,
+    )
+
+
+def machine_with(num_bytes: int) -> Machine:
+    """A GPU of which only the free memory is known."""
+    return Machine("a GPU", "cuda", num_bytes, num_bytes, None, None)
+
+
+def shape_of(source: ModelSource, kind: str | None) -> Shape:
+    """A model's shape: of a folder from its files; of the catalogue without any; of the hub from
+    config.json, which is fetched. `kind`: its weights, None for what it has, or what the catalogue
+    suggests.
+
+    Raises: as `fetch_model` and `read_model_config`; RequestError for weights of another kind.
+    """
+    if kind is not None and kind not in WEIGHT_KINDS:
+        raise RequestError(
+            f"--weights must be one of {', '.join(WEIGHT_KINDS)}, found {kind!r:.40}",
+            param="weights",
+        )
+    entry = load_catalog().get(source.name)
+    if source.folder is not None and (kind is None or source.name in BUILT_IN_MODELS):
+        return _shape_of_files(source.name, source.folder)
+    if entry is not None and entry.sizes is not None:
+        config, spec, _ = catalog_shape(entry.alias)
+    else:
+        folder = source.folder or fetch_model(source, with_weights=False)
+        config, spec = read_model_config(folder)
+    return _shape_of_kind(
+        source.name, config, spec, kind or (entry.quantization if entry else "bf16"), entry
+    )
+
+
+def _shape_of_kind(
+    name: str, config: ModelConfig, spec: ArchSpec, kind: str, entry: CatalogEntry | None
+) -> Shape:
+    weights = RandomWeights(config, spec, _kind(kind), torch.device("cpu"))
+    plain = RandomWeights(config, spec, "bf16", torch.device("cpu"))
+    return Shape(
+        name=name,
+        config=config,
+        spec=spec,
+        kind=kind,
+        dtype=torch.bfloat16,
+        weights_bytes=weights.resident_bytes(2),
+        linear_bytes=weights.linear_bytes,
+        num_parameters=plain.resident_bytes(1),
+        is_here=False,
+        entry=entry,
+    )
+
+
+def _kind(name: str) -> WeightKind:
+    return next(kind for kind in WEIGHT_KINDS if kind == name)
+
+
+def _shape_of_files(name: str, folder: Path) -> Shape:
+    config, spec = read_model_config(folder)
+    weights = check_weights(find_weight_files(folder), config, spec)
+    dtype: torch.dtype = getattr(torch, "float32" if name in BUILT_IN_MODELS else config.dtype)
+    parts = {linear: found.parts.values() for linear, found in weights.quantized.items()}
+    plain = RandomWeights(config, spec, "bf16", torch.device("cpu"))
+
+    def linear_bytes(linear: str) -> int:
+        if linear in parts:
+            return sum(info.num_bytes for info in parts[linear])
+        return plain.linear_bytes(linear) * dtype.itemsize // 2
+
+    quantization = describe_quantization(read_json_object(folder / "config.json"))
+    return Shape(
+        name=name,
+        config=config,
+        spec=spec,
+        kind=str(dtype).removeprefix("torch.") if quantization == "none" else quantization,
+        dtype=dtype,
+        weights_bytes=weights.resident_bytes(dtype.itemsize),
+        linear_bytes=linear_bytes,
+        num_parameters=plain.resident_bytes(1),
+        is_here=True,
+        entry=load_catalog().get(name),
+    )
+
+
+def plan_model(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPlan:
+    """Divide the machine's memory, and predict the speed; a plan that fails says what would help.
+
+    Raises: RequestError for a context that the model does not know.
+    """
+    try:
+        return _fitting(shape, machine, engine)
+    except GpuMemoryError as error:
+        return replace(
+            _unbounded(shape, machine, engine),
+            problem=_problem(error, shape, machine, engine),
+            remedy=_remedy(shape, machine, engine),
+        )
+
+
+def _problem(error: GpuMemoryError, shape: Shape, machine: Machine, engine: EngineConfig) -> str:
+    """What does not fit: the context that was asked for, or the model."""
+    if engine.max_model_len is not None:
+        try:
+            _fitting(shape, machine, replace(engine, max_model_len=None))
+        except GpuMemoryError:
+            return error.message
+        return f"the model fits, a context of {engine.max_model_len:,} tokens does not"
+    return error.message
+
+
+def _plan_memory(
+    shape: Shape, machine: Machine, engine: EngineConfig, num_bytes: int
+) -> MemoryPlan:
+    return plan_memory(
+        shape.config,
+        engine,
+        max_num_batched_tokens=engine.max_num_batched_tokens or step_tokens(machine.device),
+        weights_bytes=shape.weights_bytes,
+        item_bytes=shape.dtype.itemsize,
+        kv_row_bytes=_kv_row_bytes(shape, engine),
+        free_bytes=num_bytes,
+        graph_rows=graph_rows(engine.max_num_seqs) if machine.device == "cuda" else 0,
+        gathers=engine.backend == "torch",
+    )
+
+
+def _kv_row_bytes(shape: Shape, engine: EngineConfig) -> int:
+    dtype = KV_DTYPES.get(engine.kv_cache_dtype, shape.dtype)
+    return row_bytes(shape.config.head_dim, dtype)
+
+
+def _fitting(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPlan:
+    memory = _plan_memory(shape, machine, engine, machine.free_bytes)
+    if memory.max_model_len < min(_SHORTEST_CONTEXT, shape.config.max_position_embeddings) and (
+        engine.max_model_len is None
+    ):
+        raise GpuMemoryError(f"there is room for a context of {memory.max_model_len:,} tokens only")
+    return _with_speed(shape, machine, engine, memory)
+
+
+def _unbounded(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPlan:
+    """The table of what does not fit: as if there were more memory."""
+    context = engine.max_model_len or min(_CHAT_TOKENS, shape.config.max_position_embeddings)
+    asked = replace(engine, max_model_len=context, max_num_seqs=1)
+    memory = _plan_memory(shape, machine, asked, 1 << 50)
+    budget = int(machine.free_bytes * engine.gpu_memory_utilization)
+    shown = replace(memory, free_bytes=machine.free_bytes, budget_bytes=budget)
+    return _with_speed(shape, machine, asked, shown)
+
+
+def _with_speed(
+    shape: Shape, machine: Machine, engine: EngineConfig, memory: MemoryPlan
+) -> ModelPlan:
+    decode, prefill = predict_speed(shape, machine, engine)
+    return ModelPlan(
+        shape=shape,
+        machine=machine,
+        memory=memory,
+        kv_token_bytes=memory.kv_block_bytes // engine.block_size,
+        cached_tokens=(memory.num_blocks - 1) * engine.block_size,
+        decode_tokens_per_s=decode,
+        prefill_tokens_per_s=prefill,
+    )
+
+
+def predict_speed(
+    shape: Shape, machine: Machine, engine: EngineConfig, context: int = 1024
+) -> tuple[float | None, float | None]:
+    """Tokens a second of one chat with `context` tokens, and of reading a prompt."""
+    if machine.memory_bytes_per_s is None:
+        return None, None
+    work = ModelWork.of(shape.config, shape.spec, shape.linear_bytes, _kv_row_bytes(shape, engine))
+    if machine.device == "cpu":
+        decode = _CPU_DECODE * machine.memory_bytes_per_s / work.decode_bytes([context])
+    else:
+        gpu = Gpu(machine.name, machine.memory_bytes_per_s, machine.operations_per_s or 1e15)
+        is_fused = shape.kind == "int4"
+        step = predict_decode(
+            work, shape.linear_bytes, gpu, WITH_CARE, is_fused=is_fused, batch=1, context=context
+        )
+        decode = 1 / step.seconds
+    if machine.operations_per_s is None:
+        return decode, None
+    share = _CPU_PREFILL if machine.device == "cpu" else _GPU_PREFILL
+    operations = work.prefill_operations(context) / context
+    return decode, share * machine.operations_per_s / operations
+
+
+# Stands for the context that fits, before that is known.
+_CTX = "--ctx auto"
+
+
+def _remedy(shape: Shape, machine: Machine, engine: EngineConfig) -> str:
+    """The one flag that makes it fit, or the largest model of the catalogue that does."""
+    attempts: list[tuple[str, Shape, EngineConfig]] = []
+    if engine.kv_cache_dtype == "auto":
+        attempts.append(("--kv-cache-dtype int8", shape, replace(engine, kv_cache_dtype="int8")))
+    shapes = [("", shape)]
+    for kind in ("int8", "int4"):
+        if not shape.is_here and kind != shape.kind and shape.kind in ("bf16", "int8", "fp8"):
+            smaller = _shape_of_kind(shape.name, shape.config, shape.spec, kind, shape.entry)
+            shapes.append((f"--weights {kind}", smaller))
+            attempts.append((f"--weights {kind}", smaller, engine))
+    if engine.max_model_len is not None:
+        # Less than was asked for; of the same weights, or else of smaller ones.
+        any_length = replace(engine, max_model_len=None)
+        attempts += [(f"{flag} {_CTX}".strip(), each, any_length) for flag, each in shapes]
+    if engine.gpu_memory_utilization < 1:
+        whole = replace(engine, gpu_memory_utilization=1.0)
+        attempts.append(("--gpu-memory-utilization 1", shape, whole))
+    for flag, smaller, config in attempts:
+        try:
+            plan = _fitting(smaller, machine, config)
+        except GpuMemoryError:
+            continue
+        return flag.replace(_CTX, f"--ctx {plan.memory.max_model_len}")
+    plans = plan_catalog(machine, EngineConfig())
+    others = [
+        plan for plan in plans if plan.fits and plan.shape.num_parameters < shape.num_parameters
+    ]
+    if not others:
+        return "a machine with more memory"
+    # The one that everybody is told to begin with, if it fits with what else was asked for.
+    entry = recommended("cpu" if machine.device == "cpu" else "gpu", machine.memory_bytes)
+    own = [plan for plan in others if entry is not None and plan.shape.name == entry.alias]
+    best = own[0] if own else max(others, key=lambda plan: plan.shape.num_parameters)
+    return f"a smaller model: {best.shape.name}"
+
+
+def plan_catalog(machine: Machine, engine: EngineConfig) -> list[ModelPlan]:
+    """A plan for every model of the catalogue, quantized as it suggests; the smallest first."""
+    plans = []
+    for entry in load_catalog().values():
+        if entry.sizes is None:
+            continue
+        shape = shape_of(ModelSource(entry.alias, repo=entry.repo), None)
+        try:
+            plans.append(_fitting(shape, machine, engine))
+        except GpuMemoryError as error:
+            failed = _unbounded(shape, machine, engine)
+            plans.append(replace(failed, problem=error.message))
+    return sorted(plans, key=lambda plan: plan.shape.num_parameters)

@@ -1,0 +1,112 @@
+"""How long a decode step should take on a GPU: what its kernels move and compute, and launches.
+
+A prediction, for where there is no such GPU: every kernel takes what memory traffic or arithmetic
+takes at a share of the GPU's own rates, and every launch in a graph a fixed time more.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from localllm.cost.rates import ModelWork
+from localllm.model.architectures import linear_shapes
+from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
+
+_PRODUCTS = {"qkv": QKV, "output": OUTPUT, "gate and up": GATE_UP, "down": DOWN}
+# Kernels of a layer beside products and attention: rotation; and where products take nothing else
+# in, two norms and the gate.
+_FUSED, _APART = 1, 4
+# Of a step: ids, embedding, cosines, sines, last norm, head to float32, sampling, block tables.
+_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What a GPU does at its best: bytes a second in a copy, operations a second in bfloat16, and
+    instructions a second, those of each of a warp's threads counted.
+    """
+
+    name: str
+    copy_bytes_per_s: float
+    operations_per_s: float
+    issue_per_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How near to that kernels come, and the seconds that one costs beside its work.
+
+    `quantized`: of products whose instructions nobody has counted; of the others `plain` of what
+    memory takes, and `issue` of the instructions.
+
+    1.3 µs a kernel within a graph: Hazy Research 2025, "Look Ma, No Bubbles".
+    """
+
+    plain: float
+    quantized: float
+    attention: float
+    launch_s: float
+    issue: float = 1.0
+
+
+AT_THE_LIMIT = Care(1.0, 1.0, 1.0, 1.3e-6)
+WITH_CARE = Care(0.9, 0.67, 0.85, 2.0e-6, issue=0.75)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Seconds of each kind of kernel in all layers, the number of launches, and their seconds."""
+
+    kernels: Mapping[str, float]
+    launches: int
+    launches_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return sum(self.kernels.values()) + self.launches_s
+
+
+def predict_decode(
+    work: ModelWork,
+    linear_bytes: Callable[[str], int],
+    gpu: Gpu,
+    care: Care,
+    *,
+    is_fused: bool,
+    batch: int,
+    context: int,
+    instructions: Mapping[str, float] | None = None,
+) -> Step:
+    """A decode step of `batch` requests with `context` tokens each.
+
+    `linear_bytes`: of a linear as it is stored, `lm_head` among them; `is_fused`: whether norms,
+    gate and residual are computed within the products, as those with 4-bit weights do;
+    `instructions`: of each weight of a product, where they were counted (`localllm_kernels._sass`).
+    """
+    config, shapes = work.config, linear_shapes(work.config, work.spec)
+
+    counted = instructions or {}
+
+    def product(names: list[str], num_weights: int, kind: str) -> float:
+        stored = sum(map(linear_bytes, names))
+        is_plain = stored == 2 * num_weights or kind in counted
+        share = care.plain if is_plain else care.quantized
+        return max(
+            stored / (gpu.copy_bytes_per_s * share),
+            2 * num_weights * batch / (gpu.operations_per_s * share),
+            counted.get(kind, 0.0) * num_weights / (gpu.issue_per_s * care.issue),
+        )
+
+    kernels = dict.fromkeys((*_PRODUCTS, "attention", "head"), 0.0)
+    for layer in range(config.num_layers):
+        for kind, parts in _PRODUCTS.items():
+            names = [f"model.layers.{layer}.{part}" for part in parts]
+            num_weights = sum(a * b for a, b in map(shapes.__getitem__, names))
+            kernels[kind] += product(names, num_weights, kind)
+    kernels["head"] = product(["lm_head"], config.vocab_size * config.hidden_size, "head")
+    contexts = [context] * batch
+    kv_bytes = work.decode_bytes(contexts) - work.weight_bytes
+    kernels["attention"] = kv_bytes / (gpu.copy_bytes_per_s * care.attention)
+    a_layer = len(_PRODUCTS) + 1 + (_FUSED if is_fused else _APART)
+    launches = config.num_layers * a_layer + 1 + _ONCE
+    return Step(kernels, launches, launches * care.launch_s)

@@ -1,0 +1,98 @@
+"""How the engine runs: sizes, device, precision."""
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+from localllm.engine.speculation_config import SpeculationConfig
+from localllm.errors import RequestError, brief
+from localllm.model.config import DTYPES
+
+KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
+KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = ("auto", "bf16", "int8", "fp8")
+MAX_THREADS = 256
+
+
+def _is_checked() -> bool:
+    """Unless the variable says otherwise, which holds for Python, too."""
+    return os.environ.get("LOCALLLM_SELF_CHECK", "").lower() not in ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the engine runs: sizes, device, precision. None means: decided when the model is known.
+
+    `kv_cache_tokens` is the size of the KV cache in tokens, rounded down to whole blocks;
+    `kv_cache_dtype` is what keys and values are kept in, "auto" the model's own dtype;
+    `max_num_batched_tokens` is the token budget of one step; a device has its own where it is None.
+    Of the free memory `gpu_memory_utilization` is used, and `reserve_bytes` are left at least.
+    `deterministic` computes every row the same way, whatever it shares a step with.
+    `self_check` holds a GPU's kernels against torch's operators before their first use there.
+    `cache_disk_bytes` of prefixes are kept in `cache_dir` (None: in localllm's cache); 0: none.
+    `threads` compute on a CPU; None: at most one for each core, fewer beside other work. Either way
+    the engine sets the number of torch's threads (`torch.set_num_threads`) for the whole process.
+    """
+
+    max_model_len: int | None = None
+    block_size: int = 16
+    kv_cache_tokens: int | None = None
+    gpu_memory_utilization: float = 0.9
+    reserve_bytes: int = 0
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    enable_prefix_caching: bool = True
+    cache_disk_bytes: int = 0
+    cache_dir: str | None = None
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache_dtype: KVCacheDType = "auto"
+    backend: Literal["auto", "torch", "triton"] = "auto"
+    deterministic: bool = False
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    threads: int | None = None
+    self_check: bool = field(default_factory=_is_checked)
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("max_model_len", 1),
+            ("block_size", 1),
+            ("kv_cache_tokens", 1),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("threads", 1),
+            ("reserve_bytes", 0),
+            ("cache_disk_bytes", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < low):
+                raise RequestError(
+                    f"{name} must be a whole number of at least {low}, found {brief(value)}",
+                    param=name,
+                )
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise RequestError(
+                f"threads must be at most {MAX_THREADS}, found {self.threads}", param="threads"
+            )
+        if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.block_size:
+            raise RequestError(
+                f"kv_cache_tokens must hold a block of {self.block_size} tokens, "
+                f"found {self.kv_cache_tokens}",
+                param="kv_cache_tokens",
+            )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise RequestError(
+                f"gpu_memory_utilization must be over 0 and at most 1, "
+                f"found {self.gpu_memory_utilization!r}",
+                param="gpu_memory_utilization",
+            )
+        for name, known in (
+            ("device", ("auto", "cuda", "cpu")),
+            ("dtype", ("auto", *DTYPES)),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("backend", ("auto", "torch", "triton")),
+        ):
+            if getattr(self, name) not in known:
+                raise RequestError(
+                    f"{name} must be one of {', '.join(known)}, found {getattr(self, name)!r}",
+                    param=name,
+                )

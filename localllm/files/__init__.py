@@ -1,0 +1,1 @@
+"""Files that may be anybody's: read within bounds, written for their owner alone."""

@@ -1,0 +1,89 @@
+"""The files of a model's folder, which come from outside: each is opened here and nowhere else.
+
+A file is a regular one that lies in the folder. A link may lead to another name there; from a
+snapshot of the hub's cache also to a blob of the same repository, as the hub's client makes them.
+The models that this package brings are its own, however it was installed.
+"""
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from localllm.errors import CheckpointError, ExitCode
+from localllm.files.regular_file import open_regular, read_regular
+
+_PACKAGE = Path(__file__).parents[1]
+_REDOWNLOAD = "download the model again"
+
+
+def has_file(path: Path) -> bool:
+    """Whether a model has a file of this name, though it may be a link to nothing."""
+    return os.path.lexists(path)
+
+
+def open_model_file(path: Path) -> BinaryIO:
+    """Open a file of a model's folder to read its bytes.
+
+    Raises: CheckpointError where it is missing, no regular file, unreadable, or lies elsewhere.
+    """
+    place = _find(path)
+    try:
+        return open_regular(place)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def read_model_file(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a file of a model's folder.
+
+    Raises: as `open_model_file`, also for a file of more than `max_bytes`.
+    """
+    place = _find(path)
+    try:
+        return read_regular(place, max_bytes)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def check_link(path: Path) -> None:
+    """Raises: CheckpointError for a name in a model's folder that is a link out of it."""
+    _find(path)
+
+
+def _find(path: Path) -> Path:
+    """Where a file of a model's folder lies, links resolved."""
+    try:
+        folder, place = path.parent.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:  # a ring of links
+        raise CheckpointError(
+            f"{path.name} cannot be found: its links lead nowhere",
+            where=str(path),
+            hint=_REDOWNLOAD,
+        ) from error
+    repository = folder.parent.parent
+    is_snapshot = folder.parent.name == "snapshots" and repository.name.startswith("models--")
+    is_blob = is_snapshot and place.parent == repository / "blobs"
+    is_ours = path.parent.parent == _PACKAGE
+    if not place.is_relative_to(folder) and not is_blob and not is_ours:
+        raise CheckpointError(
+            f"{path.name} is a link out of the model's folder",
+            where=f"{path} leads to {place}",
+            hint="put a copy of the file in the folder, or download the model again",
+        )
+    return place
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    if isinstance(error, PermissionError):
+        return CheckpointError(
+            f"{path.name} may not be read",
+            where=str(path),
+            hint="check the permissions of the file and its folder",
+            exit_code=ExitCode.DISK,
+        )
+    reason = f"{path.name} cannot be read: {error.strerror}"
+    if isinstance(error, FileNotFoundError):
+        reason = f"{path.name} is missing"
+        if path.is_symlink():
+            reason = f"{path.name} is a link to a file that is not there"
+    return CheckpointError(reason, where=str(path), hint=_REDOWNLOAD)

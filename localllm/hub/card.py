@@ -1,0 +1,150 @@
+"""A checkpoint's card: what its files say about it, without loading a weight."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import LocalLLMError
+from localllm.files.json_file import read_json_object
+from localllm.hub.catalog import ModelSource
+from localllm.hub.generation_config import read_generation_config
+from localllm.model.architectures import read_model_config
+from localllm.model.safetensors_header import read_headers
+from localllm.model.weight_files import find_weight_files
+from localllm.text.tokenizer import Tokenizer
+from localllm.untrusted.tokenizers import open_tokenizer
+
+# An element of a tensor of packed weights holds 32 bits of them.
+_LONGEST_FORMAT = 30
+_PACKED_SUFFIXES = ("qweight", "weight_packed")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What lies on the disk: parameters and bytes, and the bytes of each dtype."""
+
+    num_parameters: int
+    num_bytes: int
+    bytes_by_dtype: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What `localllm show` prints. None and `problem`: what could not be read, and why."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    weights: Weights | None
+    tokenizer: Tokenizer | None
+    sampling: Mapping[str, Any]
+    problems: tuple[str, ...]
+
+
+def read_card(source: ModelSource, folder: Path) -> Card:
+    """The card of the checkpoint in `folder`.
+
+    A part that is broken or missing is named in `problems`. Raises: CheckpointError where not even
+    `config.json` can be read.
+    """
+    config = read_json_object(folder / "config.json")
+    problems: list[str] = []
+
+    def attempt(read: Any) -> Any:
+        try:
+            return read()
+        except LocalLLMError as error:
+            problems.append(error.message)
+            return None
+
+    attempt(lambda: read_model_config(folder))
+    tokenizer = attempt(lambda: open_tokenizer(folder, source.chat_template))
+    weights = attempt(lambda: read_weights(folder, _bits(config)))
+    defaults = attempt(lambda: read_generation_config(folder))
+    return Card(
+        name=source.name,
+        folder=folder,
+        config=config,
+        weights=weights,
+        tokenizer=tokenizer,
+        sampling=defaults.sampling if defaults is not None else {},
+        problems=tuple(problems),
+    )
+
+
+def read_weights(folder: Path, packed_bits: int = 4) -> Weights:
+    """Counts from the headers of the weight files; `packed_bits`: of a packed weight.
+
+    Raises: CheckpointError.
+    """
+    files = find_weight_files(folder)
+    num_parameters = 0
+    by_dtype: Counter[str] = Counter()
+    for name, tensor in read_headers(files).items():
+        by_dtype[tensor.dtype] += tensor.num_bytes
+        if name.endswith(("scales", "qzeros", "g_idx", "weight_scale", "zero_point", "_shape")):
+            continue  # what belongs to a quantized weight is no parameter of its own
+        num_values = 32 // packed_bits if name.endswith(_PACKED_SUFFIXES) else 1
+        num_parameters += prod(tensor.shape) * num_values
+    num_bytes = sum(path.stat().st_size for path in files)
+    return Weights(num_parameters, num_bytes, dict(by_dtype.most_common()))
+
+
+def kv_bytes_per_token(config: Mapping[str, Any], item_bytes: int = 2) -> int | None:
+    """Bytes that a token's keys and values take, None for a config that does not say."""
+    try:
+        num_heads = int(config["num_attention_heads"])
+        num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
+        num_bytes = 2 * item_bytes * int(config["num_hidden_layers"]) * num_kv_heads * head_dim
+    except (KeyError, TypeError, ValueError, ArithmeticError):
+        return None
+    return num_bytes if 0 < num_bytes < 1 << 40 else None
+
+
+def describe_quantization(config: Mapping[str, Any]) -> str:
+    """Method, bits and group of a quantized checkpoint, or "none"."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
+        return "none"
+    parts = [str(quantization.get("quant_method", "unknown"))]
+    fields = {**quantization, **_group_weights(quantization)}
+    for key, unit in (("bits", "bits"), ("num_bits", "bits"), ("group_size", "a group")):
+        if fields.get(key) is not None:
+            parts.append(f"{fields[key]} {unit}")
+    if fields.get("format") is not None:
+        parts.append(str(fields["format"]))
+    return ", ".join(parts)
+
+
+def describe_format(config: Mapping[str, Any]) -> str:
+    """How the weights are stored, in a word or two: "bf16", "awq int4"."""
+    quantization = config.get("quantization_config")
+    if isinstance(quantization, Mapping):
+        method = str(quantization.get("quant_method", "unknown"))
+        fields = {**quantization, **_group_weights(quantization)}
+        bits = fields.get("bits") or fields.get("num_bits")
+        return (method if bits is None else f"{method} int{bits}")[:_LONGEST_FORMAT]
+    dtype = str(config.get("torch_dtype") or config.get("dtype") or "unknown")
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype)[
+        :_LONGEST_FORMAT
+    ]
+
+
+def _bits(config: Mapping[str, Any]) -> int:
+    """Bits of a packed weight, four where the config does not say."""
+    quantization = config.get("quantization_config")
+    fields = quantization if isinstance(quantization, Mapping) else {}
+    bits = fields.get("bits") or _group_weights(fields).get("num_bits")
+    return bits if bits in (2, 4, 8) else 4
+
+
+def _group_weights(quantization: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What compressed-tensors says of the weights of its first group."""
+    groups = quantization.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    return weights if isinstance(weights, Mapping) else {}

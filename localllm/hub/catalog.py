@@ -1,0 +1,321 @@
+"""Names of models: the catalogue's aliases, hub repositories, folders, and the built-in one."""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from localllm.errors import CatalogError, ExitCode
+from localllm.files.regular_file import read_regular
+from localllm.user.places import cache_folder, user_catalog
+
+BUILT_IN_MODEL = "pocket"
+# pocket, and the model that drafts for it; each a folder of the package.
+BUILT_IN_MODELS = (BUILT_IN_MODEL, "pocket-draft")
+QUANTIZATIONS = ("int4", "int8", "bf16")
+THINKING = ("none", "hybrid", "always")
+TOOLS = ("none", "hermes", "llama3", "mistral")
+_MAX_BYTES = 1_000_000
+_PACKAGE = Path(__file__).parents[1]
+_REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+# A word with a version or a size behind it, as other tools name models too: gemma3, phi-4, x:20b.
+_LIKE_A_MODEL = re.compile(
+    r"[a-z][a-z.-]*[0-9]+(\.[0-9]+)?b?([-:][a-z0-9._-]+)?"
+    r"|[a-z][\w.-]*:(latest|[a-z.-]*[0-9][\w.-]*)"
+)
+# Families that are asked for by their bare name and that no alias resembles.
+_FAMILIES = ("codellama", "falcon", "gemma", "glm", "gpt-oss", "granite", "kimi", "olmo", "phi")
+# What a GPU's driver and firmware keep of the memory that it is sold with.
+_KEPT_BACK_GIB = 0.7
+_REQUIRED = ("repo", "licence", "architecture")
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogEntry:
+    """One alias of models.toml, whose head says what the fields are.
+
+    `revision` None is the newest; `sizes` are the fields of config.json that give the shape.
+    """
+
+    alias: str
+    repo: str
+    licence: str
+    architecture: str
+    revision: str | None = None
+    gated: bool = False
+    int4: str | None = None
+    quantization: str = "int4"
+    thinking: str = "none"
+    tools: str = "none"
+    recommended: Mapping[str, float] = field(default_factory=dict)
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    chat_template: str | None = None
+    sizes: Mapping[str, Any] | None = None
+
+    def config_json(self) -> dict[str, Any]:
+        """What config.json would say of the shape. Raises: CatalogError where it is not known."""
+        if self.sizes is None:
+            known = [alias for alias, entry in load_catalog().items() if entry.sizes is not None]
+            raise CatalogError(
+                f"the catalogue does not know the shape of {self.alias}",
+                where=f"known: {', '.join(known)}",
+                hint="one of these, or the model itself",
+                exit_code=ExitCode.USAGE,
+            )
+        return {"architectures": [self.architecture], **self.sizes}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """Where a model comes from: a folder, or a repository of the hub.
+
+    `chat_template` is the catalogue's, for a checkpoint that brings none.
+    """
+
+    name: str
+    folder: Path | None = None
+    repo: str | None = None
+    revision: str | None = None
+    chat_template: str | None = None
+
+
+def load_catalog() -> dict[str, CatalogEntry]:
+    """The entries of models.toml, which lies in the package, or at the root of a checkout; those of
+    the user's own file, unless LOCALLLM_NO_CONFIG is set, add to them or take their place.
+
+    Raises: CatalogError, with the line, for a file that is broken.
+    """
+    places = (_PACKAGE / "models.toml", _PACKAGE.parent / "models.toml")
+    entries = _read_catalog(next((place for place in places if place.exists()), places[0]))
+    own = user_catalog()
+    if not os.environ.get("LOCALLLM_NO_CONFIG") and os.path.lexists(own):
+        entries |= _read_catalog(own)
+    return entries
+
+
+def recommended(kind: str, memory_bytes: int) -> CatalogEntry | None:
+    """The model to begin with on a machine whose memory (`kind` cpu) or GPU (`gpu`) has so many
+    bytes; None where the catalogue has none.
+    """
+    gib = memory_bytes / 2**30 + _KEPT_BACK_GIB
+    fitting = [
+        (entry.recommended[kind], entry)
+        for entry in load_catalog().values()
+        if entry.recommended.get(kind, gib + 1) <= gib
+    ]
+    return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
+def _read_catalog(path: Path) -> dict[str, CatalogEntry]:
+    try:
+        text = read_regular(path, _MAX_BYTES).decode("utf-8")
+    except OSError as error:
+        raise _broken(path, f"the catalogue cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise _broken(path, "the catalogue is not UTF-8", line) from error
+    try:
+        raw = tomllib.loads(text)
+    except ValueError as error:  # says line and column itself
+        raise _broken(path, f"the catalogue cannot be read: {error}") from error
+    return {alias: _read_entry(alias, entry, path, text) for alias, entry in raw.items()}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_sampling(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(number, (int, float)) and not isinstance(number, bool)
+        for number in value.values()
+    )
+
+
+def _is_recommended(value: object) -> bool:
+    return _is_sampling(value) and set(cast(Mapping[str, float], value)) <= {"cpu", "gpu"}
+
+
+_FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
+    **dict.fromkeys(
+        ("repo", "licence", "architecture", "revision", "int4", "chat_template"),
+        (_is_text, "a text"),
+    ),
+    "gated": (lambda value: isinstance(value, bool), "true or false"),
+    "quantization": (lambda value: value in QUANTIZATIONS, f"one of {', '.join(QUANTIZATIONS)}"),
+    "thinking": (lambda value: value in THINKING, f"one of {', '.join(THINKING)}"),
+    "tools": (lambda value: value in TOOLS, f"one of {', '.join(TOOLS)}"),
+    "recommended": (_is_recommended, "a table of cpu and gpu with GiB"),
+    "sampling": (_is_sampling, "a table of numbers"),
+    "sizes": (lambda value: isinstance(value, Mapping), "a table"),
+}
+
+
+def _read_entry(alias: str, entry: object, path: Path, text: str) -> CatalogEntry:
+    def fail(problem: str, key: str = "") -> CatalogError:
+        return _broken(
+            path, f"catalogue entry {alias!r:.60}: {problem}", _line_of(text, alias, key)
+        )
+
+    if not isinstance(entry, Mapping):
+        raise fail("must be a table")
+    for key, value in entry.items():
+        if key not in _FIELDS:
+            near = difflib.get_close_matches(key, _FIELDS, n=1)
+            known = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(_FIELDS)}"
+            raise fail(f"unknown key {key!r:.40}; {known}", key)
+        is_valid, expected = _FIELDS[key]
+        if not is_valid(value):
+            raise fail(f"{key} must be {expected}, found {value!r:.60}", key)
+    missing = [key for key in _REQUIRED if key not in entry]
+    if missing:
+        raise fail(f"{', '.join(missing)} missing")
+    return CatalogEntry(alias=alias, **entry)
+
+
+def _line_of(text: str, alias: str, key: str) -> int | None:
+    """The line of an entry's key, or else of its head, as far as it is easily found."""
+    head = re.compile(rf"\s*\[\s*[\"']?{re.escape(alias)}[\"']?[\].]")
+    found = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("["):
+            if found is not None and not head.match(line):
+                break
+            if found is None and head.match(line):
+                found = number
+        elif found is not None and key and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
+            return number
+    return found
+
+
+def _broken(path: Path, problem: str, line: int | None = None) -> CatalogError:
+    return CatalogError(
+        problem,
+        where=str(path) if line is None else f"{path}, line {line}",
+        hint="mend the file, or leave it aside: localllm --no-config ..."
+        if path == user_catalog()
+        else "install localllm again",
+        exit_code=ExitCode.USAGE,
+    )
+
+
+def plain_name(name: str) -> str:
+    """A name without the address of the hub before it; an alias in its own spelling, where it has
+    capitals or, as elsewhere, its size behind a colon.
+    """
+    for address in ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/"):
+        if name.startswith(address):
+            return name.removeprefix(address).strip("/")
+    lower = name.lower().replace(":", "-")
+    is_alias = lower != name and (lower in BUILT_IN_MODELS or lower in load_catalog())
+    return lower if is_alias and not _is_folder(name) else name
+
+
+def nearest_models(name: str, cutoff: float = 0.6) -> list[str]:
+    """Aliases that somebody may have meant, at most three."""
+    names = [*BUILT_IN_MODELS, *load_catalog()]
+    # Other tools write the size behind a colon.
+    base, _, size = name.lower().partition(":")
+    spelt = f"{base}-{size}" if size and size != "latest" else base
+    begun = [each for each in names if each.startswith(spelt)] if len(spelt) > 2 else []
+    near = difflib.get_close_matches(spelt, names, n=3, cutoff=cutoff)
+    return list(dict.fromkeys([*begun, *near]))[:3]
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a lone argument is meant as a model: an alias, a folder, or `org/name[@revision]`."""
+    if "\0" in name or len(name) > 1000:
+        return False
+    name = plain_name(name)
+    if name in BUILT_IN_MODELS or name in load_catalog():
+        return True
+    return _REPO_NAME.fullmatch(name) is not None or _is_folder(name)
+
+
+def looks_like_model(word: str) -> bool:
+    """Whether a lone word that is no model's name was meant as one."""
+    lower = word.lower()
+    if not re.fullmatch(r"[\w.:-]{2,64}", lower):
+        return False
+    is_versioned = _LIKE_A_MODEL.fullmatch(lower) is not None
+    return is_versioned or lower in _FAMILIES or bool(nearest_models(word, cutoff=0.65))
+
+
+def unknown_model(name: str, hint: str = "") -> CatalogError:
+    """The error for a name that no model has, with the nearest ones."""
+    near = nearest_models(name, cutoff=0.5)
+    others = "a folder, or a repository of the hub as org/name; localllm plan lists the known ones"
+    return CatalogError(
+        f"unknown model {name!r:.200}",
+        where=f"nearest: {', '.join(near)}" if near else "",
+        hint=hint or (f"one of these, {others}" if near else others),
+    )
+
+
+def resolve_model(name: str) -> ModelSource:
+    """What `name` stands for: an alias, else a folder, else `org/name[@revision]`.
+
+    Raises: CatalogError (exit code 3) for an unknown name, with the nearest ones; exit code 2 for
+    a name that tries to be a path outside.
+    """
+    if not name or "\0" in name:
+        raise CatalogError(f"{name!r:.100} is not a model name", exit_code=ExitCode.USAGE)
+    name = plain_name(name)
+    if name in BUILT_IN_MODELS:
+        return ModelSource(name, folder=_PACKAGE / name)
+    catalog = load_catalog()
+    if name in catalog:
+        entry = catalog[name]
+        return ModelSource(
+            name, repo=entry.repo, revision=entry.revision, chat_template=entry.chat_template
+        )
+    if _is_folder(name):
+        return ModelSource(name, folder=Path(name))
+    quantized = cache_folder("quantized") / name
+    if Path(name).name == name and _is_folder(str(quantized)):
+        return ModelSource(name, folder=quantized)
+    _refuse_file(name)
+    if _REPO_NAME.fullmatch(name) and ".." not in name:
+        repo, _, revision = name.partition("@")
+        return ModelSource(name, repo=repo, revision=revision or None)
+    looks_like_path = name.startswith((".", "/", "~")) or ".." in Path(name).parts
+    if looks_like_path:
+        raise CatalogError(
+            f"there is no folder {name!r:.200}",
+            hint="a folder with config.json, tokenizer.json and *.safetensors",
+            exit_code=ExitCode.USAGE,
+        )
+    raise unknown_model(name)
+
+
+def _refuse_file(name: str) -> None:
+    """Raises: CatalogError (exit code 2) for a file."""
+    is_gguf = name.lower().endswith(".gguf")
+    if is_file(name) or is_gguf:
+        raise CatalogError(
+            f"{name:.200} is {'a GGUF file, which is not supported' if is_gguf else 'a file'}",
+            where="a model is a folder with config.json, tokenizer.json and *.safetensors",
+            hint="the repository of the hub that it was made from"
+            if is_gguf
+            else "the folder that it is in",
+            exit_code=ExitCode.USAGE,
+        )
+
+
+def is_file(name: str) -> bool:
+    """Whether there is a file of this name; False for what cannot name one."""
+    try:
+        return bool(name) and Path(name).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return bool(name) and Path(name).is_dir()
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,135 @@
+"""A model found by name, its small files read and checked, before anything is loaded."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from localllm.engine.config import EngineConfig
+from localllm.errors import CheckpointError
+from localllm.files.file_times import note_use
+from localllm.hub.catalog import BUILT_IN_MODEL, BUILT_IN_MODELS, resolve_model
+from localllm.hub.download import DownloadProgress, fetch_model
+from localllm.hub.generation_config import GenerationDefaults, read_generation_config
+from localllm.model.architectures import ArchSpec, read_model_config
+from localllm.model.config import ModelConfig
+from localllm.text.tokenizer import Tokenizer
+from localllm.untrusted.tokenizers import open_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model's folder whose config is read.
+
+    `engine_config` is what was asked for, with what the model itself decides filled in;
+    `fallback_template` is for a folder that has none; `open_s` is what finding it took.
+    """
+
+    name: str
+    folder: Path
+    model_config: ModelConfig
+    spec: ArchSpec
+    engine_config: EngineConfig
+    fallback_template: str | None
+    open_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model's folder whose small files are read and checked; the weights are not touched yet.
+
+    `engine_config`: see FoundModel; `open_s` is what all that took.
+    """
+
+    name: str
+    folder: Path
+    model_config: ModelConfig
+    spec: ArchSpec
+    tokenizer: Tokenizer
+    defaults: GenerationDefaults
+    eos_token_ids: frozenset[int]
+    engine_config: EngineConfig
+    open_s: float
+
+
+def find_model(
+    name: str | None = None,
+    config: EngineConfig | None = None,
+    progress: DownloadProgress | None = None,
+) -> FoundModel:
+    """Find a model, and fetch it if need be; None is the built-in one. `progress` is told of a
+    download.
+
+    Raises: CatalogError, DownloadError; CheckpointError, UnsupportedModelError for its config.
+    """
+    started = time.monotonic()
+    config = config or EngineConfig()
+    source = resolve_model(name or BUILT_IN_MODEL)
+    if source.name in BUILT_IN_MODELS and config.dtype == "auto":
+        # So that the exactness contract holds as it comes; see docs/architecture.md.
+        config = replace(config, dtype="float32")
+    folder = fetch_model(source, progress=progress)
+    model_config, spec = read_model_config(folder)
+    note_use(folder)
+    return FoundModel(
+        name=source.name,
+        folder=folder,
+        model_config=model_config,
+        spec=spec,
+        engine_config=config,
+        fallback_template=source.chat_template,
+        open_s=time.monotonic() - started,
+    )
+
+
+def open_checkpoint(
+    name: str | None = None,
+    config: EngineConfig | None = None,
+    progress: DownloadProgress | None = None,
+) -> Checkpoint:
+    """Find and check a model; see `find_model`.
+
+    Raises: CatalogError, DownloadError, CheckpointError, UnsupportedModelError.
+    """
+    return read_checkpoint(find_model(name, config, progress))
+
+
+def read_checkpoint(found: FoundModel) -> Checkpoint:
+    """Read and check the other small files of a model. Raises: CheckpointError."""
+    started = time.monotonic()
+    folder = found.folder
+    defaults = read_generation_config(folder)
+    tokenizer = open_tokenizer(folder, found.fallback_template)
+    # Every place that names an end token counts; they need not agree.
+    eos = {*defaults.eos_token_ids, *found.model_config.eos_token_ids}
+    if tokenizer.eos_token_id is not None:
+        eos.add(tokenizer.eos_token_id)
+    _check_vocabulary(folder, tokenizer, found.model_config.vocab_size, eos)
+    return Checkpoint(
+        name=found.name,
+        folder=folder,
+        model_config=found.model_config,
+        spec=found.spec,
+        tokenizer=tokenizer,
+        defaults=defaults,
+        eos_token_ids=frozenset(eos),
+        engine_config=found.engine_config,
+        open_s=found.open_s + time.monotonic() - started,
+    )
+
+
+def _check_vocabulary(folder: Path, tokenizer: Tokenizer, vocab_size: int, eos: set[int]) -> None:
+    """The head may be larger than the tokenizer (padding), never smaller."""
+    if tokenizer.num_token_ids > vocab_size:
+        raise CheckpointError(
+            f"the tokenizer has token ids up to {tokenizer.num_token_ids - 1}, "
+            f"the model's head only {vocab_size} rows",
+            where=str(folder),
+            hint="tokenizer.json and config.json are of different models or revisions",
+        )
+    for token_id in sorted(eos):
+        if token_id >= vocab_size:
+            raise CheckpointError(
+                f"end token {token_id} is none of the model's 0 to {vocab_size - 1}",
+                where=str(folder / "generation_config.json"),
+                hint="the config files are of different models or revisions",
+            )

@@ -1,0 +1,397 @@
+"""A model's files on this machine, fetched from the Hugging Face hub where they are not here.
+
+What is here and complete is used without asking the hub; `localllm pull` looks for something newer.
+"""
+
+import errno
+import logging
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from localllm.errors import (
+    CheckpointError,
+    DownloadError,
+    ExitCode,
+    LocalLLMError,
+    UnsupportedModelError,
+)
+from localllm.files.model_file import check_link
+from localllm.files.regular_file import read_regular
+from localllm.hub.catalog import ModelSource
+from localllm.hub.runnable import check_config, check_listed
+from localllm.hub.snapshot import (
+    SMALL_FILES,
+    WANTED_FILES,
+    HubSnapshot,
+    cache_root,
+    link_file,
+    look_up,
+    note_revision,
+    ref_path,
+    snapshot_folder,
+)
+from localllm.hub.transfer import HubFile, damaged_error, fetch_blob, fetch_file, is_commit
+from localllm.hub.verified import VerifiedFiles, hash_file
+
+logger = logging.getLogger(__name__)
+
+# Files at a time.
+_WORKERS = 4
+# Disk that a download leaves free.
+_SPARE_BYTES = 64 << 20
+
+
+class DownloadProgress(Protocol):
+    """Is told how a download goes, from several threads."""
+
+    def begin(self, what: str, files: list[HubFile]) -> AbstractContextManager[None]:
+        """`files` are to be fetched, or checked, as `what` says."""
+
+    def advance(self, file: HubFile, num_bytes: int) -> None:
+        """So many bytes of a file are done."""
+
+
+class NoProgress:
+    """Shows nothing."""
+
+    def begin(self, what: str, files: list[HubFile]) -> AbstractContextManager[None]:
+        """See DownloadProgress."""
+        return nullcontext()
+
+    def advance(self, file: HubFile, num_bytes: int) -> None:
+        """See DownloadProgress."""
+
+
+def fetch_model(
+    source: ModelSource,
+    *,
+    with_weights: bool = True,
+    progress: DownloadProgress | None = None,
+    refresh: bool = False,
+) -> Path:
+    """The folder with the files of `source`, downloaded into the hub's own cache if need be.
+
+    Without weights only the small files are fetched; weights that are there already are found.
+    `refresh` asks the hub whether there is a newer revision. The hub's variables hold (HF_HOME,
+    HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT).
+
+    Raises: DownloadError, whose exit code says why: 3 gated or unknown, 4 network, 5 disk, damage;
+    CheckpointError (7) before any weight is fetched of a model that cannot run.
+    """
+    if source.folder is not None:
+        return source.folder
+    assert source.repo is not None
+    verified, progress = VerifiedFiles(), progress or NoProgress()
+    wanted = WANTED_FILES if with_weights else SMALL_FILES
+    here = find_snapshot(source.repo, source.revision)
+    if here is not None and not refresh and verified.is_complete(here, with_weights=with_weights):
+        _check_links(here)
+        return here
+    name = repo_name(source)
+    with hub_errors(name, source.repo):
+        try:
+            snapshot = look_up(source.repo, source.revision, wanted)
+        except Exception as error:
+            if here is None or not _is_unreachable(error):
+                raise
+            problem = _problem(here, with_weights)
+            if problem is not None:
+                raise _unreachable(name, f"{problem}; {error!s:.100}") from error
+            logger.warning("the hub cannot be reached; %s is used as it is here", name)
+            _check_links(here)
+            return here
+        if with_weights:
+            check_runnable(snapshot)
+        folder = _fetch(snapshot, source.revision, verified, progress)
+    _check_links(folder)
+    _check_hashes(snapshot, folder, verified, progress)
+    verified.add_snapshot(folder, [file.name for file in snapshot.files])
+    return folder
+
+
+def repo_name(source: ModelSource) -> str:
+    """A repository as users write it, with its revision if one is asked for."""
+    assert source.repo is not None
+    return f"{source.repo}@{source.revision}" if source.revision else source.repo
+
+
+def find_snapshot(repo: str, revision: str | None) -> Path | None:
+    """The folder of a revision in the cache, whole or not; None where it was never fetched.
+
+    Raises: DownloadError (3) for what names no revision.
+    """
+    root = cache_root(repo)
+    try:
+        commit = read_regular(ref_path(root, revision), 1000).decode().strip()
+    except (OSError, ValueError):
+        commit = revision or ""
+    folder = root / "snapshots" / commit
+    return folder if is_commit(commit) and folder.is_dir() else None
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE forbids to ask the hub."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def is_whole(snapshot: Path) -> bool:
+    """Whether a snapshot is known to have all its files, weights among them."""
+    return VerifiedFiles().is_complete(snapshot, with_weights=True)
+
+
+def check_runnable(snapshot: HubSnapshot) -> None:
+    """Look at the list of files, and at config.json where weights are missing, which is fetched
+    for that. Raises: CheckpointError (7) for a model that cannot run; the client's errors.
+    """
+    repo = snapshot.origin.repo
+    check_listed(repo, snapshot.names)
+    if not any(file.name.endswith(".safetensors") for file in snapshot.missing):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        [config] = [file for file in snapshot.files if file.name == "config.json"]
+        path = Path(folder) / config.name
+        fetch_file(snapshot.origin, config, path)
+        if hash_file(path, config.digest) != config.digest:  # a damaged one is fetched again below
+            return
+        try:
+            check_config(Path(folder))
+        except CheckpointError as error:
+            # The copy that was looked at is gone when this is read, and the hub has no other one.
+            error.where = error.where.replace(str(path), f"{path.name} of {repo}")
+            if not isinstance(error, UnsupportedModelError):
+                error.hint = "the hub has it so; its page, or its makers, may know more"
+            raise
+
+
+def check_disk(snapshot: HubSnapshot) -> None:
+    """Raises: DownloadError (5) where the disk has not room for what is missing."""
+    repo = snapshot.origin.repo
+    place = cache_root(repo)
+    while not place.exists():
+        place = place.parent
+    free, needed = shutil.disk_usage(place).free, snapshot.missing_bytes
+    if needed + _SPARE_BYTES > free:
+        raise DownloadError(
+            f"{repo} needs {needed / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB free",
+            where=str(place),
+            hint="free some space (localllm ls, localllm rm), or point HF_HOME to another disk",
+            exit_code=ExitCode.DISK,
+        )
+
+
+def _fetch(
+    snapshot: HubSnapshot,
+    revision: str | None,
+    verified: VerifiedFiles,
+    progress: DownloadProgress,
+) -> Path:
+    check_disk(snapshot)
+    origin = snapshot.origin
+    blobs = cache_root(origin.repo) / "blobs"
+    stopped = threading.Event()
+
+    def fetch(file: HubFile) -> None:
+        def on_bytes(count: int) -> None:
+            if stopped.is_set():
+                raise _StoppedError
+            progress.advance(file, count)
+
+        fetch_blob(origin, file, blobs / file.digest, verified, on_bytes)
+
+    if snapshot.missing:
+        with progress.begin("fetching", snapshot.missing):
+            try:
+                _in_parallel([partial(fetch, file) for file in snapshot.missing])
+            finally:
+                stopped.set()
+    for file in snapshot.files:
+        link_file(origin, file)
+    note_revision(origin, revision)
+    return snapshot_folder(origin)
+
+
+class _StoppedError(Exception):
+    """Nobody waits for the file any more."""
+
+
+def _in_parallel(calls: list[Callable[[], None]]) -> None:
+    """Make all calls, a few at a time, in threads that die with the program, so that Ctrl-C waits
+    for none. Raises: what the first of them that fails raises.
+    """
+    waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    outcomes: SimpleQueue[Exception | None] = SimpleQueue()
+    for call in calls:
+        waiting.put(call)
+
+    def work() -> None:
+        while True:
+            try:
+                call = waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                call()
+                outcomes.put(None)
+            except Exception as error:
+                outcomes.put(error)
+
+    for _ in range(min(_WORKERS, len(calls))):
+        threading.Thread(target=work, name="download", daemon=True).start()
+    for _ in calls:
+        error = outcomes.get()
+        if error is not None:
+            raise error
+
+
+def _check_hashes(
+    snapshot: HubSnapshot, folder: Path, verified: VerifiedFiles, progress: DownloadProgress
+) -> None:
+    """Hold every file against its hash, if that was not done before.
+
+    Raises: DownloadError (5) for one that differs; it is set aside, and the next run fetches it.
+    """
+    unknown = [
+        file
+        for file in snapshot.files
+        if (folder / file.name).exists() and not verified.knows(folder / file.name, file.digest)
+    ]
+    if not unknown:
+        return
+    with progress.begin("checking", unknown):
+        for file in unknown:
+            done = 0
+
+            def count(num_bytes: int, file: HubFile = file) -> None:
+                nonlocal done
+                done += num_bytes
+                progress.advance(file, done)
+
+            found = hash_file(folder / file.name, file.digest, count)
+            if found != file.digest:
+                blob = (folder / file.name).resolve()
+                damaged = blob.replace(blob.with_name(f"{blob.name}.damaged"))
+                (folder / file.name).unlink(missing_ok=True)
+                raise damaged_error(file, found, damaged)
+            verified.add(folder / file.name, file.digest)
+
+
+def _problem(folder: Path, with_weights: bool) -> str | None:
+    """What a snapshot lacks, as far as can be seen without the hub."""
+    from localllm.model.weight_files import find_weight_files
+
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).exists()]
+    if missing:
+        return f"missing: {', '.join(missing)}"
+    try:
+        if with_weights:
+            find_weight_files(folder)
+    except LocalLLMError as error:
+        return error.message
+    return None
+
+
+def _unreachable(name: str, reason: str) -> DownloadError:
+    return DownloadError(
+        f"{name} is not on this machine, and the hub cannot be reached",
+        where=re.sub(r"\[Errno -?\d+\] ", "", reason.partition("\n")[0])[:300],
+        hint="check the network (HF_ENDPOINT, HF_HUB_OFFLINE), or give a folder",
+    )
+
+
+def _is_unreachable(error: Exception) -> bool:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HfHubHTTPError):
+        status = getattr(error.response, "status_code", 0)
+        return not isinstance(error, errors.RepositoryNotFoundError) and status >= 500
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return True
+    return not isinstance(error, (errors.HFValidationError, LocalLLMError))
+
+
+@contextmanager
+def hub_errors(name: str, repo: str) -> Iterator[None]:
+    """The client's errors as ours."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except LocalLLMError:
+        raise
+    except errors.GatedRepoError as error:
+        from huggingface_hub import get_token
+
+        token = "https://huggingface.co/settings/tokens gives a token for HF_TOKEN"
+        if get_token() is not None:
+            token = "the token that is set (HF_TOKEN, or hf auth login) may not read it yet"
+        raise DownloadError(
+            f"{repo} is gated: its licence has to be accepted first",
+            where=token,
+            hint=f"accept it at https://huggingface.co/{repo}",
+            exit_code=ExitCode.MODEL,
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise DownloadError(
+            f"{repo} has no revision {name.partition('@')[2]!r:.80}",
+            hint="a branch, a tag or a commit of it, or none for the newest",
+            exit_code=ExitCode.MODEL,
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise DownloadError(
+            f"the hub has no model {name!r}, or it is private",
+            hint="check the spelling; for a private one set HF_TOKEN",
+            exit_code=ExitCode.MODEL,
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        raise _unreachable(name, str(error)) from error
+    except errors.HFValidationError as error:
+        raise DownloadError(
+            f"{name!r} is not a name of the hub", exit_code=ExitCode.MODEL
+        ) from error
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", None)
+        if status in (401, 403):
+            raise DownloadError(
+                f"the hub refuses access to {name} (status {status})",
+                hint="check HF_TOKEN: it may be wrong, or may not read this model",
+                exit_code=ExitCode.MODEL,
+            ) from error
+        raise DownloadError(
+            f"the hub failed on {name} (status {status})",
+            hint="run the same command again; it goes on where it stopped",
+        ) from error
+    except OSError as error:
+        raise _transfer_error(name, error) from error
+    except Exception as error:  # whatever the client's transport raises
+        raise _unreachable(name, str(error)) from error
+
+
+def _transfer_error(name: str, error: OSError) -> LocalLLMError:
+    on_disk = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT)
+    if error.errno in on_disk:
+        return DownloadError(
+            f"the files of {name} cannot be written: {error.strerror}",
+            where=str(error.filename or ""),
+            hint="free some space, or point HF_HOME to another disk; what is here is kept",
+            exit_code=ExitCode.DISK,
+        )
+    return DownloadError(
+        f"the download of {name} failed: {error!s:.200}",
+        hint="run the same command again; it goes on where it stopped",
+    )
+
+
+def _check_links(snapshot: Path) -> None:
+    """The cache's snapshots are links into its blobs; a link that leads elsewhere is refused."""
+    for path in snapshot.iterdir():
+        check_link(path)

@@ -1,0 +1,142 @@
+"""`rm`: what deleting a model takes away, told before it is done and verified afterwards."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
+from localllm.hub.catalog import BUILT_IN_MODELS, ModelSource, load_catalog, resolve_model
+from localllm.hub.local_models import quantized_models, scan_hub_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What `rm` deletes for one name: `folders` and everything in them, and nothing else but blobs
+    that no other revision uses.
+
+    `what` is what the user knows it by: a repository, or one revision of it.
+    """
+
+    name: str
+    what: str
+    folders: tuple[Path, ...]
+    freed_bytes: int
+    delete: Callable[[], None]
+
+    def carry_out(self) -> None:
+        """Delete, and verify. Raises: DiskError where something of it is still there."""
+        try:
+            self.delete()
+        except OSError as error:
+            raise self._incomplete(error.strerror or str(error)) from error
+        if any(folder.exists() for folder in self.folders):  # the hub's client only logs a failure
+            raise self._incomplete("permission denied, or in use")
+
+    def _incomplete(self, reason: str) -> DiskError:
+        left = [folder for folder in self.folders if folder.exists()]
+        return DiskError(
+            f"{self.name} is not deleted: {reason}",
+            where=f"{_size_of(left):,} bytes are left in {', '.join(map(str, left))}",
+            hint="the owner of that folder can delete it",
+        )
+
+
+def plan_removals(names: Iterable[str]) -> list[Removal]:
+    """The removals of models by the names that `ls` gives them, or their repositories; a model
+    that is named twice is deleted once. `org/name@revision` is that revision alone.
+
+    Raises: CatalogError (3) for one that is not here; RequestError for one that is built in, or a
+    folder of the user's own.
+    """
+    planned = {removal.folders: removal for removal in map(_plan, names)}
+    return list(planned.values())
+
+
+def _plan(name: str) -> Removal:
+    if name in BUILT_IN_MODELS:
+        raise RequestError(f"{name} is built in", param="model", hint="localllm ls shows others")
+    for model in quantized_models():
+        if name in (model.name, model.folder):
+            return _folder_removal(model.name, "quantized here", Path(model.folder))
+    cache = scan_hub_cache()
+    source = _source(name, {repo.repo_id for repo in cache.known})
+    if source.repo is None:
+        raise RequestError(
+            f"{name} is a folder of your own", param="model", hint="delete it yourself: rm -r"
+        )
+    for repo in cache.known:
+        if repo.repo_id == source.repo:
+            return _repository_removal(name, source, cache.info, repo)
+    for place in cache.not_understood:
+        if place.repo == source.repo:
+            return _folder_removal(name, f"{source.repo}, unfinished", place.folder)
+    raise _not_here(name)
+
+
+def _source(name: str, cached: set[str]) -> ModelSource:
+    """A name as `ls` shows it first: a repository may be one that no model name can be."""
+    if name in cached:
+        return ModelSource(name, repo=name)
+    try:
+        return resolve_model(name)
+    except CatalogError as error:
+        if error.exit_code == ExitCode.MODEL:
+            raise _not_here(name) from error
+        raise
+
+
+def _repository_removal(name: str, source: ModelSource, info: Any, repo: Any) -> Removal:
+    """`info`, `repo`: as the hub's client scanned them."""
+    wanted = _revisions(name, source, repo)
+    # Of this repository alone: a mirror has revisions of the same hashes, which the client looks
+    # for in the whole cache.
+    strategy = replace(info, repos=frozenset({repo})).delete_revisions(
+        *(revision.commit_hash for revision in wanted)
+    )
+    is_whole = wanted == repo.revisions
+    revisions = "" if is_whole else f"@{', '.join(each.commit_hash[:12] for each in wanted)}"
+    folders = [repo.repo_path] if is_whole else [each.snapshot_path for each in wanted]
+    return Removal(
+        name,
+        f"{repo.repo_id}{revisions}",
+        tuple(folders),
+        strategy.expected_freed_size,
+        strategy.execute,
+    )
+
+
+def _revisions(name: str, source: ModelSource, repo: Any) -> frozenset[Any]:
+    """Those that a name means: all of a repository, or the one that it asks for."""
+    if source.revision is None or name in load_catalog():
+        return frozenset(repo.revisions)
+    found = frozenset(
+        each
+        for each in repo.revisions
+        if source.revision == each.commit_hash or source.revision in each.refs
+    )
+    if not found:
+        raise _not_here(name)
+    return found
+
+
+def _folder_removal(name: str, what: str, folder: Path) -> Removal:
+    return Removal(name, what, (folder,), _size_of([folder]), partial(shutil.rmtree, folder))
+
+
+def _size_of(folders: Iterable[Path]) -> int:
+    """Bytes of the files below, without what links lead to."""
+    return sum(
+        path.lstat().st_size
+        for folder in folders
+        for root, _, names in os.walk(folder)
+        for path in (Path(root) / name for name in names)
+        if not path.is_symlink()
+    )
+
+
+def _not_here(name: str) -> CatalogError:
+    return CatalogError(f"{name} is not on this machine", hint="localllm ls shows what is")

@@ -1,0 +1,152 @@
+"""What a repository of the hub holds at a commit, and the place of it in the hub's own cache.
+
+Names, hashes and commits are the hub's words, and all of them become parts of paths. They are
+checked where they come in: a `HubFile` or a `HubCommit` that is not sound cannot be made. The
+cache's layout is that of the hub's client, so that both see the same files; the client itself is
+only asked for lists, since it takes a part of a path from the headers of an answer unseen.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from localllm.errors import DownloadError, ExitCode
+from localllm.hub.transfer import HubCommit, HubFile, RepoKind, fetched_bytes
+
+# Weights only as safetensors, no code, nothing else a repository may hold.
+SMALL_FILES = ("*.json", "*.jinja")
+WANTED_FILES = ("*.safetensors", *SMALL_FILES)
+# The same weights again in other layouts, and whatever lies in subfolders.
+_UNWANTED_FILES = ("consolidated*", "*/*")
+_REVISION = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class HubSnapshot:
+    """The wanted files of a repository at a commit; `missing` are those not in the cache, of which
+    `partial_bytes` are here by the file's name. `names`: of all its files.
+    """
+
+    origin: HubCommit
+    files: list[HubFile]
+    missing: list[HubFile]
+    names: list[str]
+    partial_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of them."""
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Still to be fetched."""
+        return sum(file.num_bytes for file in self.missing) - sum(self.partial_bytes.values())
+
+
+def cache_root(repo: str, kind: RepoKind = "model") -> Path:
+    """Where the hub's cache keeps a repository. Raises: DownloadError (5) where it has no place."""
+    # Imported here: the client takes half a second.
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    if cache.parts[0].startswith("~"):  # which the client would make in the working folder
+        raise DownloadError(
+            "there is no place for downloads: the user has no home folder",
+            hint="set HOME, or HF_HOME",
+            exit_code=ExitCode.DISK,
+        )
+    return cache / f"{kind}s--{repo.replace('/', '--')}"
+
+
+def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FILES) -> HubSnapshot:
+    """Ask the hub what files of a model there are.
+
+    Raises: DownloadError for an answer that makes no sense; the client's errors.
+    """
+    root = cache_root(repo)
+    origin, listed = _ask(repo, revision, "model")
+    files = [
+        _checked_file(sibling)
+        for sibling in listed
+        if any(fnmatch(sibling.rfilename, pattern) for pattern in wanted)
+        and not any(fnmatch(sibling.rfilename, pattern) for pattern in _UNWANTED_FILES)
+    ]
+    missing = [file for file in files if not _is_here(root, origin, file)]
+    partial = {each.name: fetched_bytes(root / "blobs" / each.digest, each) for each in missing}
+    return HubSnapshot(origin, files, missing, [each.rfilename for each in listed], partial)
+
+
+def look_up_dataset(repo: str, endings: tuple[str, ...]) -> tuple[HubCommit, list[HubFile]]:
+    """Ask the hub what files with these endings a data set has. Raises: as `look_up`."""
+    origin, listed = _ask(repo, None, "dataset")
+    return origin, [_checked_file(each) for each in listed if each.rfilename.endswith(endings)]
+
+
+def snapshot_folder(origin: HubCommit) -> Path:
+    """Where the names of a commit's files are, which are links to what they hold."""
+    return cache_root(origin.repo, origin.kind) / "snapshots" / origin.commit
+
+
+def link_file(origin: HubCommit, file: HubFile) -> Path:
+    """Give a file its name in the snapshot, where it has none; its content is in the cache."""
+    root, place = cache_root(origin.repo, origin.kind), snapshot_folder(origin) / file.name
+    blob = root / "blobs" / file.digest
+    if place.exists():  # of another program; what it holds is checked later on
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)  # a link to what was deleted
+    try:
+        place.symlink_to(os.path.relpath(blob, place.parent))
+    except FileExistsError:
+        pass  # by another process, just now
+    except OSError:  # a file system without links
+        shutil.move(blob, place)
+    return place
+
+
+def note_revision(origin: HubCommit, revision: str | None) -> None:
+    """Keep which commit a branch or a tag stands for, so that it is found without the hub."""
+    if revision == origin.commit:
+        return
+    path = ref_path(cache_root(origin.repo, origin.kind), revision)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    aside.write_text(origin.commit)
+    aside.replace(path)
+
+
+def ref_path(root: Path, revision: str | None) -> Path:
+    """Where the cache has the commit of a branch or a tag. Raises: DownloadError for a bad name."""
+    name = revision or "main"
+    if not _REVISION.fullmatch(name):
+        raise DownloadError(
+            f"{name!r:.80} is not a revision",
+            hint="a branch, a tag or a commit",
+            exit_code=ExitCode.MODEL,
+        )
+    return root / "refs" / name
+
+
+def _ask(repo: str, revision: str | None, kind: RepoKind) -> tuple[HubCommit, list[Any]]:
+    """A commit and the client's descriptions of its files."""
+    from huggingface_hub import HfApi
+
+    ask: Callable[..., Any] = HfApi().model_info if kind == "model" else HfApi().dataset_info
+    info = ask(repo, revision=revision, files_metadata=True)
+    return HubCommit(repo, info.sha or "", kind), list(info.siblings or [])
+
+
+def _checked_file(sibling: Any) -> HubFile:
+    digest = sibling.blob_id if sibling.lfs is None else sibling.lfs.sha256
+    return HubFile(sibling.rfilename, sibling.size or 0, digest or "")
+
+
+def _is_here(root: Path, origin: HubCommit, file: HubFile) -> bool:
+    named = root / "snapshots" / origin.commit / file.name
+    return named.exists() or (root / "blobs" / file.digest).exists()

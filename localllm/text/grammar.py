@@ -1,0 +1,124 @@
+"""What an answer has to look like: a JSON schema, a regular expression, a grammar."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from localllm.errors import RequestError
+
+GrammarKind = Literal["json_schema", "regex", "lark", "calls"]
+GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
+MAX_GRAMMAR_BYTES = 256 << 10
+# To be compiled, and tried.
+MAX_GRAMMAR_SECONDS, MAX_GRAMMAR_QUEUE_SECONDS = 1, 5
+MAX_SCHEMA_DEPTH = 32
+# Schemas, names and constants. Compiling takes a time that grows with the square of the names that
+# may be left out: 0.25 s for the 2,000 that this admits, each with its schema.
+MAX_SCHEMA_OBJECTS = 4096
+# Of a Lark grammar. Who compiles follows each from the one that names it, on its own stack.
+MAX_RULES = 1000
+_RULE = re.compile(r"\s*[?!]*[A-Za-z_][\w-]*[^:\"/]*:")
+# JSON may be laid out, in lines or with single spaces; without a bound, a model that is at a loss
+# writes space for ever.
+JSON_SPACE = r"( |\r?\n[ \t]{0,32})?"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The texts that an answer may be: those that `source` describes.
+
+    `source` is a JSON schema as JSON (draft 2020-12), a regular expression (Rust's syntax; without
+    looking around) or a grammar in Lark's notation. "calls" are of tools: a grammar that names
+    tokens by their numbers, which only tool_calls.py writes. Whether it can be followed is found
+    out where it is compiled.
+    """
+
+    kind: GrammarKind
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in GRAMMAR_KINDS or not isinstance(self.source, str):
+            raise RequestError(f"a grammar is one of {', '.join(GRAMMAR_KINDS)}", param="grammar")
+        try:
+            size = len(self.source.encode())
+        except UnicodeEncodeError as error:
+            raise RequestError("the grammar is not valid Unicode", param="grammar") from error
+        if size > MAX_GRAMMAR_BYTES:
+            raise RequestError(
+                f"the grammar has {size:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are read",
+                param="grammar",
+            )
+        if self.kind in ("lark", "calls"):
+            num_rules = sum(_RULE.match(line) is not None for line in self.source.splitlines())
+            if num_rules > MAX_RULES:
+                raise RequestError(
+                    f"the grammar has {num_rules:,} rules; at most {MAX_RULES:,} are followed",
+                    param="grammar",
+                )
+        if not self.source.strip():
+            raise RequestError("the grammar is empty", param="grammar")
+
+    @classmethod
+    def of_schema(cls, schema: Any, param: str = "grammar") -> "Grammar":
+        """JSON that validates against `schema`, which is JSON itself. Raises: RequestError."""
+        if not isinstance(schema, (dict, bool)):
+            raise RequestError("a JSON schema is an object, true or false", param=param)
+        check_schema_size(schema, param)
+        source = json.dumps(schema, ensure_ascii=False)
+        try:
+            source.encode()
+        except UnicodeEncodeError:  # half a pair of surrogates, in a description, say
+            source = json.dumps(schema)
+        return cls("json_schema", source)
+
+    @classmethod
+    def any_object(cls) -> "Grammar":
+        """Any JSON object."""
+        return cls.of_schema({"type": "object"})
+
+
+def lark_literal(text: str) -> str:
+    """`text` as a grammar in Lark's notation has it."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def refused(named: str, reason: str, where: str = "") -> RequestError:
+    """What is said of a form (`named`: a JSON schema, say) that cannot be followed."""
+    return RequestError(
+        f"the {named} cannot be followed: {reason[:300]}", param="grammar", where=where[:300]
+    )
+
+
+def check_schema_size(schema: Any, param: str = "grammar") -> None:
+    """Count what a JSON schema holds, before anybody reads it. Raises: RequestError."""
+    level = [schema] if isinstance(schema, (dict, list)) else []
+    num_levels = num_counted = 0
+    while level and num_levels <= MAX_SCHEMA_DEPTH and num_counted <= MAX_SCHEMA_OBJECTS:
+        num_levels += 1
+        inner = list[Any]()
+        for each in level:
+            num_counted += _num_parts(each)
+            if num_counted > MAX_SCHEMA_OBJECTS:
+                break
+            values = each.values() if isinstance(each, dict) else each
+            inner += [value for value in values if isinstance(value, (dict, list))]
+        level = inner
+    if num_levels > MAX_SCHEMA_DEPTH or num_counted > MAX_SCHEMA_OBJECTS:
+        raise RequestError(
+            f"the JSON schema is too large: at most {MAX_SCHEMA_DEPTH} levels and "
+            f"{MAX_SCHEMA_OBJECTS:,} schemas, names and constants are read",
+            param=param,
+        )
+
+
+def _num_parts(value: dict[str, Any] | list[Any]) -> int:
+    """Entries of a list; of an object the schemas and lists, and the names of its properties."""
+    if isinstance(value, list):
+        return len(value)
+    num_names = sum(
+        len(names)
+        for keyword in ("properties", "patternProperties")
+        if isinstance(names := value.get(keyword), dict)
+    )
+    return num_names + sum(isinstance(each, (dict, list, bool)) for each in value.values())

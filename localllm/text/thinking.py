@@ -1,0 +1,156 @@
+"""What a model thinks aloud, told apart from what it answers.
+
+Models that reason write their thoughts before the answer, between markers that their family was
+trained on. Which markers those are is read from the model's own chat template.
+"""
+
+from dataclasses import dataclass
+
+from localllm.text.stop_strings import longest_overlap
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """The texts around a family's thoughts.
+
+    `silent` are texts that belong to neither thoughts nor answer; `skip` is what makes a model
+    answer at once when the prompt ends with it; `keeps_newlines`: those that an answer begins with
+    are its own.
+    """
+
+    opens: str
+    closes: str
+    skip: str
+    silent: tuple[str, ...] = ()
+    keeps_newlines: bool = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Everything that is cut out of the model's text."""
+        return (self.opens, self.closes, *self.silent)
+
+
+def _tags(opens: str, closes: str) -> Markers:
+    return Markers(opens, closes, skip=f"{opens}\n\n{closes}\n\n")
+
+
+# The first whose opening text stands in the template is taken.
+FAMILIES = (
+    # gpt-oss. Source: the "harmony" response format, openai/harmony, docs/format.md.
+    Markers(
+        opens="<|channel|>analysis<|message|>",
+        closes="<|end|><|start|>assistant<|channel|>final<|message|>",
+        skip="<|channel|>final<|message|>",
+        silent=(
+            "<|end|><|start|>assistant<|channel|>analysis<|message|>",
+            "<|channel|>final<|message|>",
+        ),
+    ),
+    _tags("<seed:think>", "</seed:think>"),  # Seed-OSS
+    _tags("[THINK]", "[/THINK]"),  # Magistral
+    _tags("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    Markers("<|channel>thought\n", "<channel|>", skip="<|channel>thought\n<channel|>"),  # Gemma 4
+    # Qwen3, QwQ, the DeepSeek-R1 distills, SmolLM3, GLM and most others.
+    _tags("<think>", "</think>"),
+)
+
+
+def find_markers(template: str) -> Markers | None:
+    """The markers of the family whose chat template this is, None if it does not think."""
+    return next((family for family in FAMILIES if family.opens.rstrip() in template), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A piece of a model's text, each half on its own."""
+
+    thinking: str = ""
+    answer: str = ""
+
+
+class ThinkingSplitter:
+    """Splits a growing text into thoughts and answer; joined, the halves hold all but markers.
+
+    Thoughts are only looked for where the text begins (or `is_open`, where the prompt has begun
+    them): later the opening marker is a word like any other. Newlines around the markers are
+    dropped, unless the answer keeps its own. Without markers everything is the answer.
+    """
+
+    def __init__(self, markers: Markers | None, is_open: bool = False) -> None:
+        self._markers = markers
+        self._is_thinking = is_open
+        self._may_open = markers is not None and not is_open
+        self._is_start = True  # of thoughts or answer: newlines are dropped
+        self._has_thought = False
+        self._held = ""
+
+    def push(self, piece: str) -> Split:
+        """What `piece` adds; the start of what may become a marker is held back."""
+        if not (self._is_thinking or self._may_open or (self._is_start and self._markers)):
+            return Split(answer=piece)
+        self._held += piece
+        thinking, answer = "", ""
+        while True:
+            added, goes_on = self._take()
+            thinking, answer = thinking + added.thinking, answer + added.answer
+            if not goes_on:
+                return Split(thinking, answer)
+
+    def flush(self) -> Split:
+        """What is still held back, at the end."""
+        held, self._held = self._held, ""
+        if self._is_thinking:
+            return Split(thinking=held.rstrip("\n"))
+        return Split(answer=held)
+
+    def _take(self) -> tuple[Split, bool]:
+        """Text up to the next marker, and whether there is more to take after it."""
+        markers = self._markers
+        if markers is None:
+            return self._answer_with(self._held), False
+        if self._is_start and (self._is_thinking or not markers.keeps_newlines):
+            self._held = self._held.lstrip("\n")
+        if self._is_thinking:
+            return self._take_thought(markers)
+        if not self._may_open:
+            return self._answer_with(self._held), False
+        text = self._held
+        if not text:
+            return Split(), False
+        starts = [marker for marker in markers.texts if text.startswith(marker)]
+        if starts:
+            marker = max(starts, key=len)
+            self._held = text[len(marker) :]
+            self._is_thinking = marker == markers.opens
+            self._may_open = not self._is_thinking and marker != markers.closes
+            self._is_start = True
+            return Split(), True
+        if any(marker.startswith(text) for marker in markers.texts):
+            return Split(), False
+        self._may_open = False
+        return self._answer_with(self._held), False
+
+    def _take_thought(self, markers: Markers) -> tuple[Split, bool]:
+        inside = (markers.closes, *markers.silent)
+        found = [(self._held.find(text), text) for text in inside if text in self._held]
+        if found:
+            at, marker = min(found, key=lambda each: (each[0], -len(each[1])))
+            thought, self._held = self._held[:at], self._held[at + len(marker) :]
+            self._is_thinking = marker != markers.closes
+            self._is_start = True
+            self._has_thought = self._has_thought or bool(thought)
+            # Between two thoughts, as between two paragraphs.
+            end = "\n\n" if self._is_thinking and self._has_thought else ""
+            return Split(thinking=thought.rstrip("\n") + end), True
+        keep = max(longest_overlap(self._held, marker) for marker in inside)
+        body = self._held[: len(self._held) - keep].rstrip("\n")
+        self._held = self._held[len(body) :]
+        self._is_start = self._is_start and not body
+        self._has_thought = self._has_thought or bool(body)
+        return Split(thinking=body), False
+
+    def _answer_with(self, text: str) -> Split:
+        self._held = ""
+        if text:
+            self._is_start = False
+        return Split(answer=text)

@@ -1,0 +1,427 @@
+"""Text to token ids and back: a checkpoint's own vocabulary, template and special tokens."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+
+from localllm.errors import CheckpointError, RequestError, TemplateError
+from localllm.files.json_file import read_json_object
+from localllm.files.model_file import has_file, read_model_file
+from localllm.text.grammar import lark_literal
+from localllm.text.prompt import Prompt, ThinkLevel
+from localllm.text.special_text import SpecialText
+from localllm.text.template import render_chat_template
+from localllm.text.thinking import Markers, find_markers
+from localllm.text.tokenizer_check import check_decoding
+
+__all__ = ["StreamDecoder", "Tokenizer", "render_chat_template"]
+
+Message = Mapping[str, Any]
+MAX_TOKENIZER_BYTES = 200_000_000
+# A long text is counted in slices of this many characters before it is encoded whole.
+SLICE_CHARS = 1 << 18
+MAX_TEMPLATE_BYTES = 1 << 20
+MAX_PENDING_TOKENS = 16
+_REPLACEMENT = "\ufffd"
+
+
+class Tokenizer:
+    """The vocabulary of a checkpoint (`tokenizer.json`), with its chat template if it has one."""
+
+    def __init__(
+        self,
+        load_backend: Callable[[], Backend],
+        special_tokens: Mapping[str, str],
+        chat_templates: Mapping[str, str],
+    ) -> None:
+        self._load_backend = load_backend
+        self._chat_templates = chat_templates
+        self._special_tokens = special_tokens
+        # A server has several threads encode, and whether special tokens are seen is the backend's.
+        self._lock = Lock()
+
+    @classmethod
+    def from_folder(cls, folder: Path, fallback_template: str | None = None) -> "Tokenizer":
+        """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`.
+
+        `fallback_template` is taken where the folder has none. Raises: CheckpointError for a file
+        that is missing, broken, or contradicts another.
+        """
+        backend = load_backend(folder)
+        special_tokens = read_special_tokens(folder)
+        check_special_tokens(folder, special_tokens, backend)
+        return cls(lambda: backend, special_tokens, read_chat_templates(folder, fallback_template))
+
+    @cached_property
+    def _backend(self) -> Backend:
+        return self._load_backend()
+
+    @cached_property
+    def _special_text(self) -> SpecialText:
+        return SpecialText(self._backend)
+
+    @cached_property
+    def _special_ids(self) -> dict[int, str]:
+        added = self._backend.get_added_tokens_decoder()
+        return {i: token.content for i, token in added.items() if token.special}
+
+    @cached_property
+    def _tag_ids(self) -> set[int]:
+        """To llguidance a tag is no text either, special or not."""
+        added = self._backend.get_added_tokens_decoder()
+        tags = (i for i, token in added.items() if re.fullmatch("<.*>", token.content))
+        return {*self._special_ids, *tags}
+
+    def warm(self) -> None:
+        """Get ready to encode, without waiting until it is; this one always is."""
+
+    def vocabulary(self) -> dict[str, int]:
+        """Every token, those that were added among them, and its id."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
+    def to_json(self) -> str:
+        """Its `tokenizer.json`, as it is used."""
+        return str(self._backend.to_str())
+
+    @property
+    def num_token_ids(self) -> int:
+        """One more than the largest token id."""
+        return max(self.vocabulary().values(), default=-1) + 1
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model was trained to chat; without, it continues text."""
+        return "default" in self._chat_templates
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The end token that the tokenizer names, if any."""
+        eos = self._special_tokens.get("eos_token")
+        return None if eos is None else self._backend.token_to_id(eos)
+
+    @property
+    def ordinary_token_ids(self) -> list[int]:
+        """Tokens that are text by themselves: not special, and no part of a character."""
+        return [
+            token_id
+            for token_id in range(self.num_token_ids)
+            if token_id not in self._special_ids
+            and (text := self.decode([token_id]))
+            and _REPLACEMENT not in text
+        ]
+
+    @cached_property
+    def letter(self) -> list[int]:
+        """A token that is text and no space, for what needs some text before; empty without one.
+
+        Found by decoding: whoever computes steps cannot wait for what encodes.
+        """
+        ids = range(self.num_token_ids)
+        found = (i for i in ids if i not in self._special_ids and self.decode([i]).isalpha())
+        return list(islice(found, 1))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the template of a plain chat."""
+        return self._chat_templates.get("default")
+
+    @property
+    def markers(self) -> Markers | None:
+        """What stands around the model's thoughts, None for one that does not think."""
+        return find_markers(self.chat_template or "")
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the template has marks for thoughts, or asks whether to think."""
+        template = self.chat_template or ""
+        return self.markers is not None or any(
+            name in template for name in _think_variables("high")
+        )
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of `text`; special-token text in it is plain text unless `parse_special`.
+
+        Raises: RequestError for text that is not valid Unicode.
+        """
+        with self._lock:
+            self._backend.encode_special_tokens = not parse_special
+            try:
+                encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            except (TypeError, UnicodeEncodeError) as error:  # lone surrogates
+                raise RequestError("the prompt is not valid Unicode", param="prompt") from error
+            finally:
+                self._backend.encode_special_tokens = False
+        return list(encoding.ids)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        think: ThinkLevel | None = None,
+        parse_special: bool = False,
+        **variables: Any,
+    ) -> Prompt:
+        """A conversation as the model reads it, open for the assistant's answer.
+
+        Special-token text inside the messages is plain text unless `parse_special`. Raises:
+        TemplateError, RequestError.
+        """
+        protects = not parse_special and self._special_text.occurs_in([messages, tools or []])
+        if protects:
+            messages, tools = self._special_text.protect([messages, tools])
+        text = self.render_chat(messages, tools, think=think, **variables)
+        if protects:
+            token_ids = self._special_text.encode(text)
+        else:
+            token_ids = self.encode(text, add_special_tokens=False, parse_special=True)
+        markers = self.markers
+        is_thinking = markers is not None and text.rstrip().endswith(markers.opens.rstrip())
+        return Prompt(token_ids, markers, is_thinking)
+
+    def count_at_least(self, text: str, limit: int) -> int:
+        """Tokens of `text`, or, once that is sure to be over `limit`, a lower bound over it."""
+        total = 0
+        for start in range(0, len(text), SLICE_CHARS):
+            ids = self.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
+            # A cut can add a few tokens to those of the whole text, never more than its ends hold.
+            total += max(0, len(ids) - 16)
+            if total > limit:
+                return total
+        return total
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        think: ThinkLevel | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt text of a conversation, open for the assistant's answer.
+
+        `think` is said to the template in the words of each family; where "off" changes nothing,
+        the prompt ends with thoughts that are over before they began. Raises: TemplateError where
+        there is no template, or it fails.
+        """
+        if think is not None:
+            asked = self.render_chat(messages, tools, **_think_variables(think), **variables)
+            if think != "off" or self.markers is None:
+                return asked
+            unasked = self.render_chat(messages, tools, **variables)
+            return asked if asked != unasked else _without_thoughts(asked, self.markers)
+        name = "tool_use" if tools and "tool_use" in self._chat_templates else "default"
+        if name not in self._chat_templates:
+            raise TemplateError(
+                "the model has no chat template",
+                hint="--raw to complete the prompt as it stands",
+            )
+        return render_chat_template(
+            self._chat_templates[name],
+            messages,
+            tools,
+            add_generation_prompt=True,
+            **{**self._special_tokens, **variables},
+        )
+
+    def as_lark(self, text: str) -> str:
+        """`text` as a grammar has it: special tokens and tags in it by number, all else as a
+        literal.
+        """
+        parts, run = list[str](), list[int]()
+        for token_id in self.encode(text, add_special_tokens=False, parse_special=True):
+            if token_id not in self._tag_ids:
+                run.append(token_id)
+                continue
+            parts += [_literal(self.decode(run)), f"<[{token_id}]>"]
+            run = []
+        return " ".join(part for part in [*parts, _literal(self.decode(run))] if part)
+
+    def decode(self, token_ids: Sequence[int], shown: str = "") -> str:
+        """Text of `token_ids`, special tokens left out but for those that `shown` consists of."""
+        special = self._special_ids
+        kept = [i for i in token_ids if i not in special or (shown and special[i] in shown)]
+        return str(self._backend.decode(kept, skip_special_tokens=False))
+
+
+class StreamDecoder:
+    """Text of a growing list of tokens, piece by piece, never half a character.
+
+    The pieces joined are the text of all tokens, up to the number of replacement characters for
+    bytes that are no UTF-8. A piece is the difference between the text of the last few tokens with
+    and without the new ones, since a token's text can depend on what stands before it (spaces at
+    the start, characters over several tokens). `shown`: see Tokenizer.decode; `context` are tokens
+    that stand before the first.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        shown: str = "",
+        context: Sequence[int] = (),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._shown = shown
+        # A context that ends within a character would lend its bytes to the first piece.
+        ends_whole = not tokenizer.decode(context).endswith(_REPLACEMENT)
+        self._token_ids = list(context) if ends_whole else []
+        self._context = 0  # where the tokens start that give the next ones their context
+        self._emitted = len(self._token_ids)  # tokens whose text was given out
+
+    def push(self, token_id: int) -> str:
+        """The text that `token_id` completes; empty while a character is not whole."""
+        self._token_ids.append(token_id)
+        piece = self._pending()
+        num_pending = len(self._token_ids) - self._emitted
+        # A character has at most four bytes; what is pending for longer is none.
+        if piece.endswith(_REPLACEMENT) and num_pending < MAX_PENDING_TOKENS:
+            return ""
+        if piece or num_pending >= MAX_PENDING_TOKENS:
+            self._advance()
+        return piece
+
+    def flush(self) -> str:
+        """What is left at the end, an incomplete character as U+FFFD."""
+        piece = self._pending()
+        self._advance()
+        return piece
+
+    def _pending(self) -> str:
+        before, after = (
+            self._tokenizer.decode(self._token_ids[self._context : end], self._shown)
+            for end in (self._emitted, None)
+        )
+        return after[len(before) :]
+
+    def _advance(self) -> None:
+        self._context, self._emitted = self._emitted, len(self._token_ids)
+
+
+def _literal(text: str) -> str:
+    return lark_literal(text) if text else ""
+
+
+def _think_variables(think: ThinkLevel) -> dict[str, Any]:
+    """What the families' templates call it; a template does not see what it does not name."""
+    if think == "off":
+        return {"enable_thinking": False, "thinking": False}
+    level = {} if think == "on" else {"reasoning_effort": think}
+    return {"enable_thinking": True, "thinking": True, **level}
+
+
+def _without_thoughts(text: str, markers: Markers) -> str:
+    """A prompt text after which the model answers at once."""
+    if text.rstrip().endswith(markers.opens.rstrip()):
+        return f"{text.rstrip()}\n\n{markers.closes}\n\n"
+    return text + markers.skip
+
+
+def load_backend(folder: Path) -> Backend:
+    """The vocabulary of `tokenizer.json`. Raises: CheckpointError."""
+    path = folder / "tokenizer.json"
+    if not has_file(path):
+        raise CheckpointError(
+            "tokenizer.json is missing",
+            where=str(folder),
+            hint="download the model again, or convert its tokenizer: "
+            "transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)",
+        )
+    check_decoding(read_json_object(path, MAX_TOKENIZER_BYTES), path)
+    try:
+        backend = Backend.from_file(str(path))
+        # What a training run left behind; a prompt is never cut or padded.
+        backend.no_truncation()
+        backend.no_padding()
+        if isinstance(backend.model, BPE):
+            backend.model.dropout = None  # which would encode a text another way each time
+        backend.encode("A probe: é 1", add_special_tokens=True)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # bare Exception, and panics of its Rust side
+        raise CheckpointError(
+            f"tokenizer.json cannot be used: {error!s:.200}",
+            where=str(path),
+            hint="download the model again",
+        ) from error
+    return backend
+
+
+def read_special_tokens(folder: Path) -> dict[str, str]:
+    """`bos_token` and the like by name; the config beats the older `special_tokens_map.json`.
+
+    Raises: CheckpointError.
+    """
+    path = folder / "special_tokens_map.json"
+    return {
+        **(_special_tokens(read_json_object(path)) if has_file(path) else {}),
+        **_special_tokens(_read_config(folder)),
+    }
+
+
+def read_chat_templates(folder: Path, fallback_template: str | None = None) -> dict[str, str]:
+    """Templates by name; `fallback_template` where there is none. Raises: CheckpointError."""
+    templates = _chat_templates(folder, _read_config(folder))
+    if not templates and fallback_template is not None:
+        return {"default": fallback_template}
+    return templates
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer_config.json"
+    return read_json_object(path) if has_file(path) else {}
+
+
+def check_special_tokens(folder: Path, tokens: Mapping[str, str], backend: Backend) -> None:
+    """Whether the vocabulary has the tokens that the config names. Raises: CheckpointError."""
+    for name in ("bos_token", "eos_token"):
+        if name in tokens and backend.token_to_id(tokens[name]) is None:
+            raise CheckpointError(
+                f"{name} is {tokens[name]!r:.80}, which tokenizer.json does not have",
+                where=str(folder / "tokenizer_config.json"),
+                hint="the tokenizer's files are of different models or revisions",
+            )
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like, given as text or as an object with `content`."""
+    tokens = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"):
+        value = config.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if isinstance(value, str) and value.isprintable():  # a lone surrogate is not
+            tokens[name] = value
+    return tokens
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name; the file beats the config, which has one text or a named list."""
+    path = folder / "chat_template.jinja"
+    if has_file(path):
+        try:
+            return {"default": read_model_file(path, MAX_TEMPLATE_BYTES).decode("utf-8")}
+        except UnicodeDecodeError as error:
+            raise CheckpointError(
+                f"{path.name} is no text file: {error}", where=str(path)
+            ) from error
+    value = config.get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in value}
+    except (TypeError, KeyError) as error:
+        raise CheckpointError(
+            "chat_template must be a text or a list of named templates",
+            where=str(folder / "tokenizer_config.json"),
+        ) from error

@@ -1,0 +1,301 @@
+"""Tools that a model may call: how its family writes a call, the grammar of it, and the way back.
+
+Which way is read from the model's own chat template. Sources: Qwen2.5 and Hermes 3 (a JSON object
+between <tool_call> tags), Llama 3.1 (a lone object with "parameters"), Mistral (a list behind
+[TOOL_CALLS]; newer ones a name, [ARGS] and the arguments), each in its template.
+"""
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from localllm.errors import RequestError
+from localllm.text.grammar import Grammar, lark_literal
+from localllm.text.stop_strings import longest_overlap
+
+Way = Literal["auto", "required"]
+_JSON_PIECE = r'"(?:[^"\\]|\\.)*"|[{}:,]| '
+_HEAD = re.compile(r"\[TOOL_CALLS\]([^\[\]{}]{1,200})(?:\[CALL_ID\](\w+))?\[ARGS\]")
+# What ends a text of JSON, or goes on after it, or must not be in it.
+_IN_TEXT = re.compile(r'["\\\x00-\x1f]')
+_ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that can be called: `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool; `arguments` as JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How a call is written: `opens`, `before` NAME `between` ARGUMENTS `after`, `closes`.
+
+    Several are joined by `joint` between `opens` and `closes`; where it is None each has both, and
+    where it is empty there is only ever one. `first` may stand in front.
+    """
+
+    opens: str
+    before: str
+    between: str
+    after: str
+    closes: str
+    joint: str | None = None
+    first: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts that may be special tokens, and are to be seen all the same."""
+        return (self.first, self.opens, self.between, self.closes)
+
+
+_NAMED = ('{"name": "', '", "arguments": ', "}")
+HERMES = ToolFormat("<tool_call>\n", *_NAMED, "\n</tool_call>")
+MISTRAL = ToolFormat("[TOOL_CALLS][", *_NAMED, "]", ", ")
+MISTRAL_ARGS = ToolFormat("[TOOL_CALLS]", "", "[ARGS]", "", "")
+LLAMA = ToolFormat("", '{"name": "', '", "parameters": ', "}", "", "", first="<|python_tag|>")
+
+
+def find_tool_format(template: str) -> ToolFormat | None:
+    """How the family of a chat template calls tools; None where it does not, as far as is known."""
+    if "tools" not in template:
+        return None
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
+    if "<tool_call>" in template and '"arguments"' in template.replace("\\", ""):
+        return HERMES
+    if '"parameters"' in template and "<|start_header_id|>" in template:
+        return LLAMA
+    return None
+
+
+def tool_grammar(
+    form: ToolFormat,
+    tools: Sequence[Tool],
+    way: Way,
+    as_lark: Callable[[str], str],
+    *,
+    are_parallel: bool = True,
+    answer: Grammar | None = None,
+) -> Grammar:
+    """What a model may answer that has `tools`: calls of them with arguments of their schemas, or,
+    unless they are `required`, a text; one of `answer`, a JSON schema, where that is given.
+
+    `as_lark` writes a literal text, special tokens by their numbers. Raises: RequestError.
+    """
+
+    def lark(text: str) -> str:
+        return as_lark(text) if text else ""
+
+    rules = ["%llguidance {}", "TEXT: /(.|\\n)*/"]
+    for i, tool in enumerate(tools):
+        literals = f"{lark_literal(tool.name)} {as_lark(form.between)}"
+        if form.before:
+            head = form.before + json.dumps(tool.name, ensure_ascii=False)[1:-1] + form.between
+            # Piece by piece, as JSON is read: an answer in JSON may begin alike.
+            literals = " ".join(map(lark_literal, re.findall(_JSON_PIECE, head)))
+        parameters = {"type": "object", **tool.parameters}
+        if parameters["type"] != "object":
+            raise RequestError(
+                f"the arguments of {tool.name} are no object by their schema", param="tools"
+            )
+        rules.append(f"tool_{i}: {literals} {_inline(parameters)} {lark(form.after)}")
+    rules.append("one: " + " | ".join(f"tool_{i}" for i in range(len(tools))))
+    more = f"({lark(form.joint)} one)*" if form.joint and are_parallel else ""
+    rules += [f"body: one {more} {lark(form.closes)}", f"call: {lark(form.opens)} body"]
+    has_many = form.joint is None and are_parallel
+    rules += ["calls: call (SPACE call)*", "SPACE: /\\n?/"] if has_many else ["calls: call"]
+    if way == "required":
+        rules.append("start: calls")
+    elif answer is not None:
+        rules += ["start: calls | answer", f"answer: {_inline(json.loads(answer.source))}"]
+    elif not form.opens:
+        first = f"({lark(form.first)})?" if form.first else ""
+        rules += [f"start: {first} calls | FREE", "FREE: /([^{](.|\\n)*)?/"]
+    elif lark(form.opens).startswith("<["):  # a token of its own, which no text is
+        rules.append("start: TEXT calls?")
+    else:
+        tag = form.opens.rstrip("\n")
+        rules += [
+            f"begun[lazy]: TEXT {lark(tag)}",
+            f"begun_call: begun {lark(form.opens[len(tag) :])} body",
+            f"start: begun_call{'*' if has_many else '?'} TEXT",
+        ]
+    return Grammar("calls", "\n".join(rules))
+
+
+def _inline(schema: Any) -> str:
+    return f"%json {json.dumps(schema, ensure_ascii=False)}"
+
+
+class ToolCallSplitter:
+    """Splits a growing answer into text and calls; what turns out to be no call is text.
+
+    Each character is looked at a few times, however long the call is that it belongs to.
+    """
+
+    def __init__(self, form: ToolFormat) -> None:
+        self._form = form
+        self._tag = form.opens.rstrip("\n")
+        # What may begin a tag; the call under way, and where it ends.
+        self._held = ""
+        self._call: list[str] = []
+        self._end: _EndOfCall | None = None
+        # Without a tag: what the answer begins with, and whether that is no call.
+        self._beginning, self._is_said = "", False
+
+    def push(self, piece: str) -> tuple[str, list[ToolCall]]:
+        """The text and the calls that are certain now."""
+        if not self._tag:
+            return self._push_lone(piece), []
+        said, calls, text = list[str](), list[ToolCall](), piece
+        while True:
+            if self._end is None:
+                text = self._held + text
+                place = text.find(self._tag)
+                if place < 0:
+                    keep = longest_overlap(text, self._tag)
+                    self._held = text[len(text) - keep :]
+                    return "".join((*said, text[: len(text) - keep])), calls
+                said.append(text[:place])
+                self._held, text = "", text[place:]
+                self._end = _EndOfCall("" if self._form.joint is not None else self._form.closes)
+            end = self._end.find(text)
+            if end < 0:
+                self._call.append(text)
+                return "".join(said), calls
+            body = "".join((*self._call, text[:end]))
+            self._call, self._end, text = [], None, text[end:]
+            found = self._read(body)
+            said += [] if found else [body]
+            calls += found
+
+    def flush(self) -> tuple[str, list[ToolCall]]:
+        """What was held back, when no more text comes."""
+        call = "".join(self._call)
+        calls = self._read(call) if call else []
+        held, self._held, self._call, self._end = self._held, "", [], None
+        return ("" if calls else call) + held, calls
+
+    def _push_lone(self, piece: str) -> str:
+        """The text of a family that marks a call by nothing: an answer that begins like one is held
+        back.
+        """
+        if self._is_said:
+            return piece
+        self._call.append(piece)
+        longest = len(self._form.first) + 1
+        if len(self._beginning) < longest:
+            self._beginning += piece if self._beginning else piece.lstrip()[:longest]
+        marks = (mark for mark in ("{", self._form.first) if mark)
+        if any(mark.startswith(self._beginning[: len(mark)]) for mark in marks):
+            return ""
+        self._is_said = True
+        text, self._call = "".join(self._call), []
+        return text
+
+    def _read(self, text: str) -> list[ToolCall]:
+        return _read_objects(text) if self._form.before else _read_named(text)
+
+
+class _EndOfCall:
+    """Finds the mark that ends a call, in text that comes in pieces.
+
+    Arguments may hold the mark too, in a text; outside of texts it is no JSON. A text that holds a
+    control character is none either, and what follows is looked at as if it had ended.
+    """
+
+    def __init__(self, mark: str) -> None:
+        """`mark` may be empty, for a call that goes on to the answer's end."""
+        self._mark = mark.strip("\n")
+        self._outside = re.compile(rf'["{{]|{re.escape(self._mark)}')
+        self._is_object = self._is_text = self._is_escaped = False
+        self._overlap = ""
+
+    def find(self, piece: str) -> int:
+        """Behind the mark, in `piece`; -1 where it does not end there."""
+        if not self._mark:
+            return -1
+        seen, at = self._overlap + piece, 0
+        while at < len(seen):
+            if self._is_escaped:
+                self._is_escaped, at = False, at + 1
+                continue
+            found = (_IN_TEXT if self._is_text else self._outside).search(seen, at)
+            if found is None:
+                break
+            at = found.end()
+            if found[0] == self._mark:
+                return at - len(self._overlap)
+            if self._is_text:
+                self._is_escaped = found[0] == "\\"
+                self._is_text = self._is_escaped
+            else:
+                self._is_object |= found[0] == "{"
+                self._is_text = self._is_object and found[0] == '"'
+        rest = "" if self._is_text else seen[at:]
+        self._overlap = rest[len(rest) - longest_overlap(rest, self._mark) :]
+        return -1
+
+
+def _read_named(text: str) -> list[ToolCall]:
+    """Calls that begin with their name, and maybe an id, in front of the arguments."""
+    calls, place = list[ToolCall](), 0
+    while (head := _HEAD.search(text, place)) is not None:
+        place = head.end()
+        try:
+            arguments, place = json.JSONDecoder().raw_decode(text, place)
+        except (ValueError, RecursionError):
+            continue
+        is_object = isinstance(arguments, dict)
+        call = _call(head[1].strip(), arguments, head[2]) if is_object else None
+        calls += [] if call is None else [call]
+    return calls
+
+
+def _read_objects(text: str) -> list[ToolCall]:
+    calls, place = list[ToolCall](), text.find("{")
+    while place >= 0:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, place)
+        except (ValueError, RecursionError):
+            return []
+        arguments = value.get("arguments", value.get("parameters"))
+        if not isinstance(value.get("name"), str) or not isinstance(arguments, dict):
+            return []
+        call = _call(value["name"], arguments, value.get("id"))
+        if call is None:
+            return []
+        calls.append(call)
+        place = text.find("{", end)
+    return calls
+
+
+def _call(name: str, arguments: dict[str, Any], given: Any) -> ToolCall | None:
+    """None where the arguments cannot be written as JSON: numbers without end."""
+    try:
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        written.encode()
+    except UnicodeEncodeError:  # half a character can only be escaped
+        written = json.dumps(arguments)
+    except ValueError:
+        return None
+    # Nine letters and figures: what Mistral's templates insist on, and others take.
+    own = "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
+    is_usable = isinstance(given, str) and re.fullmatch("[A-Za-z0-9]{9}", given)
+    return ToolCall(given if is_usable else own, name, written)

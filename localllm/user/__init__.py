@@ -1,0 +1,1 @@
+"""What is the user's: settings, places of files, kinds of caches."""

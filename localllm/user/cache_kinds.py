@@ -1,0 +1,73 @@
+"""What localllm keeps in its cache folder, by kind; all of it can be made again."""
+
+import fcntl
+import os
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.errors import DiskError
+from localllm.user.places import cache_folder, prefix_folder
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKind:
+    """A folder of one kind of thing."""
+
+    name: str
+    meaning: str
+    folder: Path
+
+    def num_bytes(self) -> int:
+        """Of all files in it."""
+        num_bytes = 0
+        for root, _, names in os.walk(self.folder):
+            for name in names:
+                with suppress(OSError):  # deleted meanwhile
+                    num_bytes += (Path(root) / name).lstat().st_size
+        return num_bytes
+
+    def clear(self) -> None:
+        """Delete it. Raises: DiskError, also where somebody is at work in it."""
+        for lock in self.folder.glob("*.unfinished/lock"):
+            if lock.is_file() and _is_held(lock):
+                raise DiskError(
+                    f"a quantization is under way in {lock.parent.name}",
+                    where=f"process {lock.read_text().strip() or 'unknown'}",
+                    hint="wait for it, or end it",
+                )
+        try:
+            if self.folder.exists():
+                shutil.rmtree(self.folder)
+        except OSError as error:
+            raise DiskError(
+                f"{self.folder} cannot be deleted: {error.strerror or error}",
+                hint="check its permissions, and that no localllm is running",
+            ) from error
+
+
+def _is_held(lock: Path) -> bool:
+    with lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def cache_kinds(prefixes: str | None) -> list[CacheKind]:
+    """All kinds, the dearest to make again first; `prefixes`: the folder that was chosen for them,
+    if any.
+    """
+    meanings = {
+        "quantized": "models that were quantized here",
+        "prefixes": "keys and values of prompts, for --cache-disk",
+        "tunings": "which sizes of kernels are fastest on this GPU",
+        "self-checks": "which kernels work on this GPU, and how fast",
+        "kernels": "the C kernels, compiled for this processor",
+        "downloads": "which downloaded files were held against their hashes",
+    }
+    folders = {name: cache_folder(name) for name in meanings}
+    folders["prefixes"] = prefix_folder(prefixes)
+    return [CacheKind(name, meaning, folders[name]) for name, meaning in meanings.items()]

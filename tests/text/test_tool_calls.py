@@ -1,0 +1,246 @@
+"""Calls of tools in the ways of three families: forced to their schemas, and read back."""
+
+import json
+import time
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken
+
+from localllm.answer.grammar_compiler import GrammarCompiler
+from localllm.hub.checkpoint import open_checkpoint
+from localllm.text.grammar import Grammar
+from localllm.text.prompt import Prompt
+from localllm.text.tokenizer import Tokenizer
+from localllm.text.tool_calls import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    Tool,
+    ToolCall,
+    ToolCallSplitter,
+    ToolFormat,
+    find_tool_format,
+    tool_grammar,
+)
+
+TEMPLATES = Path(__file__).parents[3] / "shared/data/chat_templates"
+FORMATS = {"hermes": HERMES, "mistral": MISTRAL, "mistral args": MISTRAL_ARGS, "llama": LLAMA}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+PLACE = {
+    "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+    "properties": {"at": {"$ref": "#/$defs/point"}},
+    "additionalProperties": False,
+}
+TOOLS = [Tool("weather", CITY), Tool("weather_map", PLACE)]
+PARIS = '{"city": "Paris"}'
+WRITTEN = {
+    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>',
+    "mistral": f'[TOOL_CALLS][{{"name": "weather", "arguments": {PARIS}}}]',
+    "mistral args": f"[TOOL_CALLS]weather[ARGS]{PARIS}",
+    "llama": f'{{"name": "weather", "parameters": {PARIS}}}',
+}
+TWO = {
+    "hermes": WRITTEN["hermes"] + "\n" + WRITTEN["hermes"].replace("Paris", "Oslo"),
+    "mistral": WRITTEN["mistral"][:-1]
+    + f', {{"name": "weather", "arguments": {PARIS}}}]'.replace("Paris", "Oslo"),
+    "mistral args": WRITTEN["mistral args"] + WRITTEN["mistral args"].replace("Paris", "Oslo"),
+}
+
+
+@pytest.mark.skipif(not TEMPLATES.exists(), reason="the templates lie outside the repository")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", HERMES),
+        ("Qwen-Qwen3-0.6B", HERMES),
+        ("NousResearch-Hermes-3-Llama-3.1-8B-tool_use", HERMES),
+        ("meta-llama-Llama-3.1-8B-Instruct", LLAMA),
+        ("meta-llama-Llama-3.2-3B-Instruct", LLAMA),
+        ("mistralai-Mistral-Nemo-Instruct-2407", MISTRAL),
+        ("unsloth-mistral-Devstral-Small-2507", MISTRAL_ARGS),
+        ("Mistral-Small-3.2-24B-Instruct-2506", MISTRAL_ARGS),
+        ("google-gemma-2-2b-it", None),
+        ("Qwen3-Coder", None),  # its calls are no JSON
+        ("openai-gpt-oss-120b", None),
+    ],
+)
+def test_the_template_tells_how_calls_are_written(name: str, expected: ToolFormat | None) -> None:
+    assert find_tool_format((TEMPLATES / f"{name}.jinja").read_text()) == expected
+
+
+def split(form: ToolFormat, pieces: list[str]) -> tuple[str, list[ToolCall]]:
+    splitter = ToolCallSplitter(form)
+    text, calls = "", list[ToolCall]()
+    for piece in pieces:
+        said, found = splitter.push(piece)
+        text, calls = text + said, calls + found
+    said, found = splitter.flush()
+    return text + said, calls + found
+
+
+def cut(text: str, seed: int) -> list[str]:
+    random = Random(seed)
+    places = sorted({0, len(text), *(random.randrange(len(text) + 1) for _ in range(12))})
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_calls_are_read_from_pieces_of_any_length(name: str, seed: int) -> None:
+    text, [call] = split(FORMATS[name], cut(WRITTEN[name], seed))
+    assert (text, call.name, json.loads(call.arguments)) == ("", "weather", {"city": "Paris"})
+    assert len(call.id) == 9
+    if name in TWO:
+        text, calls = split(FORMATS[name], cut(TWO[name], seed))
+        assert [json.loads(each.arguments)["city"] for each in calls] == ["Paris", "Oslo"]
+        assert text.strip() == ""
+    if name != "llama":
+        text, calls = split(FORMATS[name], cut("Let me look.\n" + WRITTEN[name], seed))
+        assert (text, len(calls)) == ("Let me look.\n", 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize(
+    "text",
+    ["Just words.", "a < b and <tool", '{"name": "no call"}', "[TOOL", "{ not json", "", " \n"],
+)
+def test_what_is_no_call_stays_text(name: str, text: str, seed: int) -> None:
+    assert split(FORMATS[name], cut(text, seed)) == (text, [])
+
+
+def test_a_call_that_cannot_be_read_stays_text() -> None:
+    text = 'So: <tool_call>\n{"name": 3}\n</tool_call> and on'
+    assert split(HERMES, cut(text, 1)) == (text, [])
+    cut_off = '<tool_call>\n{"name": "weather", "argu'
+    assert split(HERMES, cut(cut_off, 1)) == (cut_off, [])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_arguments_may_hold_the_mark_that_ends_a_call(seed: int) -> None:
+    arguments = {"html": "close </tool_call> now", "more": "</tool_call>"}
+    call = json.dumps({"name": "f", "arguments": arguments})
+    written = f"<tool_call>\n{call}\n</tool_call>"
+    text, calls = split(HERMES, cut(f"So: {written}\n{written}", seed))
+    assert [json.loads(each.arguments) for each in calls] == [arguments] * 2
+    assert text.strip() == "So:"
+
+
+def test_arguments_are_json_for_everybody() -> None:
+    half = WRITTEN["hermes"].replace("Paris", "\\ud800")
+    _, [call] = split(HERMES, [half])
+    assert call.arguments.encode() == b'{"city": "\\ud800"}'
+    _, [call] = split(HERMES, [WRITTEN["hermes"].replace("Paris", "Malmö")])
+    assert call.arguments == '{"city": "Malmö"}'
+    endless = WRITTEN["hermes"].replace('"Paris"', "1e999")
+    assert split(HERMES, [endless]) == (endless, [])
+
+
+def test_llama_and_mistral_have_a_mark_and_an_id() -> None:
+    text, [call] = split(LLAMA, ["<|python", "_tag|>" + WRITTEN["llama"]])
+    assert (text, call.name) == ("", "weather")
+    text, [call] = split(MISTRAL_ARGS, [f"[TOOL_CALLS]weather[CALL_ID]abcDEF123[ARGS]{PARIS}"])
+    assert (text, call.id) == ("", "abcDEF123")
+
+
+@pytest.fixture(scope="module", params=["text", "special tokens", "tags"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """One for which the marks are text, one for which they are special tokens, one between."""
+    backend = open_checkpoint().tokenizer._backend
+    marks = ["[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<|python_tag|>"]
+    if request.param == "special tokens":
+        backend.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
+    elif request.param == "tags":
+        backend.add_tokens([AddedToken(mark, special=False) for mark in marks])
+    return Tokenizer(lambda: backend, {}, {})
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name: str) -> None:
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
+    form, written = FORMATS[name], WRITTEN[name]
+
+    def allows(text: str, grammar: Grammar) -> bool:
+        matcher = compiler.compile(grammar, Prompt([1]))
+        ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+        # To the end: what may go on is not complete.
+        return matcher.count_allowed([*ids, 0]) == len(ids) + 1
+
+    def grammar(way: str, **more: object) -> Grammar:
+        return tool_grammar(form, TOOLS, way, tokenizer.as_lark, **more)  # type: ignore[arg-type]
+
+    for way in ("required", "auto"):
+        assert allows(written, grammar(way))
+        assert allows(written.replace("weather", "weather_map").replace(PARIS, "{}"), grammar(way))
+        assert not allows(written.replace('"city"', '"town"'), grammar(way))
+        assert not allows(written.replace('"Paris"', "5"), grammar(way))
+        if name != "mistral args":  # what is no name there may be text
+            assert not allows(written.replace('"weather"', '"rain"'), grammar(way))
+        if name in TWO:
+            assert allows(TWO[name], grammar(way))
+            if way == "required":
+                assert not allows(TWO[name], grammar(way, are_parallel=False))
+    assert not allows("Just words.", grammar("required"))
+    assert allows("Just words.", grammar("auto"))
+    if name != "llama":
+        assert allows("Let me look.\n" + written, grammar("auto"))
+    answer = Grammar.of_schema({"type": "object", "properties": {"say": {"type": "string"}}})
+    assert allows('{"say": "hi"}', grammar("auto", answer=answer))
+    assert allows(written, grammar("auto", answer=answer))
+    assert not allows("Just words.", grammar("auto", answer=answer))
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_special_text_in_names_and_arguments_is_text(tokenizer: Tokenizer, name: str) -> None:
+    special = ("<|im_end|>", "</tool_call>", "[TOOL_CALLS]")
+    tool_name = f"f{special[0]}"
+    schema = {"properties": {special[1]: {"const": special[2]}}, "required": [special[1]]}
+    schema["additionalProperties"] = False
+    form = FORMATS[name]
+    tools = [Tool(tool_name, schema)]
+    grammar = tool_grammar(form, tools, "required", tokenizer.as_lark, are_parallel=False)
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
+    matcher = compiler.compile(grammar, Prompt([1], marks=form.marks))
+    matcher.limit(100)
+    said = list[int]()
+    while not matcher.is_finished and len(said) < 100:
+        mask = matcher.mask([], tokenizer.num_token_ids)
+        assert mask is not None
+        said.append(int(np.flatnonzero(mask)[-1]))
+        matcher.advance(said[-1])
+    text = tokenizer.decode(said, "".join(form.marks))
+    _, [call] = split(form, [text])
+    assert (call.name, json.loads(call.arguments)) == (tool_name, {special[1]: special[2]})
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_call_within_arguments_is_no_call(name: str) -> None:
+    held = {"text": WRITTEN[name]}
+    written = WRITTEN[name].replace(PARIS, json.dumps(held))
+    for pieces in ([written], list(written)):
+        text, [call] = split(FORMATS[name], pieces)
+        assert (text, json.loads(call.arguments)) == ("", held)
+
+
+def cpu_seconds(form: ToolFormat, text: str) -> float:
+    began = time.process_time()
+    split(form, [text[i : i + 4] for i in range(0, len(text), 4)])
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_reading_calls_takes_as_long_as_the_answer_is(name: str) -> None:
+    form = FORMATS[name]
+    mark = "</tool_call> [TOOL_CALLS]g[ARGS]{} "
+    for text in (
+        WRITTEN[name].replace("Paris", mark * 800),
+        WRITTEN[name].replace("Paris", mark * 800)[:-20],
+        " " * 20_000 + WRITTEN[name],
+        TWO.get(name, WRITTEN[name]) * 200,
+    ):
+        assert cpu_seconds(form, text) < 0.5
