@@ -84,7 +84,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Pending:
     request_id: int
     prompt: Prompt
     params: SamplingParams
@@ -263,14 +263,14 @@ class EngineLoop:
             return
         if not isinstance(message["salt"], bytes) or len(message["salt"]) > _MAX_SALT_BYTES:
             raise ValueError("a salt that is none")
-        asked = _Asked(request_id, prompt, params, message["salt"], time.monotonic())
+        asked = _Pending(request_id, prompt, params, message["salt"], time.monotonic())
         if params.grammar is None:
             self._start(peer, asked)
         else:
             peer.compiling.add(request_id)
             self._compilers.submit(self._compile, peer, asked)
 
-    def _start(self, peer: Peer, asked: _Asked) -> None:
+    def _start(self, peer: Peer, asked: _Pending) -> None:
         try:
             own = self._engine.submit(asked.prompt, asked.params, asked.salt)
         except RequestError as error:
@@ -279,7 +279,7 @@ class EngineLoop:
             peer.own[asked.request_id] = own
             peer.send({"type": "accepted", "id": asked.request_id})
 
-    def _compile(self, peer: Peer, asked: _Asked) -> None:
+    def _compile(self, peer: Peer, asked: _Pending) -> None:
         """Have a grammar compiled and kept, in a thread of its own."""
         assert asked.params.grammar is not None
         error: RequestError | None = None

@@ -22,10 +22,10 @@ from localllm.engine.request import FinishReason
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.hub.generation_config import GenerationDefaults
-from localllm.text.prompt import Prompt, ThinkLevel
+from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
 from localllm.text.prompt_writer import PromptWriter
 from localllm.text.thinking import Split
-from localllm.text.tokenizer import Message, Tokenizer
+from localllm.text.tokenizer import Tokenizer
 
 # A look at what has come, so that Ctrl-C is heard.
 _LOOK_S = 0.05
@@ -67,7 +67,7 @@ class _RemoteTokenizer(Tokenizer):
 
     def encode_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         think: ThinkLevel | None = None,

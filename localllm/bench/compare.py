@@ -104,7 +104,7 @@ class TheirModel:
                 "transformers is not installed", hint="pip install transformers"
             ) from error
         config = subject.config
-        with _open_source(subject) as source:
+        with _reference_weights(subject) as source:
             raw = {k: v for k, v in subject.config_json.items() if k not in _NOT_THEIRS}
             raw["tie_word_embeddings"] = config.tie_word_embeddings and not source.has_quantized(
                 "lm_head"
@@ -164,7 +164,7 @@ class TheirModel:
 
 
 @contextmanager
-def _open_source(subject: Subject) -> Iterator[WeightSource]:
+def _reference_weights(subject: Subject) -> Iterator[WeightSource]:
     source = subject.source
     if not isinstance(source, Checkpoint):
         yield source

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from localllm.chat.transcript import ChatMessage
+from localllm.text.prompt import ChatMessage
 from localllm.text.tokenizer import Tokenizer
 
 # Characters shown around the first difference.

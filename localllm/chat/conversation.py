@@ -11,11 +11,11 @@ from localllm.answer.loaded_model import LoadedModel
 from localllm.answer.overflow import OverflowPolicy, answer_reserve, with_way_out
 from localllm.answer.text_engine import EventStream
 from localllm.chat.cache_report import CacheReport, report_cache
-from localllm.chat.transcript import SUMMARY_REQUEST, ChatMessage, Transcript, Turn
+from localllm.chat.transcript import SUMMARY_REQUEST, Transcript, Turn
 from localllm.engine.request import FinishReason
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError, LocalLLMError, RequestError
-from localllm.text.prompt import Prompt, ThinkLevel
+from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
 
 # Turns at the end of a conversation that a summary leaves as they are.
 _KEPT_TURNS = 1

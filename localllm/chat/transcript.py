@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localllm.engine.request import FinishReason
-
-ChatMessage = dict[str, Any]
+from localllm.text.prompt import ChatMessage
 
 # The question behind which a summary stands in place of older turns.
 SUMMARY_REQUEST = (
@@ -42,10 +41,10 @@ class Turn:
         """As a chat template reads it. Thoughts go beside the answer, under the two names that
         templates know; a template that feeds them back, or drops them, does as it was written to.
         """
-        asked: ChatMessage = {"role": "user", "content": self.question}
+        asked: dict[str, Any] = {"role": "user", "content": self.question}
         if not self.is_answered:
             return [asked]
-        said: ChatMessage = {"role": "assistant", "content": self.answer}
+        said: dict[str, Any] = {"role": "assistant", "content": self.answer}
         if self.thinking:
             said |= {"reasoning_content": self.thinking, "thinking": self.thinking}
         return [asked, said]

@@ -130,7 +130,7 @@ def bench(
     Without a flag that names a suite: prefill and decode.
     """
     speculation = options.parse_speculation(drafter, spec_max, spec_ngram)
-    asked = Asked(
+    asked = Suites(
         speed=not (serve_load or prefix or paging or contended or compare or spec or verify or ops),
         serve_load=serve_load,
         prefix=prefix,
@@ -181,7 +181,7 @@ def bench(
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Suites:
     """Which suites, and their sizes; None: what fits."""
 
     speed: bool
@@ -236,7 +236,7 @@ def _bench_model(
     random_weights: bool,
     weights: str | None,
     config: EngineConfig,
-    asked: Asked,
+    asked: Suites,
 ) -> "tuple[Report, bool]":
     from localllm.bench.environment import describe_environment
     from localllm.bench.report import Report, describe_model
@@ -253,7 +253,7 @@ def _bench_model(
     return report, was_interrupted
 
 
-def _bench_server(url: str, model: str | None, asked: Asked) -> "tuple[Report, bool]":
+def _bench_server(url: str, model: str | None, asked: Suites) -> "tuple[Report, bool]":
     from localllm.bench.environment import describe_environment
     from localllm.bench.remote import RemoteSuite, Server
     from localllm.bench.report import Report
@@ -271,7 +271,7 @@ def _bench_server(url: str, model: str | None, asked: Asked) -> "tuple[Report, b
     return Report(describe_environment(None), described, None, asked.seed, results), was_interrupted
 
 
-def _bench_kernels(alias: str, asked: Asked) -> "tuple[Report, bool]":
+def _bench_kernels(alias: str, asked: Suites) -> "tuple[Report, bool]":
     from localllm.bench.environment import describe_environment
     from localllm.bench.kernels import KernelSuite
     from localllm.bench.report import Report
@@ -305,7 +305,7 @@ def _open(
     random_weights: bool,
     weights: str | None,
     config: EngineConfig,
-    asked: Asked,
+    asked: Suites,
 ) -> "Subject":
     from localllm.bench.subject import open_random, open_subject
     from localllm.model.random_weights import WEIGHT_KINDS
@@ -324,7 +324,7 @@ def _open(
 
 
 def _make_suites(
-    subject: "Subject", config: EngineConfig, asked: Asked, imports_s: float
+    subject: "Subject", config: EngineConfig, asked: Suites, imports_s: float
 ) -> "list[Suite]":
     """The start first, which happens once; then what was asked for."""
     from localllm.bench.compare import CompareSuite

@@ -168,9 +168,9 @@ def _default_out(model: str, recipe: "Recipe") -> Path:
 
 def _print_plan(request: "QuantizeRequest", as_json: bool) -> None:
     from localllm.quantize.estimate import estimate
-    from localllm.quantize.source import open_source
+    from localllm.quantize.source import open_unquantized
 
-    checkpoint, source = open_source(request.model, request.recipe)
+    checkpoint, source = open_unquantized(request.model, request.recipe)
     asked = request.calibration
     plan = estimate(source, request.recipe, asked, request.device)
     if as_json:

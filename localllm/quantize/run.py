@@ -39,7 +39,7 @@ from localllm.quantize.proof import compare, compare_speeds
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.report import Outcome, write_report
 from localllm.quantize.rounding import round_int8, round_layer
-from localllm.quantize.source import CheckedFolder, open_source, result_bytes
+from localllm.quantize.source import CheckedFolder, open_unquantized, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
 from localllm.text.tokenizer import MAX_TOKENIZER_BYTES
@@ -76,7 +76,7 @@ def quantize_model(request: QuantizeRequest, progress: Progress) -> Outcome:
     is not finite.
     """
     started = time.monotonic()
-    checkpoint, source = open_source(request.model, request.recipe)
+    checkpoint, source = open_unquantized(request.model, request.recipe)
     if request.calibration.length > source.config.max_position_embeddings:
         raise RequestError(
             f"windows of {request.calibration.length:,} tokens are over the context of "

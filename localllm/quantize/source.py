@@ -35,7 +35,7 @@ class CheckedFolder:
         return sum(path.stat().st_size for path in find_weight_files(self.folder))
 
 
-def open_source(name: str, recipe: Recipe) -> tuple[Checkpoint, CheckedFolder]:
+def open_unquantized(name: str, recipe: Recipe) -> tuple[Checkpoint, CheckedFolder]:
     """The checkpoint to quantize, held against the recipe.
 
     Raises: what opening a model does; UnsupportedModelError for one that is quantized already;

@@ -42,12 +42,12 @@ from localllm.server.refusals import (
 )
 from localllm.server.responses import StreamedAnswer, Warned, WholeAnswer, merged
 from localllm.server.schema import (
-    Asked,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     Sampling,
     TokenizeRequest,
+    WholeBody,
 )
 from localllm.text.grammar import Grammar
 from localllm.text.prompt import Prompt
@@ -55,7 +55,7 @@ from localllm.text.prompt_writer import PromptWriter
 from localllm.text.tool_calls import Tool, ToolFormat, find_tool_format, tool_grammar
 
 logger = logging.getLogger(__name__)
-BodyT = TypeVar("BodyT", bound=Asked)
+BodyT = TypeVar("BodyT", bound=WholeBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def create_app(engine: EngineClient, model: ServedModel, access: Access) -> App:
     app.add_exception_handler(Exception, _on_defect)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RefusedError, _on_refused)
-    posts: dict[str, tuple[Callable[..., Awaitable[Response]], type[Asked]]] = {
+    posts: dict[str, tuple[Callable[..., Awaitable[Response]], type[WholeBody]]] = {
         "/v1/chat/completions": (server.chat, ChatRequest),
         "/v1/completions": (server.complete, CompletionRequest),
         "/tokenize": (server.tokenize, TokenizeRequest),

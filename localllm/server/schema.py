@@ -94,7 +94,7 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Asked(Body):
+class WholeBody(Body):
     """A whole body; what it has besides is told, not refused: clients send their own."""
 
     model_config = ConfigDict(extra="allow")
@@ -105,7 +105,7 @@ class Asked(Body):
         return sorted(set(self.model_extra or ()) - _IGNORED)
 
 
-class Sampling(Asked):
+class Sampling(WholeBody):
     """What chats and completions have in common."""
 
     model: Name | None = None
@@ -211,7 +211,7 @@ class CallMade(Body):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class ChatMessage(Body):
+class MessageBody(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -241,7 +241,7 @@ class ChatMessage(Body):
 
 
 Messages = Annotated[
-    list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages, fail_fast=True)
+    list[MessageBody], Field(min_length=1, max_length=LIMITS.messages, fail_fast=True)
 ]
 
 
@@ -341,7 +341,7 @@ class ChatRequest(Sampling):
 
     @field_validator("messages")
     @classmethod
-    def _calls_are_small(cls, messages: list[ChatMessage]) -> list[ChatMessage]:
+    def _calls_are_small(cls, messages: list[MessageBody]) -> list[MessageBody]:
         """Arguments of calls are JSON within JSON: they are parsed too, for the template."""
         calls = (call for message in messages for call in message.tool_calls or ())
         num_values = sum(count_values(call.function.arguments.encode()) for call in calls)
@@ -476,7 +476,7 @@ class CompletionRequest(Sampling):
         return fields
 
 
-class TokenizeRequest(Asked):
+class TokenizeRequest(WholeBody):
     """`POST /tokenize`: a text, or a conversation."""
 
     model: Name | None = None
@@ -491,7 +491,7 @@ class TokenizeRequest(Asked):
         return self
 
 
-class DetokenizeRequest(Asked):
+class DetokenizeRequest(WholeBody):
     """`POST /detokenize`"""
 
     model: Name | None = None

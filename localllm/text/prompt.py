@@ -1,11 +1,13 @@
 """What a model is given to read, and how its answer is to be read."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from localllm.text.thinking import Markers
 
+# As in the hub's chat templates: a role, a content, and what else a template knows.
+ChatMessage = Mapping[str, Any]
 ThinkLevel = Literal["off", "on", "low", "medium", "high"]
 THINK_LEVELS: tuple[ThinkLevel, ...] = get_args(ThinkLevel)
 

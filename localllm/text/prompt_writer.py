@@ -6,8 +6,8 @@ from operator import index
 from typing import Any
 
 from localllm.errors import ContextLengthError, RequestError
-from localllm.text.prompt import Prompt, ThinkLevel
-from localllm.text.tokenizer import Message, Tokenizer
+from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
+from localllm.text.tokenizer import Tokenizer
 
 # Enough for whatever a token's text may depend on before it.
 NUM_CONTEXT_TOKENS = 8
@@ -45,7 +45,7 @@ class PromptWriter:
 
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         think: ThinkLevel | None = None,

@@ -15,7 +15,7 @@ from localllm.errors import CheckpointError, RequestError, TemplateError
 from localllm.files.json_file import read_json_object
 from localllm.files.model_file import has_file, read_model_file
 from localllm.text.grammar import lark_literal
-from localllm.text.prompt import Prompt, ThinkLevel
+from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
 from localllm.text.special_text import SpecialText
 from localllm.text.template import render_chat_template
 from localllm.text.thinking import Markers, find_markers
@@ -23,7 +23,6 @@ from localllm.text.tokenizer_check import check_decoding
 
 __all__ = ["StreamDecoder", "Tokenizer", "render_chat_template"]
 
-Message = Mapping[str, Any]
 MAX_TOKENIZER_BYTES = 200_000_000
 # A long text is counted in slices of this many characters before it is encoded whole.
 SLICE_CHARS = 1 << 18
@@ -164,7 +163,7 @@ class Tokenizer:
 
     def encode_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         think: ThinkLevel | None = None,
@@ -201,7 +200,7 @@ class Tokenizer:
 
     def render_chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         think: ThinkLevel | None = None,

@@ -8,8 +8,7 @@ from tokenizers import Tokenizer as Backend
 
 from localllm.errors import BusyError, RequestError, TemplateError
 from localllm.process.frames import Message, prompt_from_wire
-from localllm.text.prompt import Prompt, ThinkLevel
-from localllm.text.tokenizer import Message as ChatMessage
+from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.worker import StoppedError, WaitedError
 

@@ -24,7 +24,7 @@ from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.layer import LayerQuantizer, LayerShape
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
-from localllm.quantize.source import open_source, result_bytes
+from localllm.quantize.source import open_unquantized, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm_kernels import TORCH_OPS
 
@@ -115,7 +115,7 @@ def test_every_method_and_format_gives_a_model_like_its_source(
     ]
     assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
     assert not out.with_name("out.unfinished").exists()
-    _, checked = open_source(str(source), recipe)
+    _, checked = open_unquantized(str(source), recipe)
     stored = sum(tensor.nbytes for tensor in load_file(out / "model.safetensors").values())
     if not recipe.int8_head:
         assert stored == result_bytes(checked, recipe)
