@@ -14,6 +14,7 @@ from properties.test_exactness import (
     assert_nobody_is_disturbed,
     assert_same_as_alone,
     engine_of,
+    enough_blocks,
     exact,
     models,
     prompts,
@@ -141,7 +142,7 @@ def test_arrivals_and_aborts_beside_drafts_disturb_nobody(
 ) -> None:
     limits = Limits(
         block_size=4,
-        num_blocks=num_blocks,
+        num_blocks=enough_blocks(num_blocks, first + later),
         max_num_batched_tokens=48,
         enable_prefix_caching=True,
         overlaps=overlaps,

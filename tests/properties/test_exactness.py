@@ -270,12 +270,18 @@ def test_arrivals_and_aborts_in_the_middle_disturb_nobody(
 ) -> None:
     limits = Limits(
         block_size=4,
-        num_blocks=num_blocks,
+        num_blocks=enough_blocks(num_blocks, first + later),
         max_num_batched_tokens=48,
         enable_prefix_caching=True,
         overlaps=overlaps,
     )
     assert_nobody_is_disturbed(model_name, first, later, aborts, limits)
+
+
+def enough_blocks(num_blocks: int, wanted: list[Request]) -> int:
+    """So many blocks of 4 tokens, or more: who is longer than the whole cache would be clipped."""
+    longest = max(len(prompt) + (params.max_tokens or 0) for prompt, params in wanted)
+    return max(num_blocks, -(-longest // 4))
 
 
 def assert_nobody_is_disturbed(
