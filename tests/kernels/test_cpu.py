@@ -12,7 +12,7 @@ from torch import Tensor
 
 from localllm.model.inputs import PagedKVCache
 from localllm.user.places import cache_folder
-from localllm_kernels.cpu import build
+from localllm_kernels.cpu import build, structs
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
@@ -358,3 +358,13 @@ def test_what_does_not_compile_leaves_nothing(
     with pytest.raises(BuildError, match="failed"):
         load_library(tmp_path)
     assert not list(tmp_path.rglob("*.so"))
+
+
+def test_a_structure_that_c_has_otherwise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Longer(structs.Structure):
+        _fields_ = (*structs.Decoder._fields_, ("forgotten", structs.c_int64))
+
+    changed = [Longer if each is structs.Decoder else each for each in structs.STRUCTURES]
+    monkeypatch.setattr(structs, "STRUCTURES", tuple(changed))
+    with pytest.raises(BuildError, match=r"Longer has 80 bytes in structs\.py and 72 in C"):
+        load_library(cache_folder("kernels"))

@@ -11,6 +11,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from localllm_kernels.cpu.structs import find_difference
+
 _SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 # Products and sums are fused only where the sources say so: a row's bits must not depend on what
@@ -49,9 +51,12 @@ def _compile_for_this_process(compiler: tuple[str, ...], flags: tuple[str, ...])
 
 def _load(library: Path) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(library))
+        loaded = ctypes.CDLL(str(library))
     except OSError as error:
         raise BuildError(f"the compiled library cannot be loaded: {error}") from error
+    if difference := find_difference(loaded):
+        raise BuildError(f"the C library does not fit its Python side: {difference}")
+    return loaded
 
 
 def _is_own(library: Path) -> bool:
@@ -125,6 +130,6 @@ def _finish(process: "subprocess.Popen[str]") -> None:
         _, errors = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         process.kill()
-        raise BuildError("the C compiler does not come to an end") from error
+        raise BuildError(f"the C compiler timed out after {TIMEOUT_S} s") from error
     if process.returncode != 0:
         raise BuildError(f"the C compiler failed: {errors.strip()[-400:]}")

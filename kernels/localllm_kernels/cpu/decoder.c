@@ -150,3 +150,10 @@ int decoder_forward(const Decoder *d, const Batch *b, const Caches *c, float *x,
   free(tasks);
   return 0;
 }
+
+/* For structs.py, which describes the same structures in its order. */
+const int64_t struct_bytes[] = {
+    sizeof(IntegerWeight), sizeof(FloatWeight), sizeof(Product), sizeof(KVCache),
+    sizeof(AttentionShape), sizeof(Rotation), sizeof(Layer), sizeof(Decoder),
+    sizeof(Batch), sizeof(Caches),
+};

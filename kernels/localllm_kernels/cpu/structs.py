@@ -180,3 +180,28 @@ class Caches(Structure):
     """See decoder.c."""
 
     _fields_ = (("first", CKVCache), ("layer_bytes", c_int64), ("layer_scales", c_int64))
+
+
+# In the order of decoder.c's `struct_bytes`.
+STRUCTURES: tuple[type[Structure], ...] = (
+    IntegerWeight,
+    FloatWeight,
+    Product,
+    CKVCache,
+    AttentionShape,
+    Rotation,
+    Layer,
+    Decoder,
+    Batch,
+    Caches,
+)
+
+
+def find_difference(library: ctypes.CDLL) -> str:
+    """Which structure has another size in the library than here; empty where all agree."""
+    sizes = (c_int64 * len(STRUCTURES)).in_dll(library, "struct_bytes")
+    for structure, num_bytes in zip(STRUCTURES, sizes, strict=True):
+        if ctypes.sizeof(structure) != num_bytes:
+            own = ctypes.sizeof(structure)
+            return f"{structure.__name__} has {own} bytes in structs.py and {num_bytes} in C"
+    return ""
