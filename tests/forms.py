@@ -51,7 +51,7 @@ class Walker:
 
     def matcher(self, grammar: Grammar, num_tokens: int, prompt: Prompt = PROMPT) -> Matcher:
         """One that leads to the end where tokens run short. Raises: RequestError."""
-        matcher = self.compiler.compile(grammar, prompt)
+        matcher = self.compiler.compile(grammar, prompt).matcher
         matcher.limit(num_tokens)
         return matcher
 
@@ -85,7 +85,7 @@ class Walker:
     def text(self, grammar: Grammar, token_ids: Sequence[int], prompt: Prompt = PROMPT) -> str:
         """What a user is shown of an answer."""
         is_ended = token_ids[-1] in self.end_ids
-        read = self.compiler.reading(grammar, prompt)
+        read = self.compiler.compile(grammar, prompt).prompt
         assembler = _TextAssembler(self.tokenizer, read, SamplingParams(grammar=grammar))
         pieces = [assembler.push(token_id) for token_id in token_ids[: len(token_ids) - is_ended]]
         return "".join(piece.answer for piece in [*pieces, assembler.flush()])

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -63,8 +63,15 @@ def is_matched(grammar: Grammar, text: str) -> bool:
     return bool(state.consume_tokens(ids)) and state.is_accepting()
 
 
+class CompiledForm(NamedTuple):
+    """What leads one answer, and its prompt, with the markers by which the answer is read."""
+
+    matcher: Matcher
+    prompt: Prompt
+
+
 @dataclass(frozen=True, slots=True)
-class _Compiled:
+class _Kept:
     matcher: Matcher
     num_bytes: int
     # How its answers are told from thoughts.
@@ -111,28 +118,25 @@ class GrammarCompiler:
                 where=f"{error!s:.200}",
                 hint="an answer without a form, or another model",
             ) from error
-        self._compiled: dict[_Key, _Compiled] = {}
+        self._compiled: dict[_Key, _Kept] = {}
         self._lock = Lock()
 
-    def compile(self, grammar: Grammar, prompt: Prompt) -> Matcher:
+    def compile(self, grammar: Grammar, prompt: Prompt) -> CompiledForm:
         """A matcher for the answer to `prompt`, behind what of it is said already.
 
         Raises: RequestError for a grammar that cannot be followed.
         """
-        matcher = self._find(grammar, prompt).matcher.copy()
+        kept = self._find(grammar, prompt)
+        matcher = kept.matcher.copy()
         if matcher.count_allowed(prompt.said) < len(prompt.said):
             raise RequestError(
                 "the beginning of the answer does not follow the grammar", param="grammar"
             )
         for token_id in prompt.said:
             matcher.advance(token_id)
-        return matcher
+        return CompiledForm(matcher, replace(prompt, markers=kept.markers))
 
-    def reading(self, grammar: Grammar, prompt: Prompt) -> Prompt:
-        """The same prompt, whose answer is read as one that has this form. Raises: as `compile`."""
-        return replace(prompt, markers=self._find(grammar, prompt).markers)
-
-    def _find(self, grammar: Grammar, prompt: Prompt) -> "_Compiled":
+    def _find(self, grammar: Grammar, prompt: Prompt) -> _Kept:
         key = (grammar, prompt.markers, prompt.is_thinking)
         with self._lock:
             found = self._compiled.pop(key, None)
@@ -144,9 +148,7 @@ class GrammarCompiler:
                 del self._compiled[next(iter(self._compiled))]
         return found
 
-    def _compile(
-        self, grammar: Grammar, markers: Markers | None, *, is_thinking: bool
-    ) -> "_Compiled":
+    def _compile(self, grammar: Grammar, markers: Markers | None, *, is_thinking: bool) -> _Kept:
         answer = _source(grammar)
         source = self._behind_thoughts(answer, markers, is_thinking=is_thinking)
         num_bytes, cost_s = self._try(grammar, source)
@@ -166,7 +168,7 @@ class GrammarCompiler:
             raise _refused(grammar, f"the model has no tokens for {forced.decode()!r:.100}")
         closing = self._closing_of(told_apart)
         ends = FormEnds(partial(single_token, self._tokens), self._eos_token_ids, closing)
-        return _Compiled(Matcher(state, ends, cost_s), num_bytes, told_apart)
+        return _Kept(Matcher(state, ends, cost_s), num_bytes, told_apart)
 
     def _try(self, grammar: Grammar, source: str) -> tuple[int, float]:
         """The bytes that a grammar takes, and the seconds of its slowest step, where it is tried.
@@ -213,14 +215,15 @@ def _told_apart(source: str, markers: Markers, *, is_thinking: bool) -> Markers 
 
     None where the answer itself may begin with one: then the model answers at once.
     """
-    if not is_thinking and any(_may_begin(source, text) for text in markers.texts):
-        return None
-    return replace(markers, keeps_newlines=_may_begin(source, "\n"))
-
-
-def _may_begin(source: str, text: str) -> bool:
     state = LLMatcher(LLTokenizer("byte"), source, log_level=0, limits=parser_limits())
-    return bool(state.consume_tokens(list(text.encode())))
+
+    def may_begin(text: str) -> bool:
+        ids = list(text.encode())
+        return state.validate_tokens(ids) == len(ids)
+
+    if not is_thinking and any(may_begin(text) for text in markers.texts):
+        return None
+    return replace(markers, keeps_newlines=may_begin("\n"))
 
 
 def _source(grammar: Grammar) -> str:

@@ -7,7 +7,6 @@ from threading import Lock
 from typing import TYPE_CHECKING, Protocol
 
 from localllm.answer.completion import TextEvent, TokenInfo
-from localllm.engine.matcher import Matcher
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.engine.sampling_params import SamplingParams
 from localllm.text.grammar import Grammar
@@ -17,7 +16,7 @@ from localllm.text.thinking import Split, ThinkingSplitter
 from localllm.text.tokenizer import StreamDecoder, Tokenizer
 
 if TYPE_CHECKING:
-    from localllm.answer.grammar_compiler import GrammarCompiler
+    from localllm.answer.grammar_compiler import CompiledForm, GrammarCompiler
     from localllm.engine.engine import Engine
 
 
@@ -49,25 +48,28 @@ class TextEngine:
         """See Engine."""
         self.engine.finish()
 
-    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        salt: bytes = b"",
+        form: "CompiledForm | None" = None,
+    ) -> int:
         """Queue a request; its id is for `events` and `abort`; `salt`: see Engine.add_request.
 
-        Raises: RequestError.
+        `form`: of its grammar, where it has been compiled. Raises: RequestError.
         """
-        grammar, matcher = params.grammar, None
-        if grammar is not None:
-            matcher = self.compile(grammar, prompt)
-            prompt = self.prepare_grammars().reading(grammar, prompt)
+        matcher = None
+        if params.grammar is not None:
+            matcher, prompt = form or self.compile(params.grammar, prompt)
         request_id = self.engine.add_request(prompt.token_ids, params, salt, matcher)
         for sample in range(params.n):
             self._assemblers[request_id, sample] = _TextAssembler(self.tokenizer, prompt, params)
         self._inboxes[request_id] = deque()
         return request_id
 
-    def compile(self, grammar: Grammar, prompt: Prompt) -> Matcher:
-        """What `submit` does with a grammar first; what was compiled is kept, so another thread may
-        spare it the time. Raises: RequestError.
-        """
+    def compile(self, grammar: Grammar, prompt: Prompt) -> "CompiledForm":
+        """What leads the answer of one request; any thread may call it. Raises: RequestError."""
         return self.prepare_grammars().compile(grammar, prompt)
 
     def prepare_grammars(self) -> "GrammarCompiler":

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localllm.answer.text_engine import TextEngine
 from localllm.attach.wire import event_to_wire, params_from_wire
@@ -32,6 +32,9 @@ from localllm.process.memory import resident_bytes
 from localllm.text.grammar import MAX_GRAMMAR_QUEUE_SECONDS
 from localllm.text.prompt import Prompt
 from localllm.untrusted.text_jobs import run_text_job
+
+if TYPE_CHECKING:
+    from localllm.answer.grammar_compiler import CompiledForm
 
 logger = logging.getLogger(__name__)
 
@@ -270,9 +273,9 @@ class EngineLoop:
             peer.compiling.add(request_id)
             self._compilers.submit(self._compile, peer, asked)
 
-    def _start(self, peer: Peer, asked: _Pending) -> None:
+    def _start(self, peer: Peer, asked: _Pending, form: "CompiledForm | None" = None) -> None:
         try:
-            own = self._engine.submit(asked.prompt, asked.params, asked.salt)
+            own = self._engine.submit(asked.prompt, asked.params, asked.salt, form)
         except RequestError as error:
             _refuse(peer, asked.request_id, error)
         else:
@@ -280,19 +283,19 @@ class EngineLoop:
             peer.send({"type": "accepted", "id": asked.request_id})
 
     def _compile(self, peer: Peer, asked: _Pending) -> None:
-        """Have a grammar compiled and kept, in a thread of its own."""
+        """Have a grammar compiled, in a thread of its own."""
         assert asked.params.grammar is not None
-        error: RequestError | None = None
+        message: Message = {"type": "compiled", "asked": asked, "form": None, "error": None}
         try:
             if time.monotonic() > asked.asked_s + MAX_GRAMMAR_QUEUE_SECONDS:
                 raise BusyError("other grammars are being compiled", param="grammar")
-            self._engine.compile(asked.params.grammar, asked.prompt)
+            message["form"] = self._engine.compile(asked.params.grammar, asked.prompt)
         except RequestError as refused:
-            error = refused
+            message["error"] = refused
         except Exception:
             logger.exception("in a grammar")
-            error = RequestError("the grammar cannot be followed", param="grammar")
-        self.receive(peer, {"type": "compiled", "asked": asked, "error": error})
+            message["error"] = RequestError("the grammar cannot be followed", param="grammar")
+        self.receive(peer, message)
 
     def _write(self, peer: Peer, job_id: int, job: Message) -> None:
         """Do what concerns texts alone, in a thread of its own."""
@@ -310,7 +313,7 @@ class EngineLoop:
         asked, error = message["asked"], message["error"]
         peer.compiling.discard(asked.request_id)
         if error is None:
-            self._start(peer, asked)
+            self._start(peer, asked, message["form"])
         else:
             _refuse(peer, asked.request_id, error)
 

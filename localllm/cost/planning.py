@@ -1,7 +1,7 @@
 """Will it fit, and how fast: a model's needs against a machine's memory, before any download.
 
 The same functions divide the memory when a model is loaded (engine/memory.py) and predict a step in
-the speed tests (bench/step_model.py).
+the speed tests (cost/step_model.py).
 """
 
 from collections.abc import Callable

@@ -10,7 +10,7 @@ from localllm.errors import RequestError
 GrammarKind = Literal["json_schema", "regex", "lark", "calls"]
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 MAX_GRAMMAR_BYTES = 256 << 10
-# To be compiled, and tried.
+# To be compiled and tried; and to wait for that.
 MAX_GRAMMAR_SECONDS, MAX_GRAMMAR_QUEUE_SECONDS = 1, 5
 MAX_SCHEMA_DEPTH = 32
 # Schemas, names and constants. Compiling takes a time that grows with the square of the names that

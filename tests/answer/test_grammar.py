@@ -284,7 +284,7 @@ def test_a_bomb_is_refused_or_costs_little(llm: LLM, name: str) -> None:
 def test_a_token_is_allowed_where_the_mask_has_it(llm: LLM, grammar: Grammar) -> None:
     """A processor asks about one token, a GPU gets the mask: they must mean the same."""
     size = llm.model.tokenizer.num_token_ids
-    matcher = llm.model.text_engine.compile(grammar, llm.model.prompts.chat(QUESTION))
+    matcher = llm.model.text_engine.compile(grammar, llm.model.prompts.chat(QUESTION)).matcher
     random, draft = Random(0), list[int]()
     for _ in range(30):
         mask = matcher.mask(draft, size)
@@ -342,7 +342,7 @@ def test_an_end_token_that_is_a_text_like_any_other_ends_no_form() -> None:
     tokenizer = open_checkpoint().tokenizer
     [end_id] = tokenizer.encode(" the", add_special_tokens=False)
     compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0, end_id}))
-    matcher = compiler.compile(Grammar("regex", "in the( the)* end"), Prompt([1]))
+    matcher = compiler.compile(Grammar("regex", "in the( the)* end"), Prompt([1])).matcher
     said = list[int]()
     while not matcher.is_finished:
         mask = matcher.mask([], tokenizer.num_token_ids)
@@ -358,7 +358,7 @@ def test_an_end_token_that_is_a_text_like_any_other_ends_no_form() -> None:
 def test_a_model_without_an_end_token_ends_with_its_grammar() -> None:
     tokenizer = open_checkpoint().tokenizer
     compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset())
-    matcher = compiler.compile(Grammar("regex", "ab?"), Prompt([1]))
+    matcher = compiler.compile(Grammar("regex", "ab?"), Prompt([1])).matcher
     [a_id], [b_id] = (tokenizer.encode(text, add_special_tokens=False) for text in "ab")
     matcher.advance(a_id)
     assert matcher.count_allowed([b_id]) == 1
@@ -379,12 +379,12 @@ def toy_tokenizer(decoder: decoders.Decoder) -> Tokenizer:
 
 def test_what_a_vocabulary_cannot_write_is_refused() -> None:
     compiler = GrammarCompiler(toy_tokenizer(decoders.ByteLevel()), 4, frozenset({0}))
-    assert compiler.compile(Grammar("regex", "ab"), Prompt([1])).forced(2) == [3]
+    assert compiler.compile(Grammar("regex", "ab"), Prompt([1])).matcher.forced(2) == [3]
     for grammar in (Grammar("regex", "a</s>"), Grammar("lark", 'start: "ab" "é"')):
         with pytest.raises(RequestError, match=r"the model has no tokens for '(a</s>|abé)'"):
             compiler.compile(grammar, Prompt([1]))
     # Where it is found out later the request fails.
-    matcher = compiler.compile(Grammar("regex", "a(b|cd)|c"), Prompt([1]))
+    matcher = compiler.compile(Grammar("regex", "a(b|cd)|c"), Prompt([1])).matcher
     matcher.advance(1)
     assert matcher.count_allowed([2]) == 1
 
@@ -405,7 +405,7 @@ def test_a_grammar_begins_behind_the_thoughts(markers: Markers) -> None:
     compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
 
     def allows(text: str, *, is_thinking: bool = False) -> bool:
-        matcher = compiler.compile(DIGITS, Prompt([1], markers, is_thinking))
+        matcher = compiler.compile(DIGITS, Prompt([1], markers, is_thinking)).matcher
         ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
         return matcher.count_allowed(ids) == len(ids)
 
@@ -428,7 +428,7 @@ def test_an_answer_goes_on_within_its_grammar() -> None:
         ids = tokenizer.encode(text, add_special_tokens=False)
         return Prompt([1, *ids], num_said=len(ids))
 
-    matcher = compiler.compile(DIGITS, said("4"))
+    matcher = compiler.compile(DIGITS, said("4")).matcher
     assert matcher.count_allowed(tokenizer.encode("2", add_special_tokens=False)) == 1
     assert matcher.count_allowed(tokenizer.encode("23", add_special_tokens=False)) < 2
     with pytest.raises(RequestError, match="beginning"):

@@ -1,4 +1,4 @@
-"""A server and a library under hostile inputs: `pytest -m hostile`, some ten minutes.
+"""A server and a library under hostile inputs: `pytest -m hostile`, some three minutes.
 
 Meanwhile other clients ask what they asked before, and get the same bits; `/health` answers within
 a second; nothing hangs, no traceback is written, and memory does not grow.

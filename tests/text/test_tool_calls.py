@@ -166,7 +166,7 @@ def test_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name: str) -
     form, written = FORMATS[name], WRITTEN[name]
 
     def allows(text: str, grammar: Grammar) -> bool:
-        matcher = compiler.compile(grammar, Prompt([1]))
+        matcher = compiler.compile(grammar, Prompt([1])).matcher
         ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
         # To the end: what may go on is not complete.
         return matcher.count_allowed([*ids, 0]) == len(ids) + 1
@@ -205,7 +205,7 @@ def test_special_text_in_names_and_arguments_is_text(tokenizer: Tokenizer, name:
     tools = [Tool(tool_name, schema)]
     grammar = tool_grammar(form, tools, "required", tokenizer.as_lark, are_parallel=False)
     compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
-    matcher = compiler.compile(grammar, Prompt([1], marks=form.marks))
+    matcher = compiler.compile(grammar, Prompt([1], marks=form.marks)).matcher
     matcher.limit(100)
     said = list[int]()
     while not matcher.is_finished and len(said) < 100:

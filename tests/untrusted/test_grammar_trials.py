@@ -105,7 +105,7 @@ def test_a_trial_changes_nothing() -> None:
     tried = GrammarCompiler(TOKENIZER, VOCAB, frozenset({2}), tries=True)
     own = GrammarCompiler(TOKENIZER, VOCAB, frozenset({2}))
     grammar = Grammar("json_schema", json.dumps(SMALL))
-    matchers = [compiler.compile(grammar, Prompt([])) for compiler in (tried, own)]
+    matchers = [compiler.compile(grammar, Prompt([])).matcher for compiler in (tried, own)]
     masks = [matcher.mask([], VOCAB) for matcher in matchers]
     assert masks[0] is not None
     assert masks[1] is not None
