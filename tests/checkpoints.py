@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from localllm.model.architectures import ARCHITECTURES, expected_tensors
-from localllm.model.config import ModelConfig
+from localllm.model.families.table import architecture_of
 
 VOCAB_SIZE = 288
 END_OF_TEXT = "<|endoftext|>"
@@ -48,11 +47,9 @@ def tiny_config(architecture: str, **changes: Any) -> dict[str, Any]:
 
 def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     """Weights that make logits of ordinary size, so that near ties are rare."""
-    spec = ARCHITECTURES[config["architectures"][0]]
-    model_config = ModelConfig.from_hf({**spec.config_defaults, **config})
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for name, shape in expected_tensors(model_config, spec).items():
+    for name, shape in architecture_of(config).tensors().items():
         values = torch.randn(shape, generator=generator)
         if "norm" in name:
             tensors[name] = 1 + 0.2 * values

@@ -114,9 +114,8 @@ def model_speculator(
     """`draft` drafts for a model whose cache has `num_blocks` blocks, without the null block; on a
     `device`, if there is one.
     """
-    config = draft.config
-    shape = (config.num_layers, num_blocks + 1, config.num_kv_heads, block_size, config.head_dim)
-    kv_cache = PagedKVCache.allocate(shape, draft.embedding.dtype, torch.device("cpu"))
+    states, cpu = draft.architecture.states, torch.device("cpu")
+    kv_cache = PagedKVCache.of(states, num_blocks + 1, block_size, draft.embedding.dtype, cpu)
     runner: Runner = ModelRunner(draft, kv_cache)
     if device is not None:
         limits = SchedulerConfig(block_size, 64, max_tokens, False, b"")

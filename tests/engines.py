@@ -32,8 +32,8 @@ from localllm.engine.scheduler import (
 )
 from localllm.engine.speculation import Speculator
 from localllm.engine.thread_count import ThreadCount
-from localllm.model.architectures import read_model_config
 from localllm.model.decoder import DecoderModel
+from localllm.model.families.table import read_architecture
 from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
@@ -121,12 +121,11 @@ def load_folder(
     folder: Path, dtype: torch.dtype, ops: Ops = TORCH_OPS, *, deterministic: bool = False
 ) -> DecoderModel:
     """The model of a checkpoint folder."""
-    model_config, spec = read_model_config(folder)
-    with open_source(check_weights(find_weight_files(folder), model_config, spec)) as source:
+    architecture = read_architecture(folder)
+    with open_source(check_weights(find_weight_files(folder), architecture)) as source:
         return load_model(
             source,
-            model_config,
-            spec,
+            architecture,
             max_model_len=MAX_MODEL_LEN,
             dtype=dtype,
             device=torch.device("cpu"),
@@ -137,15 +136,13 @@ def load_folder(
 
 def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | None = None) -> Engine:
     """A fresh engine with an empty cache, of the model's dtype or another."""
-    config = model.config
-    shape = (
-        config.num_layers,
+    kv_cache = PagedKVCache.of(
+        model.architecture.states,
         limits.num_blocks + 1,
-        config.num_kv_heads,
         limits.block_size,
-        config.head_dim,
+        kv_dtype or model.embedding.dtype,
+        torch.device("cpu"),
     )
-    kv_cache = PagedKVCache.allocate(shape, kv_dtype or model.embedding.dtype, torch.device("cpu"))
     threads = GivenThreads(limits.threads) if limits.threads else None
     runner: Runner = ModelRunner(model, kv_cache, threads)
     if limits.overlaps:
@@ -165,7 +162,7 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         disk = PrefixDisk(limits.prefix_folder, 1 << 30, kv_cache, pool)
     scheduler = Scheduler(scheduling, pool, disk)
     vocabulary = EngineLimits(
-        config.vocab_size, MAX_MODEL_LEN, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID})
+        model.architecture.vocab_size, MAX_MODEL_LEN, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID})
     )
     speculator = None if limits.speculator is None else limits.speculator()
     return Engine(runner, scheduler, vocabulary, speculator, disk)

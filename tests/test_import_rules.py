@@ -19,7 +19,7 @@ LINE = [
 WITHOUT_TORCH = [
     "localllm",
     "localllm.errors",
-    "localllm.model.config",
+    "localllm.model.families.table",
     "localllm.hub.catalog",
     "localllm.hub.download",
     "localllm.text.template",

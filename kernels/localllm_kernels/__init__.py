@@ -15,14 +15,11 @@ import torch
 import triton
 from torch import Tensor
 
-from localllm_kernels.choice import ALL_OWN, FUSED, Choice, Piece
+from localllm_kernels.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.cpu.build import BuildError, load_library
-from localllm_kernels.cpu.decoder import fuse_decoder
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.driver import DriverError, start_driver
-from localllm_kernels.fused_decoder import DecoderParts, FusedDecoder
-from localllm_kernels.gpu_decoder import fuse_decoder as fuse_gpu_decoder
 from localllm_kernels.gpu_linears import GpuLinears
 from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
 from localllm_kernels.kv_cache import KVCache
@@ -70,8 +67,6 @@ class Ops:
     linears: Linears | None = None
     # The tokens of a whole batch in one launch, where that spares waiting for the device.
     sample: Callable[[Tensor, SamplingRows], Tensor] | None = None
-    # All layers in one call, where the library has that for such products; else None.
-    fuse_decoder: Callable[[DecoderParts], FusedDecoder | None] = lambda parts: None
     rows_alike: bool = False
     choice: Choice = ALL_OWN
 
@@ -172,9 +167,6 @@ def triton_ops(
     def own(piece: Piece, kernel: Any, reference: Any) -> Any:
         return reference if piece in choice.to_torch else kernel
 
-    def fuse(parts: DecoderParts) -> FusedDecoder | None:
-        return None if FUSED & choice.to_torch else fuse_gpu_decoder(workspace, parts)
-
     return Ops(
         name="triton",
         rms_norm=own(Piece.NORMS, rms_norm, rms_norm_reference),
@@ -186,7 +178,6 @@ def triton_ops(
         gumbel_argmax=gumbel_argmax_reference,
         linears=GpuLinears(workspace, choice),
         sample=own(Piece.SAMPLING, sample, sample_reference),
-        fuse_decoder=fuse,
         choice=choice,
     )
 
@@ -205,6 +196,5 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         row_maxima=own.row_maxima,
         gumbel_argmax=own.gumbel_argmax,
         linears=CpuLinears(library),
-        fuse_decoder=lambda parts: fuse_decoder(library, parts),
         rows_alike=True,
     )

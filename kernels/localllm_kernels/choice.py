@@ -23,7 +23,7 @@ class Piece(StrEnum):
 
 # Pieces of which torch's operator waits for values that the device computes.
 LOOKING = frozenset((Piece.ROTATION, Piece.FEW_QUERIES, Piece.MANY_QUERIES))
-# What the layers of `gpu_decoder.py` are made of.
+# What a layer in few launches is made of.
 FUSED = frozenset((Piece.NORMS, Piece.ROTATION, Piece.FEW_QUERIES, Piece.INT4))
 
 

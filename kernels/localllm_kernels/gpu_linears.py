@@ -33,7 +33,7 @@ class GpuLinears:
     has_wide_rows = False
 
     def __init__(self, workspace: Workspace, choice: Choice = ALL_OWN) -> None:
-        self._workspace, self._to_torch = workspace, choice.to_torch
+        self.workspace, self._to_torch = workspace, choice.to_torch
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See Linears."""
@@ -52,7 +52,7 @@ class GpuLinears:
         if Piece.INT4 in self._to_torch or not takes_groups(codes.shape[1] // scales.shape[1]):
             return None
         packed = PackedInt4.pack(codes, scales, zeros, permutation, bias)
-        return Int4Product(packed, self._workspace)
+        return Int4Product(packed, self.workspace)
 
     def int8(
         self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
@@ -60,7 +60,7 @@ class GpuLinears:
         """See Linears."""
         if Piece.INT8 in self._to_torch:
             return None
-        return lambda x: int8_matmul(x, codes, scales, bias, self._workspace)
+        return lambda x: int8_matmul(x, codes, scales, bias, self.workspace)
 
     def fp8(
         self,
@@ -73,4 +73,4 @@ class GpuLinears:
         """See Linears."""
         if Piece.FP8 in self._to_torch or not takes_blocks(block, codes.shape[1]):
             return None
-        return lambda x: fp8_matmul(x, codes, scales, block, bias, self._workspace)
+        return lambda x: fp8_matmul(x, codes, scales, block, bias, self.workspace)

@@ -87,8 +87,7 @@ class LoadedScorer:
         self.name = checkpoint.name
         loaded = load_decoder(
             checkpoint.folder,
-            checkpoint.model_config,
-            checkpoint.spec,
+            checkpoint.architecture,
             checkpoint.engine_config,
         )
         if window > loaded.plan.max_model_len:
@@ -131,7 +130,7 @@ def evaluate(
                 f"{checkpoints[0].name} and {other.name} read the text as different tokens",
                 hint="compare models with the same tokenizer",
             )
-    longest = min(c.model_config.max_position_embeddings for c in checkpoints)
+    longest = min(c.architecture.max_position_embeddings for c in checkpoints)
     length = config.max_model_len or min(DEFAULT_WINDOW, longest)
     windows = plan_windows(
         len(token_ids), length, max(1, length // 2) if stride is None else stride

@@ -36,8 +36,7 @@ def load_checkpoint(found: Checkpoint, listener: Listener = LOGGED) -> LoadedMod
     started = time.monotonic()
     engine = load_engine(
         found.folder,
-        found.model_config,
-        found.spec,
+        found.architecture,
         found.engine_config,
         found.eos_token_ids,
         Listener(doing=listener.doing) if found.name in BUILT_IN_MODELS else listener,
@@ -61,7 +60,7 @@ def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder 
         return None
     draft = open_checkpoint(name, found.engine_config)
     if (
-        draft.model_config.vocab_size != found.model_config.vocab_size
+        draft.architecture.vocab_size != found.architecture.vocab_size
         or draft.tokenizer.vocabulary() != found.tokenizer.vocabulary()
     ):
         raise RequestError(
@@ -70,4 +69,4 @@ def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder 
             hint="a smaller model of the same family, or --spec ngram, which needs none",
         )
     told = Listener(doing=listener.doing)
-    return load_draft(draft.folder, draft.model_config, draft.spec, draft.engine_config, told)
+    return load_draft(draft.folder, draft.architecture, draft.engine_config, told)

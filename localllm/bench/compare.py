@@ -15,7 +15,7 @@ from localllm.bench.subject import Subject
 from localllm.cost.rates import synchronize
 from localllm.errors import RequestError
 from localllm.hub.checkpoint import Checkpoint
-from localllm.model.architectures import expected_tensors
+from localllm.model.architecture import HEAD
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.model.weights import WeightSource, dense_weight, open_source
@@ -103,17 +103,17 @@ class TheirModel:
             raise RequestError(
                 "transformers is not installed", hint="pip install transformers"
             ) from error
-        config = subject.config
+        architecture = subject.architecture
         with _reference_weights(subject) as source:
             raw = {k: v for k, v in subject.config_json.items() if k not in _NOT_THEIRS}
-            raw["tie_word_embeddings"] = config.tie_word_embeddings and not source.has_quantized(
-                "lm_head"
+            raw["tie_word_embeddings"] = (
+                architecture.tie_word_embeddings and not source.has_quantized(HEAD)
             )
-            names = list(expected_tensors(config, subject.work.spec))
-            if not raw["tie_word_embeddings"] and "lm_head.weight" not in names:
-                names.append("lm_head.weight")
+            names = dict.fromkeys(architecture.tensors())
+            if not raw["tie_word_embeddings"]:
+                names[f"{HEAD}.weight"] = None
             state = {name: dense_weight(source, name, torch.bfloat16) for name in names}
-        kind = config.architecture.removesuffix("ForCausalLM").lower()
+        kind = architecture.name.removesuffix("ForCausalLM").lower()
         with torch.device(subject.device):
             make: Any = AutoModelForCausalLM.from_config  # which has no types
             self._model = make(AutoConfig.for_model(kind, **raw), dtype=torch.bfloat16)
@@ -169,6 +169,6 @@ def _reference_weights(subject: Subject) -> Iterator[WeightSource]:
     if not isinstance(source, Checkpoint):
         yield source
         return
-    weights = check_weights(find_weight_files(source.folder), subject.config, subject.work.spec)
+    weights = check_weights(find_weight_files(source.folder), subject.architecture)
     with open_source(weights) as opened:
         yield opened

@@ -6,6 +6,7 @@ model. Ours and torch's alternate.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,10 @@ from localllm.bench.operators import Case, operator_row
 from localllm.bench.results import Result, Suite
 from localllm.cost.rates import Rates, measure_rates
 from localllm.engine.graph_timer import GraphTimer, Timer
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.block import LinearGroup
+from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm_kernels import TORCH_OPS, triton_ops
 from localllm_kernels.choice import Choice
 from localllm_kernels.fp8_matmul import fp8_matmul
@@ -33,20 +37,20 @@ DECODE_CONTEXT, PREFILL_TOKENS = 16_384, 8192
 
 
 class KernelSuite(Suite):
-    """The kernels at the sizes of `config`, alternating with torch's operators.
+    """The kernels at the sizes of a model, alternating with torch's operators.
 
     `timer`: None for graphs on `device`; `limits` likewise measured there.
     """
 
     def __init__(
         self,
-        config: ModelConfig,
+        architecture: Architecture,
         device: torch.device,
         repeats: int,
         timer: Timer | None = None,
         limits: Rates | None = None,
     ) -> None:
-        self._config, self._device, self._repeats = config, device, repeats
+        self._architecture, self._device, self._repeats = architecture, device, repeats
         self._timer, self._limits = timer, limits
         self._results: list[Result] = []
 
@@ -65,7 +69,7 @@ class KernelSuite(Suite):
         if self._limits is None:
             self._limits = measure_rates(self._device)
         timer = self._timer or GraphTimer(self._device)
-        for case in KernelCases(self._config, self._device).all():
+        for case in KernelCases(self._architecture, self._device).all():
             progress(f"{case.name}, {case.conditions}")
             self._results.append(self._measure(case, timer, self._limits))
             if isinstance(timer, GraphTimer):
@@ -84,38 +88,43 @@ class KernelCases:
     """Inputs of a model's sizes, with both ways to compute."""
 
     def __init__(
-        self, config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.bfloat16
+        self,
+        architecture: Architecture,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        self.config, self.device, self.dtype = config, device, dtype
+        self.architecture, self.device, self.dtype = architecture, device, dtype
         self.workspace, self.ops = Workspace(device), triton_ops(device.type)
         self.by_fragments = triton_ops(device.type, choice=Choice(key_fragments=True))
         self.fragments = Workspace(device, fragment_rows=MAX_TILE_ROWS)
 
     def all(self) -> Iterator[Case]:
         """Products, attention, what is between them, sampling."""
-        for name, (width_out, width_in) in self.products().items():
+        for group in self.products():
             for rows in ROWS:
-                yield from self.product_cases(name, width_out, width_in, rows)
-        for seqs in (1, 8):
-            yield self.attention(seqs, DECODE_CONTEXT, 1, self.dtype)
-            for kv_dtype in CODE_LIMITS:
-                yield self.attention(seqs, DECODE_CONTEXT, 1, kv_dtype)
-                yield self.attention(seqs, DECODE_CONTEXT, 1, kv_dtype, by_fragments=True)
-        yield self.attention(1, PREFILL_TOKENS, PREFILL_TOKENS, self.dtype)
+                yield from self.product_cases(group.kind, group.width_out, group.width_in, rows)
+        for sizes in self.attentions():
+            for seqs in (1, 8):
+                yield self.attention(sizes, seqs, DECODE_CONTEXT, 1, self.dtype)
+                for kv_dtype in CODE_LIMITS:
+                    case = sizes, seqs, DECODE_CONTEXT, 1, kv_dtype
+                    yield self.attention(*case)
+                    yield self.attention(*case, by_fragments=True)
+            yield self.attention(sizes, 1, PREFILL_TOKENS, PREFILL_TOKENS, self.dtype)
         for rows in (1, 16):
-            yield from self.between(rows)
+            yield self.norm(rows)
+            for mlp in self.architecture.blocks_of(GatedMLPSpec):
+                yield self.gate(rows, mlp.inner_size)
             yield self.sampling(rows)
 
-    def products(self) -> dict[str, tuple[int, int]]:
-        """(out, in) of the products of a layer."""
-        config = self.config
-        q_width, kv_width = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
-        return {
-            "qkv": (q_width + 2 * kv_width, config.hidden_size),
-            "output": (config.hidden_size, q_width),
-            "gate_up": (2 * config.intermediate_size, config.hidden_size),
-            "down": (config.hidden_size, config.intermediate_size),
-        }
+    def products(self) -> list[LinearGroup]:
+        """The different products of the layers."""
+        return list(dict.fromkeys(group for _, group in self.architecture.groups()))
+
+    def attentions(self) -> list[AttentionSpec]:
+        """The different attentions, all without their windows."""
+        found = self.architecture.blocks_of(AttentionSpec)
+        return list(dict.fromkeys(replace(each, window=None) for each in found))
 
     def product_cases(self, name: str, width_out: int, width_in: int, rows: int) -> Iterator[Case]:
         """Weights in 4 and 8 bits against torch's product with plain ones."""
@@ -159,6 +168,7 @@ class KernelCases:
 
     def attention(
         self,
+        sizes: AttentionSpec,
         seqs: int,
         context: int,
         new: int,
@@ -168,8 +178,7 @@ class KernelCases:
     ) -> Case:
         """Against torch's attention over contiguous keys and values in plain values."""
         ops = self.by_fragments if by_fragments else self.ops
-        config = self.config
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        heads, kv_heads, dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
         blocks = -(-context // BLOCK_SIZE)
         shape = (seqs * blocks + 1, kv_heads, BLOCK_SIZE, dim)
         key, value = self.values(*shape), self.values(*shape)
@@ -208,16 +217,15 @@ class KernelCases:
             "bf16",
         )
 
-    def between(self, rows: int) -> Iterator[Case]:
-        """The norm with the residual, and the gate."""
-        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+    def norm(self, rows: int) -> Case:
+        """The norm with the residual."""
+        hidden = self.architecture.hidden_size
         x, residual, weight = (
             self.values(rows, hidden),
             self.values(rows, hidden),
             self.values(hidden),
         )
-        gate_up = self.values(rows, 2 * inner)
-        yield Case(
+        return Case(
             "add_rms_norm",
             {"rows": rows},
             lambda: self.ops.add_rms_norm(x, residual, weight, 1e-5),
@@ -226,19 +234,23 @@ class KernelCases:
             5 * x.numel(),
             "fp32",
         )
-        yield Case(
+
+    def gate(self, rows: int, inner: int) -> Case:
+        """The gate, `inner` values wide."""
+        gate_up = self.values(rows, 2 * inner)
+        return Case(
             "silu_mul",
             {"rows": rows},
             lambda: self.ops.silu_mul(gate_up),
             lambda: TORCH_OPS.silu_mul(gate_up),
-            3 * rows * inner * x.itemsize,
+            3 * rows * inner * gate_up.itemsize,
             5 * rows * inner,
             "fp32",
         )
 
     def sampling(self, rows: int) -> Case:
         """Top-k and top-p at a vocabulary's size, against torch's maximum alone."""
-        logits = torch.randn(rows, self.config.vocab_size, device=self.device)
+        logits = torch.randn(rows, self.architecture.vocab_size, device=self.device)
 
         def column(value: float, dtype: torch.dtype) -> Tensor:
             return torch.full((rows,), value, dtype=dtype, device=self.device)

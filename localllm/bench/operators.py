@@ -4,7 +4,8 @@ stands against torch's.
 
 import statistics
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,9 @@ from torch import Tensor
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.subject import Subject
 from localllm.cost.rates import Arithmetic, Rates, Roofline, measure_rates, timed
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import Architecture, layer_name
+from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.linear import quantized_linear
 from localllm.model.quantized import QuantizedWeight
 from localllm.model.random_weights import RandomWeights
@@ -98,11 +101,16 @@ def operator_row(case: Case, own_s: list[float], plain_s: list[float], limits: R
 def _cases(subject: Subject) -> Iterator[Case]:
     """Everything in the table, for one row, a batch and a prompt."""
     bench = _Inputs(
-        subject.config, subject.decoder.model.ops, subject.decoder.dtype, subject.device
+        subject.architecture, subject.decoder.model.ops, subject.decoder.dtype, subject.device
     )
     for rows in ROWS:
-        yield from bench.pointwise(rows)
-        yield bench.attention(num_seqs=1 if rows == ROWS[-1] else rows, rows=rows)
+        yield from bench.norms(rows)
+        for mlp in subject.architecture.blocks_of(GatedMLPSpec):
+            yield bench.gate(rows, mlp.inner_size)
+        found = subject.architecture.blocks_of(AttentionSpec)
+        for sizes in dict.fromkeys(replace(each, window=None) for each in found):
+            yield bench.rotation(rows, sizes)
+            yield bench.attention(sizes, num_seqs=1 if rows == ROWS[-1] else rows, rows=rows)
     for rows in ROWS:
         yield from _products(subject, bench, rows)
 
@@ -111,9 +119,9 @@ class _Inputs:
     """Makes cases: inputs of a model's sizes and both ways to compute."""
 
     def __init__(
-        self, config: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device
+        self, architecture: Architecture, ops: Ops, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.config, self.ops, self.device = config, ops, device
+        self.architecture, self.ops, self.device = architecture, ops, device
         self.dtype = dtype
         # What is between the operators is float32 where the C library computes.
         self.between = torch.float32 if ops.linears is not None else dtype
@@ -122,48 +130,61 @@ class _Inputs:
         """Random inputs."""
         return torch.randn(shape, device=self.device).to(self.between)
 
-    def pointwise(self, rows: int) -> Iterator[Case]:
-        """Norms, gate, rotary embedding with the KV write."""
-        config, ops = self.config, self.ops
-        hidden, inner = config.hidden_size, config.intermediate_size
+    def norms(self, rows: int) -> Iterator[Case]:
+        """The norm, and that of a sum."""
+        hidden, eps = self.architecture.hidden_size, self.architecture.rms_norm_eps
         x, residual = self.values(rows, hidden), self.values(rows, hidden)
-        weight, gate_up = self.values(hidden), self.values(rows, 2 * inner)
-        eps, size = config.rms_norm_eps, x.itemsize
-
-        def case(name: str, call: Callable[[Ops], object], num_bytes: int, operations: int) -> Case:
-            return Case(
-                name,
-                {"rows": rows},
-                lambda: call(ops),
-                lambda: call(TORCH_OPS),
-                num_bytes,
-                operations,
-                "fp32",
-            )
-
-        yield case(
-            "rms_norm", lambda o: o.rms_norm(x, weight, eps), 2 * x.numel() * size, 4 * x.numel()
+        weight = self.values(hidden)
+        yield self._case(
+            "rms_norm",
+            rows,
+            lambda o: o.rms_norm(x, weight, eps),
+            2 * x.numel() * x.itemsize,
+            4 * x.numel(),
         )
-        yield case(
+        yield self._case(
             "add_rms_norm",
+            rows,
             lambda o: o.add_rms_norm(x, residual, weight, eps),
-            4 * x.numel() * size,
+            4 * x.numel() * x.itemsize,
             5 * x.numel(),
         )
-        yield case(
+
+    def gate(self, rows: int, inner: int) -> Case:
+        """The gate, `inner` values wide."""
+        gate_up = self.values(rows, 2 * inner)
+        return self._case(
             "silu_mul",
+            rows,
             lambda o: o.silu_mul(gate_up),
-            3 * rows * inner * size,
+            3 * rows * inner * gate_up.itemsize,
             5 * rows * inner,
         )
-        yield case("rotate_and_store", *self._rotation(rows))
 
-    def _rotation(self, rows: int) -> tuple[Callable[[Ops], object], int, int]:
-        config = self.config
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    def _case(
+        self,
+        name: str,
+        rows: int,
+        call: Callable[[Ops], object],
+        num_bytes: int,
+        operations: int,
+    ) -> Case:
+        return Case(
+            name,
+            {"rows": rows},
+            lambda: call(self.ops),
+            lambda: call(TORCH_OPS),
+            num_bytes,
+            operations,
+            "fp32",
+        )
+
+    def rotation(self, rows: int, sizes: AttentionSpec) -> Case:
+        """Rotary embedding with the norms of heads and the write to the cache."""
+        heads, kv_heads, dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
         qkv = self.values(rows, heads + 2 * kv_heads, dim)
         angles = torch.rand(rows, dim // 2, device=self.device)
-        cache = self._cache(-(-rows // BLOCK_SIZE) + 1)
+        cache = self._cache(sizes, -(-rows // BLOCK_SIZE) + 1)
         slots = torch.arange(BLOCK_SIZE, BLOCK_SIZE + rows, device=self.device)
         norm = self.values(dim)
 
@@ -176,20 +197,20 @@ class _Inputs:
                 slots,
                 query_norm=norm,
                 key_norm=norm,
-                eps=config.rms_norm_eps,
+                eps=self.architecture.rms_norm_eps,
             )
 
         stored = 2 * rows * kv_heads * dim * cache.key.itemsize
         moved = (qkv.numel() + rows * heads * dim) * qkv.itemsize + stored
-        return call, moved, 7 * qkv.numel()
+        return self._case("rotate_and_store", rows, call, moved, 7 * qkv.numel())
 
-    def attention(self, num_seqs: int, rows: int) -> Case:
+    def attention(self, sizes: AttentionSpec, num_seqs: int, rows: int) -> Case:
         """Requests with a context of 1,024 tokens, the last `rows / num_seqs` of them new."""
-        config, device = self.config, self.device
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+        device = self.device
+        heads, kv_heads, dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
         new = rows // num_seqs
         blocks = CONTEXT // BLOCK_SIZE
-        cache = self._cache(num_seqs * blocks + 1)
+        cache = self._cache(sizes, num_seqs * blocks + 1)
         tables = torch.arange(1, num_seqs * blocks + 1, dtype=torch.int32, device=device)
         query = self.values(rows, heads, dim)
         starts = torch.arange(0, rows + 1, new, dtype=torch.int32, device=device)
@@ -219,9 +240,8 @@ class _Inputs:
             "fp32" if self.between == torch.float32 else "bf16",
         )
 
-    def _cache(self, num_blocks: int) -> KVCache:
-        config = self.config
-        shape = (num_blocks, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
+    def _cache(self, sizes: AttentionSpec, num_blocks: int) -> KVCache:
+        shape = (num_blocks, sizes.num_kv_heads, BLOCK_SIZE, sizes.head_dim)
         return KVCache(
             torch.randn(shape, device=self.device).to(self.dtype),
             torch.randn(shape, device=self.device).to(self.dtype),
@@ -230,12 +250,14 @@ class _Inputs:
 
 def _products(subject: Subject, inputs: _Inputs, rows: int) -> Iterator[Case]:
     """The largest product of a layer with weights of every kind, against torch's plain one."""
-    config, spec, device = subject.config, subject.work.spec, subject.device
-    name = "model.layers.0.mlp.gate_proj"
-    x = inputs.values(rows, config.hidden_size)
+    architecture, device = subject.architecture, subject.device
+    weights = {name: shape for name, shape, _ in architecture.layers[0].linears()}
+    largest = max(weights, key=lambda name: prod(weights[name]))
+    name = f"{layer_name(0)}.{largest}"
+    x = inputs.values(rows, weights[largest][1])
     linears = inputs.ops.linears
     for kind in ("bf16", "int4", "int8", "fp8"):
-        source = RandomWeights(config, spec, kind, device)
+        source = RandomWeights(architecture, kind, device)
         plain = dense_weight(source, f"{name}.weight", inputs.dtype).to(device)
         x_plain = x.to(inputs.dtype)
         if kind == "bf16":

@@ -5,7 +5,6 @@ many layers but hardly any width, takes about as long as Python alone, and a lit
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.speed import run_decode
@@ -13,9 +12,20 @@ from localllm.bench.subject import Subject
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.loading import build_decoder, build_engine
+from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
 
 HOLLOW_WIDTH = 128
+# Fields of config.json.
+_HOLLOW = {
+    "vocab_size": 256,
+    "hidden_size": HOLLOW_WIDTH,
+    "intermediate_size": HOLLOW_WIDTH,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "quantization_config": None,
+}
 NUM_STEPS = 32
 
 
@@ -65,17 +75,8 @@ class PythonShareSuite(Suite):
 
 def build_hollow(subject: Subject, config: EngineConfig) -> Engine:
     """An engine around a model of as many layers, and of the same kind of weights."""
-    shape = replace(
-        subject.config,
-        vocab_size=256,
-        hidden_size=HOLLOW_WIDTH,
-        intermediate_size=HOLLOW_WIDTH,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=64,
-        quantization=None,
-    )
+    architecture = architecture_of({**subject.config_json, **_HOLLOW})
     kind: WeightKind = "int4" if subject.arithmetic == "int8" else "bf16"
-    source = RandomWeights(shape, subject.work.spec, kind, subject.device)
-    decoder = build_decoder(source, source.resident_bytes, shape, subject.work.spec, config)
+    source = RandomWeights(architecture, kind, subject.device)
+    decoder = build_decoder(source, source.resident_bytes, architecture, config)
     return build_engine(decoder, config, frozenset(), "hollow").beside()

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -25,7 +26,8 @@ from localllm.errors import RequestError
 from localllm.files.json_file import read_json_object
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import EMBEDDING, Architecture
+from localllm.model.blocks.block import RowBytes
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
@@ -53,13 +55,13 @@ class Subject:
     speculator: Speculator | None
 
     @property
-    def config(self) -> ModelConfig:
+    def architecture(self) -> Architecture:
         """The model's sizes."""
-        return self.work.config
+        return self.work.architecture
 
     def random_tokens(self, rng: random.Random, count: int) -> list[int]:
         """`count` token ids of the vocabulary."""
-        return [rng.randrange(self.config.vocab_size) for _ in range(count)]
+        return [rng.randrange(self.architecture.vocab_size) for _ in range(count)]
 
     @property
     def device(self) -> torch.device:
@@ -74,11 +76,11 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
     """
     started = time.monotonic()
     found = open_checkpoint(name, config)
-    config = _fitted(found.engine_config, found.model_config, longest)
+    config = _fitted(found.engine_config, found.architecture, longest)
     files = find_weight_files(found.folder)
-    weights = check_weights(files, found.model_config, found.spec)
+    weights = check_weights(files, found.architecture)
     draft = open_draft(found)
-    decoder = load_decoder(found.folder, found.model_config, found.spec, config, draft=draft)
+    decoder = load_decoder(found.folder, found.architecture, config, draft=draft)
     weights_id = fingerprint(found.folder, files)
     engine = build_engine(decoder, config, found.eos_token_ids, weights_id, draft)
     load_s = time.monotonic() - started
@@ -92,7 +94,7 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
         ", ".join(kinds) or str(decoder.dtype).removeprefix("torch."),
         engine.beside(),
         decoder,
-        ModelWork.of(found.model_config, found.spec, linear_bytes, _kv_row_bytes(decoder)),
+        ModelWork.of(found.architecture, linear_bytes, _row_bytes(decoder)),
         _arithmetic(decoder, any("int" in kind or kind in ("awq", "gptq") for kind in kinds)),
         load_s,
         found,
@@ -110,19 +112,19 @@ def open_random(
     `load_decoder`.
     """
     started = time.monotonic()
-    model_config, spec, raw = catalog_shape(alias)
-    config = _fitted(config, model_config, longest)
+    architecture, raw = catalog_shape(alias)
+    config = _fitted(config, architecture, longest)
     if config.speculation.draft_model is not None:
         raise RequestError("weights drawn at random have no model that drafts", param="drafter")
-    source = RandomWeights(model_config, spec, kind, select_device(config), seed)
-    decoder = build_decoder(source, source.resident_bytes, model_config, spec, config)
+    source = RandomWeights(architecture, kind, select_device(config), seed)
+    decoder = build_decoder(source, source.resident_bytes, architecture, config)
     engine = build_engine(decoder, config, frozenset(), f"random {alias} {kind} {seed}")
     return Subject(
         alias,
         f"random {kind}",
         engine.beside(),
         decoder,
-        ModelWork.of(model_config, spec, source.linear_bytes, _kv_row_bytes(decoder)),
+        ModelWork.of(architecture, source.linear_bytes, _row_bytes(decoder)),
         _arithmetic(decoder, kind in ("int4", "int8")),
         time.monotonic() - started,
         source,
@@ -131,7 +133,7 @@ def open_random(
     )
 
 
-def _fitted(config: EngineConfig, model: ModelConfig, longest: int) -> EngineConfig:
+def _fitted(config: EngineConfig, model: Architecture, longest: int) -> EngineConfig:
     if config.max_model_len is not None:
         return config
     return replace(config, max_model_len=min(longest, model.max_position_embeddings))
@@ -143,7 +145,7 @@ def _stored_bytes(weights: WeightMap, linear: str, decoder: LoadedDecoder) -> in
         return sum(info.num_bytes for info in weights.quantized[linear].parts.values())
     info = weights.plain.get(f"{linear}.weight")
     if info is None:
-        info = weights.plain["model.embed_tokens.weight"]
+        info = weights.plain[EMBEDDING]
     # See CpuLinears.plain.
     is_half = decoder.model.ops.name == "c" and info.dtype == "BF16"
     return prod(info.shape) * (2 if is_half else decoder.dtype.itemsize)
@@ -156,5 +158,5 @@ def _arithmetic(decoder: LoadedDecoder, has_integers: bool) -> Arithmetic:
     return "int8" if has_integers and decoder.model.ops.linears is not None else "bf16"
 
 
-def _kv_row_bytes(decoder: LoadedDecoder) -> int:
-    return row_bytes(decoder.model.config.head_dim, decoder.kv_dtype)
+def _row_bytes(decoder: LoadedDecoder) -> RowBytes:
+    return partial(row_bytes, dtype=decoder.kv_dtype)

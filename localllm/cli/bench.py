@@ -278,9 +278,9 @@ def _bench_kernels(alias: str, asked: Suites) -> "tuple[Report, bool]":
     from localllm.engine.loading import select_device
     from localllm.hub.catalog_shape import catalog_shape
 
-    model_config, _, _ = catalog_shape(alias)
+    architecture, _ = catalog_shape(alias)
     device = select_device(EngineConfig(device="cuda"))
-    suite = KernelSuite(model_config, device, asked.repeats)
+    suite = KernelSuite(architecture, device, asked.repeats)
     was_interrupted = _run([suite])
     described = {"name": alias, "kernels": "triton"}
     place = describe_environment(device)
@@ -353,7 +353,7 @@ def _make_suites(
         suites.append(SpeedSuite(subject, tests))
     if asked.serve_load:
         suites.append(
-            LoadSuite(subject, Mix.within(context, subject.config.vocab_size, asked.seed))
+            LoadSuite(subject, Mix.within(context, subject.architecture.vocab_size, asked.seed))
         )
         suites.append(PythonShareSuite(subject, config, (1, 16), asked.repeats))
     if asked.prefix:

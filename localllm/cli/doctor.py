@@ -233,8 +233,8 @@ def _check_gpu(name: str | None) -> Iterator[Finding]:
     if reason is not None:
         raise BackendError("Triton cannot launch kernels here", hint=reason)
     found = open_checkpoint(name or default_model(), config)
-    weights = check_weights(find_weight_files(found.folder), found.model_config, found.spec)
-    request = check_request(weights, found.model_config, found.spec, found.engine_config)
+    weights = check_weights(find_weight_files(found.folder), found.architecture)
+    request = check_request(weights, found.architecture, found.engine_config)
     doing: list[str] = []
     with loading(found.name, doing) as line:
         listener = Listener(lambda text: line.say(lambda: note(text, dim=True)), doing.append)

@@ -132,7 +132,7 @@ def plan_table(plan: "ModelPlan") -> str:
     rows.append(("KV cache", size(memory.kv_bytes), f"{per_1k} for 1,024 tokens"))
     needed = memory.weights_bytes + memory.activations_bytes + memory.graphs_bytes + memory.kv_bytes
     rows.append(("together", size(needed), f"of {size(memory.budget_bytes)} that may be used"))
-    longest = shape.config.max_position_embeddings
+    longest = shape.architecture.max_position_embeddings
     if plan.fits:
         rows.append(
             ("context", f"{memory.max_model_len:,}", f"tokens at most; the model knows {longest:,}")

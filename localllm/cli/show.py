@@ -69,7 +69,7 @@ def _render_example(tokenizer: Any, name: str) -> str:
 
 def _fields(card: Any) -> dict[str, Any]:
     """What is printed, in order; both the table and the JSON object are made of it."""
-    from localllm.hub.card import describe_quantization, kv_bytes_per_token
+    from localllm.hub.card import describe_quantization
 
     config, tokenizer, weights = card.config, card.tokenizer, card.weights
     fields: dict[str, Any] = {"model": card.name, "folder": card.folder}
@@ -96,9 +96,9 @@ def _fields(card: Any) -> dict[str, Any]:
     ):
         if isinstance(config.get(key), (int, float, str)) and len(str(config[key])) < 80:
             fields[name] = config[key]
-    kv_bytes = kv_bytes_per_token(config)
-    if kv_bytes is not None:
-        fields["kv_bytes_per_1k_tokens"] = kv_bytes * 1024
+    if card.architecture is not None:
+        in_16_bits = card.architecture.token_bytes(lambda width: 2 * width)
+        fields["kv_bytes_per_1k_tokens"] = 1024 * in_16_bits
     if tokenizer is not None:
         fields["template"] = "yes" if tokenizer.has_chat_template else "none: a base model"
         if tokenizer.can_think:

@@ -112,8 +112,8 @@ def _quantize_seconds(entry: CatalogEntry, engine: EngineConfig) -> float:
     from localllm.quantize.estimate import quantize_seconds
     from localllm.quantize.recipe import Recipe
 
-    config, spec, _ = catalog_shape(entry.alias)
-    return quantize_seconds(config, spec, Recipe(), CalibrationRequest(), select_device(engine))
+    architecture, _ = catalog_shape(entry.alias)
+    return quantize_seconds(architecture, Recipe(), CalibrationRequest(), select_device(engine))
 
 
 def _ask(count: int) -> int:

@@ -6,6 +6,7 @@ the speed tests (cost/step_model.py).
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,9 @@ from localllm.hub.catalog import (
 )
 from localllm.hub.catalog_shape import catalog_shape
 from localllm.hub.download import fetch_model
-from localllm.model.architectures import ArchSpec, read_model_config
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.block import RowBytes
+from localllm.model.families.table import read_architecture
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
@@ -75,8 +77,7 @@ class Shape:
     """
 
     name: str
-    config: ModelConfig
-    spec: ArchSpec
+    architecture: Architecture
     kind: str
     dtype: torch.dtype
     weights_bytes: int
@@ -127,7 +128,7 @@ class ModelPlan:
             "graphs_bytes": memory.graphs_bytes,
             "kv_bytes_per_1k_tokens": 1024 * self.kv_token_bytes,
             "context": memory.max_model_len,
-            "model_context": self.shape.config.max_position_embeddings,
+            "model_context": self.shape.architecture.max_position_embeddings,
             "cached_tokens": self.cached_tokens,
             "chats_at_once": self.chats_at_once,
             "decode_tokens_per_s": self.decode_tokens_per_s,
@@ -176,7 +177,7 @@ def shape_of(source: ModelSource, kind: str | None) -> Shape:
     config.json, which is fetched. `kind`: its weights, None for what it has, or what the catalogue
     suggests.
 
-    Raises: as `fetch_model` and `read_model_config`; RequestError for weights of another kind.
+    Raises: as `fetch_model` and `read_architecture`; RequestError for weights of another kind.
     """
     if kind is not None and kind not in WEIGHT_KINDS:
         raise RequestError(
@@ -187,24 +188,23 @@ def shape_of(source: ModelSource, kind: str | None) -> Shape:
     if source.folder is not None and (kind is None or source.name in BUILT_IN_MODELS):
         return _shape_of_files(source.name, source.folder)
     if entry is not None and entry.sizes is not None:
-        config, spec, _ = catalog_shape(entry.alias)
+        architecture, _ = catalog_shape(entry.alias)
     else:
         folder = source.folder or fetch_model(source, with_weights=False)
-        config, spec = read_model_config(folder)
+        architecture = read_architecture(folder)
     return _shape_of_kind(
-        source.name, config, spec, kind or (entry.quantization if entry else "bf16"), entry
+        source.name, architecture, kind or (entry.quantization if entry else "bf16"), entry
     )
 
 
 def _shape_of_kind(
-    name: str, config: ModelConfig, spec: ArchSpec, kind: str, entry: CatalogEntry | None
+    name: str, architecture: Architecture, kind: str, entry: CatalogEntry | None
 ) -> Shape:
-    weights = RandomWeights(config, spec, _kind(kind), torch.device("cpu"))
-    plain = RandomWeights(config, spec, "bf16", torch.device("cpu"))
+    weights = RandomWeights(architecture, _kind(kind), torch.device("cpu"))
+    plain = RandomWeights(architecture, "bf16", torch.device("cpu"))
     return Shape(
         name=name,
-        config=config,
-        spec=spec,
+        architecture=architecture,
         kind=kind,
         dtype=torch.bfloat16,
         weights_bytes=weights.resident_bytes(2),
@@ -220,11 +220,13 @@ def _kind(name: str) -> WeightKind:
 
 
 def _shape_of_files(name: str, folder: Path) -> Shape:
-    config, spec = read_model_config(folder)
-    weights = check_weights(find_weight_files(folder), config, spec)
-    dtype: torch.dtype = getattr(torch, "float32" if name in BUILT_IN_MODELS else config.dtype)
+    architecture = read_architecture(folder)
+    weights = check_weights(find_weight_files(folder), architecture)
+    dtype: torch.dtype = getattr(
+        torch, "float32" if name in BUILT_IN_MODELS else architecture.dtype
+    )
     parts = {linear: found.parts.values() for linear, found in weights.quantized.items()}
-    plain = RandomWeights(config, spec, "bf16", torch.device("cpu"))
+    plain = RandomWeights(architecture, "bf16", torch.device("cpu"))
 
     def linear_bytes(linear: str) -> int:
         if linear in parts:
@@ -234,8 +236,7 @@ def _shape_of_files(name: str, folder: Path) -> Shape:
     quantization = describe_quantization(read_json_object(folder / "config.json"))
     return Shape(
         name=name,
-        config=config,
-        spec=spec,
+        architecture=architecture,
         kind=str(dtype).removeprefix("torch.") if quantization == "none" else quantization,
         dtype=dtype,
         weights_bytes=weights.resident_bytes(dtype.itemsize),
@@ -276,35 +277,33 @@ def _plan_memory(
     shape: Shape, machine: Machine, engine: EngineConfig, num_bytes: int
 ) -> MemoryPlan:
     return plan_memory(
-        shape.config,
+        shape.architecture,
         engine,
         max_num_batched_tokens=engine.max_num_batched_tokens or step_tokens(machine.device),
         weights_bytes=shape.weights_bytes,
         item_bytes=shape.dtype.itemsize,
-        kv_row_bytes=_kv_row_bytes(shape, engine),
+        row_bytes=_row_bytes(shape, engine),
         free_bytes=num_bytes,
         graph_rows=graph_rows(engine.max_num_seqs) if machine.device == "cuda" else 0,
         gathers=engine.backend == "torch",
     )
 
 
-def _kv_row_bytes(shape: Shape, engine: EngineConfig) -> int:
-    dtype = KV_DTYPES.get(engine.kv_cache_dtype, shape.dtype)
-    return row_bytes(shape.config.head_dim, dtype)
+def _row_bytes(shape: Shape, engine: EngineConfig) -> RowBytes:
+    return partial(row_bytes, dtype=KV_DTYPES.get(engine.kv_cache_dtype, shape.dtype))
 
 
 def _fitting(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPlan:
     memory = _plan_memory(shape, machine, engine, machine.free_bytes)
-    if memory.max_model_len < min(_SHORTEST_CONTEXT, shape.config.max_position_embeddings) and (
-        engine.max_model_len is None
-    ):
+    shortest = min(_SHORTEST_CONTEXT, shape.architecture.max_position_embeddings)
+    if memory.max_model_len < shortest and engine.max_model_len is None:
         raise GpuMemoryError(f"there is room for a context of {memory.max_model_len:,} tokens only")
     return _with_speed(shape, machine, engine, memory)
 
 
 def _unbounded(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPlan:
     """The table of what does not fit: as if there were more memory."""
-    context = engine.max_model_len or min(_CHAT_TOKENS, shape.config.max_position_embeddings)
+    context = engine.max_model_len or min(_CHAT_TOKENS, shape.architecture.max_position_embeddings)
     asked = replace(engine, max_model_len=context, max_num_seqs=1)
     memory = _plan_memory(shape, machine, asked, 1 << 50)
     budget = int(machine.free_bytes * engine.gpu_memory_utilization)
@@ -333,7 +332,7 @@ def predict_speed(
     """Tokens a second of one chat with `context` tokens, and of reading a prompt."""
     if machine.memory_bytes_per_s is None:
         return None, None
-    work = ModelWork.of(shape.config, shape.spec, shape.linear_bytes, _kv_row_bytes(shape, engine))
+    work = ModelWork.of(shape.architecture, shape.linear_bytes, _row_bytes(shape, engine))
     if machine.device == "cpu":
         decode = _CPU_DECODE * machine.memory_bytes_per_s / work.decode_bytes([context])
     else:
@@ -362,7 +361,7 @@ def _remedy(shape: Shape, machine: Machine, engine: EngineConfig) -> str:
     shapes = [("", shape)]
     for kind in ("int8", "int4"):
         if not shape.is_here and kind != shape.kind and shape.kind in ("bf16", "int8", "fp8"):
-            smaller = _shape_of_kind(shape.name, shape.config, shape.spec, kind, shape.entry)
+            smaller = _shape_of_kind(shape.name, shape.architecture, kind, shape.entry)
             shapes.append((f"--weights {kind}", smaller))
             attempts.append((f"--weights {kind}", smaller, engine))
     if engine.max_model_len is not None:

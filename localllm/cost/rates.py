@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from localllm.engine.device import seconds_on_gpu
-from localllm.model.architectures import ArchSpec, layer_windows, linear_shapes
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import HEAD, Architecture
+from localllm.model.blocks.block import RowBytes, Work
 
 # Larger than the caches of processors; on a GPU as much as takes most of a millisecond, beside
 # which a launch is nothing.
@@ -124,68 +124,61 @@ class ModelWork:
     """What a forward pass of a model has to move and to compute.
 
     `weight_bytes`: of the linears with the head, as they are stored; `num_weights`: their values,
-    the head not counted; `kv_row_bytes`: of a head's key (or value) of a token.
+    the head not counted.
     """
 
-    config: ModelConfig
-    spec: ArchSpec
+    architecture: Architecture
     weight_bytes: int
     num_weights: int
-    kv_row_bytes: int
+    row_bytes: RowBytes
 
     @classmethod
     def of(
-        cls,
-        config: ModelConfig,
-        spec: ArchSpec,
-        linear_bytes: Callable[[str], int],
-        kv_row_bytes: int,
+        cls, architecture: Architecture, linear_bytes: Callable[[str], int], row_bytes: RowBytes
     ) -> "ModelWork":
         """Count; `linear_bytes` tells the bytes of a linear by its name, `lm_head` among them."""
-        shapes = {
-            name: shape for name, shape in linear_shapes(config, spec).items() if name != "lm_head"
-        }
+        shapes = architecture.linears()
+        shapes.pop(HEAD, None)
         return cls(
-            config,
-            spec,
-            weight_bytes=sum(map(linear_bytes, [*shapes, "lm_head"])),
+            architecture,
+            weight_bytes=sum(map(linear_bytes, [*shapes, HEAD])),
             num_weights=sum(width_out * width_in for width_out, width_in in shapes.values()),
-            kv_row_bytes=kv_row_bytes,
+            row_bytes=row_bytes,
         )
 
     def decode_bytes(self, contexts: Iterable[int]) -> int:
         """Bytes that one decode step reads for requests with so many tokens each, the newest
         included.
         """
-        config = self.config
-        token_bytes = 2 * config.num_kv_heads * self.kv_row_bytes
-        return self.weight_bytes + token_bytes * self._seen(contexts)
+        return self.weight_bytes + self._beside(contexts).state_bytes
 
     def decode_operations(self, contexts: Iterable[int]) -> int:
         """Operations of such a step, a product and a sum counting as two."""
-        config, contexts = self.config, list(contexts)
-        weights = self.num_weights + config.vocab_size * config.hidden_size
-        attention = 4 * config.num_heads * config.head_dim * self._seen(contexts)
-        return 2 * weights * len(contexts) + attention
+        contexts = list(contexts)
+        weights = self.num_weights + self._head_weights
+        return 2 * weights * len(contexts) + self._beside(contexts).operations
 
     def prefill_operations(self, num_tokens: int, depth: int = 0) -> int:
         """Operations for `num_tokens` tokens of one request behind `depth` others; the head
         computes the last token only.
         """
-        config = self.config
-        pairs = self._seen(range(depth + 1, depth + num_tokens + 1))
-        attention = 4 * config.num_heads * config.head_dim * pairs
-        head = 2 * config.vocab_size * config.hidden_size
-        return 2 * self.num_weights * num_tokens + attention + head
+        beside = self._beside(range(depth + 1, depth + num_tokens + 1))
+        return 2 * self.num_weights * num_tokens + beside.operations + 2 * self._head_weights
 
-    def _seen(self, contexts: Iterable[int]) -> int:
-        """Tokens that the newest ones of such contexts look at, over all layers."""
-        windows = layer_windows(self.config, self.spec)
-        return sum(
-            context if window is None else min(window, context)
-            for context in contexts
-            for window in windows
-        )
+    @property
+    def _head_weights(self) -> int:
+        return self.architecture.vocab_size * self.architecture.hidden_size
+
+    def _beside(self, contexts: Iterable[int]) -> Work:
+        """What the newest tokens of such contexts cost beside the linears, in all layers."""
+        state_bytes = operations = 0
+        blocks = self.architecture.blocks()
+        for context in contexts:
+            for block, count in blocks.items():
+                work = block.work(context, self.row_bytes)
+                state_bytes += count * work.state_bytes
+                operations += count * work.operations
+        return Work(state_bytes, operations)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from localllm.cost.rates import ModelWork
-from localllm.model.architectures import linear_shapes
-from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
+from localllm.model.architecture import HEAD
 
-_PRODUCTS = {"qkv": QKV, "output": OUTPUT, "gate and up": GATE_UP, "down": DOWN}
-# Kernels of a layer beside products and attention: rotation; and where products take nothing else
-# in, two norms and the gate.
-_FUSED, _APART = 1, 4
 # Of a step: ids, embedding, cosines, sines, last norm, head to float32, sampling, block tables.
 _ONCE = 8
 
@@ -83,9 +78,7 @@ def predict_decode(
     gate and residual are computed within the products, as those with 4-bit weights do;
     `instructions`: of each weight of a product, where they were counted (`localllm_kernels._sass`).
     """
-    config, shapes = work.config, linear_shapes(work.config, work.spec)
-
-    counted = instructions or {}
+    architecture, counted = work.architecture, instructions or {}
 
     def product(names: list[str], num_weights: int, kind: str) -> float:
         stored = sum(map(linear_bytes, names))
@@ -97,16 +90,17 @@ def predict_decode(
             counted.get(kind, 0.0) * num_weights / (gpu.issue_per_s * care.issue),
         )
 
-    kernels = dict.fromkeys((*_PRODUCTS, "attention", "head"), 0.0)
-    for layer in range(config.num_layers):
-        for kind, parts in _PRODUCTS.items():
-            names = [f"model.layers.{layer}.{part}" for part in parts]
-            num_weights = sum(a * b for a, b in map(shapes.__getitem__, names))
-            kernels[kind] += product(names, num_weights, kind)
-    kernels["head"] = product(["lm_head"], config.vocab_size * config.hidden_size, "head")
-    contexts = [context] * batch
-    kv_bytes = work.decode_bytes(contexts) - work.weight_bytes
+    kernels: dict[str, float] = {}
+    launches = 1 + _ONCE
+    for layer, group in architecture.groups():
+        names = [f"{layer}.{name}" for name in group.names]
+        seconds = product(names, group.width_out * group.width_in, group.kind)
+        kernels[group.kind] = kernels.get(group.kind, 0.0) + seconds
+        launches += 1
+    for block, count in architecture.blocks().items():
+        # Where products take nothing else in, a norm stands before each block.
+        launches += count * (block.launches(is_fused=is_fused) + (0 if is_fused else 1))
+    kv_bytes = work.decode_bytes([context] * batch) - work.weight_bytes
     kernels["attention"] = kv_bytes / (gpu.copy_bytes_per_s * care.attention)
-    a_layer = len(_PRODUCTS) + 1 + (_FUSED if is_fused else _APART)
-    launches = config.num_layers * a_layer + 1 + _ONCE
+    kernels["head"] = product([HEAD], architecture.vocab_size * architecture.hidden_size, "head")
     return Step(kernels, launches, launches * care.launch_s)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import RequestError, brief
-from localllm.model.config import DTYPES
+from localllm.model.config_fields import DTYPES
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
 KV_CACHE_DTYPES: tuple[KVCacheDType, ...] = ("auto", "bf16", "int8", "fp8")

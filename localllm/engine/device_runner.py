@@ -71,7 +71,7 @@ class DeviceRunner:
         most_rows = self._sizes[-1]
         block_size = kv_cache.block_size
         where = model.embedding.device
-        self._slots = Slots(limits.max_num_seqs, model.config.vocab_size, where)
+        self._slots = Slots(limits.max_num_seqs, model.architecture.vocab_size, where)
         self._inputs = DeviceInputs(
             limits.max_num_seqs,
             max(limits.max_num_batched_tokens, most_rows),

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -34,8 +35,7 @@ from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
 from localllm.errors import BackendError
 from localllm.files.private_files import private_folder
-from localllm.model.architectures import ArchSpec
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 from localllm.model.random_weights import RandomWeights
@@ -69,30 +69,28 @@ class LoadedDecoder:
 
 def load_decoder(
     folder: Path,
-    model_config: ModelConfig,
-    spec: ArchSpec,
+    architecture: Architecture,
     config: EngineConfig,
     listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
 ) -> LoadedDecoder:
-    """Load the weights in `folder`, whose config was read by `read_model_config`.
+    """Load the weights in `folder`, whose config was read by `read_architecture`.
 
     Everything that can be wrong with the files is found before memory is taken; `listener`
     is told how it will be divided, and how it was. `draft`: the model that drafts, if one does.
 
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
-    weights = check_weights(find_weight_files(folder), model_config, spec)
+    weights = check_weights(find_weight_files(folder), architecture)
     with open_source(weights) as source:
         resident = weights.resident_bytes
-        return build_decoder(source, resident, model_config, spec, config, listener, draft)
+        return build_decoder(source, resident, architecture, config, listener, draft)
 
 
 def build_decoder(
     source: CheckpointWeights | RandomWeights,
     resident_bytes: Callable[[int], int],
-    model_config: ModelConfig,
-    spec: ArchSpec,
+    architecture: Architecture,
     config: EngineConfig,
     listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
@@ -108,7 +106,7 @@ def build_decoder(
     if device.type == "cpu":
         torch.set_num_threads(threads.most)
     prepare(device)
-    dtype, kv_dtype = _types(model_config, config)
+    dtype, kv_dtype = _types(architecture, config)
     is_tuned = device.type == "cuda" and not config.deterministic
     tunings = _tuning_file(device).read() if is_tuned else None
 
@@ -116,7 +114,7 @@ def build_decoder(
         if not config.self_check:
             return ALL_OWN
         weights = source.weights if isinstance(source, CheckpointWeights) else source
-        return choose_operators(check_request(weights, model_config, spec, config), listener)
+        return choose_operators(check_request(weights, architecture, config), listener)
 
     try:
         ops = select_ops(
@@ -131,12 +129,12 @@ def build_decoder(
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
     plan = plan_memory(
-        model_config,
+        architecture,
         config,
         max_num_batched_tokens=config.max_num_batched_tokens or step_tokens(device.type),
         weights_bytes=resident_bytes(dtype.itemsize),
         item_bytes=dtype.itemsize,
-        kv_row_bytes=row_bytes(model_config.head_dim, kv_dtype),
+        row_bytes=partial(row_bytes, dtype=kv_dtype),
         free_bytes=free_bytes(device),
         graph_rows=graph_rows(config.max_num_seqs) if device.type == "cuda" else 0,
         draft_token_bytes=draft.plan.kv_block_bytes // config.block_size if draft else 0,
@@ -146,8 +144,7 @@ def build_decoder(
     listener.line(plan.describe(config.block_size))
     model = load_model(
         source,
-        model_config,
-        spec,
+        architecture,
         max_model_len=plan.max_model_len,
         dtype=dtype,
         device=device,
@@ -163,43 +160,40 @@ def build_decoder(
 
 def check_request(
     weights: WeightMap | RandomWeights,
-    model_config: ModelConfig,
-    spec: ArchSpec,
+    architecture: Architecture,
     config: EngineConfig,
 ) -> CheckRequest:
     """What would be checked before such a model is used on the GPU here."""
-    sizes = Sizes(model_config, spec, *_types(model_config, config), config.block_size)
+    sizes = Sizes(architecture, *_types(architecture, config), config.block_size)
     tunings = _tuning_file(torch.device("cuda")).read()
     found = {} if config.deterministic else tunings.found
     return CheckRequest(weights, sizes, found, config.deterministic)
 
 
-def _types(model_config: ModelConfig, config: EngineConfig) -> tuple[torch.dtype, torch.dtype]:
+def _types(architecture: Architecture, config: EngineConfig) -> tuple[torch.dtype, torch.dtype]:
     """Of what is computed, and of keys and values."""
-    name = model_config.dtype if config.dtype == "auto" else config.dtype
+    name = architecture.dtype if config.dtype == "auto" else config.dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype, KV_DTYPES.get(config.kv_cache_dtype, dtype)
 
 
 def load_engine(
     folder: Path,
-    model_config: ModelConfig,
-    spec: ArchSpec,
+    architecture: Architecture,
     config: EngineConfig,
     eos_token_ids: frozenset[int],
     listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
 ) -> Engine:
     """An engine around the decoder in `folder`. Raises: as `load_decoder`."""
-    loaded = load_decoder(folder, model_config, spec, config, listener, draft)
+    loaded = load_decoder(folder, architecture, config, listener, draft)
     weights_id = fingerprint(folder, find_weight_files(folder))
     return build_engine(loaded, config, eos_token_ids, weights_id, draft)
 
 
 def load_draft(
     folder: Path,
-    model_config: ModelConfig,
-    spec: ArchSpec,
+    architecture: Architecture,
     config: EngineConfig,
     listener: Listener = LOGGED,
 ) -> LoadedDecoder:
@@ -208,7 +202,7 @@ def load_draft(
     Raises: as `load_decoder`.
     """
     alone = replace(config, kv_cache_tokens=config.block_size, max_model_len=None)
-    return load_decoder(folder, model_config, spec, alone, listener)
+    return load_decoder(folder, architecture, alone, listener)
 
 
 def build_engine(
@@ -219,7 +213,7 @@ def build_engine(
     draft: LoadedDecoder | None = None,
 ) -> Engine:
     """An engine around a decoder; `weights_id` stands for its weights in the keys of blocks."""
-    plan, model_config = loaded.plan, loaded.model.config
+    plan, architecture = loaded.plan, loaded.model.architecture
     kv_cache = _allocate(loaded, config, plan.num_blocks)
     # What the bits of keys and values depend on besides the tokens.
     parts = (
@@ -227,7 +221,7 @@ def build_engine(
         loaded.dtype,
         loaded.kv_dtype,
         config.block_size,
-        model_config.rope,
+        *architecture.ropes,
         loaded.device.type,
         loaded.model.ops.name,
         loaded.model.ops.choice,
@@ -242,9 +236,9 @@ def build_engine(
         cache_root=hashlib.sha256(" ".join(map(str, parts)).encode()).digest(),
     )
     limits = EngineLimits(
-        vocab_size=model_config.vocab_size,
+        vocab_size=architecture.vocab_size,
         max_model_len=plan.max_model_len,
-        num_positions=model_config.max_position_embeddings,
+        num_positions=architecture.max_position_embeddings,
         eos_token_ids=eos_token_ids,
     )
     longest = plan.max_model_len
@@ -275,9 +269,8 @@ def build_engine(
 
 def _allocate(loaded: LoadedDecoder, config: EngineConfig, num_blocks: int) -> PagedKVCache:
     """The cache of a decoder."""
-    own = loaded.model.config
-    shape = (own.num_layers, num_blocks, own.num_kv_heads, config.block_size, own.head_dim)
-    return PagedKVCache.allocate(shape, loaded.kv_dtype, loaded.device)
+    states = loaded.model.architecture.states
+    return PagedKVCache.of(states, num_blocks, config.block_size, loaded.kv_dtype, loaded.device)
 
 
 def _make_runner(

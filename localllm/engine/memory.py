@@ -8,12 +8,8 @@ from dataclasses import dataclass, replace
 from localllm.engine.config import EngineConfig
 from localllm.engine.speculation import MAX_DRAFTED_TOKENS
 from localllm.errors import GpuMemoryError, RequestError
-from localllm.model.config import ModelConfig
-
-# What the reference attention holds at once, see localllm_kernels/paged_attention.py: a tile of
-# queries against the context (scores, weights, mask), and gathered keys and values in float32.
-_QUERY_TILE = 64
-_MAX_GATHERED_VALUES = 1 << 20
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.block import RowBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +46,13 @@ class MemoryPlan:
 
 
 def plan_memory(
-    model: ModelConfig,
+    model: Architecture,
     engine: EngineConfig,
     *,
     max_num_batched_tokens: int,
     weights_bytes: int,
     item_bytes: int,
-    kv_row_bytes: int,
+    row_bytes: RowBytes,
     free_bytes: int,
     graph_rows: int = 0,
     draft_token_bytes: int = 0,
@@ -64,36 +60,32 @@ def plan_memory(
     gathers: bool = True,
 ) -> MemoryPlan:
     """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens`, KV
-    cache, whose keys (or values) of a head and token take `kv_row_bytes`, and captured steps of
-    `graph_rows` rows in all. A draft model, whose weights are there, takes `draft_token_bytes` more
-    for each token of the cache, and `draft_bytes` for its steps.
+    cache, whose rows take `row_bytes`, and captured steps of `graph_rows` rows in all. A draft
+    model, whose weights are there, takes `draft_token_bytes` more for each token of the cache,
+    and `draft_bytes` for its steps.
 
-    `gathers`: attention takes keys and values out of their blocks first, as torch's operators do.
+    `gathers`: state is taken out of its blocks before it is read, as torch's operators do.
 
     Without an explicit context, the context is the model's, or what fits. The cache holds
     `max_num_seqs` whole contexts if there is room, and at least one.
 
     Raises: GpuMemoryError with a table of the parts where not even that fits.
     """
-    width = 4 * model.hidden_size + 3 * model.intermediate_size
-    width += 3 * (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    width = 4 * model.hidden_size + model.workspace
     drafts = engine.speculation.drafter != "off"
     num_logit_rows = engine.max_num_seqs + MAX_DRAFTED_TOKENS * drafts
     # Of captured steps each keeps its logits, in the model's precision and in float32.
     graphs_bytes = graph_rows * (model.vocab_size * (4 + item_bytes) + width * item_bytes)
     step_bytes = max_num_batched_tokens * width * max(item_bytes, 4) + draft_bytes
     step_bytes += 3 * num_logit_rows * model.vocab_size * 4  # logits twice, and counts of tokens
-    token_bytes = 2 * model.num_layers * model.num_kv_heads * kv_row_bytes + draft_token_bytes
+    token_bytes = model.token_bytes(row_bytes) + draft_token_bytes
     block_bytes = token_bytes * engine.block_size
     budget_bytes = int(free_bytes * engine.gpu_memory_utilization)
     budget_bytes = max(0, min(budget_bytes, free_bytes - engine.reserve_bytes))
     left = budget_bytes - weights_bytes - graphs_bytes - step_bytes
 
     def attention_bytes(context: int) -> int:
-        if not gathers:
-            return 0
-        values = max(_MAX_GATHERED_VALUES, context * model.num_kv_heads * model.head_dim)
-        return 3 * 4 * _QUERY_TILE * model.num_heads * context + 2 * 4 * values
+        return model.gathered_bytes(context) if gathers else 0
 
     def blocks_beside(context: int) -> int:
         """Blocks that there is room for where requests have up to so many tokens."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localllm.model.architectures import ArchSpec
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import Architecture
 from localllm_kernels.choice import Piece
 
 # Units of rounding that a value may be off by, of its own size and of what its row has on average:
@@ -37,8 +36,7 @@ class OperatorCase:
 class Sizes:
     """What the shapes of a model's operators follow from, and the types that it computes in."""
 
-    config: ModelConfig
-    spec: ArchSpec
+    architecture: Architecture
     dtype: torch.dtype
     kv_dtype: torch.dtype
     block_size: int

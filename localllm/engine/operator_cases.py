@@ -5,13 +5,15 @@ compute in its place. Inputs are drawn; weights are those of the model's first l
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from localllm.engine.operator_case import TOLERANCE, OperatorCase, Sizes, distance, unit_of
 from localllm.engine.product_cases import product_cases
-from localllm.model.architectures import layer_windows
+from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.weights import WeightSource
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
@@ -34,26 +36,31 @@ def operator_cases(
 
     Raises: as `WeightReader`.
     """
-    own = tables(ALL_OWN)
+    own, architecture = tables(ALL_OWN), sizes.architecture
     cases = _Cases(sizes, device, own)
+    attentions = architecture.blocks_of(AttentionSpec)
     for rows in (1, 512):
-        yield from cases.between(rows)
-    # Of one request, of several, and of a draft as long as the kernels for few have rows for.
-    drafted = max(1, 16 * sizes.config.num_kv_heads // sizes.config.num_heads)
-    few = ([(_CONTEXT, 1)], [(1000 // (i + 1) + 17, 1) for i in range(4)], [(300, drafted)])
+        yield from cases.norms(rows)
+        for inner in dict.fromkeys(mlp.inner_size for mlp in architecture.blocks_of(GatedMLPSpec)):
+            yield cases.gate(rows, inner)
+        for attention in dict.fromkeys(replace(each, window=None) for each in attentions):
+            yield cases.rotation(rows, attention)
     # A prompt beside another one, and a turn behind a conversation, by the kernel for many alone.
     many = ([(_CONTEXT, _NEW), (_NEW, _NEW)], [(4 * _CONTEXT, 70)])
     alone = tables(Choice(frozenset([Piece.FEW_QUERIES])))
-    for window in dict.fromkeys(layer_windows(sizes.config, sizes.spec)):
+    for attention in attentions:
+        # Of one request, of several, and of a draft as long as the kernels for few have rows for.
+        drafted = max(1, 16 * attention.num_kv_heads // attention.num_heads)
+        few = ([(_CONTEXT, 1)], [(1000 // (i + 1) + 17, 1) for i in range(4)], [(300, drafted)])
         for requests in few:
-            yield cases.attention(Piece.FEW_QUERIES, requests, window)
+            yield cases.attention(Piece.FEW_QUERIES, requests, attention)
             if sizes.kv_dtype in CODE_LIMITS:
                 fragments = tables(Choice(key_fragments=True))
-                yield cases.attention(Piece.KEY_FRAGMENTS, requests, window, fragments, own)
+                yield cases.attention(Piece.KEY_FRAGMENTS, requests, attention, fragments, own)
         for requests in many:
-            yield cases.attention(Piece.MANY_QUERIES, requests, window, alone, TORCH_OPS)
+            yield cases.attention(Piece.MANY_QUERIES, requests, attention, alone, TORCH_OPS)
         # A prompt beside an answer, which takes both.
-        yield cases.attention(Piece.FEW_QUERIES, [(_CONTEXT, _NEW), (_CONTEXT, 1)], window)
+        yield cases.attention(Piece.FEW_QUERIES, [(_CONTEXT, _NEW), (_CONTEXT, 1)], attention)
     if own.sample is not None:
         yield cases.sampling(own.sample)
     yield from product_cases(source, sizes, device, tables)
@@ -66,38 +73,16 @@ class _Cases:
         self._sizes, self._device, self._ops = sizes, device, ops
         self._unit = unit_of(sizes.dtype)
 
-    def between(self, rows: int) -> Iterator[OperatorCase]:
-        """Norms, rotation with the write to the cache, gate."""
-        config = self._sizes.config
-        hidden, eps = config.hidden_size, config.rms_norm_eps
+    def norms(self, rows: int) -> Iterator[OperatorCase]:
+        """The norm, and that of a sum."""
+        hidden, eps = self._sizes.architecture.hidden_size, self._sizes.architecture.rms_norm_eps
         x, residual, weight = (
             self._values(rows, hidden),
             self._values(rows, hidden),
             1 + 0.1 * self._values(hidden),
         )
-        gate_up = self._values(rows, 2 * config.intermediate_size)
-
-        def case(
-            piece: Piece, name: str, call: Callable[..., Sequence[Tensor]], *values: Tensor
-        ) -> OperatorCase:
-            return OperatorCase(
-                piece,
-                name,
-                rows,
-                lambda: max(
-                    distance(found, exact, self._unit)
-                    for found, exact in zip(
-                        call(self._ops, *values),
-                        call(TORCH_OPS, *(each.float() for each in values)),
-                        strict=True,
-                    )
-                ),
-                lambda: call(self._ops, *values),
-                lambda: call(TORCH_OPS, *values),
-            )
-
-        yield case(Piece.NORMS, "norm", lambda o, x, w: (o.rms_norm(x, w, eps),), x, weight)
-        yield case(
+        yield self._case(Piece.NORMS, "norm", lambda o, x, w: (o.rms_norm(x, w, eps),), x, weight)
+        yield self._case(
             Piece.NORMS,
             "norm of a sum",
             lambda o, x, r, w: o.add_rms_norm(x, r, w, eps),
@@ -105,16 +90,39 @@ class _Cases:
             residual,
             weight,
         )
-        yield case(Piece.GATE, "gate", lambda o, x: (o.silu_mul(x),), gate_up)
-        yield self._rotation(rows)
 
-    def _rotation(self, rows: int) -> OperatorCase:
-        config, dtype = self._sizes.config, self._sizes.kv_dtype
-        heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    def gate(self, rows: int, inner: int) -> OperatorCase:
+        """The gate, `inner` values wide."""
+        gate_up = self._values(rows, 2 * inner)
+        return self._case(Piece.GATE, "gate", lambda o, x: (o.silu_mul(x),), gate_up)
+
+    def _case(
+        self, piece: Piece, name: str, call: Callable[..., Sequence[Tensor]], *values: Tensor
+    ) -> OperatorCase:
+        return OperatorCase(
+            piece,
+            name,
+            len(values[0]),
+            lambda: max(
+                distance(found, exact, self._unit)
+                for found, exact in zip(
+                    call(self._ops, *values),
+                    call(TORCH_OPS, *(each.float() for each in values)),
+                    strict=True,
+                )
+            ),
+            lambda: call(self._ops, *values),
+            lambda: call(TORCH_OPS, *values),
+        )
+
+    def rotation(self, rows: int, sizes: AttentionSpec) -> OperatorCase:
+        """Rotation with the norms of heads, and the write to the cache."""
+        dtype = self._sizes.kv_dtype
+        heads, kv_heads, dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
         qkv = self._values(rows, heads + 2 * kv_heads, dim)
         angles = 6 * torch.rand(rows, dim // 2, device=self._device)
         cos, sin = angles.cos(), angles.sin()
-        norm = 1 + 0.1 * self._values(dim) if self._sizes.spec.qk_norm else None
+        norm = 1 + 0.1 * self._values(dim) if sizes.has_head_norms else None
         block = self._sizes.block_size
         num_blocks = -(-rows // block) + 1
         slots = block + torch.randperm(rows, device=self._device)
@@ -128,10 +136,11 @@ class _Cases:
                 slots,
                 query_norm=norm,
                 key_norm=norm,
-                eps=config.rms_norm_eps,
+                eps=sizes.eps,
             )
 
-        own, plain, exact = (self._empty(num_blocks, kind) for kind in (dtype, dtype, torch.float))
+        shape = (num_blocks, kv_heads, block, dim)
+        own, plain, exact = (self._empty(shape, kind) for kind in (dtype, dtype, torch.float))
 
         def away() -> float:
             query = call(self._ops, own, qkv, norm)
@@ -156,7 +165,7 @@ class _Cases:
         self,
         piece: Piece,
         requests: Sequence[tuple[int, int]],
-        window: int | None,
+        sizes: AttentionSpec,
         ops: Ops | None = None,
         rival: Ops = TORCH_OPS,
     ) -> OperatorCase:
@@ -164,15 +173,15 @@ class _Cases:
         would take its place.
         """
         own = ops or self._ops
-        config, device, block = self._sizes.config, self._device, self._sizes.block_size
+        device, block, window = self._device, self._sizes.block_size, sizes.window
         lengths, new = [keys for keys, _ in requests], [count for _, count in requests]
         rows, longest = sum(new), max(lengths)
         blocks = -(-longest // block)
-        shape = (len(lengths) * blocks + 1, config.num_kv_heads, block, config.head_dim)
+        shape = (len(lengths) * blocks + 1, sizes.num_kv_heads, block, sizes.head_dim)
         cache, exact = self._filled(shape)
         order = torch.randperm(len(lengths) * blocks, device=device).add(1).int()
         starts = torch.tensor([0, *new], device=device).cumsum(0).int()
-        query = self._values(rows, config.num_heads, config.head_dim)
+        query = self._values(rows, sizes.num_heads, sizes.head_dim)
         keys = torch.tensor(lengths, device=device)
 
         def call(ops: Ops, query: Tensor, cache: KVCache) -> Tensor:
@@ -183,7 +192,7 @@ class _Cases:
                 cu_seqlens_q=starts,
                 seq_lens=keys,
                 max_query_len=max(new),
-                scale=config.head_dim**-0.5,
+                scale=sizes.head_dim**-0.5,
                 window=window,
             )
 
@@ -202,7 +211,7 @@ class _Cases:
     def sampling(self, own: Callable[[Tensor, SamplingRows], Tensor]) -> OperatorCase:
         """A greedy row and rows with filters: the same tokens but for one near tie."""
         count, device = 8, self._device
-        logits = 4 * torch.randn(count, self._sizes.config.vocab_size, device=device)
+        logits = 4 * torch.randn(count, self._sizes.architecture.vocab_size, device=device)
         index = torch.arange(count, device=device)
 
         def rows() -> SamplingRows:
@@ -233,9 +242,7 @@ class _Cases:
     def _values(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self._device).to(self._sizes.dtype)
 
-    def _empty(self, num_blocks: int, dtype: torch.dtype) -> KVCache:
-        config = self._sizes.config
-        shape = (num_blocks, config.num_kv_heads, self._sizes.block_size, config.head_dim)
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> KVCache:
         key, value = (torch.zeros(shape, device=self._device).to(dtype) for _ in range(2))
         if dtype not in CODE_LIMITS:
             return KVCache(key, value)

@@ -15,8 +15,7 @@ from localllm.engine.listener import Listener
 from localllm.engine.operator_check import CheckRequest
 from localllm.engine.self_check import CheckError, check_operators
 from localllm.engine.verdict import Finding, Verdict, VerdictFile
-from localllm.model.architectures import layer_windows
-from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
+from localllm.model.architecture import HEAD
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import StoredLinear
 from localllm_kernels.choice import ALL_OWN, SECOND_WAYS, Choice
@@ -121,33 +120,30 @@ def describe_machine() -> str:
 
 def describe_shape(request: CheckRequest) -> str:
     """All that the operators of a model follow from; models of one shape share a verdict."""
-    sizes, config = request.sizes, request.sizes.config
-    norms = ", norms of heads" if sizes.spec.qk_norm else ""
-    windows = {window for window in layer_windows(config, sizes.spec) if window is not None}
-    of_windows = f", windows of {', '.join(map(str, sorted(windows)))}" if windows else ""
+    sizes = request.sizes
     types = [str(each).removeprefix("torch.") for each in (sizes.dtype, sizes.kv_dtype)]
     deterministic = ", deterministic" if request.deterministic else ""
     return (
-        f"{config.hidden_size} wide, {config.intermediate_size} inside, {config.num_heads} heads "
-        f"of {config.head_dim} with {config.num_kv_heads} of keys{norms}{of_windows}, "
-        f"{config.vocab_size} tokens, {types[0]} with {types[1]} in blocks of {sizes.block_size}, "
-        f"weights {_kinds(request)}{deterministic}"
+        f"{sizes.architecture.describe()}, {types[0]} with {types[1]} in blocks of "
+        f"{sizes.block_size}, weights {_kinds(request)}{deterministic}"
     )
 
 
 def _kinds(request: CheckRequest) -> str:
-    """How the linears of the first layer and the head are kept: in which format and types, and by
-    what the checkpoint says of zeros and the order of inputs.
+    """How each kind of linear and the head are kept, where it first stands: in which format and
+    types, and by what the checkpoint says of zeros and the order of inputs.
     """
     if isinstance(request.weights, RandomWeights):
         return f"drawn, {request.weights.kind}"
-    layer = [f"model.layers.0.{name}" for name in (*QKV, *OUTPUT, *GATE_UP, *DOWN)]
+    architecture = request.sizes.architecture
+    places = {group: layer for layer, group in reversed([*architecture.groups()])}
+    first = [f"{layer}.{name}" for group, layer in places.items() for name in group.names]
     found = request.weights.quantized
-    kinds = [_kind(found[name]) if name in found else "plain" for name in [*layer, "lm_head"]]
-    told = json.dumps(request.sizes.config.quantization, sort_keys=True, default=str)
+    kinds = [_kind(found[name]) if name in found else "plain" for name in [*first, HEAD]]
+    told = json.dumps(architecture.quantization, sort_keys=True, default=str)
     if found:
         kinds.append(f"config {hashlib.sha256(told.encode()).hexdigest()[:8]}")
-    biases = sum(f"{name}.bias" in request.weights.plain for name in layer)
+    biases = sum(f"{name}.bias" in request.weights.plain for name in first)
     return ", ".join(dict.fromkeys([*kinds, f"{biases} biases"]))
 
 

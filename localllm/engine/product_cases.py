@@ -1,5 +1,5 @@
-"""Products with the quantized weights of a model's first layer and its head, in every way that
-they are computed.
+"""Products with the quantized weights of a model, each kind in its first layer, and its head, in
+every way that they are computed.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from localllm.engine.operator_case import OperatorCase, Sizes, distance, unit_of
-from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
+from localllm.model.architecture import HEAD
+from localllm.model.blocks.block import LinearGroup
 from localllm.model.linear import Projection
 from localllm.model.quantized import Fp8Weight, Int4Weight, Int8Weight
 from localllm.model.weights import WeightReader, WeightSource
@@ -42,6 +43,18 @@ class _Place:
     has_gate: bool = False
     has_residual: bool = False
 
+    @classmethod
+    def of(cls, layer: str, group: LinearGroup) -> "_Place":
+        """The first product of a block reads what a norm gives, the last is added to the stream."""
+        return cls(
+            group.kind,
+            tuple(f"{layer}.{name}" for name in group.names),
+            group.width_in,
+            has_norm=group.inputs is None,
+            has_gate=group.is_gated,
+            has_residual=group.inputs is not None,
+        )
+
 
 def product_cases(
     source: WeightSource,
@@ -54,21 +67,13 @@ def product_cases(
 
     Raises: as `WeightReader`.
     """
-    config = sizes.config
-
-    def of_layer(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(f"model.layers.0.{name}" for name in names)
-
-    hidden, attended = config.hidden_size, config.num_heads * config.head_dim
     products = _Products(source, sizes, device, tables)
-    for place in (
-        _Place("query, key and value", of_layer(QKV), hidden, has_norm=True),
-        _Place("attention's output", of_layer(OUTPUT), attended, has_residual=True),
-        _Place("gate and up", of_layer(GATE_UP), hidden, has_norm=True, has_gate=True),
-        _Place("down", of_layer(DOWN), config.intermediate_size, has_residual=True),
-        _Place("head", ("lm_head",), hidden),
-    ):
-        yield from products.cases(place)
+    seen = set[LinearGroup]()
+    for layer, group in sizes.architecture.groups():
+        if group not in seen:
+            seen.add(group)
+            yield from products.cases(_Place.of(layer, group))
+    yield from products.cases(_Place("head", (HEAD,), sizes.architecture.hidden_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +148,11 @@ class _Products:
         def drawn(*shape: int) -> Tensor:
             return torch.randn(shape, device=self.device).to(self.sizes.dtype)
 
-        hidden = self.sizes.config.hidden_size
+        architecture = self.sizes.architecture
+        hidden = architecture.hidden_size
         return Around(
             norm=1 + 0.1 * drawn(hidden) if place.has_norm else None,
-            eps=self.sizes.config.rms_norm_eps,
+            eps=architecture.rms_norm_eps,
             is_gated=place.has_gate,
             residual=drawn(rows, hidden) if place.has_residual else None,
         )

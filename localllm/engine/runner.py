@@ -128,6 +128,6 @@ class ModelRunner:
         )
         hidden = self._model.forward(inputs, self._kv_cache)
         if inputs.num_logit_rows == 0:
-            return torch.empty((0, self._model.config.vocab_size), device=self._device)
+            return torch.empty((0, self._model.architecture.vocab_size), device=self._device)
         logits = self._model.compute_logits(hidden[inputs.logit_rows])
         return logits[: inputs.num_logit_rows]

@@ -21,19 +21,11 @@ class WindowScorer:
         self, model: DecoderModel, max_tokens: int, kv_dtype: torch.dtype | None = None
     ) -> None:
         self._model = model
-        config = model.config
-        num_blocks = -(-max_tokens // BLOCK_SIZE)
-        shape = (
-            config.num_layers,
-            1 + num_blocks,  # block 0 is the null block
-            config.num_kv_heads,
-            BLOCK_SIZE,
-            config.head_dim,
-        )
+        num_blocks = 1 + -(-max_tokens // BLOCK_SIZE)  # block 0 is the null block
         self._device = model.embedding.device
-        self._kv_cache = PagedKVCache.allocate(
-            shape, kv_dtype or model.embedding.dtype, self._device
-        )
+        dtype = kv_dtype or model.embedding.dtype
+        states = model.architecture.states
+        self._kv_cache = PagedKVCache.of(states, num_blocks, BLOCK_SIZE, dtype, self._device)
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], first: int = 0) -> Iterator[Tensor]:

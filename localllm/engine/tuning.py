@@ -20,7 +20,10 @@ from torch import Tensor
 from localllm.engine.device import Device, is_fatal
 from localllm.engine.operator_case import distance, unit_of
 from localllm.files.private_files import private_folder, read_private, write_private
+from localllm.model.blocks.block import LinearGroup
 from localllm.model.decoder import DecoderModel
+from localllm.model.linear import Projection
+from localllm.model.norm import RMSNorm
 from localllm.user.places import cache_folder
 from localllm_kernels.fingerprint import sources_fingerprint
 from localllm_kernels.gpu_linears import Int4Product
@@ -149,20 +152,21 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
     """The products of a step, for each number of rows, with what is around them in one: those of
     all layers in one place alike.
     """
-    config, layers = model.config, model.layers
-    hidden, inner = config.hidden_size, config.num_heads * config.head_dim
-    eps = config.rms_norm_eps
-    first = Around(norm=layers[0].input_norm.weight, eps=eps)
-    gated = Around(norm=layers[0].post_attention_norm.weight, eps=eps, is_gated=True)
+    hidden = model.architecture.hidden_size
+    places: dict[LinearGroup, list[tuple[Projection, RMSNorm]]] = {}
+    for sublayer in (each for layer in model.layers for each in layer.sublayers):
+        groups = zip(sublayer.spec.products, sublayer.block.products, strict=True)
+        for group, product in groups:
+            places.setdefault(group, []).append((product, sublayer.norm))
     for rows in ROWS:
-        added = Around(residual=_drawn(model, rows, hidden))
-        for products, width, around in (
-            ([each.attention.qkv_proj for each in layers], hidden, first),
-            ([each.attention.o_proj for each in layers], inner, added),
-            ([each.mlp.gate_up_proj for each in layers], hidden, gated),
-            ([each.mlp.down_proj for each in layers], config.intermediate_size, added),
-            ([model.lm_head], hidden, NOTHING),
-        ):
+        calls = []
+        for group, found in places.items():
+            norm = found[0][1]
+            around = Around(residual=_drawn(model, rows, hidden))
+            if group.inputs is None:
+                around = Around(norm=norm.weight, eps=norm.eps, is_gated=group.is_gated)
+            calls.append(([product for product, _ in found], group.width_in, around))
+        for products, width, around in (*calls, ([model.lm_head], hidden, NOTHING)):
             x = _drawn(model, rows, width)
 
             def call(

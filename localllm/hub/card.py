@@ -11,7 +11,8 @@ from localllm.errors import LocalLLMError
 from localllm.files.json_file import read_json_object
 from localllm.hub.catalog import ModelSource
 from localllm.hub.generation_config import read_generation_config
-from localllm.model.architectures import read_model_config
+from localllm.model.architecture import Architecture
+from localllm.model.families.table import read_architecture
 from localllm.model.safetensors_header import read_headers
 from localllm.model.weight_files import find_weight_files
 from localllm.text.tokenizer import Tokenizer
@@ -38,6 +39,7 @@ class Card:
     name: str
     folder: Path
     config: Mapping[str, Any]
+    architecture: Architecture | None
     weights: Weights | None
     tokenizer: Tokenizer | None
     sampling: Mapping[str, Any]
@@ -60,7 +62,7 @@ def read_card(source: ModelSource, folder: Path) -> Card:
             problems.append(error.message)
             return None
 
-    attempt(lambda: read_model_config(folder))
+    architecture = attempt(lambda: read_architecture(folder))
     tokenizer = attempt(lambda: open_tokenizer(folder, source.chat_template))
     weights = attempt(lambda: read_weights(folder, _bits(config)))
     defaults = attempt(lambda: read_generation_config(folder))
@@ -68,6 +70,7 @@ def read_card(source: ModelSource, folder: Path) -> Card:
         name=source.name,
         folder=folder,
         config=config,
+        architecture=architecture,
         weights=weights,
         tokenizer=tokenizer,
         sampling=defaults.sampling if defaults is not None else {},
@@ -91,18 +94,6 @@ def read_weights(folder: Path, packed_bits: int = 4) -> Weights:
         num_parameters += prod(tensor.shape) * num_values
     num_bytes = sum(path.stat().st_size for path in files)
     return Weights(num_parameters, num_bytes, dict(by_dtype.most_common()))
-
-
-def kv_bytes_per_token(config: Mapping[str, Any], item_bytes: int = 2) -> int | None:
-    """Bytes that a token's keys and values take, None for a config that does not say."""
-    try:
-        num_heads = int(config["num_attention_heads"])
-        num_kv_heads = int(config.get("num_key_value_heads") or num_heads)
-        head_dim = int(config.get("head_dim") or config["hidden_size"] // num_heads)
-        num_bytes = 2 * item_bytes * int(config["num_hidden_layers"]) * num_kv_heads * head_dim
-    except (KeyError, TypeError, ValueError, ArithmeticError):
-        return None
-    return num_bytes if 0 < num_bytes < 1 << 40 else None
 
 
 def describe_quantization(config: Mapping[str, Any]) -> str:

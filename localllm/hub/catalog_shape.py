@@ -4,12 +4,12 @@ from typing import Any
 
 from localllm.errors import CatalogError, ExitCode
 from localllm.hub.catalog import load_catalog
-from localllm.model.architectures import ArchSpec, find_architecture
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import Architecture
+from localllm.model.families.table import architecture_of
 
 
-def catalog_shape(alias: str) -> tuple[ModelConfig, ArchSpec, dict[str, Any]]:
-    """Sizes and architecture of a model in the catalogue, and the fields of its config.json.
+def catalog_shape(alias: str) -> tuple[Architecture, dict[str, Any]]:
+    """A model in the catalogue, and the fields of its config.json.
 
     Raises: CatalogError for a name that is not there, or has no sizes there.
     """
@@ -22,6 +22,4 @@ def catalog_shape(alias: str) -> tuple[ModelConfig, ArchSpec, dict[str, Any]]:
             exit_code=ExitCode.USAGE,
         )
     raw = catalog[alias].config_json()
-    spec = find_architecture(catalog[alias].architecture)
-    config = ModelConfig.from_hf({**spec.config_defaults, **raw}, f"models.toml: {alias}")
-    return config, spec, raw
+    return architecture_of(raw, f"models.toml: {alias}"), raw

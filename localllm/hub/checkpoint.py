@@ -10,8 +10,8 @@ from localllm.files.file_times import note_use
 from localllm.hub.catalog import BUILT_IN_MODEL, BUILT_IN_MODELS, resolve_model
 from localllm.hub.download import DownloadProgress, fetch_model
 from localllm.hub.generation_config import GenerationDefaults, read_generation_config
-from localllm.model.architectures import ArchSpec, read_model_config
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import Architecture
+from localllm.model.families.table import read_architecture
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.tokenizers import open_tokenizer
 
@@ -26,8 +26,7 @@ class FoundModel:
 
     name: str
     folder: Path
-    model_config: ModelConfig
-    spec: ArchSpec
+    architecture: Architecture
     engine_config: EngineConfig
     fallback_template: str | None
     open_s: float
@@ -42,8 +41,7 @@ class Checkpoint:
 
     name: str
     folder: Path
-    model_config: ModelConfig
-    spec: ArchSpec
+    architecture: Architecture
     tokenizer: Tokenizer
     defaults: GenerationDefaults
     eos_token_ids: frozenset[int]
@@ -68,13 +66,12 @@ def find_model(
         # So that the exactness contract holds as it comes; see docs/architecture.md.
         config = replace(config, dtype="float32")
     folder = fetch_model(source, progress=progress)
-    model_config, spec = read_model_config(folder)
+    architecture = read_architecture(folder)
     note_use(folder)
     return FoundModel(
         name=source.name,
         folder=folder,
-        model_config=model_config,
-        spec=spec,
+        architecture=architecture,
         engine_config=config,
         fallback_template=source.chat_template,
         open_s=time.monotonic() - started,
@@ -100,15 +97,14 @@ def read_checkpoint(found: FoundModel) -> Checkpoint:
     defaults = read_generation_config(folder)
     tokenizer = open_tokenizer(folder, found.fallback_template)
     # Every place that names an end token counts; they need not agree.
-    eos = {*defaults.eos_token_ids, *found.model_config.eos_token_ids}
+    eos = {*defaults.eos_token_ids, *found.architecture.eos_token_ids}
     if tokenizer.eos_token_id is not None:
         eos.add(tokenizer.eos_token_id)
-    _check_vocabulary(folder, tokenizer, found.model_config.vocab_size, eos)
+    _check_vocabulary(folder, tokenizer, found.architecture.vocab_size, eos)
     return Checkpoint(
         name=found.name,
         folder=folder,
-        model_config=found.model_config,
-        spec=found.spec,
+        architecture=found.architecture,
         tokenizer=tokenizer,
         defaults=defaults,
         eos_token_ids=frozenset(eos),

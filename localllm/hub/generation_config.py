@@ -9,7 +9,7 @@ from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import CheckpointError, RequestError
 from localllm.files.json_file import read_json_object
 from localllm.files.model_file import has_file
-from localllm.model.config import read_token_ids
+from localllm.model.config_fields import read_token_ids
 
 FILE_NAME = "generation_config.json"
 # Where a checkpoint says nothing about sampling: calm, not greedy, which loops on small models.

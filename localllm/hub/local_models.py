@@ -12,7 +12,7 @@ from localllm.files.json_file import read_json_object
 from localllm.hub.card import describe_format
 from localllm.hub.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
 from localllm.hub.snapshot import cache_root
-from localllm.model.architectures import read_model_config
+from localllm.model.families.table import read_architecture
 from localllm.model.weight_files import find_weight_files
 from localllm.user.places import cache_folder
 
@@ -191,7 +191,7 @@ def _problem(folder: Path) -> str | None:
     if not (folder / "config.json").exists():
         return "no config.json: not a model, or an unfinished download"
     try:
-        read_model_config(folder)
+        read_architecture(folder)
         find_weight_files(folder)
     except LocalLLMError as error:
         return error.message

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from localllm.errors import UnsupportedModelError
 from localllm.files.json_file import read_json_object
-from localllm.model.architectures import read_model_config
+from localllm.model.families.table import read_architecture
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -38,7 +38,7 @@ def check_listed(repo: str, names: Sequence[str]) -> None:
 
 def check_config(folder: Path) -> None:
     """Look at config.json. Raises: UnsupportedModelError, CheckpointError for what cannot run."""
-    read_model_config(folder)
+    read_architecture(folder)
     quantization = read_json_object(folder / "config.json").get("quantization_config")
     if quantization is not None:
         # Imported here: torch, which the formats of weights need, takes two seconds.

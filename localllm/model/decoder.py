@@ -5,27 +5,29 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.block import BlockInputs
+from localllm.model.fused.decoder import FusedDecoder
 from localllm.model.inputs import ForwardBatch, PagedKVCache
-from localllm.model.layers import DecoderLayer, RMSNorm, Rotation
+from localllm.model.layer import Layer
 from localllm.model.linear import Projection
-from localllm.model.rope import RopeTable
+from localllm.model.norm import RMSNorm
+from localllm.model.rope import RopeTables
 from localllm_kernels import Ops
-from localllm_kernels.fused_decoder import FusedDecoder
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderModel:
     """A loaded model; holds weights and no state of any request."""
 
-    config: ModelConfig
+    architecture: Architecture
     embedding: Tensor  # [vocab_size, hidden]
-    layers: tuple[DecoderLayer, ...]
+    layers: tuple[Layer, ...]
     norm: RMSNorm
     lm_head: Projection
-    rope: RopeTable
+    ropes: RopeTables
     ops: Ops
-    # The layers and the last norm as one operator, where there is one for them.
+    # The layers and the last norm in one call, where there is one for them.
     fused: FusedDecoder | None = None
 
     def forward(self, batch: ForwardBatch, kv_cache: PagedKVCache) -> Tensor:
@@ -34,30 +36,20 @@ class DecoderModel:
         Writes the new tokens' keys and values to `kv_cache`.
         """
         ops = self.ops
-        rotation = Rotation(self.rope.cos[batch.positions], self.rope.sin[batch.positions])
+        rotations = self.ropes.rotations(batch.positions)
         residual = F.embedding(batch.input_ids, self.embedding).to(self.norm.weight.dtype)
-        num_rows = batch.input_ids.shape[0]
-        if self.fused is not None and self.fused.takes(num_rows, batch.max_query_len):
-            return self.fused(
-                residual,
-                rotation.cos,
-                rotation.sin,
-                kv_cache.stacked,
-                slot_mapping=batch.slot_mapping,
-                block_tables=batch.block_tables,
-                cu_seqlens_q=batch.cu_seqlens_q,
-                seq_lens=batch.seq_lens,
-                max_query_len=batch.max_query_len,
-            )
-        x = ops.rms_norm(residual, self.layers[0].input_norm.weight, self.layers[0].input_norm.eps)
-        # Each layer hands over its output normed for the next one, with the residual beside it.
-        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.norm]
-        for i, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
-            x = layer.attention(x, rotation, batch, kv_cache.layer(i), ops)
-            norm = layer.post_attention_norm
-            x, residual = ops.add_rms_norm(x, residual, norm.weight, norm.eps)
-            x = layer.mlp(x, ops)
-            x, residual = ops.add_rms_norm(x, residual, next_norm.weight, next_norm.eps)
+        if self.fused is not None and self.fused.takes(batch):
+            [rotation] = rotations.values()
+            return self.fused(residual, rotation, batch, kv_cache)
+        first, *others = [sublayer.norm for layer in self.layers for sublayer in layer.sublayers]
+        x = ops.rms_norm(residual, first.weight, first.eps)
+        # Each block hands over its output normed for the next one, with the residual beside it.
+        next_norms = iter([*others, self.norm])
+        for i, layer in enumerate(self.layers):
+            inputs = BlockInputs(ops, batch, rotations, kv_cache.layer(i))
+            for sublayer in layer.sublayers:
+                x, norm = sublayer.block(x, inputs), next(next_norms)
+                x, residual = ops.add_rms_norm(x, residual, norm.weight, norm.eps)
         return x
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

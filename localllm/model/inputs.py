@@ -1,5 +1,6 @@
 """What a forward pass reads besides the weights: one batch, and the paged KV cache."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from localllm.model.blocks.block import KVState
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache
 
 
@@ -59,6 +61,20 @@ class PagedKVCache:
             return cls(KVCache(key, value))
         scales = (_zeros(shape[:-1], torch.float32, device) for _ in range(2))
         return cls(KVCache(key, value, *scales))
+
+    @classmethod
+    def of(
+        cls,
+        states: Sequence[KVState],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> "PagedKVCache":
+        """Zeroed caches of layers with such states, which have the same sizes."""
+        [(num_heads, width)] = {(state.num_heads, state.width) for state in states}
+        shape = (len(states), num_blocks, num_heads, block_size, width)
+        return cls.allocate(shape, dtype, device)
 
     def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
         """Copy whole blocks in all layers, (from, to) in order: a later copy sees earlier ones."""

@@ -13,14 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from localllm.model.architectures import ArchSpec, expected_tensors, linear_shapes
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import HEAD, Architecture
 from localllm.model.quantized import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 
 WeightKind = Literal["bf16", "int4", "int8", "fp8"]
 WEIGHT_KINDS: tuple[WeightKind, ...] = ("bf16", "int4", "int8", "fp8")
 _GROUP_SIZE = 128
-_HEAD = "lm_head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +29,7 @@ class RandomWeights:
     embedding is tied.
     """
 
-    config: ModelConfig
-    spec: ArchSpec
+    architecture: Architecture
     kind: WeightKind
     device: torch.device
     seed: int = 0
@@ -41,8 +38,8 @@ class RandomWeights:
     _tensors: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_linears", linear_shapes(self.config, self.spec))
-        object.__setattr__(self, "_tensors", expected_tensors(self.config, self.spec))
+        object.__setattr__(self, "_linears", self.architecture.linears())
+        object.__setattr__(self, "_tensors", self.architecture.tensors())
 
     def has_plain(self, name: str) -> bool:
         """See WeightSource."""
@@ -85,7 +82,7 @@ class RandomWeights:
         def scales(count: tuple[int, ...], of_codes: float, dtype: torch.dtype) -> Tensor:
             return torch.full(count, deviation / of_codes, dtype=dtype, device=device)
 
-        if linear == _HEAD or self.kind == "int8":
+        if linear == HEAD or self.kind == "int8":
             drawn = codes(-127, 128, torch.int8, shape[1])
             return Int8Weight(drawn, scales(shape[:1], 73.3, torch.bfloat16))
         if self.kind == "int4":
@@ -101,11 +98,11 @@ class RandomWeights:
         """Bytes of a linear as it is stored; 0 where there is none of that name."""
         shape = self._linear_shape(linear)
         if shape is None:
-            tied = self.config.tie_word_embeddings and linear == _HEAD
-            return 2 * self.config.vocab_size * self.config.hidden_size if tied else 0
+            tied = self.architecture.tie_word_embeddings and linear == HEAD
+            return 2 * prod(self._head_shape) if tied else 0
         if self.kind == "bf16":
             return 2 * prod(shape)
-        if linear == _HEAD or self.kind == "int8":
+        if linear == HEAD or self.kind == "int8":
             return prod(shape) + 2 * shape[0]
         if self.kind == "int4":
             return prod(shape) // 2 + 2 * prod(shape) // self.group_size(shape[1])
@@ -114,7 +111,7 @@ class RandomWeights:
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of all weights, plain tensors with `item_bytes` a value."""
         plain = sum(prod(shape) for name, shape in self._tensors.items() if self.has_plain(name))
-        quantized = [*self._linears, _HEAD] if self.kind != "bf16" else []
+        quantized = [*self._linears, HEAD] if self.kind != "bf16" else []
         return plain * item_bytes + sum(map(self.linear_bytes, dict.fromkeys(quantized)))
 
     @staticmethod
@@ -122,11 +119,15 @@ class RandomWeights:
         """Inputs to a scale in int4: 128, or less where that does not divide the width."""
         return next(size for size in (_GROUP_SIZE, 64, 32, 16, width_in) if width_in % size == 0)
 
+    @property
+    def _head_shape(self) -> tuple[int, int]:
+        return self.architecture.vocab_size, self.architecture.hidden_size
+
     def _linear_shape(self, linear: str) -> tuple[int, int] | None:
         """(out, in) of a linear; the head is one of its own where it is quantized."""
-        if linear == _HEAD:
-            is_own = self.kind != "bf16" or not self.config.tie_word_embeddings
-            return (self.config.vocab_size, self.config.hidden_size) if is_own else None
+        if linear == HEAD:
+            is_own = self.kind != "bf16" or not self.architecture.tie_word_embeddings
+            return self._head_shape if is_own else None
         return self._linears.get(linear)
 
     def _generator(self, name: str) -> torch.Generator:

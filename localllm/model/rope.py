@@ -6,12 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localllm.model.config import RopeConfig
+from localllm.model.blocks.block import Rotation
+from localllm.model.rope_config import RopeConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RopeTable:
-    """Cosines and sines of every position, float32 [max_positions, head_dim / 2]."""
+    """Cosines and sines of every position, float32 [max_positions, head_dim / 2].
+
+    A table equals itself only, so that it can be a key.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -24,6 +28,28 @@ class RopeTable:
         frequencies, scale = inverse_frequencies(rope, head_dim)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         return cls((angles.cos() * scale).to(device), (angles.sin() * scale).to(device))
+
+
+class RopeTables:
+    """The tables of a model's layers, each made once, for positions 0 to `max_positions` - 1."""
+
+    def __init__(self, max_positions: int, device: torch.device) -> None:
+        self._max_positions, self.device = max_positions, device
+        self._tables: dict[tuple[RopeConfig, int], RopeTable] = {}
+
+    def table(self, config: RopeConfig, width: int) -> RopeTable:
+        """For heads of `width`."""
+        if (config, width) not in self._tables:
+            table = RopeTable.build(config, width, self._max_positions, self.device)
+            self._tables[config, width] = table
+        return self._tables[config, width]
+
+    def rotations(self, positions: Tensor) -> dict[RopeTable, Rotation]:
+        """What `positions`, int64 [num_tokens], are turned by, of every table."""
+        return {
+            table: Rotation(table.cos[positions], table.sin[positions])
+            for table in self._tables.values()
+        }
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:

@@ -6,8 +6,7 @@ from math import prod
 from pathlib import Path
 
 from localllm.errors import CheckpointError
-from localllm.model.architectures import ArchSpec, expected_tensors, linear_shapes
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import HEAD, Architecture
 from localllm.model.formats import Scheme, StoredTensor
 from localllm.model.quantization_config import read_quantization
 from localllm.model.safetensors_header import TensorInfo, read_headers
@@ -50,7 +49,7 @@ class WeightMap:
         return int(stored * RESIDENT_SHARE) + plain * item_bytes
 
 
-def check_weights(files: list[Path], config: ModelConfig, spec: ArchSpec) -> WeightMap:
+def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
     """Hold the files' headers against the config; nothing is loaded yet.
 
     Raises: CheckpointError naming a tensor that is missing, left over, twice there, of a dtype
@@ -60,14 +59,16 @@ def check_weights(files: list[Path], config: ModelConfig, spec: ArchSpec) -> Wei
     found = read_headers(files)
     expected = {
         name: StoredTensor((shape,), LOADABLE_DTYPES)
-        for name, shape in expected_tensors(config, spec).items()
+        for name, shape in architecture.tensors().items()
     }
-    shapes = linear_shapes(config, spec)
+    shapes = architecture.linears()
     quantized = {}
     claimed: set[str] = set()
-    for linear, scheme in _find_schemes(found, config, shapes).items():
+    for linear, scheme in _find_schemes(found, architecture, shapes).items():
         stored = _stored_tensors(linear, scheme, shapes[linear])
-        parts = _collect(found, {f"{linear}.{name}": each for name, each in stored.items()}, config)
+        parts = _collect(
+            found, {f"{linear}.{name}": each for name, each in stored.items()}, architecture
+        )
         quantized[linear] = StoredLinear(
             scheme, {name.removeprefix(f"{linear}."): info for name, info in parts.items()}
         )
@@ -76,13 +77,13 @@ def check_weights(files: list[Path], config: ModelConfig, spec: ArchSpec) -> Wei
         # Some tools write a bias of zeros where the architecture has none.
         bias = StoredTensor((shapes[linear][:1],), LOADABLE_DTYPES, is_optional=True)
         expected.setdefault(f"{linear}.bias", bias)
-    plain = _collect(found, expected, config)
+    plain = _collect(found, expected, architecture)
     for name, info in found.items():
-        is_tied_head = name == "lm_head.weight" and config.tie_word_embeddings
+        is_tied_head = name == f"{HEAD}.weight" and architecture.tie_word_embeddings
         is_known = name in plain or name in claimed or is_tied_head
         if not is_known and not name.endswith(IGNORED_SUFFIXES):
             raise CheckpointError(
-                f"tensor {name!r} is left over: {config.architecture} has no place for it",
+                f"tensor {name!r} is left over: {architecture.name} has no place for it",
                 where=str(info.file),
                 hint="config.json may name the wrong architecture or too few layers",
             )
@@ -100,7 +101,9 @@ def _stored_tensors(linear: str, scheme: Scheme, shape: tuple[int, int]) -> dict
 
 
 def _collect(
-    found: Mapping[str, TensorInfo], expected: Mapping[str, StoredTensor], config: ModelConfig
+    found: Mapping[str, TensorInfo],
+    expected: Mapping[str, StoredTensor],
+    architecture: Architecture,
 ) -> dict[str, TensorInfo]:
     tensors = {}
     for name, tensor in expected.items():
@@ -109,7 +112,7 @@ def _collect(
             tensors[name] = found[name]
         elif not tensor.is_optional:
             raise CheckpointError(
-                f"tensor {name!r} is missing ({config.architecture} needs it)",
+                f"tensor {name!r} is missing ({architecture.name} needs it)",
                 where=_describe({info.file for info in found.values()}),
                 hint="download the model again",
             )
@@ -117,9 +120,9 @@ def _collect(
 
 
 def _find_schemes(
-    found: Mapping[str, TensorInfo], config: ModelConfig, linears: Iterable[str]
+    found: Mapping[str, TensorInfo], architecture: Architecture, linears: Iterable[str]
 ) -> dict[str, Scheme]:
-    quantization = read_quantization(config.quantization)
+    quantization = read_quantization(architecture.quantization)
     if quantization is None:
         return {}
     schemes = {}

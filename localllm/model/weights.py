@@ -11,10 +11,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from localllm.errors import CheckpointError
-from localllm.model.architectures import ArchSpec, layer_windows
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import EMBEDDING, HEAD, LAST_NORM, Architecture, layer_name
 from localllm.model.decoder import DecoderModel
-from localllm.model.layers import DecoderLayer, RMSNorm, build_layer, decoder_parts
+from localllm.model.fused.choose import fuse_layers
+from localllm.model.layer import Layer
 from localllm.model.linear import (
     FixedRows,
     Linear,
@@ -23,8 +23,10 @@ from localllm.model.linear import (
     fuse,
     quantized_linear,
 )
+from localllm.model.norm import RMSNorm
 from localllm.model.quantized import QuantizedWeight
-from localllm.model.rope import RopeTable
+from localllm.model.rope import RopeTable, RopeTables
+from localllm.model.rope_config import RopeConfig
 from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
 
@@ -110,8 +112,7 @@ class CheckpointWeights:
 
 def load_model(
     source: WeightSource,
-    config: ModelConfig,
-    spec: ArchSpec,
+    architecture: Architecture,
     *,
     max_model_len: int,
     dtype: torch.dtype,
@@ -128,18 +129,19 @@ def load_model(
     """
     has_fixed_rows = deterministic and not ops.rows_alike
     reader = WeightReader(source, dtype, device, ops, has_fixed_rows=has_fixed_rows)
-    embedding = reader.read("model.embed_tokens.weight")
-    layers = tuple(reader.layer(config, spec, i) for i in range(config.num_layers))
-    norm = RMSNorm(reader.vector("model.norm.weight"), config.rms_norm_eps)
+    ropes = RopeTables(max_model_len, device)
+    embedding = reader.read(EMBEDDING)
+    layers = tuple(reader.layer(architecture, i, ropes) for i in range(architecture.num_layers))
+    norm = reader.last_norm(architecture)
     return DecoderModel(
-        config=config,
+        architecture=architecture,
         embedding=embedding,
         layers=layers,
         norm=norm,
         lm_head=reader.head(embedding),
-        rope=RopeTable.build(config.rope, config.head_dim, max_model_len, device),
+        ropes=ropes,
         ops=ops,
-        fused=ops.fuse_decoder(decoder_parts(layers, norm)),
+        fused=fuse_layers(architecture.layers, layers, norm, ops),
     )
 
 
@@ -255,19 +257,17 @@ class WeightReader:
 
     def head(self, embedding: Tensor) -> Projection:
         """The output head, which is the embedding table where there is no other."""
-        has_own = self._source.has_quantized("lm_head") or self._has_plain("lm_head.weight")
-        return self.linear("lm_head") if has_own else self._plain(embedding, None)
+        has_own = self._source.has_quantized(HEAD) or self._has_plain(f"{HEAD}.weight")
+        return self.linear(HEAD) if has_own else self._plain(embedding, None)
 
-    def layer(self, config: ModelConfig, spec: ArchSpec, index: int) -> DecoderLayer:
+    def last_norm(self, architecture: Architecture) -> RMSNorm:
+        """The norm behind the layers."""
+        return RMSNorm(self.vector(LAST_NORM), architecture.rms_norm_eps)
+
+    def layer(self, architecture: Architecture, index: int, ropes: RopeTables) -> Layer:
         """A whole layer."""
-        layer = f"model.layers.{index}"
-        return build_layer(
-            config,
-            layer_windows(config, spec)[index],
-            norm_weight=lambda name: self.vector(f"{layer}.{name}.weight"),
-            linear=lambda names: self.linear(*(f"{layer}.{name}" for name in names)),
-            has_head_norms=spec.qk_norm,
-        )
+        parts = _LayerParts(self, layer_name(index), ropes)
+        return architecture.layers[index].build(parts)
 
     def _plain(self, weight: Tensor, bias: Tensor | None) -> Projection:
         linears = self._linears
@@ -292,3 +292,21 @@ class WeightReader:
 
     def _has_plain(self, name: str) -> bool:
         return self._source.has_plain(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerParts:
+    """The parts of one layer, see Parts."""
+
+    reader: WeightReader
+    layer: str
+    ropes: RopeTables
+
+    def vector(self, name: str) -> Tensor:
+        return self.reader.vector(f"{self.layer}.{name}")
+
+    def linear(self, *names: str) -> Projection:
+        return self.reader.linear(*(f"{self.layer}.{name}" for name in names))
+
+    def rope(self, config: RopeConfig, width: int) -> RopeTable:
+        return self.ropes.table(config, width)

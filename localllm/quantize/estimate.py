@@ -2,12 +2,10 @@
 
 import time
 from dataclasses import dataclass
-from math import prod
 
 import torch
 
-from localllm.model.architectures import ArchSpec, linear_shapes
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import Architecture
 from localllm.quantize.awq import NUM_RATIOS
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe
@@ -36,13 +34,12 @@ def estimate(
 ) -> Estimate:
     """The sizes of a checkpoint and of what is made of it, and `quantize_seconds`."""
     num_bytes = sum(info.num_bytes for info in source.weights.plain.values())
-    seconds = quantize_seconds(source.config, source.spec, recipe, asked, device)
+    seconds = quantize_seconds(source.architecture, recipe, asked, device)
     return Estimate(num_bytes, result_bytes(source, recipe), seconds)
 
 
 def quantize_seconds(
-    config: ModelConfig,
-    spec: ArchSpec,
+    architecture: Architecture,
     recipe: Recipe,
     asked: CalibrationRequest,
     device: torch.device,
@@ -50,24 +47,24 @@ def quantize_seconds(
     """Count the operations and divide by the rate of a product measured here; with the text that a
     model writes for its calibration, and without a download.
     """
-    shapes = [s for n, s in linear_shapes(config, spec).items() if n != "lm_head"]
-    weights = sum(prod(shape) for shape in shapes)
+    groups = [group for _, group in architecture.groups()]
+    weights = sum(group.width_out * group.width_in for group in groups)
     num_tokens = asked.num_windows * asked.length
     operations = 20.0 * weights
     if recipe.uses_inputs:
         operations += _PASSES * 2 * weights * num_tokens
         # Two products of the inputs with themselves, shared by the linears that read them.
-        operations += sum(4.0 * num_tokens * width_in**2 for _, width_in in shapes) / 1.75
-        operations += sum(4.0 * out * width_in**2 for out, width_in in shapes)
+        operations += sum(4.0 * num_tokens * group.width_in**2 for group in groups)
+        operations += sum(4.0 * group.width_out * group.width_in**2 for group in groups)
         if "awq" in recipe.method:
             searches = 2 * 2 * NUM_RATIOS
-            operations += sum(searches * out * width_in**2 for out, width_in in shapes)
+            operations += sum(searches * group.width_out * group.width_in**2 for group in groups)
     rate = _operations_per_s(device)
     seconds = _FIXED_S + operations / rate
     if asked.text is None and asked.dataset is None:
         counts = asked.counts(calibrates=recipe.uses_inputs)
         num_written = counts.total * counts.length
-        each = 2.0 * (weights + config.vocab_size * config.hidden_size)
+        each = 2.0 * (weights + architecture.vocab_size * architecture.hidden_size)
         seconds += num_written * (each / (_WRITING_SHARE * rate) + _WRITTEN_TOKEN_S)
     return seconds
 

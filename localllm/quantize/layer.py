@@ -7,14 +7,17 @@ sequential", as in the code of GPTQ's authors), and towards the outputs that the
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from localllm.model.config import ModelConfig
-from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV, DecoderLayer, build_layer
+from localllm.model.blocks.block import InputRows, LinearGroup
+from localllm.model.layer import LayerPlan, Place, Sublayer
 from localllm.model.linear import Linear
 from localllm.model.quantized import QuantizedWeight
+from localllm.model.rope import RopeTable, RopeTables
+from localllm.model.rope_config import RopeConfig
 from localllm.quantize.awq import search_scales
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import Grid, fit_grid
@@ -24,28 +27,26 @@ from localllm.quantize.stream import CalibrationStream
 
 
 @dataclass(frozen=True, slots=True)
-class LayerShape:
-    """What a layer needs besides its tensors."""
+class TensorParts:
+    """The parts of a layer from `tensors`, which are named as in the checkpoint; see Parts."""
 
-    config: ModelConfig
-    window: int | None
+    tensors: Mapping[str, Tensor]
+    ropes: RopeTables
 
-    def build(self, tensors: Mapping[str, Tensor]) -> DecoderLayer:
-        """A layer that computes with `tensors`, which are named as in the checkpoint."""
+    def vector(self, name: str) -> Tensor:
+        """See Parts."""
+        return self.tensors[name]
 
-        def linear(names: tuple[str, ...]) -> Linear:
-            weight = torch.cat([tensors[f"{name}.weight"] for name in names])
-            if f"{names[0]}.bias" not in tensors:
-                return Linear(weight)
-            return Linear(weight, torch.cat([tensors[f"{name}.bias"] for name in names]))
+    def linear(self, *names: str) -> Linear:
+        """See Parts."""
+        weight = torch.cat([self.tensors[f"{name}.weight"] for name in names])
+        if f"{names[0]}.bias" not in self.tensors:
+            return Linear(weight)
+        return Linear(weight, torch.cat([self.tensors[f"{name}.bias"] for name in names]))
 
-        return build_layer(
-            self.config,
-            self.window,
-            norm_weight=lambda name: tensors[f"{name}.weight"],
-            linear=linear,
-            has_head_norms="self_attn.q_norm.weight" in tensors,
-        )
+    def rope(self, config: RopeConfig, width: int) -> RopeTable:
+        """See Parts."""
+        return self.ropes.table(config, width)
 
 
 @dataclass(slots=True)
@@ -78,30 +79,32 @@ class LayerQuantizer:
     def __init__(
         self,
         tensors: Mapping[str, Tensor],
-        shape: LayerShape,
+        plan: LayerPlan,
         recipe: Recipe,
         stored_dtype: torch.dtype,
         streams: tuple[CalibrationStream, CalibrationStream],
     ) -> None:
         self._tensors = dict(tensors)
-        self._original = shape.build(tensors)
-        self._shape, self._recipe, self._stored_dtype = shape, recipe, stored_dtype
+        self._plan, self._recipe, self._stored_dtype = plan, recipe, stored_dtype
         self._stream, self._reference = streams
+        self._original = plan.build(TensorParts(tensors, self._reference.ropes))
         self._done: dict[str, _Rounded] = {}
         self._errors: dict[str, float] = {}
 
     def run(self) -> QuantizedLayer:
-        """Quantize; the first stream then stands within this layer, the second before the next."""
-        stream, reference, original = self._stream, self._reference, self._original
-        self._step(
-            QKV, stream.attention_inputs(self._current()), reference.attention_inputs(original)
-        )
-        self._step(OUTPUT, stream.attended(self._current()), reference.attended(original))
-        stream.add_attention(self._current())
-        reference.add_attention(original)
-        self._step(GATE_UP, stream.mlp_inputs(self._current()), reference.mlp_inputs(original))
-        self._step(DOWN, stream.activations(self._current()), reference.activations(original))
-        reference.add_mlp(original)
+        """Quantize; the first stream then stands before the layer's last block, the second before
+        the next layer.
+        """
+        stream, reference = self._stream, self._reference
+        for i, (place, original) in enumerate(
+            zip(self._plan.places, self._original.sublayers, strict=True)
+        ):
+            first, last = place.block.products
+            self._step(place, first, stream.inputs(self._current(i)), reference.inputs(original))
+            self._step(place, last, stream.inner(self._current(i)), reference.inner(original))
+            if i + 1 < len(self._plan.places):
+                stream.add(self._current(i))
+            reference.add(original)
         return QuantizedLayer(
             {name: each.grid.weight(each.codes) for name, each in self._done.items()},
             {
@@ -113,17 +116,18 @@ class LayerQuantizer:
         )
 
     def passed(self, written: Mapping[str, Tensor]) -> bool:
-        """Whether the first stream has come into the layer through `written`, so that only its
-        feed-forward is left to add. (AWQ changes what it has passed.)
+        """Whether the first stream has come into the layer through `written`, so that only its last
+        block is left to add. (AWQ changes what it has passed.)
         """
         mine = self._values()
         return "awq" not in self._recipe.method and all(
             torch.equal(tensor, mine[name]) for name, tensor in written.items()
         )
 
-    def _current(self) -> DecoderLayer:
-        """The layer as far as it is done."""
-        return self._shape.build(self._values())
+    def _current(self, index: int) -> Sublayer:
+        """A block as far as it is done."""
+        layer = self._plan.build(TensorParts(self._values(), self._stream.ropes))
+        return layer.sublayers[index]
 
     def _values(self) -> dict[str, Tensor]:
         values = {
@@ -132,10 +136,14 @@ class LayerQuantizer:
         return {**self._tensors, **values}
 
     def _step(
-        self, names: tuple[str, ...], inputs: Iterator[Tensor], reference: Iterator[Tensor]
+        self,
+        place: Place,
+        group: LinearGroup,
+        inputs: Iterator[Tensor],
+        reference: Iterator[Tensor],
     ) -> None:
-        """Quantize the linears `names`, which read the same input."""
-        recipe = self._recipe
+        """Quantize the linears of `group`, which read the same inputs."""
+        recipe, names = self._recipe, group.names
         weight = torch.cat([self._tensors[f"{name}.weight"] for name in names])
         sizes = [len(self._tensors[f"{name}.weight"]) for name in names]
         moments = Moments(weight.shape[1], weight.device)
@@ -145,7 +153,7 @@ class LayerQuantizer:
         if "gptq" in recipe.method:
             weight = moments.retarget(weight)
         if "awq" in recipe.method:
-            scales = self._fold_scales(names, weight, hessian, moments.magnitudes)
+            scales = self._fold_scales(place, group, weight, hessian, moments.magnitudes)
         scaled, scaled_hessian = weight * scales, hessian / torch.outer(scales, scales)
         grid = fit_grid(
             scaled,
@@ -169,26 +177,29 @@ class LayerQuantizer:
             start += size
 
     def _fold_scales(
-        self, names: tuple[str, ...], weight: Tensor, hessian: Tensor, magnitudes: Tensor
+        self,
+        place: Place,
+        group: LinearGroup,
+        weight: Tensor,
+        hessian: Tensor,
+        magnitudes: Tensor,
     ) -> Tensor:
-        """AWQ's scales for the input of `names`, undone in the operation before it."""
+        """AWQ's scales for the inputs of `group`, undone in the operation before it."""
+        rows, tie = group.inputs, None
+        if rows is not None and rows.repeats > 1:
+            tie = partial(_shared, rows=rows)
         scales = search_scales(
             weight,
             hessian,
             magnitudes,
             group_size=self._recipe.group_size,
             symmetric=self._recipe.symmetric,
-            tie=self._shared_over_heads if names == OUTPUT else None,
+            tie=tie,
         )
-        if names == QKV:
-            scales = self._divide_norm("input_layernorm.weight", scales)
-        elif names == GATE_UP:
-            scales = self._divide_norm("post_attention_layernorm.weight", scales)
-        elif names == OUTPUT:
-            self._divide_rows("self_attn.v_proj", self._of_value_rows(scales))
-            self._stream.divide_attended(scales)
-        else:
-            self._divide_rows("mlp.up_proj", scales)
+        if rows is None:
+            return self._divide_norm(f"{place.norm}.weight", scales)
+        self._divide_rows(rows.linear, _by_input(scales, rows)[:, 0].flatten())
+        self._stream.divide_inner(scales)
         return scales
 
     def _divide_norm(self, name: str, divisors: Tensor) -> Tensor:
@@ -208,16 +219,12 @@ class LayerQuantizer:
             divided = self._tensors[bias] / divisors
             self._tensors[bias] = divided.to(self._stored_dtype).float()
 
-    def _grouped(self, values: Tensor) -> Tensor:
-        """`values` [heads · head_dim] as [kv_heads, heads of a group, head_dim]."""
-        config = self._shape.config
-        return values.view(config.num_kv_heads, -1, config.head_dim)
 
-    def _shared_over_heads(self, values: Tensor) -> Tensor:
-        """The mean over the heads that read the same values, for each of them."""
-        grouped = self._grouped(values)
-        return grouped.mean(1, keepdim=True).expand_as(grouped).flatten()
+def _by_input(values: Tensor, rows: InputRows) -> Tensor:
+    return values.view(rows.groups, rows.repeats, rows.width)
 
-    def _of_value_rows(self, scales: Tensor) -> Tensor:
-        """Shared scales [heads · head_dim] as those of the value projection's rows."""
-        return self._grouped(scales)[:, 0].flatten()
+
+def _shared(values: Tensor, rows: InputRows) -> Tensor:
+    """The mean over the inputs that are the same output of a linear, for each of them."""
+    grouped = _by_input(values, rows)
+    return grouped.mean(1, keepdim=True).expand_as(grouped).flatten()

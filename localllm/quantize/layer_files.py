@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from localllm.model.architecture import layer_name
 from localllm.model.formats import Scheme
 from localllm.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
 from localllm.quantize.layer import QuantizedLayer
@@ -29,7 +30,7 @@ def write_layer(
     work: WorkFolder, index: int, layer: QuantizedLayer, scheme: Scheme, dtype: torch.dtype
 ) -> None:
     """Write layer `index` with its errors; what is not quantized is written in `dtype`."""
-    prefix = f"model.layers.{index}."
+    prefix = f"{layer_name(index)}."
     tensors = {f"{prefix}{name}": tensor.to(dtype) for name, tensor in layer.plain.items()}
     for linear, weight in layer.weights.items():
         tensors |= stored_tensors(f"{prefix}{linear}", weight, scheme, dtype)
@@ -40,7 +41,7 @@ def read_layer(
     work: WorkFolder, index: int, scheme: Scheme, device: torch.device
 ) -> dict[str, Tensor]:
     """The tensors of layer `index` in float32, dequantized, by their names within the layer."""
-    prefix = f"model.layers.{index}."
+    prefix = f"{layer_name(index)}."
     stored = {
         name.removeprefix(prefix): tensor.to(device)
         for name, tensor in work.read(part_name(index)).items()

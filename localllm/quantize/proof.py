@@ -15,8 +15,8 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import LocalLLMError
-from localllm.model.layers import RMSNorm
-from localllm.model.rope import RopeTable
+from localllm.model.architecture import EMBEDDING
+from localllm.model.rope import RopeTables
 from localllm.model.weights import open_weights
 from localllm.quantize.source import CheckedFolder
 from localllm.quantize.stream import CalibrationStream
@@ -42,8 +42,7 @@ def compare(
 
     One layer of each is loaded at a time.
     """
-    config = source.config
-    rope = RopeTable.build(config.rope, config.head_dim, windows.shape[1], device)
+    ropes = RopeTables(windows.shape[1], device)
     tally = Tally(2)
     with (
         open_weights(result.weights, dtype, device) as own,
@@ -53,16 +52,14 @@ def compare(
         specs = (result, source)
         streams = []
         for reader in readers:
-            embedding = reader.read("model.embed_tokens.weight")
-            streams.append(CalibrationStream(embedding[windows.to(device)].cpu(), rope, ops))
+            embedding = reader.read(EMBEDDING)
+            streams.append(CalibrationStream(embedding[windows.to(device)].cpu(), ropes, ops))
             del embedding
-        for i in range(config.num_layers):
+        for i in range(source.architecture.num_layers):
             for reader, checked, stream in zip(readers, specs, streams, strict=True):
-                stream.pass_through(reader.layer(checked.config, checked.spec, i))
-        norms = [
-            RMSNorm(reader.read("model.norm.weight"), config.rms_norm_eps) for reader in readers
-        ]
-        heads = [reader.head(reader.read("model.embed_tokens.weight")) for reader in readers]
+                stream.pass_through(reader.layer(checked.architecture, i, ropes))
+        norms = [reader.last_norm(source.architecture) for reader in readers]
+        heads = [reader.head(reader.read(EMBEDDING)) for reader in readers]
         # The last token of a window has no next one.
         targets = torch.cat([windows[:, 1:], windows.new_full((len(windows), 1), -1)], 1).flatten()
         start = 0

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.model.layers import DOWN, GATE_UP, OUTPUT, QKV
+from localllm.model.layer import LayerPlan
 from localllm.model.quantized import Fp8Weight, Int8Weight, QuantizedWeight
 from localllm.quantize.grid import fit_grid
 from localllm.quantize.layer import QuantizedLayer
@@ -26,13 +26,13 @@ def round_weight(weight: Tensor, recipe: Recipe) -> QuantizedWeight:
     return grid.weight(grid.round(weight))
 
 
-def round_layer(tensors: Mapping[str, Tensor], recipe: Recipe) -> QuantizedLayer:
+def round_layer(tensors: Mapping[str, Tensor], plan: LayerPlan, recipe: Recipe) -> QuantizedLayer:
     """A layer, float32 tensors by their names within it, without regard to its inputs.
 
     The errors are of the weights: squared difference over squared values.
     """
     plain, weights, errors = dict(tensors), {}, {}
-    for linear in [*QKV, *OUTPUT, *GATE_UP, *DOWN]:
+    for linear, _, _ in plan.linears():
         weight = plain.pop(f"{linear}.weight")
         weights[linear] = round_weight(weight, recipe)
         lost = (weights[linear].dequantize(torch.float32) - weight).square().sum()

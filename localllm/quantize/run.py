@@ -22,12 +22,12 @@ from localllm.errors import CheckpointError, RequestError
 from localllm.files.json_file import read_json_object
 from localllm.files.model_file import read_model_file
 from localllm.hub.checkpoint import Checkpoint
-from localllm.model.architectures import expected_tensors, layer_windows
-from localllm.model.rope import RopeTable
+from localllm.model.architecture import EMBEDDING, HEAD, layer_name
+from localllm.model.rope import RopeTables
 from localllm.model.weight_files import fingerprint
 from localllm.model.weights import WeightReader, open_weights
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
-from localllm.quantize.layer import LayerQuantizer, LayerShape, QuantizedLayer
+from localllm.quantize.layer import LayerQuantizer, QuantizedLayer, TensorParts
 from localllm.quantize.layer_files import (
     part_name,
     read_errors,
@@ -77,10 +77,10 @@ def quantize_model(request: QuantizeRequest, progress: Progress) -> Outcome:
     """
     started = time.monotonic()
     checkpoint, source = open_unquantized(request.model, request.recipe)
-    if request.calibration.length > source.config.max_position_embeddings:
+    if request.calibration.length > source.architecture.max_position_embeddings:
         raise RequestError(
             f"windows of {request.calibration.length:,} tokens are over the context of "
-            f"{checkpoint.name}, {source.config.max_position_embeddings:,}",
+            f"{checkpoint.name}, {source.architecture.max_position_embeddings:,}",
             param="calib-seqlen",
             hint="a smaller --calib-seqlen",
         )
@@ -116,10 +116,10 @@ class _Job:
         self._request, self._recipe = request, request.recipe
         self._checkpoint, self._source = checkpoint, source
         self._work, self._progress = work, progress
-        self._stored_dtype: torch.dtype = getattr(torch, source.config.dtype)
+        self._stored_dtype: torch.dtype = getattr(torch, source.architecture.dtype)
         self._device = request.device
-        self._num_layers = source.config.num_layers
-        self._windows = layer_windows(source.config, source.spec)
+        self._plans = source.architecture.layers
+        self._num_layers = len(self._plans)
         self._text: CalibrationText | None = None
 
     def quantize_layers(self) -> None:
@@ -137,7 +137,9 @@ class _Job:
                     )
                     streams = stream, reference
                 elif not self._work.has(part_name(i)):
-                    self._write_layer(i, round_layer(self._read_layer(reader, i), self._recipe))
+                    self._write_layer(
+                        i, round_layer(self._read_layer(reader, i), self._plans[i], self._recipe)
+                    )
                 errors = read_errors(self._work, i)
                 worst = max(errors, key=errors.__getitem__)
                 self._progress("layers", i + 1, self._num_layers, f"{worst} {errors[worst]:.2%}")
@@ -152,22 +154,24 @@ class _Job:
         """Quantize a layer if it is not written yet, and pass both streams through it; returns the
         first, which may be another one then.
         """
-        shape = LayerShape(self._source.config, self._windows[index])
+        plan = self._plans[index]
         if self._work.has(part_name(index)):
-            reference.pass_through(shape.build(tensors))
-            stream.pass_through(shape.build(self._read_written(index)))
+            reference.pass_through(plan.build(TensorParts(tensors, reference.ropes)))
+            done = TensorParts(self._read_written(index), stream.ropes)
+            stream.pass_through(plan.build(done))
             return stream
         inside = stream.copy()
         quantizer = LayerQuantizer(
-            tensors, shape, self._recipe, self._stored_dtype, (inside, reference)
+            tensors, plan, self._recipe, self._stored_dtype, (inside, reference)
         )
         self._write_layer(index, quantizer.run())
         # As its file has it, so that a resumed run goes on with the same values.
         written = self._read_written(index)
+        layer = plan.build(TensorParts(written, stream.ropes))
         if quantizer.passed(written):
-            inside.add_mlp(shape.build(written))
+            inside.add(layer.sublayers[-1])
             return inside
-        stream.pass_through(shape.build(written))
+        stream.pass_through(layer)
         return stream
 
     def _read_written(self, index: int) -> dict[str, Tensor]:
@@ -181,15 +185,20 @@ class _Job:
         if self._work.has(_REST):
             return
         tensors: dict[str, Tensor] = {}
+        in_layers = {
+            f"{layer_name(i)}.{name}"
+            for i, plan in enumerate(self._plans)
+            for name in plan.tensors()
+        }
         with open_weights(self._source.weights, self._stored_dtype, torch.device("cpu")) as reader:
             for name in self._source.weights.plain:
-                if not name.startswith("model.layers."):
+                if name not in in_layers:
                     tensors[name] = reader.read(name)
         if self._recipe.int8_head:
-            head = tensors.pop("lm_head.weight", tensors["model.embed_tokens.weight"])
+            head = tensors.pop(f"{HEAD}.weight", tensors[EMBEDDING])
             scheme = Recipe(method="int8").scheme
             int8 = round_int8(head.float())
-            tensors |= stored_tensors("lm_head", int8, scheme, self._stored_dtype)
+            tensors |= stored_tensors(HEAD, int8, scheme, self._stored_dtype)
         self._work.write(_REST, tensors, {})
 
     def finish(self, started: float) -> Outcome:
@@ -201,7 +210,7 @@ class _Job:
         self._copy_small_files(folder)
         result = CheckedFolder.open(folder)
         errors = {
-            f"model.layers.{i}.{linear}": error
+            f"{layer_name(i)}.{linear}": error
             for i in range(self._num_layers)
             for linear, error in read_errors(self._work, i).items()
         }
@@ -252,7 +261,7 @@ class _Job:
             max_model_len=asked.length,
             max_num_seqs=NUM_WRITERS,
             **self._engine_fields,
-            dtype=self._source.config.dtype,  # the built-in model answers in float32
+            dtype=self._source.architecture.dtype,  # the built-in model answers in float32
         )
         return make_text(
             asked,
@@ -264,22 +273,15 @@ class _Job:
 
     def _open_streams(self, windows: Tensor) -> tuple[CalibrationStream, CalibrationStream]:
         """The stream through the quantized layers and that through the whole ones."""
-        config = self._source.config
-        device = self._device
-        rope = RopeTable.build(config.rope, config.head_dim, windows.shape[1], device)
+        ropes = RopeTables(windows.shape[1], self._device)
         with open_weights(self._source.weights, torch.float32, torch.device("cpu")) as reader:
-            hidden = reader.read("model.embed_tokens.weight")[windows]
-        stream = CalibrationStream(hidden, rope, float32_ops(device))
+            hidden = reader.read(EMBEDDING)[windows]
+        stream = CalibrationStream(hidden, ropes, float32_ops(self._device))
         return stream, stream.copy()
 
     def _read_layer(self, reader: WeightReader, index: int) -> dict[str, Tensor]:
-        prefix = f"model.layers.{index}."
-        names = [
-            name
-            for name in expected_tensors(self._source.config, self._source.spec)
-            if name.startswith(prefix)
-        ]
-        return {name.removeprefix(prefix): reader.read(name) for name in names}
+        names = self._plans[index].tensors()
+        return {name: reader.read(f"{layer_name(index)}.{name}") for name in names}
 
     def _verify(self, result: CheckedFolder) -> tuple[Evaluation, tuple[float, float] | None]:
         self._progress("measuring", 0, 2, "")
@@ -309,7 +311,7 @@ class _Job:
 
     def _write_config(self, folder: Path) -> None:
         raw = read_json_object(self._source.folder / "config.json")
-        skipped = [] if self._recipe.int8_head else ["lm_head"]
+        skipped = [] if self._recipe.int8_head else [HEAD]
         raw["quantization_config"] = self._recipe.quantization_config(skipped)
         if self._recipe.int8_head:
             raw["tie_word_embeddings"] = False

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from localllm.errors import RequestError, UnsupportedModelError
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
-from localllm.model.architectures import ArchSpec, linear_shapes, read_model_config
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import HEAD, Architecture
+from localllm.model.families.table import read_architecture
 from localllm.model.safetensors_header import ITEM_BYTES
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files
@@ -19,15 +19,15 @@ class CheckedFolder:
     """A checkpoint whose headers have been held against its config."""
 
     folder: Path
-    config: ModelConfig
-    spec: ArchSpec
+    architecture: Architecture
     weights: WeightMap
 
     @classmethod
     def open(cls, folder: Path) -> "CheckedFolder":
         """Check the checkpoint in `folder`. Raises: CheckpointError."""
-        config, spec = read_model_config(folder)
-        return cls(folder, config, spec, check_weights(find_weight_files(folder), config, spec))
+        architecture = read_architecture(folder)
+        weights = check_weights(find_weight_files(folder), architecture)
+        return cls(folder, architecture, weights)
 
     @property
     def num_bytes(self) -> int:
@@ -43,15 +43,15 @@ def open_unquantized(name: str, recipe: Recipe) -> tuple[Checkpoint, CheckedFold
     """
     checkpoint = open_checkpoint(name)
     source = CheckedFolder.open(checkpoint.folder)
-    if source.config.quantization is not None:
-        method = source.config.quantization.get("quant_method")
+    if source.architecture.quantization is not None:
+        method = source.architecture.quantization.get("quant_method")
         raise UnsupportedModelError(
             f"{name} is quantized already ({method})",
             where=str(checkpoint.folder),
             hint="quantize the checkpoint that it was made from",
         )
-    for linear, shape in linear_shapes(source.config, source.spec).items():
-        if linear == "lm_head":
+    for linear, shape in source.architecture.linears().items():
+        if linear == HEAD:
             continue
         try:
             recipe.scheme.stored(*shape)
@@ -76,10 +76,10 @@ def result_bytes(source: CheckedFolder, recipe: Recipe) -> int:
     total = 0
     linears = {
         f"{name}.weight": shape
-        for name, shape in linear_shapes(source.config, source.spec).items()
-        if name != "lm_head"
+        for name, shape in source.architecture.linears().items()
+        if name != HEAD
     }
-    scale_bytes = 4 if recipe.method == "fp8" or source.config.dtype == "float32" else 2
+    scale_bytes = 4 if recipe.method == "fp8" or source.architecture.dtype == "float32" else 2
     for name, info in source.weights.plain.items():
         if name not in linears:
             total += info.num_bytes

@@ -15,7 +15,8 @@ import localllm
 from localllm import LLM, SamplingParams
 from localllm.chat.conversation import ChatSession
 from localllm.hub.catalog import BUILT_IN_MODELS
-from localllm.model.architectures import expected_tensors, read_model_config
+from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.families.table import read_architecture
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 
@@ -31,18 +32,19 @@ UNSEEN = (
 
 
 def test_its_sizes_are_within_the_limits_it_was_made_for() -> None:
-    config, spec = read_model_config(FOLDER)
-    shapes = expected_tensors(config, spec)
+    architecture = read_architecture(FOLDER)
+    shapes = architecture.tensors()
     assert sum(prod(shape) for shape in shapes.values()) <= 9_000_000
-    assert 4096 <= config.vocab_size <= 8192
-    assert config.max_position_embeddings == 2048
-    assert config.num_kv_heads < config.num_heads
-    assert spec.qk_norm
-    assert config.tie_word_embeddings
+    assert 4096 <= architecture.vocab_size <= 8192
+    assert architecture.max_position_embeddings == 2048
+    [attention] = architecture.blocks_of(AttentionSpec)
+    assert attention.num_kv_heads < attention.num_heads
+    assert attention.has_head_norms
+    assert architecture.tie_word_embeddings
     for name, shape in shapes.items():
         if len(shape) == 2:
             assert shape[1] % 64 == 0, name
-    check_weights(find_weight_files(FOLDER), config, spec)
+    check_weights(find_weight_files(FOLDER), architecture)
 
 
 def test_unseen_english_is_far_likelier_than_chance() -> None:
@@ -66,8 +68,8 @@ def test_the_card_says_what_it_is() -> None:
     card = (FOLDER / "README.md").read_text()
     assert "demonstration" in card
     parameters = int(re.findall(r"([\d,]+) parameters", card)[0].replace(",", ""))
-    config, spec = read_model_config(FOLDER)
-    assert parameters == sum(prod(shape) for shape in expected_tensors(config, spec).values())
+    architecture = read_architecture(FOLDER)
+    assert parameters == sum(prod(shape) for shape in architecture.tensors().values())
 
 
 def test_the_tools_clean_books_as_they_say() -> None:

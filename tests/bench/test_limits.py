@@ -5,8 +5,7 @@ import torch
 from checkpoints import tiny_config
 
 from localllm.cost.rates import ModelWork, Rates, Roofline, measure_rates
-from localllm.model.architectures import ARCHITECTURES
-from localllm.model.config import ModelConfig
+from localllm.model.families.table import architecture_of
 
 # By hand, for tiny_config: a layer's linears are q 64x48, k and v 32x48 each, o 48x64, gate and up
 # 80x48 each, down 48x80.
@@ -15,8 +14,7 @@ HEAD_WEIGHTS = 288 * 48
 
 
 def tiny_work(architecture: str = "LlamaForCausalLM", **changes: int) -> ModelWork:
-    spec = ARCHITECTURES[architecture]
-    config = ModelConfig.from_hf(tiny_config(architecture, **changes))
+    model = architecture_of(tiny_config(architecture, **changes))
 
     def bfloat16_bytes(linear: str) -> int:
         if linear == "lm_head":
@@ -25,7 +23,7 @@ def tiny_work(architecture: str = "LlamaForCausalLM", **changes: int) -> ModelWo
         widths = {"q_proj": 3072, "k_proj": 1536, "v_proj": 1536, "o_proj": 3072}
         return 2 * widths.get(name, 3840)
 
-    return ModelWork.of(config, spec, bfloat16_bytes, kv_row_bytes=2 * config.head_dim)
+    return ModelWork.of(model, bfloat16_bytes, row_bytes=lambda width: 2 * width)
 
 
 def test_weights_are_counted_once_with_the_head_in_the_bytes_alone() -> None:

@@ -13,11 +13,9 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import CatalogError
 from localllm.hub.catalog import CatalogEntry, load_catalog
-from localllm.model.architectures import ARCHITECTURES
-from localllm.model.config import ModelConfig
+from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 
-SPEC = ARCHITECTURES["Qwen3ForCausalLM"]
 CPU = torch.device("cpu")
 
 
@@ -27,7 +25,7 @@ def tiny_sizes(**changes: object) -> dict[str, object]:
 
 
 def tiny_weights(kind: WeightKind, **changes: object) -> RandomWeights:
-    return RandomWeights(ModelConfig.from_hf(tiny_sizes(**changes)), SPEC, kind, CPU)
+    return RandomWeights(architecture_of(tiny_sizes(**changes)), kind, CPU)
 
 
 @pytest.fixture
@@ -123,11 +121,11 @@ def test_the_shapes_of_the_catalogue_are_whole() -> None:
     assert {"qwen3-0.6b", "llama-3.2-1b", "qwen3-8b", "llama-3.1-8b"} <= sized.keys()
     billions = {"qwen3-0.6b": 0.44, "llama-3.2-1b": 0.97, "qwen3-8b": 6.95, "llama-3.1-8b": 6.98}
     for alias, entry in sized.items():
-        config = ModelConfig.from_hf(entry.config_json())
-        source = RandomWeights(config, ARCHITECTURES[entry.architecture], "bf16", CPU)
+        architecture = architecture_of(entry.config_json())
+        source = RandomWeights(architecture, "bf16", CPU)
         layers = source.resident_bytes(2) / 2 / 1e9
-        embeddings = config.vocab_size * config.hidden_size / 1e9
-        embeddings *= 1 if config.tie_word_embeddings else 2
+        embeddings = architecture.vocab_size * architecture.hidden_size / 1e9
+        embeddings *= 1 if architecture.tie_word_embeddings else 2
         if alias in billions:
             # Parameters without embeddings, as the models' cards give them.
             assert layers - embeddings == pytest.approx(billions[alias], abs=0.011)

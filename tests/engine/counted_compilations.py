@@ -29,8 +29,7 @@ from localllm.engine.ngram import NgramDrafter
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.engine.speculation import Speculator
-from localllm.model.architectures import find_architecture
-from localllm.model.config import ModelConfig
+from localllm.model.families.table import architecture_of
 from localllm.model.inputs import PagedKVCache
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weights import load_model
@@ -101,7 +100,6 @@ def compile_nothing(noted: list[str]) -> None:
 
 
 def make_engine(kind: str, fragment_rows: int, max_num_seqs: int) -> Engine:
-    spec = find_architecture("Qwen3ForCausalLM")
     raw = {
         "architectures": ["Qwen3ForCausalLM"],
         "vocab_size": VOCAB_SIZE,
@@ -113,17 +111,16 @@ def make_engine(kind: str, fragment_rows: int, max_num_seqs: int) -> Engine:
         "head_dim": 64,
         "max_position_embeddings": CONTEXT,
     }
-    config = ModelConfig.from_hf({**spec.config_defaults, **raw})
+    architecture = architecture_of(raw)
     device = torch.device("cpu")
-    drawn = RandomWeights(config, spec, kind, device)  # type: ignore[arg-type]
+    drawn = RandomWeights(architecture, kind, device)  # type: ignore[arg-type]
     ops = triton_ops("cpu")
-    workspace = ops.linears._workspace  # type: ignore[union-attr]
+    workspace = ops.linears.workspace  # type: ignore[union-attr]
     workspace.num_processors, workspace.capability = 132, 90
     workspace.fragment_rows = fragment_rows
     model = load_model(
         drawn,
-        config,
-        spec,
+        architecture,
         max_model_len=CONTEXT,
         dtype=torch.bfloat16,
         device=device,

@@ -8,9 +8,9 @@ from checkpoints import tiny_config
 from localllm.engine.config import EngineConfig
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.errors import ExitCode, GpuMemoryError
-from localllm.model.config import ModelConfig
+from localllm.model.families.table import architecture_of
 
-MODEL = ModelConfig.from_hf(tiny_config("LlamaForCausalLM"))
+MODEL = architecture_of(tiny_config("LlamaForCausalLM"))
 # Two layers, two kv heads of 16, keys and values, float32: 512 bytes a token.
 TOKEN_BYTES = 2 * 2 * 2 * 16 * 4
 GIB = 1 << 30
@@ -23,7 +23,7 @@ def plan(config: EngineConfig, weights_bytes: int, free_bytes: int) -> MemoryPla
         max_num_batched_tokens=16,
         weights_bytes=weights_bytes,
         item_bytes=4,
-        kv_row_bytes=64,
+        row_bytes=lambda width: 4 * width,
         free_bytes=free_bytes,
     )
 
@@ -50,7 +50,8 @@ def test_without_an_explicit_context_what_fits_is_taken() -> None:
 
 def test_a_long_context_that_the_model_knows_takes_nothing_where_it_does_not_fit() -> None:
     long = replace(MODEL, max_position_embeddings=1 << 20)
-    sizes = {"max_num_batched_tokens": 16, "weights_bytes": 0, "item_bytes": 2, "kv_row_bytes": 32}
+    sizes = {"max_num_batched_tokens": 16, "weights_bytes": 0, "item_bytes": 2}
+    sizes |= {"row_bytes": lambda width: 2 * width}
     found = plan_memory(long, EngineConfig(max_num_seqs=1), free_bytes=64 << 20, **sizes)
     assert 10_000 < found.max_model_len < 1 << 20
     together = found.activations_bytes + found.kv_bytes
@@ -90,7 +91,7 @@ def test_captured_steps_have_their_place() -> None:
         max_num_batched_tokens=16,
         weights_bytes=0,
         item_bytes=2,
-        kv_row_bytes=32,
+        row_bytes=lambda width: 2 * width,
         free_bytes=GIB,
         graph_rows=7,
     )

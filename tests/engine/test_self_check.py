@@ -22,18 +22,16 @@ from localllm.engine.operator_check import CheckRequest
 from localllm.engine.operator_choice import describe_finding, find_verdict
 from localllm.engine.self_check import CheckError, Patience, check_operators
 from localllm.engine.verdict import Outcome, Verdict, VerdictFile
-from localllm.model.architectures import find_architecture
-from localllm.model.config import ModelConfig
+from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights
 from localllm_kernels import TORCH_OPS, triton_ops
-from localllm_kernels.choice import FUSED, Choice, Piece
+from localllm_kernels.choice import Choice, Piece
 
 FAULTY = Path(__file__).with_name("faulty_operators.py")
 PATIENT = Patience(begin=120, compile=120, run=60)
 
 
 def request(kind: str = "int8", dtype: torch.dtype = torch.float32) -> CheckRequest:
-    spec = find_architecture("Qwen3ForCausalLM")
     raw = {
         "architectures": ["Qwen3ForCausalLM"],
         "vocab_size": 300,
@@ -44,9 +42,9 @@ def request(kind: str = "int8", dtype: torch.dtype = torch.float32) -> CheckRequ
         "num_key_value_heads": 2,
         "head_dim": 16,
     }
-    config = ModelConfig.from_hf({**spec.config_defaults, **raw})
-    drawn = RandomWeights(config, spec, kind, torch.device("cpu"))  # type: ignore[arg-type]
-    return CheckRequest(drawn, Sizes(config, spec, dtype, dtype, 16), {}, False)
+    architecture = architecture_of(raw)
+    drawn = RandomWeights(architecture, kind, torch.device("cpu"))  # type: ignore[arg-type]
+    return CheckRequest(drawn, Sizes(architecture, dtype, dtype, 16), {}, False)
 
 
 def check(fault: str, patience: Patience = PATIENT, num_compilers: int = 0) -> Verdict:
@@ -216,7 +214,7 @@ def test_what_torch_computes_stands_in_the_keys_of_cached_prefixes() -> None:
     assert isinstance(asked.weights, RandomWeights)
     config = EngineConfig(device="cpu", backend="torch", max_model_len=64, max_num_seqs=1)
     sizes, drawn = asked.sizes, asked.weights
-    loaded = build_decoder(drawn, drawn.resident_bytes, sizes.config, sizes.spec, config)
+    loaded = build_decoder(drawn, drawn.resident_bytes, sizes.architecture, config)
     roots = set()
     for choice in (Choice(), Choice(frozenset([Piece.GATE])), Choice(fragment_rows=8)):
         model = replace(loaded.model, ops=replace(loaded.model.ops, choice=choice))
@@ -248,8 +246,6 @@ def test_a_table_without_a_piece_has_torchs(piece: Piece) -> None:
     product = ops.linears.fp8(codes.view(torch.float8_e4m3fn), scales, (1, 64), None, dtype)
     assert (product is None) == (piece is Piece.FP8)
     assert str(ops.choice) != str(whole.choice)
-    if piece in FUSED:
-        assert ops.fuse_decoder(None) is None  # type: ignore[arg-type]
 
 
 def test_distances() -> None:

@@ -18,6 +18,7 @@ from triton.runtime.interpreter import GridExecutor
 from localllm.engine import tuning
 from localllm.engine.device import CaptureError
 from localllm.engine.tuning import ROWS, TuningFile, tune
+from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
 from localllm_kernels.gpu_linears import GpuLinears
@@ -47,7 +48,7 @@ def tuned_by(model: DecoderModel, tunings: Tunings) -> Iterator[None]:
     linears = model.ops.linears
     assert isinstance(linears, GpuLinears)
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
-        patch.setattr(linears._workspace, "tunings", tunings)
+        patch.setattr(linears.workspace, "tunings", tunings)
         yield
 
 
@@ -174,8 +175,9 @@ def test_a_configuration_for_other_rows_is_not_taken() -> None:
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_a_tuned_product_gives_the_same(num_rows: int) -> None:
     model, tunings = triton_model(INT4), Tunings()
-    product = model.layers[0].mlp.down_proj
-    x = torch.randn(num_rows, model.config.intermediate_size)
+    product = model.layers[0].sublayers[1].block.products[1]
+    [mlp] = model.architecture.blocks_of(GatedMLPSpec)
+    x = torch.randn(num_rows, mlp.inner_size)
     with tuned_by(model, tunings), tunings.listening() as asked:
         expected = product(x)
     [(key, (default, vary))] = asked.items()

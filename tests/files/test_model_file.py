@@ -78,7 +78,7 @@ def read_everything(folder: Path) -> None:
     """As a command does before it loads a weight."""
     found = open_checkpoint(str(folder))
     files = find_weight_files(folder)
-    check_weights(files, found.model_config, found.spec)
+    check_weights(files, found.architecture)
     fingerprint(folder, files)
 
 

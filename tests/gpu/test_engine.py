@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from localllm.engine.loading import build_decoder, build_engine
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode
 from localllm.hub.catalog_shape import catalog_shape
-from localllm.model.config import ModelConfig
+from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
 
 pytestmark = [
@@ -36,11 +35,11 @@ SAMPLED = SamplingParams(
 
 def make(kind: WeightKind = "int4", **options: object) -> Engine:
     """A small model of 0.6B's kind, with the same weights each time."""
-    config, spec, _ = catalog_shape("qwen3-0.6b")
-    small: ModelConfig = replace(config, num_layers=4, vocab_size=8192)
+    _, raw = catalog_shape("qwen3-0.6b")
+    small = architecture_of({**raw, "num_hidden_layers": 4, "vocab_size": 8192})
     engine_config = EngineConfig(device="cuda", max_num_seqs=16, max_model_len=2048, **options)  # type: ignore[arg-type]
-    source = RandomWeights(small, spec, kind, torch.device("cuda"), 0)
-    decoder = build_decoder(source, source.resident_bytes, small, spec, engine_config)
+    source = RandomWeights(small, kind, torch.device("cuda"), 0)
+    decoder = build_decoder(source, source.resident_bytes, small, engine_config)
     return build_engine(decoder, engine_config, frozenset(), "small")
 
 

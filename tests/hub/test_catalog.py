@@ -7,14 +7,14 @@ import pytest
 from localllm.errors import CatalogError, ExitCode
 from localllm.hub import catalog
 from localllm.hub.catalog import is_model_name, load_catalog, resolve_model
-from localllm.model.architectures import ARCHITECTURES
+from localllm.model.families.table import FAMILIES
 from localllm.text.tokenizer import Tokenizer
 
 
 def test_every_entry_of_the_catalogue_can_be_run() -> None:
     entries = load_catalog()
     assert entries
-    assert all(entry.architecture in ARCHITECTURES for entry in entries.values())
+    assert all(entry.architecture in FAMILIES for entry in entries.values())
     assert all(is_model_name(entry.repo) for entry in entries.values())
 
 

@@ -155,13 +155,13 @@ def test_logprobs_and_greedy_text_equal_transformers(case: str, tmp_path: Path) 
 
 
 def test_absent_window_of_mistral_is_4096_as_in_transformers(tmp_path: Path) -> None:
-    from localllm.model.architectures import layer_windows, read_model_config
+    from localllm.model.families.table import read_architecture
 
     folder = write_case(tmp_path, "MistralForCausalLM", {})
     raw = json.loads((folder / "config.json").read_text())
     del raw["sliding_window"]
     (folder / "config.json").write_text(json.dumps(raw))
-    assert layer_windows(*read_model_config(folder)) == (4096, 4096)
+    assert [state.window for state in read_architecture(folder).states] == [4096, 4096]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -18,7 +18,7 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, UnsupportedModelError
-from localllm.model.architectures import read_model_config
+from localllm.model.families.table import read_architecture
 from localllm.model.formats import Awq, Fp8, Gptq, PackedInt4, PackedInt8, PlainInt8, Scheme
 from localllm.model.linear import SplitLinear
 from localllm.model.quantization_config import read_quantization
@@ -241,8 +241,8 @@ GOLDEN: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
 
 
 def logits_of(folder: Path, dtype: str) -> tuple[Tensor, Any]:
-    config, spec = read_model_config(folder)
-    loaded = load_decoder(folder, config, spec, EngineConfig(dtype=dtype, max_num_seqs=1))  # type: ignore[arg-type]
+    architecture = read_architecture(folder)
+    loaded = load_decoder(folder, architecture, EngineConfig(dtype=dtype, max_num_seqs=1))  # type: ignore[arg-type]
     ids = [(7 * i + 3) % 200 for i in range(40)]
     rows = list(WindowScorer(loaded.model, 64).logits(ids))
     return torch.cat(rows), loaded.model
@@ -286,7 +286,7 @@ def test_a_golden_checkpoint_loads_and_computes_what_its_weights_say(
     found, model = logits_of(quantized, "float32")
     assert torch.allclose(found, expected, atol=1e-4)
     # Where the projections of a layer were permuted alike they stay one product.
-    assert not isinstance(model.layers[0].mlp.gate_up_proj, SplitLinear)
+    assert not isinstance(model.layers[0].sublayers[1].block.products[0], SplitLinear)
 
 
 def test_projections_whose_groups_disagree_stay_apart(
@@ -295,7 +295,7 @@ def test_projections_whose_groups_disagree_stay_apart(
     _, quantized = golden(*GOLDEN["gptq v2"])
     _, model = logits_of(quantized, "float32")
     # The permutation above depends on the width: query and key have different ones.
-    assert isinstance(model.layers[0].attention.qkv_proj, SplitLinear)
+    assert isinstance(model.layers[0].sublayers[0].block.products[0], SplitLinear)
 
 
 def test_group_of_tensors_that_contradict_the_config_is_refused(

@@ -9,7 +9,7 @@ from checkpoints import random_tensors, tiny_config, write_checkpoint
 from safetensors.torch import save_file
 from torch import Tensor
 
-from localllm.model.architectures import read_model_config
+from localllm.model.families.table import read_architecture
 from localllm.model.formats import PackedInt4
 from localllm.model.linear import (
     MAX_OPERATOR_ROWS,
@@ -155,8 +155,8 @@ def test_resident_weights_are_little_larger_than_the_file(
         for suffix, tensor in scheme.write(weight).items():
             stored[f"{name.removesuffix('.weight')}.{suffix}"] = tensor
     save_file(stored, tmp_path / "model.safetensors")
-    model_config, spec = read_model_config(tmp_path)
-    weight_map = check_weights(find_weight_files(tmp_path), model_config, spec)
+    architecture = read_architecture(tmp_path)
+    weight_map = check_weights(find_weight_files(tmp_path), architecture)
     in_file = sum(
         info.num_bytes for each in weight_map.quantized.values() for info in each.parts.values()
     )

@@ -1,5 +1,7 @@
 """The whole engine on the Triton kernels, interpreted: the tokens of the torch operators."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,10 @@ from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorH
 
 from localllm.engine.sampling_params import SamplingParams
 from localllm.model.decoder import DecoderModel
+from localllm.model.fused.choose import fuse_layers
+from localllm.model.fused.gpu import GpuDecoder
 from localllm.quantize.recipe import Recipe
-from localllm_kernels.gpu_decoder import GpuDecoder
+from localllm_kernels.choice import FUSED, Choice, Piece
 
 pytestmark = needs_interpreter
 
@@ -151,4 +155,12 @@ def test_a_decode_step_in_4_bits_takes_six_launches_a_layer(
         "_decode_kernel",
         *3 * ["_tile_kernel"],
     ]
-    assert launched == [*model.config.num_layers * layer, "_rms_norm_kernel"]
+    assert launched == [*model.architecture.num_layers * layer, "_rms_norm_kernel"]
+
+
+def test_what_torch_computes_in_place_of_a_kernel_is_not_computed_in_one_with_others() -> None:
+    model = load_tiny_model("Qwen3ForCausalLM", None, torch.float32, INT4, backend="triton")
+    for piece in Piece:
+        ops = replace(model.ops, choice=Choice(frozenset([piece])))
+        found = fuse_layers(model.architecture.layers, model.layers, model.norm, ops)
+        assert (found is None) == (piece in FUSED), piece

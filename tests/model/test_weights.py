@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from localllm.engine.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.errors import CheckpointError, ExitCode
-from localllm.model.architectures import read_model_config
+from localllm.model.families.table import read_architecture
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.model.weights import is_finite, open_source
@@ -22,8 +22,8 @@ Make = Callable[..., Path]
 
 
 def check(folder: Path) -> None:
-    config, spec = read_model_config(folder)
-    check_weights(find_weight_files(folder), config, spec)
+    architecture = read_architecture(folder)
+    check_weights(find_weight_files(folder), architecture)
 
 
 def refusal(folder: Path) -> str:
@@ -161,14 +161,14 @@ def test_a_header_of_any_length_is_not_parsed(
     make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_checkpoint()
-    config, spec = read_model_config(folder)
+    architecture = read_architecture(folder)
     entry = '"%06x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},'
     many = "".join(entry % i for i in range(100_001))
     for text, reason in ((" " * 10_000_000, "at most 10,000,000"), (many, "100,000 tensors")):
         rewrite_header(folder, lambda _, text=text: f"{{{text}}}")  # type: ignore[misc]
         monkeypatch.setattr("localllm.model.safetensors_header.json.loads", pytest.fail)
         with pytest.raises(CheckpointError, match=reason):
-            check_weights([folder / "model.safetensors"], config, spec)
+            check_weights([folder / "model.safetensors"], architecture)
         monkeypatch.undo()
 
 
@@ -238,8 +238,8 @@ def test_a_quantized_checkpoint_is_refused_by_method(
 
 
 def load(folder: Path, dtype: str) -> None:
-    config, spec = read_model_config(folder)
-    load_decoder(folder, config, spec, EngineConfig(dtype=dtype, max_num_seqs=1))  # type: ignore[arg-type]
+    architecture = read_architecture(folder)
+    load_decoder(folder, architecture, EngineConfig(dtype=dtype, max_num_seqs=1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
@@ -295,8 +295,8 @@ def test_a_tensor_on_its_way_to_a_device_is_read_where_the_file_is_mapped(
     make_checkpoint: Make,
 ) -> None:
     folder = make_checkpoint()
-    config, spec = read_model_config(folder)
-    weights = check_weights(find_weight_files(folder), config, spec)
+    architecture = read_architecture(folder)
+    weights = check_weights(find_weight_files(folder), architecture)
     with open_source(weights) as source:
         tensor = source.plain("model.layers.1.mlp.up_proj.weight")
         address, mapped = tensor.data_ptr(), None

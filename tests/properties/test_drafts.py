@@ -156,7 +156,7 @@ def test_what_is_sampled_with_a_draft_model_has_the_distribution_of_the_model() 
     model, draft = load_tiny_model("Qwen3ForCausalLM"), load_tiny_model("Qwen2ForCausalLM")
     # Few tokens are likely enough to be counted: all others are biased away.
     kept = list(range(40, 46))
-    bias = {token: -100.0 for token in range(model.config.vocab_size) if token not in kept}
+    bias = {token: -100.0 for token in range(model.architecture.vocab_size) if token not in kept}
     prompt, num_draws, num_accepted = [7, 9, 11], 1500, 0
     counts: dict[tuple[int, ...], int] = {}
     engine = make_engine(

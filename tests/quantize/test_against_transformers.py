@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from localllm.engine.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.engine.scoring import WindowScorer
-from localllm.model.architectures import read_model_config
+from localllm.model.families.table import read_architecture
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
@@ -48,8 +48,8 @@ def test_transformers_loads_it(tmp_path: Path, recipe: Recipe, tolerance: float)
     theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.bfloat16)
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0].float()
-    model_config, spec = read_model_config(out)
+    architecture = read_architecture(out)
     engine = EngineConfig(dtype="float32", max_num_seqs=1)
-    model = load_decoder(out, model_config, spec, engine).model
+    model = load_decoder(out, architecture, engine).model
     found = torch.cat(list(WindowScorer(model, 64).logits(ids)))
     assert (found - expected).norm() < tolerance * expected.norm()

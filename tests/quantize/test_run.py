@@ -18,10 +18,10 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.loading import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, DiskError, ExitCode, LocalLLMError, RequestError
-from localllm.model.architectures import layer_windows, read_model_config
-from localllm.model.rope import RopeTable
+from localllm.model.families.table import read_architecture
+from localllm.model.rope import RopeTables
 from localllm.quantize.calibrate import CalibrationRequest
-from localllm.quantize.layer import LayerQuantizer, LayerShape
+from localllm.quantize.layer import LayerQuantizer, TensorParts
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm.quantize.source import open_unquantized, result_bytes
@@ -63,9 +63,9 @@ def ignore(stage: str, done: int, total: int, remark: str) -> None:
 
 
 def logits(folder: Path) -> torch.Tensor:
-    config, spec = read_model_config(folder)
+    architecture = read_architecture(folder)
     engine = EngineConfig(dtype="float32", max_num_seqs=1)
-    model = load_decoder(folder, config, spec, engine).model
+    model = load_decoder(folder, architecture, engine).model
     text = "A new sentence says that 1234 is no square, and that 10000 is the square of 100."
     ids = byte_tokenizer().encode(text).ids
     return torch.cat(list(WindowScorer(model, 96).logits(ids)))
@@ -149,25 +149,22 @@ def test_the_weights_may_be_read_by_whom_the_config_may(source: Path, tmp_path: 
 
 def test_scales_are_undone_exactly_in_the_operation_before(source: Path) -> None:
     """After a layer is quantized, its parts and the stream within it agree."""
-    config, spec = read_model_config(source)
+    plan = read_architecture(source).layers[0]
     stored = load_file(source / "model.safetensors")
     prefix = "model.layers.0."
     tensors = {n.removeprefix(prefix): t.float() for n, t in stored.items() if prefix in n}
-    rope = RopeTable.build(config.rope, config.head_dim, 64, CPU)
+    ropes = RopeTables(64, CPU)
     ids = torch.randint(3, 250, (8, 64))
-    shape = LayerShape(config, layer_windows(config, spec)[0])
 
     def stream() -> CalibrationStream:
-        return CalibrationStream(stored["model.embed_tokens.weight"][ids].float(), rope, TORCH_OPS)
+        return CalibrationStream(stored["model.embed_tokens.weight"][ids].float(), ropes, TORCH_OPS)
 
     within, again = stream(), stream()
-    quantizer = LayerQuantizer(tensors, shape, Recipe("awq", 32), torch.float32, (within, stream()))
+    quantizer = LayerQuantizer(tensors, plan, Recipe("awq", 32), torch.float32, (within, stream()))
     result = quantizer.run()
     values = {f"{n}.weight": w.dequantize(torch.float32) for n, w in result.weights.items()}
-    layer = shape.build({**result.plain, **values})
-    for _ in again.attended(layer):
-        pass
-    again.add_attention(layer)
+    layer = plan.build(TensorParts({**result.plain, **values}, ropes))
+    again.add(layer.sublayers[0])
     for a, b in zip(within.rows(), again.rows(), strict=True):
         # The value projection's scales were rounded once more when they took up the division.
         assert (a - b).norm() < 2e-3 * b.norm()

@@ -169,7 +169,7 @@ def main() -> None:
     subject = open_random(args.model, "int4", config, CONTEXT, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
-        write_gguf(path, subject.config)
+        write_gguf(path, subject.architecture)
         theirs = TheirModel(path, max(args.batch))
     compare = compare_beside_work if args.contended else compare_speeds
     rows = list(compare(subject, theirs, args))

@@ -11,30 +11,50 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter
 
-from localllm.model.config import ModelConfig
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.gated_mlp import GatedMLPSpec
 
 Bytes = npt.NDArray[np.uint8]
 _SCALE = np.float16(0.01)
 
 
-def write_gguf(path: Path, config: ModelConfig, seed: int = 0) -> None:
+# What llama.cpp calls the tensors of a layer.
+_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def write_gguf(path: Path, architecture: Architecture, seed: int = 0) -> None:
     """Write it; for Qwen3 and Llama without a stretched context."""
-    name = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}[config.architecture]
+    name = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}[architecture.name]
     writer = GGUFWriter(path, name)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope.theta)
+    writer.add_vocab_size(architecture.vocab_size)
+    writer.add_context_length(architecture.max_position_embeddings)
+    writer.add_embedding_length(architecture.hidden_size)
+    writer.add_block_count(architecture.num_layers)
+    [attention] = architecture.blocks_of(AttentionSpec)
+    [mlp] = architecture.blocks_of(GatedMLPSpec)
+    writer.add_feed_forward_length(mlp.inner_size)
+    writer.add_head_count(attention.num_heads)
+    writer.add_head_count_kv(attention.num_kv_heads)
+    writer.add_key_length(attention.head_dim)
+    writer.add_value_length(attention.head_dim)
+    writer.add_layer_norm_rms_eps(architecture.rms_norm_eps)
+    writer.add_rope_freq_base(attention.rope.theta)
     writer.add_tokenizer_model("no_vocab")
     rng = np.random.default_rng(seed)
-    for tensor, values, kind in _tensors(config, rng):
+    for tensor, values, kind in _tensors(architecture, rng):
         writer.add_tensor(tensor, values, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -43,32 +63,21 @@ def write_gguf(path: Path, config: ModelConfig, seed: int = 0) -> None:
 
 
 def _tensors(
-    config: ModelConfig, rng: np.random.Generator
+    architecture: Architecture, rng: np.random.Generator
 ) -> Iterator[tuple[str, npt.NDArray[np.generic], GGMLQuantizationType]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    vocabulary = architecture.vocab_size, architecture.hidden_size
     q4, q6, f32 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q6_K, GGMLQuantizationType.F32
-    yield "token_embd.weight", _q6_k(rng, config.vocab_size, hidden), q6
-    if not config.tie_word_embeddings:
-        yield "output.weight", _q6_k(rng, config.vocab_size, hidden), q6
-    yield "output_norm.weight", np.ones(hidden, np.float32), f32
-    linears = {
-        "attn_q": (q_width, hidden),
-        "attn_k": (kv_width, hidden),
-        "attn_v": (kv_width, hidden),
-        "attn_output": (hidden, q_width),
-        "ffn_gate": (inner, hidden),
-        "ffn_up": (inner, hidden),
-        "ffn_down": (hidden, inner),
-    }
-    norms = {"attn_norm": hidden, "ffn_norm": hidden}
-    if config.architecture == "Qwen3ForCausalLM":
-        norms |= {"attn_q_norm": config.head_dim, "attn_k_norm": config.head_dim}
-    for i in range(config.num_layers):
-        for name, (width_out, width_in) in linears.items():
-            yield f"blk.{i}.{name}.weight", _q4_0(rng, width_out, width_in), q4
-        for name, width in norms.items():
-            yield f"blk.{i}.{name}.weight", np.ones(width, np.float32), f32
+    yield "token_embd.weight", _q6_k(rng, *vocabulary), q6
+    if not architecture.tie_word_embeddings:
+        yield "output.weight", _q6_k(rng, *vocabulary), q6
+    yield "output_norm.weight", np.ones(architecture.hidden_size, np.float32), f32
+    for i, layer in enumerate(architecture.layers):
+        for name, shape in layer.tensors().items():
+            theirs = f"blk.{i}.{_NAMES[name.removesuffix('.weight')]}.weight"
+            if len(shape) == 2:
+                yield theirs, _q4_0(rng, *shape), q4
+            else:
+                yield theirs, np.ones(shape, np.float32), f32
 
 
 def _q4_0(rng: np.random.Generator, rows: int, columns: int) -> Bytes:

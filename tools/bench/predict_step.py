@@ -9,6 +9,7 @@ many as could be issued while the busiest pipe works, Triton 3.7.1.
 """
 
 import sys
+from functools import partial
 
 import torch
 
@@ -54,10 +55,10 @@ def main() -> None:
     """Print the table."""
     lines = [f"{HEADER} |", "|---" * (4 + 3 * len(GPUS)) + "|"]
     for alias, kind, way, counted, batch in CASES:
-        config, spec, _ = catalog_shape(alias)
-        drawn = RandomWeights(config, spec, kind, torch.device("cpu"), 0)
-        kv_bytes = row_bytes(config.head_dim, torch.bfloat16)
-        work = ModelWork.of(config, spec, drawn.linear_bytes, kv_bytes)
+        architecture, _ = catalog_shape(alias)
+        drawn = RandomWeights(architecture, kind, torch.device("cpu"), 0)
+        kept = partial(row_bytes, dtype=torch.bfloat16)
+        work = ModelWork.of(architecture, drawn.linear_bytes, kept)
         cells, launches = [], 0
         for gpu in GPUS:
             best, careful = (

@@ -116,7 +116,7 @@ def load(place: Place) -> None:
     from localllm.bench.workload import Mix
 
     subject = place.open(SMALL, "bf16", 2048, max_num_seqs=64)
-    mix = Mix.within(subject.engine.context_length, subject.config.vocab_size, 0)
+    mix = Mix.within(subject.engine.context_length, subject.architecture.vocab_size, 0)
     place.run(subject, LoadSuite(subject, replace(mix, num_requests=place.size(64, 3))))
 
 
@@ -193,11 +193,11 @@ def first_token(place: Place, model: Path) -> None:
     """Load a checkpoint without its tokenizer, and compute one token."""
     from localllm.bench.speed import run_prefill
     from localllm.engine.loading import load_engine
-    from localllm.model.architectures import read_model_config
+    from localllm.model.families.table import read_architecture
 
-    config, spec = read_model_config(model)
+    architecture = read_architecture(model)
     engine = load_engine(
-        model, config, spec, place.config(max_num_seqs=1, max_model_len=2048), frozenset()
+        model, architecture, place.config(max_num_seqs=1, max_model_len=2048), frozenset()
     )
     run_prefill(engine, list(range(64)))
     os._exit(0)  # what comes after the token is not its time
@@ -210,32 +210,32 @@ def _write_checkpoint(place: Place, alias: str, folder: Path) -> None:
 
     from localllm.engine.loading import select_device
     from localllm.hub.catalog_shape import catalog_shape
-    from localllm.model.architectures import expected_tensors, linear_shapes
-    from localllm.model.config import ModelConfig
+    from localllm.model.architecture import HEAD
+    from localllm.model.families.table import architecture_of
     from localllm.model.random_weights import RandomWeights
     from localllm.quantize.recipe import Recipe
 
-    config, spec, raw = catalog_shape(alias)
+    architecture, raw = catalog_shape(alias)
     if place.on_cpu:
         raw = {**raw, "num_hidden_layers": 2, "vocab_size": 1000, "intermediate_size": 1024}
-        config = ModelConfig.from_hf({**spec.config_defaults, **raw}, alias)
+        architecture = architecture_of(raw, alias)
     recipe, device = Recipe("rtn", group_size=128), select_device(place.config())
-    linears = [name for name in linear_shapes(config, spec) if name != "lm_head"]
+    linears = [name for name in architecture.linears() if name != HEAD]
     tensors = {}
-    drawn = RandomWeights(config, spec, "int4", device, 0)
+    drawn = RandomWeights(architecture, "int4", device, 0)
     for name in linears:
         weight = drawn.quantized(name, torch.device("cpu"))
         for suffix, part in recipe.scheme.write(weight).items():
             tensors[f"{name}.{suffix}"] = part.contiguous()
-    drawn = RandomWeights(config, spec, "bf16", device, 0)
-    for name in expected_tensors(config, spec):
+    drawn = RandomWeights(architecture, "bf16", device, 0)
+    for name in architecture.tensors():
         if name.removesuffix(".weight") not in linears:
             tensors[name] = drawn.plain(name).to("cpu", torch.bfloat16).contiguous()
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
     described = {
         **raw,
-        "architectures": [config.architecture],
-        "quantization_config": recipe.quantization_config(["lm_head"]),
+        "architectures": [architecture.name],
+        "quantization_config": recipe.quantization_config([HEAD]),
     }
     (folder / "config.json").write_text(json.dumps(described))

@@ -45,7 +45,7 @@ def traces(subject: Any, batches: Sequence[int]) -> Any:
     """Launches, gaps and idle time of decode steps."""
     from localllm.bench.trace import summarize, trace_decode
 
-    layers = subject.config.num_layers
+    layers = subject.architecture.num_layers
     return {
         f"batch {batch}": summarize(trace_decode(subject.engine, batch, 32), 32, layers)
         for batch in batches
@@ -127,20 +127,18 @@ def windows(place: Place) -> None:
     from localllm.bench.speed import run_decode, run_prefill
     from localllm.engine.loading import build_decoder, build_engine, select_device
     from localllm.hub.catalog_shape import catalog_shape
-    from localllm.model.architectures import find_architecture
-    from localllm.model.config import ModelConfig
+    from localllm.model.families.table import architecture_of
     from localllm.model.random_weights import RandomWeights
 
-    spec = find_architecture("MistralForCausalLM")
-    _, _, raw = catalog_shape("mistral-7b")
+    _, raw = catalog_shape("mistral-7b")
     if place.on_cpu:
         raw = {**raw, "num_hidden_layers": 1, "vocab_size": 1000, "intermediate_size": 512}
     for window in (1024, None):
         fields = {**raw, "architectures": ["MistralForCausalLM"], "sliding_window": window}
-        config = ModelConfig.from_hf({**spec.config_defaults, **fields})
+        architecture = architecture_of(fields)
         engine_config = place.config(max_model_len=place.size(17_000, 400), max_num_seqs=1)
-        drawn = RandomWeights(config, spec, "int4", select_device(engine_config))
-        decoder = build_decoder(drawn, drawn.resident_bytes, config, spec, engine_config)
+        drawn = RandomWeights(architecture, "int4", select_device(engine_config))
+        decoder = build_decoder(drawn, drawn.resident_bytes, architecture, engine_config)
         engine = build_engine(decoder, engine_config, frozenset(), "drawn").beside()
         prompt = [i % 1000 for i in range(place.size(16_000, 300))]
         prefill = run_prefill(engine, prompt)
@@ -188,8 +186,8 @@ def kernels(place: Place) -> None:
 
     if place.on_cpu:
         raise RuntimeError("kernels need a GPU")
-    config, _, _ = catalog_shape(LARGE)
-    suite = KernelSuite(config, select_device(place.config()), repeats=1)
+    architecture, _ = catalog_shape(LARGE)
+    suite = KernelSuite(architecture, select_device(place.config()), repeats=1)
 
     def progress(what: str) -> None:
         say(what)

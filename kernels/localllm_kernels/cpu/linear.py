@@ -76,6 +76,7 @@ class CpuLinears:
     has_wide_rows = True
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
         self._run = {
             ProductKind.FLOAT32: library.float32_linear,
             ProductKind.BFLOAT16: library.bfloat16_linear,

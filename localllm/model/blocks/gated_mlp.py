@@ -1,0 +1,90 @@
+"""A feed-forward with a SiLU gate; gate and up come from one product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localllm.model.blocks.block import BlockInputs, InputRows, LinearGroup, Parts, RowBytes, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from localllm.model.linear import Projection
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLPSpec:
+    """The sizes of a feed-forward."""
+
+    hidden_size: int
+    inner_size: int
+    has_bias: bool = False
+
+    @property
+    def products(self) -> tuple[LinearGroup, ...]:
+        """See BlockSpec."""
+        gate_up = (("mlp.gate_proj", self.inner_size), ("mlp.up_proj", self.inner_size))
+        down = (("mlp.down_proj", self.hidden_size),)
+        rows = InputRows("mlp.up_proj", 1, 1, self.inner_size)
+        return (
+            LinearGroup("gate and up", gate_up, self.hidden_size, self.has_bias, is_gated=True),
+            LinearGroup("down", down, self.inner_size, self.has_bias, inputs=rows),
+        )
+
+    @property
+    def vectors(self) -> Mapping[str, int]:
+        """See BlockSpec."""
+        return {}
+
+    @property
+    def state(self) -> None:
+        """See BlockSpec."""
+
+    @property
+    def workspace(self) -> int:
+        """See BlockSpec."""
+        return 3 * self.inner_size
+
+    def gathered_bytes(self, context: int) -> int:
+        """See BlockSpec."""
+        return 0
+
+    def work(self, context: int, row_bytes: RowBytes) -> Work:
+        """See BlockSpec."""
+        return Work()
+
+    def launches(self, *, is_fused: bool) -> int:
+        """See BlockSpec: the gate, where it is not within the product."""
+        return 0 if is_fused else 1
+
+    def describe(self) -> str:
+        """See BlockSpec."""
+        return f"{self.inner_size} inside"
+
+    def build(self, parts: Parts) -> GatedMLP:
+        """See BlockSpec."""
+        gate_up, down = self.products
+        return GatedMLP(parts.linear(*gate_up.names), parts.linear(*down.names))
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMLP:
+    """A feed-forward with its weights."""
+
+    gate_up_proj: Projection
+    down_proj: Projection
+
+    @property
+    def products(self) -> tuple[Projection, ...]:
+        """See Block."""
+        return self.gate_up_proj, self.down_proj
+
+    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block."""
+        return self.down_proj(self.inner(x, inputs))
+
+    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block: the gated values, [num_tokens, inner_size]."""
+        return inputs.ops.silu_mul(self.gate_up_proj(x))

@@ -1,0 +1,116 @@
+"""Typed, bounded access to the fields of a `config.json` that comes from a stranger."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+from localllm.errors import CheckpointError, brief
+
+DType = Literal["float32", "bfloat16", "float16"]
+DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+REDOWNLOAD = "download the model again, or use another revision"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFields:
+    """A JSON object, and where it comes from. All of its readers raise CheckpointError, naming the
+    field and what it must be.
+    """
+
+    raw: Mapping[str, Any]
+    where: str = "config.json"
+
+    def with_defaults(self, **defaults: Any) -> "ConfigFields":
+        """The same with what the hub's config class fills in where the file leaves it out."""
+        return ConfigFields({**defaults, **self.raw}, self.where)
+
+    def fail(self, name: str, expected: str) -> NoReturn:
+        """Raise for a field."""
+        raise CheckpointError(
+            f"config field {name!r} must be {expected}, found {brief(self.raw.get(name))}",
+            where=self.where,
+            hint=REDOWNLOAD,
+        )
+
+    def architecture(self) -> str:
+        """The name of the class that computes the model."""
+        names = self.raw.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            self.fail("architectures", "a list with the name of one")
+        return str(names[0])
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """A whole number from `low` to `high`; `default` where it is null or not there."""
+        value = self.raw.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            self.fail(name, f"a whole number from {low} to {high}")
+        return value
+
+    def optional_integer(self, name: str, low: int, high: int) -> int | None:
+        """As `integer`, None where it is null or not there."""
+        return None if self.raw.get(name) is None else self.integer(name, low, high)
+
+    def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
+        """A number over `low` and at most `high`; `default` where it is null or not there."""
+        value = self.raw.get(name)
+        if value is None and default is not None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            self.fail(name, f"a number over {low:g} and at most {high:g}")
+        if not low < value <= high:  # false for NaN
+            self.fail(name, f"a number over {low:g} and at most {high:g}")
+        return float(value)
+
+    def optional_number(self, name: str, low: float, high: float) -> float | None:
+        """As `number`, None where it is null or not there."""
+        return None if self.raw.get(name) is None else self.number(name, low, high)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """True or false; `default` where it is null or not there."""
+        value = self.raw.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.fail(name, "true or false")
+        return bool(value)
+
+    def choices(self, name: str, known: tuple[str, ...], count: int) -> tuple[str, ...] | None:
+        """A list of `count` strings, each of `known`; None where it is null or not there."""
+        value = self.raw.get(name)
+        if value is None:
+            return None
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or not all(each in known for each in value)
+        ):
+            self.fail(name, f"a list of {count} of {' or '.join(known)}")
+        return tuple(value)
+
+    def dtype(self) -> DType:
+        """What the weights are stored in; float32 where the file does not say."""
+        value = self.raw.get("dtype") or self.raw.get("torch_dtype")
+        if value is None:
+            return "float32"
+        for dtype in DTYPES:
+            if value in (dtype, f"torch.{dtype}"):
+                return dtype
+        self.fail("dtype" if "dtype" in self.raw else "torch_dtype", f"one of {', '.join(DTYPES)}")
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """See `read_token_ids`."""
+        return read_token_ids(self.raw.get(name), f"{self.where}: {name}")
+
+
+def read_token_ids(value: Any, where: str) -> tuple[int, ...]:
+    """One token id, a list of them or null, as a tuple. Raises: CheckpointError."""
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 1 << 31 for i in ids):
+        raise CheckpointError(
+            f"token ids must be whole numbers of at least 0, found {brief(value)}", where=where
+        )
+    return tuple(ids)

@@ -1,0 +1,20 @@
+"""Mistral 7B and its successors: no bias, and one window for all layers where there is one."""
+
+from localllm.model.architecture import Architecture
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    pre_norm_layer,
+    read_attention,
+    read_decoder,
+    read_gated_mlp,
+    read_num_layers,
+    read_window,
+)
+
+
+def read_mistral(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields = fields.with_defaults(sliding_window=4096)
+    attention = read_attention(fields, window=read_window(fields))
+    layer = pre_norm_layer(fields, attention, read_gated_mlp(fields))
+    return read_decoder(fields, [layer] * read_num_layers(fields))

@@ -1,0 +1,116 @@
+"""All layers of a decoder in one call of the C library, see decoder.c."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from localllm.model.blocks.block import Rotation
+from localllm.model.fused.decoder import UniformLayer
+from localllm.model.inputs import ForwardBatch, PagedKVCache
+from localllm.model.norm import RMSNorm
+from localllm_kernels.cpu import structs
+from localllm_kernels.cpu.linear import CProduct
+
+
+class CpuDecoder:
+    """The layers with the last norm; built once, for products that are the library's own.
+
+    The memory between the operators is kept from call to call.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, layers: Sequence[UniformLayer], last_norm: RMSNorm
+    ) -> None:
+        # Which hold the tensors that the structures point to.
+        self._layers, self._last_norm = layers, last_norm
+        sizes = layers[0].attention.spec
+        self._structs = (structs.Layer * len(layers))(*map(_layer, layers))
+        self._decoder = structs.Decoder(
+            self._structs,
+            last_norm.weight.data_ptr(),
+            len(layers),
+            last_norm.weight.shape[0],
+            _c_product(layers[0].mlp.down_proj).weight.width_in,
+            sizes.num_heads,
+            sizes.num_kv_heads,
+            sizes.head_dim,
+            last_norm.eps,
+            sizes.head_dim**-0.5,
+        )
+        self._forward = library.decoder_forward
+        self._forward.argtypes = [*5 * [ctypes.c_void_p], ctypes.c_int64]
+        self._scratch_bytes = library.decoder_scratch_bytes
+        self._scratch_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self._scratch_bytes.restype = ctypes.c_int64
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def takes(self, batch: ForwardBatch) -> bool:
+        """See FusedDecoder."""
+        return True
+
+    def __call__(
+        self, hidden: Tensor, rotation: Rotation, batch: ForwardBatch, kv_cache: PagedKVCache
+    ) -> Tensor:
+        """See FusedDecoder. Raises: MemoryError."""
+        rows = hidden.shape[0]
+        decoder = ctypes.addressof(self._decoder)
+        needed = self._scratch_bytes(decoder, rows)
+        if self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        out = hidden.clone()
+        asked = structs.Batch(
+            rotation.cos.data_ptr(),
+            rotation.sin.data_ptr(),
+            batch.slot_mapping.data_ptr(),
+            batch.block_tables.data_ptr(),
+            batch.cu_seqlens_q.data_ptr(),
+            batch.seq_lens.data_ptr(),
+            rows,
+            batch.slot_mapping.shape[0],
+            *batch.block_tables.shape,
+        )
+        caches = kv_cache.stacked
+        scales = caches.key_scales
+        stack = structs.Caches(
+            structs.CKVCache.of(caches),
+            caches.key[0].nbytes,
+            0 if scales is None else scales[0].numel(),
+        )
+        failed = self._forward(
+            decoder,
+            ctypes.addressof(asked),
+            ctypes.addressof(stack),
+            out.data_ptr(),
+            self._scratch.data_ptr(),
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError("no memory for the attention's tasks")
+        return out
+
+
+def _layer(layer: UniformLayer) -> structs.Layer:
+    norms = layer.attention.norms
+    vectors = (
+        layer.input_norm,
+        layer.post_attention_norm,
+        None if norms is None else norms.query,
+        None if norms is None else norms.key,
+    )
+    return structs.Layer(
+        *(None if norm is None else norm.weight.data_ptr() for norm in vectors),
+        *map(_product, layer.products),
+        layer.attention.spec.window or 0,
+    )
+
+
+def _product(product: object) -> structs.Product:
+    own = _c_product(product)
+    return structs.Product(own.kind, ctypes.addressof(own.weight))
+
+
+def _c_product(product: object) -> CProduct:
+    assert isinstance(product, CProduct)
+    return product

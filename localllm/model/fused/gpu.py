@@ -1,0 +1,85 @@
+"""The layers of a decoder with 4-bit weights in six launches each, for steps of a few tokens.
+
+    1  query, key and value     the norm before them in the product
+    2  rotate and store         norms of the heads, rotation, and the write to the cache
+    3  attention                the parts of the keys added up by the last program
+    4  output                   added to the residual in the product
+    5  gate and up              the norm before and the gate behind them in the product
+    6  down                     added to the residual in the product
+
+A step of more tokens is bound by arithmetic, and takes the blocks one by one.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from localllm.model.blocks.block import Rotation
+from localllm.model.fused.decoder import UniformLayer
+from localllm.model.inputs import ForwardBatch, PagedKVCache
+from localllm.model.norm import RMSNorm
+from localllm_kernels.gpu_linears import Int4Product
+from localllm_kernels.int4_matmul import MAX_TILE_ROWS
+from localllm_kernels.int4_weight import Around
+from localllm_kernels.launch import Workspace
+from localllm_kernels.paged_attention_decode import paged_attention_decode
+from localllm_kernels.rms_norm import rms_norm
+from localllm_kernels.rotate_and_store import rotate_and_store
+
+
+class GpuDecoder:
+    """The layers with the last norm, whose products are all those with 4-bit weights."""
+
+    def __init__(
+        self, workspace: Workspace, layers: Sequence[UniformLayer], last_norm: RMSNorm
+    ) -> None:
+        self._workspace, self._layers, self._last_norm = workspace, layers, last_norm
+        sizes = layers[0].attention.spec
+        self._group = sizes.num_heads // sizes.num_kv_heads
+
+    def takes(self, batch: ForwardBatch) -> bool:
+        """See FusedDecoder."""
+        num_rows = batch.input_ids.shape[0]
+        attended = batch.max_query_len * self._group
+        return 0 < num_rows <= MAX_TILE_ROWS and attended <= MAX_TILE_ROWS
+
+    def __call__(
+        self, hidden: Tensor, rotation: Rotation, batch: ForwardBatch, kv_cache: PagedKVCache
+    ) -> Tensor:
+        """See FusedDecoder."""
+        for i, layer in enumerate(self._layers):
+            cache, attention = kv_cache.layer(i), layer.attention
+            spec, norms, norm = attention.spec, attention.norms, layer.input_norm
+            qkv = _int4(attention.qkv_proj)(hidden, Around(norm=norm.weight, eps=norm.eps))
+            query = rotate_and_store(
+                qkv.view(len(hidden), -1, spec.head_dim),
+                rotation.cos,
+                rotation.sin,
+                cache,
+                batch.slot_mapping,
+                query_norm=None if norms is None else norms.query.weight,
+                key_norm=None if norms is None else norms.key.weight,
+                eps=0.0 if norms is None else norms.query.eps,
+            )
+            attended = paged_attention_decode(
+                query,
+                cache,
+                self._workspace,
+                block_tables=batch.block_tables,
+                cu_seqlens_q=batch.cu_seqlens_q,
+                seq_lens=batch.seq_lens,
+                max_query_len=batch.max_query_len,
+                scale=spec.head_dim**-0.5,
+                window=spec.window,
+            )
+            hidden = _int4(attention.o_proj)(attended.flatten(1), Around(residual=hidden))
+            norm = layer.post_attention_norm
+            before = Around(norm=norm.weight, eps=norm.eps, is_gated=True)
+            inner = _int4(layer.mlp.gate_up_proj)(hidden, before)
+            hidden = _int4(layer.mlp.down_proj)(inner, Around(residual=hidden))
+        return rms_norm(hidden, self._last_norm.weight, self._last_norm.eps)
+
+
+def _int4(product: object) -> Int4Product:
+    assert isinstance(product, Int4Product)
+    return product
