@@ -42,6 +42,13 @@ from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store
 from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.sample import SamplingRows, sample, sample_reference
 from localllm_kernels.silu_mul import silu_mul, silu_mul_reference
+from localllm_kernels.traits import (
+    C_TRAITS,
+    TORCH_TRAITS,
+    TRITON_TRAITS,
+    Traits,
+    wanted_traits,
+)
 from localllm_kernels.tunings import Tunings
 
 logger = logging.getLogger(__name__)
@@ -51,11 +58,10 @@ logger = logging.getLogger(__name__)
 class Ops:
     """Every callable a decoder uses beyond matrix products and embedding look-ups.
 
-    `rows_alike`: whether a row has the same bits whatever its batch, products included; `choice`:
-    which of them are torch's after all.
+    `choice`: which of them are torch's after all.
     """
 
-    name: str
+    traits: Traits
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotate_and_store: Callable[..., Tensor]
@@ -67,12 +73,11 @@ class Ops:
     linears: Linears | None = None
     # The tokens of a whole batch in one launch, where that spares waiting for the device.
     sample: Callable[[Tensor, SamplingRows], Tensor] | None = None
-    rows_alike: bool = False
     choice: Choice = ALL_OWN
 
 
 TORCH_OPS = Ops(
-    name="torch",
+    traits=TORCH_TRAITS,
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
     rotate_and_store=rotate_and_store_reference,
@@ -106,8 +111,8 @@ def select_ops(
     is_interpreted = triton.knobs.runtime.interpret
     if requested == "triton" and device == "cpu" and not is_interpreted:
         raise ValueError("the triton kernels need a GPU (or TRITON_INTERPRET=1, for tests)")
-    ops = TORCH_OPS
-    if requested == "triton" or (device == "cuda" and requested == "auto"):
+    ops, wanted = TORCH_OPS, wanted_traits(device, requested, dtype)
+    if wanted is TRITON_TRAITS:
         try:
             choice = ALL_OWN
             if device == "cuda":
@@ -118,12 +123,12 @@ def select_ops(
             if requested == "triton":
                 raise ValueError(str(error)) from error
             logger.warning("torch's operators are used, which are slower: %s", error)
-    elif device == "cpu" and requested == "auto" and dtype != torch.float16:
+    elif wanted is C_TRAITS:
         try:
             ops = cpu_ops(library_folder)
         except BuildError as error:
             logger.warning("torch's operators are used, which are slower: %s", error)
-    logger.info("operators: %s on %s", ops.name, device)
+    logger.info("operators: %s on %s", ops.traits.name, device)
     return ops
 
 
@@ -168,7 +173,7 @@ def triton_ops(
         return reference if piece in choice.to_torch else kernel
 
     return Ops(
-        name="triton",
+        traits=TRITON_TRAITS,
         rms_norm=own(Piece.NORMS, rms_norm, rms_norm_reference),
         add_rms_norm=own(Piece.NORMS, add_rms_norm, add_rms_norm_reference),
         rotate_and_store=own(Piece.ROTATION, rotate_and_store, rotate_and_store_reference),
@@ -187,7 +192,7 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
     library = load_library(library_folder)
     own = CpuOps(library)
     return Ops(
-        name="c",
+        traits=C_TRAITS,
         rms_norm=own.rms_norm,
         add_rms_norm=own.add_rms_norm,
         rotate_and_store=own.rotate_and_store,
@@ -196,5 +201,4 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         row_maxima=own.row_maxima,
         gumbel_argmax=own.gumbel_argmax,
         linears=CpuLinears(library),
-        rows_alike=True,
     )

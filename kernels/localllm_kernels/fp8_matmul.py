@@ -109,9 +109,9 @@ def _fp8_kernel(
     )
 
 
-def takes_blocks(block: tuple[int, int], width_in: int) -> bool:
-    """Whether the kernel knows scales for blocks of so many outputs and inputs."""
-    return block[1] >= width_in or block[1] % 128 == 0
+def takes_blocks(block_width: int, width_in: int) -> bool:
+    """Whether the kernel knows scales for blocks of so many inputs."""
+    return block_width >= width_in or block_width % 128 == 0
 
 
 def rounds_inputs(device: torch.device) -> bool:
@@ -134,7 +134,7 @@ def fp8_matmul(
     """
     num_rows, width_in = x.shape
     width_out = codes.shape[0]
-    if not takes_blocks(block, width_in):
+    if not takes_blocks(block[1], width_in):
         raise ValueError(f"scales for {block[1]} inputs are not meant")
     out = x.new_empty(num_rows, width_out)
     if num_rows == 0:

@@ -7,12 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
-from localllm_kernels.fp8_matmul import fp8_matmul, takes_blocks
+from localllm_kernels.fp8_matmul import fp8_matmul
 from localllm_kernels.int4_matmul import int4_matmul
-from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4, takes_groups
+from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.int8_matmul import int8_matmul
 from localllm_kernels.launch import Workspace
 from localllm_kernels.linears import Product
+from localllm_kernels.traits import WeightLayout, has_triton_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,6 @@ class Int4Product:
 
 class GpuLinears:
     """Makes products; all share one workspace. Of the kinds that `choice` leaves to torch none."""
-
-    has_wide_rows = False
 
     def __init__(self, workspace: Workspace, choice: Choice = ALL_OWN) -> None:
         self.workspace, self._to_torch = workspace, choice.to_torch
@@ -49,7 +48,9 @@ class GpuLinears:
         dtype: torch.dtype,
     ) -> Product | None:
         """See Linears."""
-        if Piece.INT4 in self._to_torch or not takes_groups(codes.shape[1] // scales.shape[1]):
+        width_in = codes.shape[1]
+        layout = WeightLayout("int4", width_in, width_in // scales.shape[1])
+        if Piece.INT4 in self._to_torch or not has_triton_kernel(layout, dtype, "cuda"):
             return None
         packed = PackedInt4.pack(codes, scales, zeros, permutation, bias)
         return Int4Product(packed, self.workspace)
@@ -71,6 +72,7 @@ class GpuLinears:
         dtype: torch.dtype,
     ) -> Product | None:
         """See Linears."""
-        if Piece.FP8 in self._to_torch or not takes_blocks(block, codes.shape[1]):
+        layout = WeightLayout("fp8", codes.shape[1], block[1])
+        if Piece.FP8 in self._to_torch or not has_triton_kernel(layout, dtype, "cuda"):
             return None
         return lambda x: fp8_matmul(x, codes, scales, block, bias, self.workspace)

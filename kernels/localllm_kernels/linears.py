@@ -11,12 +11,8 @@ Product = Callable[[Tensor], Tensor]
 
 class Linears(Protocol):
     """Makes products from weights, and packs each weight once. All [rows, in] -> [rows, out] in
-    `dtype`; None where the library has no kernel for such a weight.
-
-    `has_wide_rows`: whether rows are float32 whatever `dtype` is.
+    `dtype`, or in float32 where rows are wide; None where there is no kernel (see Traits).
     """
-
-    has_wide_rows: bool
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         """`weight`: [out, in]."""

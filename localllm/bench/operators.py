@@ -13,16 +13,17 @@ from torch import Tensor
 
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.subject import Subject
-from localllm.cost.rates import Arithmetic, Rates, Roofline, measure_rates, timed
+from localllm.cost.rates import Rates, Roofline, measure_rates, timed
 from localllm.model.architecture import Architecture, layer_name
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
-from localllm.model.linear import quantized_linear
-from localllm.model.quantized import QuantizedWeight
+from localllm.model.linear import packed_linear
+from localllm.model.packed.weight import PackedWeight
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weights import dense_weight
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.traits import Arithmetic
 
 ROWS = (1, 16, 512)
 CONTEXT = 1024
@@ -123,8 +124,7 @@ class _Inputs:
     ) -> None:
         self.architecture, self.ops, self.device = architecture, ops, device
         self.dtype = dtype
-        # What is between the operators is float32 where the C library computes.
-        self.between = torch.float32 if ops.linears is not None else dtype
+        self.between = torch.float32 if ops.traits.wide_rows else dtype
 
     def values(self, *shape: int) -> Tensor:
         """Random inputs."""
@@ -264,9 +264,8 @@ def _products(subject: Subject, inputs: _Inputs, rows: int) -> Iterator[Case]:
             product = linears.plain(plain, None) if linears is not None else None
             own: Callable[[Tensor], Tensor] = product or (lambda x, w=plain: F.linear(x, w))  # type: ignore[misc]
         else:
-            weight: QuantizedWeight = source.quantized(name, device)
-            own = quantized_linear(weight, None, inputs.dtype, linears)
-        integers = kind in ("int4", "int8") and linears is not None
+            weight: PackedWeight = source.quantized(name, device)
+            own = packed_linear(weight, None, inputs.dtype, linears)
         own_bytes = source.linear_bytes(name)
         yield Case(
             f"linear {kind}",
@@ -275,11 +274,5 @@ def _products(subject: Subject, inputs: _Inputs, rows: int) -> Iterator[Case]:
             lambda plain=plain, x_plain=x_plain: F.linear(x_plain, plain),  # type: ignore[misc]
             own_bytes + (x.numel() + rows * plain.shape[0]) * x.itemsize,
             2 * rows * plain.numel(),
-            _product_arithmetic(inputs.dtype, integers),
+            inputs.ops.traits.arithmetic(kind, inputs.dtype),
         )
-
-
-def _product_arithmetic(dtype: torch.dtype, integers: bool) -> Arithmetic:
-    if dtype == torch.float32:
-        return "fp32"
-    return "int8" if integers else "bf16"

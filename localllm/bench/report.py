@@ -16,7 +16,7 @@ def describe_model(subject: Subject) -> dict[str, Any]:
         "name": subject.name,
         "weights": subject.weights,
         "dtype": str(subject.decoder.dtype).removeprefix("torch."),
-        "operators": subject.decoder.model.ops.name,
+        "operators": subject.decoder.model.ops.traits.name,
         "weight_bytes": subject.work.weight_bytes,
         "num_weights": subject.work.num_weights,
     }

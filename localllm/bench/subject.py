@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from localllm.answer.opening import open_draft
-from localllm.cost.rates import Arithmetic, ModelWork
+from localllm.cost.rates import ModelWork
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.loading import (
@@ -32,6 +32,7 @@ from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
 from localllm_kernels.kv_cache import row_bytes
+from localllm_kernels.traits import Arithmetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +85,18 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
     weights_id = fingerprint(found.folder, files)
     engine = build_engine(decoder, config, found.eos_token_ids, weights_id, draft)
     load_s = time.monotonic() - started
-    kinds = sorted({type(linear.scheme).__name__.lower() for linear in weights.quantized.values()})
+    formats = {type(each.scheme).__name__.lower() for each in weights.quantized.values()}
 
     def linear_bytes(linear: str) -> int:
         return _stored_bytes(weights, linear, decoder)
 
     return Subject(
         found.name,
-        ", ".join(kinds) or str(decoder.dtype).removeprefix("torch."),
+        ", ".join(sorted(formats)) or str(decoder.dtype).removeprefix("torch."),
         engine.beside(),
         decoder,
         ModelWork.of(found.architecture, linear_bytes, _row_bytes(decoder)),
-        _arithmetic(decoder, any("int" in kind or kind in ("awq", "gptq") for kind in kinds)),
+        _arithmetic(decoder, sorted(weights.kinds)),
         load_s,
         found,
         read_json_object(found.folder / "config.json"),
@@ -125,7 +126,7 @@ def open_random(
         engine.beside(),
         decoder,
         ModelWork.of(architecture, source.linear_bytes, _row_bytes(decoder)),
-        _arithmetic(decoder, kind in ("int4", "int8")),
+        _arithmetic(decoder, [kind]),
         time.monotonic() - started,
         source,
         raw,
@@ -146,16 +147,14 @@ def _stored_bytes(weights: WeightMap, linear: str, decoder: LoadedDecoder) -> in
     info = weights.plain.get(f"{linear}.weight")
     if info is None:
         info = weights.plain[EMBEDDING]
-    # See CpuLinears.plain.
-    is_half = decoder.model.ops.name == "c" and info.dtype == "BF16"
+    is_half = decoder.model.ops.traits.halves_weights and info.dtype == "BF16"
     return prod(info.shape) * (2 if is_half else decoder.dtype.itemsize)
 
 
-def _arithmetic(decoder: LoadedDecoder, has_integers: bool) -> Arithmetic:
-    if decoder.dtype == torch.float32:
-        return "fp32"
-    # The C library rounds the inputs of such products to int8, see its sources.
-    return "int8" if has_integers and decoder.model.ops.linears is not None else "bf16"
+def _arithmetic(decoder: LoadedDecoder, kinds: Iterable[str]) -> Arithmetic:
+    """That of the first packed weights, or of plain ones."""
+    traits = decoder.model.ops.traits
+    return traits.arithmetic(next(iter(kinds), "plain"), decoder.dtype)
 
 
 def _row_bytes(decoder: LoadedDecoder) -> RowBytes:

@@ -143,6 +143,9 @@ def plan_table(plan: "ModelPlan") -> str:
         rows.append(("answers", _speed(plan.decode_tokens_per_s), "tokens a second, predicted"))
     if plan.fits and plan.prefill_tokens_per_s is not None:
         rows.append(("reads", _speed(plan.prefill_tokens_per_s), "tokens a second, predicted"))
+    if plan.without_kernel:
+        kinds = ", ".join(plan.without_kernel)
+        rows.append(("no kernel", kinds, "weights are dequantized for each product: slow"))
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
     lines = [f"{shape.name} on {plan.machine.name}, {size(plan.machine.free_bytes)} free"]
     lines += [f"  {name:{widths[0]}}  {value:>{widths[1]}}  {what}" for name, value, what in rows]

@@ -4,7 +4,7 @@ The same functions divide the memory when a model is loaded (engine/memory.py) a
 the speed tests (cost/step_model.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKin
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm_kernels.kv_cache import row_bytes
+from localllm_kernels.traits import Traits, WeightLayout, find_traits
 
 # Assumed: of a GPU's memory as it is sold this much is free for a program, a display beside it.
 _FREE_SHARE = 0.92
@@ -73,7 +74,8 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A model as far as a plan needs it. `kind`: of its weights, as `--weights` names them;
-    `dtype`: of what is not quantized, of keys and values.
+    `dtype`: of what is not quantized, of keys and values; `layouts`: of the layers' linears, None
+    for plain ones.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Shape:
     dtype: torch.dtype
     weights_bytes: int
     linear_bytes: Callable[[str], int]
+    layouts: Set[WeightLayout | None]
     num_parameters: int
     is_here: bool
     entry: CatalogEntry | None
@@ -90,7 +93,7 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """What a model takes on a machine. `problem` says why it does not fit, `remedy` the one flag
-    that would change it.
+    that would change it; `without_kernel`: types of weights that are dequantized for each product.
     """
 
     shape: Shape
@@ -100,6 +103,7 @@ class ModelPlan:
     cached_tokens: int
     decode_tokens_per_s: float | None
     prefill_tokens_per_s: float | None
+    without_kernel: tuple[str, ...] = ()
     problem: str = ""
     remedy: str = ""
 
@@ -133,6 +137,7 @@ class ModelPlan:
             "chats_at_once": self.chats_at_once,
             "decode_tokens_per_s": self.decode_tokens_per_s,
             "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "without_kernel": list(self.without_kernel),
             "fits": self.fits,
             "problem": self.problem,
             "remedy": self.remedy,
@@ -209,6 +214,7 @@ def _shape_of_kind(
         dtype=torch.bfloat16,
         weights_bytes=weights.resident_bytes(2),
         linear_bytes=weights.linear_bytes,
+        layouts=weights.layouts(),
         num_parameters=plain.resident_bytes(1),
         is_here=False,
         entry=entry,
@@ -241,6 +247,9 @@ def _shape_of_files(name: str, folder: Path) -> Shape:
         dtype=dtype,
         weights_bytes=weights.resident_bytes(dtype.itemsize),
         linear_bytes=linear_bytes,
+        layouts=weights.layouts(
+            f"{layer}.{name}" for layer, group in architecture.groups() for name in group.names
+        ),
         num_parameters=plain.resident_bytes(1),
         is_here=True,
         entry=load_catalog().get(name),
@@ -276,6 +285,7 @@ def _problem(error: GpuMemoryError, shape: Shape, machine: Machine, engine: Engi
 def _plan_memory(
     shape: Shape, machine: Machine, engine: EngineConfig, num_bytes: int
 ) -> MemoryPlan:
+    traits = _traits(shape, machine, engine)
     return plan_memory(
         shape.architecture,
         engine,
@@ -284,9 +294,23 @@ def _plan_memory(
         item_bytes=shape.dtype.itemsize,
         row_bytes=_row_bytes(shape, engine),
         free_bytes=num_bytes,
-        graph_rows=graph_rows(engine.max_num_seqs) if machine.device == "cuda" else 0,
-        gathers=engine.backend == "torch",
+        graph_rows=graph_rows(engine.max_num_seqs) if traits.captures else 0,
+        gathers=traits.gathers,
     )
+
+
+def _traits(shape: Shape, machine: Machine, engine: EngineConfig) -> Traits:
+    return find_traits(machine.device, engine.backend, shape.dtype)
+
+
+def _without_kernel(shape: Shape, machine: Machine, engine: EngineConfig) -> tuple[str, ...]:
+    """The types of weights that no kernel multiplies with there."""
+    traits = _traits(shape, machine, engine)
+    layouts = [each for each in shape.layouts if each is not None]
+    slow = [
+        each.kind for each in layouts if not traits.has_kernel(each, shape.dtype, machine.device)
+    ]
+    return tuple(sorted(set(slow)))
 
 
 def _row_bytes(shape: Shape, engine: EngineConfig) -> RowBytes:
@@ -323,6 +347,7 @@ def _with_speed(
         cached_tokens=(memory.num_blocks - 1) * engine.block_size,
         decode_tokens_per_s=decode,
         prefill_tokens_per_s=prefill,
+        without_kernel=_without_kernel(shape, machine, engine),
     )
 
 
@@ -337,7 +362,8 @@ def predict_speed(
         decode = _CPU_DECODE * machine.memory_bytes_per_s / work.decode_bytes([context])
     else:
         gpu = Gpu(machine.name, machine.memory_bytes_per_s, machine.operations_per_s or 1e15)
-        is_fused = shape.kind == "int4"
+        kinds = {None if each is None else each.kind for each in shape.layouts}
+        is_fused = kinds <= _traits(shape, machine, engine).fused_kinds
         step = predict_decode(
             work, shape.linear_bytes, gpu, WITH_CARE, is_fused=is_fused, batch=1, context=context
         )

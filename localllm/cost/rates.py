@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from localllm.engine.device import seconds_on_gpu
 from localllm.model.architecture import HEAD, Architecture
 from localllm.model.blocks.block import RowBytes, Work
+from localllm_kernels.traits import Arithmetic
 
 # Larger than the caches of processors; on a GPU as much as takes most of a millisecond, beside
 # which a launch is nothing.
@@ -26,8 +27,6 @@ _STREAM_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 _FREE_SHARE = 4
 _MATRIX_WIDTH = {"cpu": 2048, "cuda": 8192}
 _REPEATS = 3
-
-Arithmetic = Literal["fp32", "bf16", "int8"]
 
 
 @dataclass(frozen=True, slots=True)

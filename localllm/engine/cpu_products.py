@@ -12,7 +12,7 @@ def make_products_reproducible() -> None:
     """Ask for it. Holds only if the process has not multiplied matrices before.
 
     On Intel's processors; on others the mode is slow, and padding the rows is enough (see
-    `runner.CPU_FLOAT32_ROW_MULTIPLE`). Who has set the variable is not overruled.
+    `Traits.row_unit`). Who has set the variable is not overruled.
     """
     try:
         is_intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()

@@ -128,6 +128,7 @@ def build_decoder(
         )
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
+    is_captured = device.type == "cuda" and ops.traits.captures
     plan = plan_memory(
         architecture,
         config,
@@ -136,10 +137,10 @@ def build_decoder(
         item_bytes=dtype.itemsize,
         row_bytes=partial(row_bytes, dtype=kv_dtype),
         free_bytes=free_bytes(device),
-        graph_rows=graph_rows(config.max_num_seqs) if device.type == "cuda" else 0,
+        graph_rows=graph_rows(config.max_num_seqs) if is_captured else 0,
         draft_token_bytes=draft.plan.kv_block_bytes // config.block_size if draft else 0,
         draft_bytes=draft.plan.activations_bytes + draft.plan.graphs_bytes if draft else 0,
-        gathers=ops.name == "torch",
+        gathers=ops.traits.gathers,
     )
     listener.line(plan.describe(config.block_size))
     model = load_model(
@@ -223,7 +224,7 @@ def build_engine(
         config.block_size,
         *architecture.ropes,
         loaded.device.type,
-        loaded.model.ops.name,
+        loaded.model.ops.traits.name,
         loaded.model.ops.choice,
         config.deterministic,
         __version__,
@@ -283,7 +284,7 @@ def _make_runner(
     """What runs a decoder on its device; `longest`: tokens of a request; `threads`: see
     ModelRunner.
     """
-    if loaded.model.ops.sample is None or loaded.device.type != "cuda":
+    if not loaded.model.ops.traits.captures or loaded.device.type != "cuda":
         return ModelRunner(loaded.model, kv_cache, threads if loaded.device.type == "cpu" else None)
     device = CudaDevice()
     tuning: Iterator[None] | None = None

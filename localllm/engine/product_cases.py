@@ -12,7 +12,7 @@ from localllm.engine.operator_case import OperatorCase, Sizes, distance, unit_of
 from localllm.model.architecture import HEAD
 from localllm.model.blocks.block import LinearGroup
 from localllm.model.linear import Projection
-from localllm.model.quantized import Fp8Weight, Int4Weight, Int8Weight
+from localllm.model.packed.table import PACKED_TYPES
 from localllm.model.weights import WeightReader, WeightSource
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
@@ -25,7 +25,6 @@ from localllm_kernels.kv_cache import dequantize_rows, quantize_rows
 # Each takes another way: one row, a tile, the most of a tile, and the library.
 ROWS = (1, 16, MAX_TILE_ROWS, 512)
 FRAGMENT_ROWS = (1, 8, 16, 32, MAX_TILE_ROWS)
-_PIECES = {Int4Weight: Piece.INT4, Int8Weight: Piece.INT8, Fp8Weight: Piece.FP8}
 # A product of rows, with what is around it.
 _Compute = Callable[[Tensor, Around], Tensor]
 
@@ -91,7 +90,7 @@ class _Products:
         quantized = [name for name in place.linears if self.source.has_quantized(name)]
         if not quantized:
             return
-        piece = _PIECES[type(self.source.quantized(quantized[0], self.device))]
+        piece = PACKED_TYPES[self.source.quantized(quantized[0], self.device).kind].piece
         product = self._read(place, self.tables(ALL_OWN))
         plain = _apart(self._read(place, TORCH_OPS))
         exact = _apart(self._read(place, TORCH_OPS, torch.float32))

@@ -15,9 +15,6 @@ from localllm.engine.thread_count import ThreadCount
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 
-# Float32 products on a CPU may give a row other bits when their rows are no multiple of this
-# (see cpu_products.py and docs/architecture.md), so the batch is padded.
-CPU_FLOAT32_ROW_MULTIPLE = 8
 # After so long without a step it is looked again whether more threads help.
 _PAUSE_S = 0.3
 
@@ -86,8 +83,7 @@ class ModelRunner:
         self._ended_s = 0.0
         self._device = model.embedding.device
         is_float32 = self._device.type == "cpu" and model.embedding.dtype == torch.float32
-        takes_torch = model.ops.linears is None
-        self._row_multiple = CPU_FLOAT32_ROW_MULTIPLE if is_float32 and takes_torch else 1
+        self._row_multiple = model.ops.traits.row_unit if is_float32 else 1
 
     def needs_ids(self, params: SamplingParams) -> bool:
         """See Runner."""

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.errors import CheckpointError, UnsupportedModelError, brief
-from localllm.model.formats import Awq, Fp8, Gptq, PackedInt4, PackedInt8, PlainInt8, Scheme
+from localllm.model.packed.fp8_schemes import Fp8
+from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
+from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
+from localllm.model.packed.scheme import Scheme
 
 _WHERE = "config.json: quantization_config"
 

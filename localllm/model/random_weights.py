@@ -6,19 +6,20 @@ are drawn so that logits have an ordinary size.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from localllm.model.architecture import HEAD, Architecture
-from localllm.model.quantized import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
+from localllm.model.packed.table import PACKED_TYPES, PackedType, drawn_group
+from localllm.model.packed.weight import PackedWeight
+from localllm_kernels.traits import WeightLayout
 
 WeightKind = Literal["bf16", "int4", "int8", "fp8"]
 WEIGHT_KINDS: tuple[WeightKind, ...] = ("bf16", "int4", "int8", "fp8")
-_GROUP_SIZE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +69,12 @@ class RandomWeights:
         """See WeightSource."""
         return self.kind != "bf16" and self._linear_shape(linear) is not None
 
-    def quantized(self, linear: str, device: torch.device) -> QuantizedWeight:
+    def quantized(self, linear: str, device: torch.device) -> PackedWeight:
         """See WeightSource."""
         shape = self._linear_shape(linear)
         assert shape is not None
-        generator = self._generator(linear)
-        deviation = shape[1] ** -0.5  # of the values
-
-        def codes(low: int, high: int, dtype: torch.dtype, columns: int) -> Tensor:
-            drawn = torch.empty((shape[0], columns), dtype=dtype, device=self.device)
-            return drawn.random_(low, high, generator=generator).to(device)
-
-        def scales(count: tuple[int, ...], of_codes: float, dtype: torch.dtype) -> Tensor:
-            return torch.full(count, deviation / of_codes, dtype=dtype, device=device)
-
-        if linear == HEAD or self.kind == "int8":
-            drawn = codes(-127, 128, torch.int8, shape[1])
-            return Int8Weight(drawn, scales(shape[:1], 73.3, torch.bfloat16))
-        if self.kind == "int4":
-            group_size = self.group_size(shape[1])
-            packed = codes(0, 256, torch.uint8, shape[1] // 2)
-            groups = (shape[0], shape[1] // group_size)
-            return Int4Weight(packed, scales(groups, 4.61, torch.bfloat16), None)
-        values = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
-        values = values.normal_(generator=generator).to(torch.float8_e4m3fn).to(device)
-        return Fp8Weight(values, scales((shape[0], 1), 1.0, torch.float32), (1, shape[1]))
+        weight = self._type_of(linear).draw(shape, self._generator(linear))
+        return weight if self.device == device else _moved(weight, device)
 
     def linear_bytes(self, linear: str) -> int:
         """Bytes of a linear as it is stored; 0 where there is none of that name."""
@@ -102,11 +84,7 @@ class RandomWeights:
             return 2 * prod(self._head_shape) if tied else 0
         if self.kind == "bf16":
             return 2 * prod(shape)
-        if linear == HEAD or self.kind == "int8":
-            return prod(shape) + 2 * shape[0]
-        if self.kind == "int4":
-            return prod(shape) // 2 + 2 * prod(shape) // self.group_size(shape[1])
-        return prod(shape) + 4 * shape[0]
+        return self._type_of(linear).stored_bytes(shape)
 
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of all weights, plain tensors with `item_bytes` a value."""
@@ -114,10 +92,18 @@ class RandomWeights:
         quantized = [*self._linears, HEAD] if self.kind != "bf16" else []
         return plain * item_bytes + sum(map(self.linear_bytes, dict.fromkeys(quantized)))
 
-    @staticmethod
-    def group_size(width_in: int) -> int:
-        """Inputs to a scale in int4: 128, or less where that does not divide the width."""
-        return next(size for size in (_GROUP_SIZE, 64, 32, 16, width_in) if width_in % size == 0)
+    def layouts(self) -> set[WeightLayout | None]:
+        """What kernels are chosen by, of the linears of the layers; None for a plain one."""
+        if self.kind == "bf16":
+            return {None}
+        widths = {width_in for name, (_, width_in) in self._linears.items() if name != HEAD}
+        return {
+            WeightLayout(self.kind, width, drawn_group(width) if self.kind == "int4" else width)
+            for width in widths
+        }
+
+    def _type_of(self, linear: str) -> PackedType:
+        return PACKED_TYPES["int8" if linear == HEAD else self.kind]
 
     @property
     def _head_shape(self) -> tuple[int, int]:
@@ -133,3 +119,11 @@ class RandomWeights:
     def _generator(self, name: str) -> torch.Generator:
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
         return torch.Generator(self.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def _moved(weight: Any, device: torch.device) -> PackedWeight:
+    """The same weight with its tensors on `device`."""
+    tensors = {each.name: getattr(weight, each.name) for each in fields(weight)}
+    moved = {name: t.to(device) for name, t in tensors.items() if isinstance(t, Tensor)}
+    found: PackedWeight = replace(weight, **moved)
+    return found

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from localllm.errors import CheckpointError
 from localllm.model.architecture import HEAD, Architecture
-from localllm.model.formats import Scheme, StoredTensor
+from localllm.model.packed.scheme import Scheme, StoredTensor
 from localllm.model.quantization_config import read_quantization
 from localllm.model.safetensors_header import TensorInfo, read_headers
+from localllm_kernels.traits import WeightLayout
 
 LOADABLE_DTYPES = ("F32", "F16", "BF16")
 # Buffers that old exports stored beside the weights, which follow from the config; and scales of
@@ -21,10 +22,13 @@ RESIDENT_SHARE = 1.15
 
 @dataclass(frozen=True, slots=True)
 class StoredLinear:
-    """A quantized linear in the files: how it is stored, and its tensors by suffix."""
+    """A quantized linear in the files: how it is stored, its tensors by suffix, and what kernels
+    are chosen by.
+    """
 
     scheme: Scheme
     parts: Mapping[str, TensorInfo]
+    layout: WeightLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,16 @@ class WeightMap:
         """The files that hold them."""
         parts = (info for linear in self.quantized.values() for info in linear.parts.values())
         return {info.file for info in (*self.plain.values(), *parts)}
+
+    @property
+    def kinds(self) -> set[str]:
+        """The types of the packed weights."""
+        return {each.layout.kind for each in self.quantized.values()}
+
+    def layouts(self, linears: Iterable[str]) -> set[WeightLayout | None]:
+        """What kernels are chosen by, of these linears; None for a plain one."""
+        found = self.quantized
+        return {found[name].layout if name in found else None for name in linears}
 
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of the loaded weights, plain tensors with `item_bytes` a value."""
@@ -70,7 +84,9 @@ def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
             found, {f"{linear}.{name}": each for name, each in stored.items()}, architecture
         )
         quantized[linear] = StoredLinear(
-            scheme, {name.removeprefix(f"{linear}."): info for name, info in parts.items()}
+            scheme,
+            {name.removeprefix(f"{linear}."): info for name, info in parts.items()},
+            scheme.layout(shapes[linear][1]),
         )
         claimed |= parts.keys()
         del expected[f"{linear}.weight"]

@@ -1,5 +1,6 @@
 """From a source of weights to a loaded model: every tensor is streamed in."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -16,19 +17,22 @@ from localllm.model.decoder import DecoderModel
 from localllm.model.fused.choose import fuse_layers
 from localllm.model.layer import Layer
 from localllm.model.linear import (
+    DequantizedLinear,
     FixedRows,
     Linear,
     Projection,
     SplitLinear,
     fuse,
-    quantized_linear,
+    packed_linear,
 )
 from localllm.model.norm import RMSNorm
-from localllm.model.quantized import QuantizedWeight
+from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
 from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
+
+logger = logging.getLogger(__name__)
 
 
 class WeightSource(Protocol):
@@ -49,7 +53,7 @@ class WeightSource(Protocol):
     def has_quantized(self, linear: str) -> bool:
         """Whether the linear of that name is quantized."""
 
-    def quantized(self, linear: str, device: torch.device) -> QuantizedWeight:
+    def quantized(self, linear: str, device: torch.device) -> PackedWeight:
         """Its weight on `device`. Raises: CheckpointError where its parts make no sense."""
 
 
@@ -90,7 +94,7 @@ class CheckpointWeights:
         """See WeightSource."""
         return linear in self.weights.quantized
 
-    def quantized(self, linear: str, device: torch.device) -> QuantizedWeight:
+    def quantized(self, linear: str, device: torch.device) -> PackedWeight:
         """See WeightSource."""
         stored = self.weights.quantized[linear]
         parts = {
@@ -127,18 +131,24 @@ def load_model(
     Raises: CheckpointError for a quantized weight whose parts make no sense, and for a value that
     is not finite.
     """
-    has_fixed_rows = deterministic and not ops.rows_alike
+    has_fixed_rows = deterministic and not ops.traits.rows_alike
     reader = WeightReader(source, dtype, device, ops, has_fixed_rows=has_fixed_rows)
     ropes = RopeTables(max_model_len, device)
     embedding = reader.read(EMBEDDING)
     layers = tuple(reader.layer(architecture, i, ropes) for i in range(architecture.num_layers))
-    norm = reader.last_norm(architecture)
+    norm, head = reader.last_norm(architecture), reader.head(embedding)
+    if reader.without_kernel:
+        logger.warning(
+            "no kernel multiplies with %s weights here: they are dequantized for each product, "
+            "which is slow",
+            " and ".join(sorted(reader.without_kernel)),
+        )
     return DecoderModel(
         architecture=architecture,
         embedding=embedding,
         layers=layers,
         norm=norm,
-        lm_head=reader.head(embedding),
+        lm_head=head,
         ropes=ropes,
         ops=ops,
         fused=fuse_layers(architecture.layers, layers, norm, ops),
@@ -213,7 +223,9 @@ class WeightReader:
         self._has_fixed_rows = has_fixed_rows
         self._source = source
         self._dtype, self._device = dtype, device
-        self._linears = ops.linears
+        # The types of weights that are dequantized for each product.
+        self.without_kernel = set[str]()
+        self._linears, self._has_wide_rows = ops.linears, ops.traits.wide_rows
 
     def read(self, *names: str) -> Tensor:
         """One plain tensor, or several stacked along their rows.
@@ -238,8 +250,7 @@ class WeightReader:
     def vector(self, *names: str) -> Tensor:
         """As `read`, for what is added or multiplied element by element: in the inputs' dtype."""
         values = self.read(*names)
-        linears = self._linears
-        return values.float() if linears is not None and linears.has_wide_rows else values
+        return values.float() if self._has_wide_rows else values
 
     def linear(self, *names: str) -> Projection:
         """One linear, or several over the same input; those that are alike become one product."""
@@ -253,7 +264,10 @@ class WeightReader:
         if fused is None:
             return SplitLinear(tuple(self.linear(name) for name in names))
         bias = self._biases(names, parts)
-        return self._fixed(quantized_linear(fused, bias, self._dtype, self._linears))
+        product = packed_linear(fused, bias, self._dtype, self._linears)
+        if isinstance(product, DequantizedLinear):
+            self.without_kernel.add(fused.kind)
+        return self._fixed(product)
 
     def head(self, embedding: Tensor) -> Projection:
         """The output head, which is the embedding table where there is no other."""
@@ -276,7 +290,7 @@ class WeightReader:
     def _fixed(self, product: Projection) -> Projection:
         return FixedRows(product) if self._has_fixed_rows else product
 
-    def _biases(self, names: Sequence[str], parts: Sequence[QuantizedWeight]) -> Tensor | None:
+    def _biases(self, names: Sequence[str], parts: Sequence[PackedWeight]) -> Tensor | None:
         biases = [f"{name}.bias" for name in names if self._has_plain(f"{name}.bias")]
         if not biases:
             return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from localllm.model.quantized import SYMMETRIC_ZERO, Int4Weight, pack_nibbles
+from localllm.model.packed.int4 import SYMMETRIC_ZERO, Int4Weight, pack_nibbles
 
 MAX_CODE = 15
 # Shares of a group's range that are tried when outliers may be clipped.

@@ -15,7 +15,7 @@ from torch import Tensor
 from localllm.model.blocks.block import InputRows, LinearGroup
 from localllm.model.layer import LayerPlan, Place, Sublayer
 from localllm.model.linear import Linear
-from localllm.model.quantized import QuantizedWeight
+from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
 from localllm.quantize.awq import search_scales
@@ -64,7 +64,7 @@ class QuantizedLayer:
     `errors`: of each linear, the squared error of its output over its squared output.
     """
 
-    weights: Mapping[str, QuantizedWeight]
+    weights: Mapping[str, PackedWeight]
     plain: dict[str, Tensor]
     errors: dict[str, float]
 

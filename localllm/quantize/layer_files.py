@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from localllm.model.architecture import layer_name
-from localllm.model.formats import Scheme
-from localllm.model.quantized import Int4Weight, Int8Weight, QuantizedWeight
+from localllm.model.packed.int4 import Int4Weight
+from localllm.model.packed.int8 import Int8Weight
+from localllm.model.packed.scheme import Scheme
+from localllm.model.packed.weight import PackedWeight
 from localllm.quantize.layer import QuantizedLayer
 from localllm.quantize.work_folder import WorkFolder
 
@@ -18,7 +20,7 @@ def part_name(index: int) -> str:
 
 
 def stored_tensors(
-    linear: str, weight: QuantizedWeight, scheme: Scheme, dtype: torch.dtype
+    linear: str, weight: PackedWeight, scheme: Scheme, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """What a file holds of a linear; scales of integers are in `dtype`, the checkpoint's."""
     if isinstance(weight, (Int4Weight, Int8Weight)):

@@ -4,7 +4,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from localllm.errors import RequestError
-from localllm.model.formats import Awq, Fp8, Gptq, PackedInt4, PackedInt8, Scheme
+from localllm.model.packed.fp8_schemes import Fp8
+from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
+from localllm.model.packed.int8_schemes import PackedInt8
+from localllm.model.packed.scheme import Scheme
 
 Method = Literal["rtn", "awq", "gptq", "awq+gptq", "int8", "fp8"]
 METHODS: tuple[Method, ...] = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8")

@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.model.layer import LayerPlan
-from localllm.model.quantized import Fp8Weight, Int8Weight, QuantizedWeight
+from localllm.model.packed.fp8 import Fp8Weight
+from localllm.model.packed.int8 import Int8Weight
+from localllm.model.packed.weight import PackedWeight
 from localllm.quantize.grid import fit_grid
 from localllm.quantize.layer import QuantizedLayer
 from localllm.quantize.recipe import FP8_BLOCK, Recipe
@@ -15,7 +17,7 @@ from localllm.quantize.recipe import FP8_BLOCK, Recipe
 _MAX_FP8 = 448.0  # the largest e4m3 value
 
 
-def round_weight(weight: Tensor, recipe: Recipe) -> QuantizedWeight:
+def round_weight(weight: Tensor, recipe: Recipe) -> PackedWeight:
     """`weight`, float32 [out, in], by the recipe's method (rtn, int8 or fp8)."""
     if recipe.method == "int8":
         return round_int8(weight)

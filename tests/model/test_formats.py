@@ -19,10 +19,15 @@ from localllm.engine.loading import load_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, UnsupportedModelError
 from localllm.model.families.table import read_architecture
-from localllm.model.formats import Awq, Fp8, Gptq, PackedInt4, PackedInt8, PlainInt8, Scheme
 from localllm.model.linear import SplitLinear
+from localllm.model.packed.fp8 import Fp8Weight
+from localllm.model.packed.fp8_schemes import Fp8
+from localllm.model.packed.int4 import Int4Weight, pack_nibbles
+from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
+from localllm.model.packed.int8 import Int8Weight
+from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
+from localllm.model.packed.scheme import Scheme
 from localllm.model.quantization_config import read_quantization
-from localllm.model.quantized import Fp8Weight, Int4Weight, Int8Weight, pack_nibbles
 
 OUT, IN = 48, 128
 

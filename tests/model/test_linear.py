@@ -10,17 +10,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from localllm.model.families.table import read_architecture
-from localllm.model.formats import PackedInt4
-from localllm.model.linear import (
-    MAX_OPERATOR_ROWS,
-    CpuInt4Linear,
-    CpuInt8Linear,
-    DequantizedLinear,
-    fuse,
-    int4_block_rows,
-    quantized_linear,
-)
-from localllm.model.quantized import Fp8Weight, Int4Weight, Int8Weight, pack_nibbles
+from localllm.model.linear import DequantizedLinear, fuse, packed_linear
+from localllm.model.packed.fp8 import Fp8Weight
+from localllm.model.packed.int4 import CpuInt4Linear, Int4Weight, int4_block_rows, pack_nibbles
+from localllm.model.packed.int4_schemes import PackedInt4
+from localllm.model.packed.int8 import CpuInt8Linear, Int8Weight
+from localllm.model.packed.weight import MAX_OPERATOR_ROWS
 from localllm.model.weight_check import RESIDENT_SHARE, check_weights
 from localllm.model.weight_files import find_weight_files
 
@@ -58,7 +53,7 @@ def test_int4_on_a_cpu(rows: int, width_out: int, group_size: int) -> None:
     for symmetric, permuted in ((True, False), (False, False), (False, True)):
         weight = int4(width_out, group_size, symmetric=symmetric, permuted=permuted)
         bias = torch.randn(width_out).bfloat16()
-        linear = quantized_linear(weight, bias, torch.bfloat16)
+        linear = packed_linear(weight, bias, torch.bfloat16)
         assert isinstance(linear, CpuInt4Linear)
         x = torch.randn(rows, IN).bfloat16()
         expected = F.linear(x.float(), weight.dequantize(torch.float32), bias.float())
@@ -71,7 +66,7 @@ def test_int4_on_a_cpu(rows: int, width_out: int, group_size: int) -> None:
 @needs_operator
 def test_a_symmetric_weight_loses_nothing_in_the_operator_s_layout() -> None:
     weight = int4(72, 64, symmetric=True)
-    linear = quantized_linear(weight, None, torch.bfloat16)
+    linear = packed_linear(weight, None, torch.bfloat16)
     assert isinstance(linear, CpuInt4Linear)
     # The product of more rows goes through the layout and back.
     found = linear(torch.eye(IN).bfloat16()).T
@@ -82,7 +77,7 @@ def test_a_symmetric_weight_loses_nothing_in_the_operator_s_layout() -> None:
 def test_int8_on_a_cpu(rows: int) -> None:
     weight = Int8Weight(torch.randint(-127, 128, (40, IN), dtype=torch.int8), torch.rand(40) / 99)
     bias = torch.randn(40).bfloat16()
-    linear = quantized_linear(weight, bias, torch.bfloat16)
+    linear = packed_linear(weight, bias, torch.bfloat16)
     assert isinstance(linear, CpuInt8Linear)
     x = torch.randn(rows, IN).bfloat16()
     expected = F.linear(x.float(), weight.dequantize(torch.float32), bias.float())
@@ -93,7 +88,7 @@ def test_other_types_dequantize_and_are_exact() -> None:
     blocks = fp8(40)
     x = torch.randn(5, IN)
     for weight in (int4(40, 64, symmetric=False), blocks):
-        linear = quantized_linear(weight, None, torch.float32)
+        linear = packed_linear(weight, None, torch.float32)
         assert isinstance(linear, DequantizedLinear)
         assert torch.equal(linear(x), F.linear(x, weight.dequantize(torch.float32)))
     rows = blocks.dequantize(torch.float32)
@@ -149,7 +144,7 @@ def test_resident_weights_are_little_larger_than_the_file(
             weight.scales.repeat(1, width_in // IN),
             None if weight.zeros is None else weight.zeros.repeat(1, width_in // IN),
         )
-        linear = quantized_linear(weight, None, torch.bfloat16)
+        linear = packed_linear(weight, None, torch.bfloat16)
         assert isinstance(linear, CpuInt4Linear)
         resident += linear.packed.nbytes + linear.scales_and_offsets.nbytes
         for suffix, tensor in scheme.write(weight).items():

@@ -68,7 +68,7 @@ def test_it_gives_the_tokens_of_the_torch_operators(
     dtype = torch.float32
     reference = load_tiny_model(architecture, window, dtype, recipe, backend="torch")
     model = load_tiny_model(architecture, window, dtype, recipe, backend="triton")
-    assert model.ops.name == "triton"
+    assert model.ops.traits.name == "triton"
     is_int4 = recipe in (INT4, INT4_ASYMMETRIC)
     assert isinstance(model.fused, GpuDecoder) == is_int4
     assert generate(model, kv_dtype) == generate(reference, kv_dtype)

@@ -31,7 +31,9 @@ def load_library(folder: Path | None = None) -> ctypes.CDLL:
     The folder is one that nobody else can write to; None: there is none, so the library is compiled
     for this process alone, once. Raises: BuildError.
     """
-    compiler = _find_compiler()
+    compiler = find_compiler()
+    if not compiler:
+        raise BuildError("there is no C compiler")
     if folder is None:
         return _compile_for_this_process(tuple(compiler), _FLAGS)
     library = folder / f"cpu-{_fingerprint(compiler)}.so"
@@ -69,13 +71,14 @@ def _is_own(library: Path) -> bool:
     return is_own and not status.st_mode & 0o022
 
 
-def _find_compiler() -> list[str]:
+def find_compiler() -> list[str]:
+    """The command of a C compiler: that of CC, or the first that is there; empty without one."""
     command = shlex.split(os.environ.get("CC", ""))
     for candidate in [command] if command else [["cc"], ["gcc"], ["clang"]]:
         path = shutil.which(candidate[0])
         if path is not None:
             return [path, *candidate[1:]]
-    raise BuildError("there is no C compiler")
+    return []
 
 
 def _fingerprint(compiler: list[str]) -> str:

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind
+from localllm_kernels.traits import C_LANES, WeightLayout, has_c_kernel
 
-_LANES = 16
 _INT8_GROUPS = (128, 64, 32, 16)
 
 
@@ -73,8 +73,6 @@ CpuProduct = CProduct | PermutedProduct
 class CpuLinears:
     """Makes products from weights; each packs its weight once."""
 
-    has_wide_rows = True
-
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self._run = {
@@ -110,13 +108,13 @@ class CpuLinears:
         bias: Tensor | None,
         dtype: torch.dtype,
     ) -> CpuProduct | None:
-        """See Linears: in bfloat16, groups of a multiple of 16. In float32 nothing is rounded."""
+        """See Linears."""
         width_out, width_in = codes.shape
         group_size = width_in // scales.shape[1]
-        if dtype != torch.bfloat16 or group_size % _LANES:
+        if not has_c_kernel(WeightLayout("int4", width_in, group_size), dtype, "cpu"):
             return None
-        padding = -width_out % _LANES
-        blocks = F.pad(codes, (0, 0, 0, padding)).view(-1, _LANES, width_in // 8, 2, 4)
+        padding = -width_out % C_LANES
+        blocks = F.pad(codes, (0, 0, 0, padding)).view(-1, C_LANES, width_in // 8, 2, 4)
         low, high = blocks.permute(3, 0, 2, 1, 4)
         packed = (low | (high << 4)).contiguous()
         rounded = scales.bfloat16()
@@ -141,13 +139,13 @@ class CpuLinears:
     def int8(
         self, codes: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
     ) -> CpuProduct | None:
-        """See Linears: in bfloat16, a multiple of 16 inputs."""
+        """See Linears."""
         width_out, width_in = codes.shape
-        if dtype != torch.bfloat16 or width_in % _LANES:
+        if not has_c_kernel(WeightLayout("int8", width_in, width_in), dtype, "cpu"):
             return None
-        padding = -width_out % _LANES
+        padding = -width_out % C_LANES
         raised = F.pad(codes.view(torch.uint8) ^ 128, (0, 0, 0, padding))
-        packed = raised.view(-1, _LANES, width_in // 4, 4).transpose(1, 2).contiguous()
+        packed = raised.view(-1, C_LANES, width_in // 4, 4).transpose(1, 2).contiguous()
         kept_scales = F.pad(scales.float(), (0, padding))
         struct = IntegerWeight(
             packed.data_ptr(),
@@ -189,4 +187,4 @@ def _pointer(tensor: Tensor | None) -> int | None:
 def _by_block(values: Tensor, padding: int) -> Tensor:
     """[out, num_groups] -> [blocks, num_groups, 16]."""
     padded = F.pad(values, (0, 0, 0, padding))
-    return padded.view(-1, _LANES, values.shape[1]).transpose(1, 2).contiguous()
+    return padded.view(-1, C_LANES, values.shape[1]).transpose(1, 2).contiguous()

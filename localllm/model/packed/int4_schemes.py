@@ -1,87 +1,24 @@
-"""The file formats of quantized checkpoints: how each is told, read and written.
-
-A format turns the tensors of one linear into a weight of `quantized.py` and back; nothing behind
-this file knows which one it was. Layouts, for a linear of `out` × `in` in groups of g:
-
-- compressed-tensors (its package, `compressors/pack_quantized` and `naive_quantized`, 0.20):
-  `weight_packed` int32 [out, in/8], nibble i of a word is column 8j + i, stored as value + 8;
-  `weight_scale` [out, in/g]; `weight_zero_point` int32 [out/8, in/g], packed along the output;
-  `weight_shape` int64 [2]; `weight_g_idx` int32 [in]. 8 bits: [out, in/4], stored as value + 128.
-  fp8 (`float-quantized`): `weight` e4m3 [out, in], `weight_scale` [out, 1] or by blocks.
-- AWQ (AutoAWQ 0.2, `gemm`): `qweight` int32 [in, out/8] and `qzeros` [in/g, out/8], in which
-  nibble i of a word is column 8j + (0, 2, 4, 6, 1, 3, 5, 7)[i]; `scales` float16 [in/g, out].
-- GPTQ (AutoGPTQ, GPTQModel): `qweight` int32 [in/8, out], packed along the input; `qzeros`
-  [in/g, out/8]; `scales` [in/g, out]; `g_idx` int32 [in], the group of each input feature. The
-  first version of the format stores zero - 1, `gptq_v2` the zero itself.
-- fp8 (the hub's DeepSeek and Qwen3 checkpoints): `weight` e4m3 and `weight_scale_inv` by blocks,
-  or `weight_scale`, one for all.
-"""
+"""How files hold weights in 4 bits: compressed-tensors, AWQ and GPTQ; see scheme.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from localllm.model.quantized import (
-    Fp8Weight,
-    Int4Weight,
-    Int8Weight,
-    QuantizedWeight,
-    pack_nibbles,
-    unpack_nibbles,
-)
+from localllm.model.packed.int4 import Int4Weight, pack_nibbles, unpack_nibbles
+from localllm.model.packed.scheme import SCALE_DTYPES, StoredTensor, check_multiple, count_groups
+from localllm_kernels.traits import WeightLayout
 
-SCALE_DTYPES = ("F16", "BF16", "F32")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """What a file must hold under one suffix: the shapes and the dtypes that are taken."""
-
-    shapes: tuple[Shape, ...]
-    dtypes: tuple[str, ...]
-    is_optional: bool = False
-
-
-class Scheme(Protocol):
-    """How one linear is quantized in one format."""
-
-    @property
-    def marker(self) -> str:
-        """The suffix whose presence tells that a linear is quantized."""
-
-    def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """The tensors of a linear of that shape, by suffix. Raises: ValueError if none fits."""
-
-    def read(self, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
-        """The weight from its tensors, by suffix. Raises: ValueError where they make no sense."""
-
-    def write(self, weight: Any) -> dict[str, Tensor]:
-        """The tensors of a weight, by suffix: the inverse of `read`."""
-
-
-def _groups(width_in: int, group_size: int | None) -> int:
-    size = group_size or width_in
-    if width_in % size:
-        raise ValueError(f"its input width {width_in} is not a multiple of the group {size}")
-    return width_in // size
-
-
-def _check_multiple(name: str, width: int, factor: int) -> None:
-    if width % factor:
-        raise ValueError(f"its {name} width {width} is not a multiple of {factor}")
 
 
 def to_words(nibbles: Tensor) -> Tensor:
     """uint8 [rows, 8n] below 16 -> int32 [rows, n], the first column in the lowest bits."""
-    return _as_words(pack_nibbles(nibbles))
+    return as_words(pack_nibbles(nibbles))
 
 
-def _as_words(values: Tensor) -> Tensor:
+def as_words(values: Tensor) -> Tensor:
     """uint8 [rows, 4n] -> int32 [rows, n] of the same bits."""
     # One row may count as contiguous with strides that a view with wider items refuses.
     return values.reshape(-1).view(torch.int32).view(values.shape[0], -1)
@@ -127,8 +64,8 @@ class PackedInt4:
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
         """See Scheme."""
-        _check_multiple("input", width_in, 8)
-        num_groups = _groups(width_in, self.group_size)
+        check_multiple("input", width_in, 8)
+        num_groups = count_groups(width_in, self.group_size)
         tensors = {
             "weight_packed": StoredTensor(((width_out, width_in // 8),), ("I32",)),
             "weight_scale": StoredTensor(((width_out, num_groups),), SCALE_DTYPES),
@@ -139,6 +76,10 @@ class PackedInt4:
             packed_rows = -(-width_out // 8)
             tensors["weight_zero_point"] = StoredTensor(((packed_rows, num_groups),), ("I32",))
         return tensors
+
+    def layout(self, width_in: int) -> WeightLayout:
+        """See Scheme."""
+        return WeightLayout(Int4Weight.kind, width_in, self.group_size or width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
         """See Scheme."""
@@ -160,7 +101,7 @@ class PackedInt4:
         if weight.permutation is not None:
             raise ValueError("a permuted weight is not written in this format")
         tensors = {
-            "weight_packed": _as_words(weight.codes),
+            "weight_packed": as_words(weight.codes),
             "weight_scale": weight.scales,
             "weight_shape": torch.tensor(weight.shape),
         }
@@ -172,36 +113,6 @@ class PackedInt4:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedInt8:
-    """compressed-tensors `pack-quantized` with 8 bits and a scale for each row."""
-
-    marker: str = field(default="weight_packed", init=False)
-
-    def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
-        _check_multiple("input", width_in, 4)
-        return {
-            "weight_packed": StoredTensor(((width_out, width_in // 4),), ("I32",)),
-            "weight_scale": StoredTensor(((width_out, 1),), SCALE_DTYPES),
-            "weight_shape": StoredTensor(((2,),), ("I64", "I32")),
-        }
-
-    def read(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
-        """See Scheme."""
-        stored = tensors["weight_packed"].contiguous().view(torch.uint8)
-        # value + 128 as an unsigned byte is the signed byte with its highest bit turned.
-        return Int8Weight((stored ^ 128).view(torch.int8), tensors["weight_scale"].flatten())
-
-    def write(self, weight: Int8Weight) -> dict[str, Tensor]:
-        """See Scheme."""
-        return {
-            "weight_packed": _as_words(weight.codes.view(torch.uint8) ^ 128),
-            "weight_scale": weight.scales[:, None].contiguous(),
-            "weight_shape": torch.tensor(weight.shape),
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class Awq:
     """AutoAWQ's `gemm` layout."""
 
@@ -210,13 +121,17 @@ class Awq:
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
         """See Scheme."""
-        _check_multiple("output", width_out, 8)
-        num_groups = _groups(width_in, self.group_size)
+        check_multiple("output", width_out, 8)
+        num_groups = count_groups(width_in, self.group_size)
         return {
             "qweight": StoredTensor(((width_in, width_out // 8),), ("I32",)),
             "qzeros": StoredTensor(((num_groups, width_out // 8),), ("I32",)),
             "scales": StoredTensor(((num_groups, width_out),), SCALE_DTYPES),
         }
+
+    def layout(self, width_in: int) -> WeightLayout:
+        """See Scheme."""
+        return WeightLayout(Int4Weight.kind, width_in, self.group_size or width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
         """See Scheme."""
@@ -261,15 +176,19 @@ class Gptq:
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
         """See Scheme."""
-        _check_multiple("output", width_out, 8)
-        _check_multiple("input", width_in, 8)
-        num_groups = _groups(width_in, self.group_size)
+        check_multiple("output", width_out, 8)
+        check_multiple("input", width_in, 8)
+        num_groups = count_groups(width_in, self.group_size)
         return {
             "qweight": StoredTensor(((width_in // 8, width_out),), ("I32",)),
             "qzeros": StoredTensor(((num_groups, width_out // 8),), ("I32",)),
             "scales": StoredTensor(((num_groups, width_out),), SCALE_DTYPES),
             "g_idx": StoredTensor(((width_in,),), ("I32", "I64"), is_optional=True),
         }
+
+    def layout(self, width_in: int) -> WeightLayout:
+        """See Scheme."""
+        return WeightLayout(Int4Weight.kind, width_in, self.group_size or width_in)
 
     def read(self, tensors: Mapping[str, Tensor]) -> Int4Weight:
         """See Scheme."""
@@ -306,60 +225,3 @@ class Gptq:
             "scales": weight.scales.T.contiguous().half(),
             "g_idx": _group_index_of(weight.permutation, weight.shape[1], weight.group_size),
         }
-
-
-@dataclass(frozen=True, slots=True)
-class PlainInt8:
-    """compressed-tensors `int-quantized`: signed bytes as they are, a scale for each row."""
-
-    marker: str = field(default="weight_scale", init=False)
-
-    def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
-        return {
-            "weight": StoredTensor(((width_out, width_in),), ("I8",)),
-            "weight_scale": StoredTensor(((width_out, 1),), SCALE_DTYPES),
-        }
-
-    def read(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
-        """See Scheme."""
-        return Int8Weight(tensors["weight"], tensors["weight_scale"].flatten())
-
-    def write(self, weight: Int8Weight) -> dict[str, Tensor]:
-        """See Scheme."""
-        return {"weight": weight.codes, "weight_scale": weight.scales[:, None].contiguous()}
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8:
-    """e4m3 with scales by rows or one for all (`block` None), or by blocks.
-
-    `marker` is the scale's suffix: `weight_scale`, or `weight_scale_inv` (which is no inverse).
-    """
-
-    marker: str
-    block: tuple[int, int] | None
-
-    def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """See Scheme."""
-        shapes: tuple[Shape, ...] = ((width_out, 1), (1,), ())
-        if self.block is not None:
-            shapes = ((-(-width_out // self.block[0]), -(-width_in // self.block[1])),)
-        return {
-            "weight": StoredTensor(((width_out, width_in),), ("F8_E4M3",)),
-            self.marker: StoredTensor(shapes, SCALE_DTYPES),
-            # The scale of activations quantized ahead of time; ours are not quantized.
-            "input_scale": StoredTensor(((1,), ()), SCALE_DTYPES, is_optional=True),
-        }
-
-    def read(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
-        """See Scheme."""
-        codes, scales = tensors["weight"], tensors[self.marker]
-        if self.block is not None:
-            return Fp8Weight(codes, scales, self.block)
-        rows = scales.reshape(-1, 1).expand(codes.shape[0], 1).contiguous()
-        return Fp8Weight(codes, rows, (1, codes.shape[1]))
-
-    def write(self, weight: Fp8Weight) -> dict[str, Tensor]:
-        """See Scheme."""
-        return {"weight": weight.codes, self.marker: weight.scales}

@@ -1,0 +1,119 @@
+"""What a table of operators is like: what planning, loading and benchmarks all ask.
+
+Traits are known before a library is compiled, a weight read, or a GPU touched.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from localllm_kernels.cpu.build import find_compiler
+from localllm_kernels.fp8_matmul import takes_blocks
+from localllm_kernels.int4_weight import takes_groups
+
+Arithmetic = Literal["fp32", "bf16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLayout:
+    """What a kernel for a packed weight is chosen by: its type, its inputs, and how many of them
+    share a scale.
+    """
+
+    kind: str
+    width_in: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """A table of operators.
+
+    `gathers`: attention takes keys and values out of their blocks before it reads them;
+    `rows_alike`: a row has the same bits whatever its batch, products included; `wide_rows`: rows
+    are float32 whatever the model's dtype; `halves_weights`: a float32 weight that bfloat16 holds
+    exactly is kept in that; `row_unit`: float32 rows of a batch are padded to a multiple of it;
+    `captures`: steps are captured as graphs, and tokens drawn on the device; `integer_kinds`:
+    packed weights that are multiplied in int8; `fused_kinds`: those whose products take the norm,
+    the gate and the residual around them in; `has_kernel`: whether there is one for a weight in a
+    model of that dtype, on a device of that type.
+    """
+
+    name: Literal["torch", "c", "triton"]
+    has_kernel: Callable[[WeightLayout, torch.dtype, str], bool]
+    gathers: bool = False
+    rows_alike: bool = False
+    wide_rows: bool = False
+    halves_weights: bool = False
+    row_unit: int = 1
+    captures: bool = False
+    integer_kinds: frozenset[str] = frozenset()
+    fused_kinds: frozenset[str] = frozenset()
+
+    def arithmetic(self, kind: str, dtype: torch.dtype) -> Arithmetic:
+        """What products with weights of a type (or plain ones) are computed in."""
+        if dtype == torch.float32:
+            return "fp32"
+        return "int8" if kind in self.integer_kinds else "bf16"
+
+
+def has_torch_kernel(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
+    """torch has operators for a CPU and bfloat16."""
+    if device != "cpu" or dtype != torch.bfloat16:
+        return False
+    return layout.kind == "int8" or (layout.kind == "int4" and layout.group in (32, 64, 128, 256))
+
+
+def has_c_kernel(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
+    """In bfloat16, with groups of whole vectors; in float32 nothing is rounded."""
+    return (
+        dtype == torch.bfloat16 and layout.kind in ("int4", "int8") and layout.group % C_LANES == 0
+    )
+
+
+def has_triton_kernel(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
+    """As each kernel says of itself."""
+    match layout.kind:
+        case "int4":
+            return takes_groups(layout.group)
+        case "int8":
+            return True
+        case "fp8":
+            return takes_blocks(layout.group, layout.width_in)
+    return False
+
+
+# Values of a vector in the C library.
+C_LANES = 16
+# What torch's products in float32 need on a CPU, so that a row has the same bits in any batch; see
+# docs/architecture.md.
+_TORCH_ROWS = 8
+TORCH_TRAITS = Traits("torch", has_torch_kernel, gathers=True, row_unit=_TORCH_ROWS)
+C_TRAITS = Traits(
+    "c",
+    has_c_kernel,
+    rows_alike=True,
+    wide_rows=True,
+    halves_weights=True,
+    integer_kinds=frozenset(("int4", "int8")),
+)
+TRITON_TRAITS = Traits("triton", has_triton_kernel, captures=True, fused_kinds=frozenset(("int4",)))
+
+
+def wanted_traits(device: str, requested: str, dtype: torch.dtype) -> Traits:
+    """Of the table that is best for a device type (`cpu`, `cuda`), a `--backend` (`auto`, `torch`,
+    `triton`) and weights of `dtype`.
+    """
+    if requested == "triton" or (device == "cuda" and requested == "auto"):
+        return TRITON_TRAITS
+    if device == "cpu" and requested == "auto" and dtype != torch.float16:
+        return C_TRAITS
+    return TORCH_TRAITS
+
+
+def find_traits(device: str, requested: str, dtype: torch.dtype) -> Traits:
+    """Of the table that `select_ops` takes, if nothing fails that shows only when it is tried."""
+    wanted = wanted_traits(device, requested, dtype)
+    return TORCH_TRAITS if wanted is C_TRAITS and not find_compiler() else wanted

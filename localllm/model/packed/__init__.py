@@ -1,0 +1,1 @@
+"""Weights in fewer bits: a type each, and how files hold it."""

@@ -1,0 +1,68 @@
+"""Weights in e4m3, the 8-bit floats of 4 bits of exponent and 3 of fraction."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from localllm_kernels.linears import Linears, Product
+from localllm_kernels.traits import WeightLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """e4m3 codes with a scale for each block of `block` rows and columns: code · scale.
+
+    A scale for each row is a block of (1, in).
+    """
+
+    kind: ClassVar[str] = "fp8"
+
+    codes: Tensor  # float8_e4m3fn [out, in]
+    scales: Tensor  # float32 or bfloat16 [ceil(out / block[0]), ceil(in / block[1])]
+    block: tuple[int, int]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def layout(self) -> WeightLayout:
+        """See PackedWeight."""
+        return WeightLayout(self.kind, self.shape[1], self.block[1])
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """[out, in] in `dtype` (the scales' if None); the product is rounded once, in `dtype`."""
+        width_out, width_in = self.shape
+        rows = self.scales.repeat_interleave(self.block[0], 0)[:width_out]
+        if self.block[1] < width_in:
+            rows = rows.repeat_interleave(self.block[1], 1)[:, :width_in]
+        dtype = dtype or self.scales.dtype
+        return (self.codes.float() * rows.float()).to(dtype)
+
+    def fuses_with(self, other: object) -> bool:
+        """Whether the rows of both can stand in one weight: blocks may not straddle the seam."""
+        return (
+            isinstance(other, Fp8Weight)
+            and self.block == other.block
+            and self.scales.dtype == other.scales.dtype
+            and self.shape[0] % self.block[0] == 0
+        )
+
+    @classmethod
+    def stack(cls, parts: Sequence["Fp8Weight"]) -> "Fp8Weight":
+        """The rows of all parts, which must fuse with each other."""
+        # Most CPU operators do not know float8; bytes are bytes.
+        codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
+        scales = torch.cat([part.scales for part in parts])
+        return cls(codes.view(torch.float8_e4m3fn), scales, parts[0].block)
+
+    def product(self, linears: Linears, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
+        """See PackedWeight."""
+        return linears.fp8(self.codes, self.scales, self.block, bias, dtype)
+
+    def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> None:
+        """See PackedWeight."""

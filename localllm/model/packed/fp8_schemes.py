@@ -1,0 +1,51 @@
+"""How files hold weights in e4m3; see scheme.py."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from localllm.model.packed.fp8 import Fp8Weight
+from localllm.model.packed.scheme import SCALE_DTYPES, Shape, StoredTensor
+from localllm_kernels.traits import WeightLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """e4m3 with scales by rows or one for all (`block` None), or by blocks.
+
+    `marker` is the scale's suffix: `weight_scale`, or `weight_scale_inv` (which is no inverse).
+    """
+
+    marker: str
+    block: tuple[int, int] | None
+
+    def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
+        """See Scheme."""
+        shapes: tuple[Shape, ...] = ((width_out, 1), (1,), ())
+        if self.block is not None:
+            shapes = ((-(-width_out // self.block[0]), -(-width_in // self.block[1])),)
+        return {
+            "weight": StoredTensor(((width_out, width_in),), ("F8_E4M3",)),
+            self.marker: StoredTensor(shapes, SCALE_DTYPES),
+            # The scale of activations quantized ahead of time; ours are not quantized.
+            "input_scale": StoredTensor(((1,), ()), SCALE_DTYPES, is_optional=True),
+        }
+
+    def layout(self, width_in: int) -> WeightLayout:
+        """See Scheme."""
+        return WeightLayout(
+            Fp8Weight.kind, width_in, width_in if self.block is None else self.block[1]
+        )
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Fp8Weight:
+        """See Scheme."""
+        codes, scales = tensors["weight"], tensors[self.marker]
+        if self.block is not None:
+            return Fp8Weight(codes, scales, self.block)
+        rows = scales.reshape(-1, 1).expand(codes.shape[0], 1).contiguous()
+        return Fp8Weight(codes, rows, (1, codes.shape[1]))
+
+    def write(self, weight: Fp8Weight) -> dict[str, Tensor]:
+        """See Scheme."""
+        return {"weight": weight.codes, self.marker: weight.scales}

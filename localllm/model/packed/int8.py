@@ -1,0 +1,75 @@
+"""Weights in 8 bits with a scale for each row, and torch's product with them on a CPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localllm.model.packed.weight import MAX_OPERATOR_ROWS
+from localllm_kernels.linears import Linears, Product
+from localllm_kernels.traits import WeightLayout, has_torch_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """Signed 8-bit codes with a scale for each row: weight = code · scale."""
+
+    kind: ClassVar[str] = "int8"
+
+    codes: Tensor  # int8 [out, in]
+    scales: Tensor  # float16, bfloat16 or float32 [out]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    @property
+    def layout(self) -> WeightLayout:
+        """See PackedWeight."""
+        return WeightLayout(self.kind, self.shape[1], self.shape[1])
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """[out, in] in `dtype` (the scales' if None)."""
+        scales = self.scales if dtype is None else self.scales.to(dtype)
+        return self.codes.to(scales.dtype) * scales[:, None]
+
+    def fuses_with(self, other: object) -> bool:
+        """Whether the rows of both can stand in one weight."""
+        return isinstance(other, Int8Weight) and self.scales.dtype == other.scales.dtype
+
+    @classmethod
+    def stack(cls, parts: Sequence["Int8Weight"]) -> "Int8Weight":
+        """The rows of all parts."""
+        return cls(
+            torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+        )
+
+    def product(self, linears: Linears, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
+        """See PackedWeight."""
+        return linears.int8(self.codes, self.scales, bias, dtype)
+
+    def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
+        """See PackedWeight."""
+        if not has_torch_kernel(self.layout, dtype, self.codes.device.type):
+            return None
+        return CpuInt8Linear(self.codes, self.scales.bfloat16(), bias)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuInt8Linear:
+    """An int8 product by torch's CPU operator, in bfloat16."""
+
+    codes: Tensor  # int8 [out, in]
+    scales: Tensor  # bfloat16 [out]
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Projection."""
+        if x.shape[0] > MAX_OPERATOR_ROWS:
+            return F.linear(x, self.codes.bfloat16() * self.scales[:, None], self.bias)
+        out: Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self.codes, self.scales)
+        return out if self.bias is None else out + self.bias

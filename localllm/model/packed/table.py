@@ -1,0 +1,91 @@
+"""The number formats of weights: a row each, which is all that the rest has to know of one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from localllm.model.packed.fp8 import Fp8Weight
+from localllm.model.packed.fp8_schemes import Fp8
+from localllm.model.packed.int4 import Int4Weight
+from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
+from localllm.model.packed.int8 import Int8Weight
+from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
+from localllm.model.packed.scheme import Scheme
+from localllm.model.packed.weight import PackedWeight
+from localllm_kernels.choice import Piece
+
+Shape = tuple[int, int]
+_GROUP_SIZE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PackedType:
+    """A number format. The weight brings its torch reference and its products; `schemes`: how files
+    hold it; `piece`: the kernels that multiply with it; `draw`: a weight of a shape with values of
+    about 1 / sqrt(in); `stored_bytes`: of such a one.
+    """
+
+    weight: type[PackedWeight]
+    schemes: tuple[Callable[..., Scheme], ...]
+    piece: Piece
+    draw: Callable[[Shape, torch.Generator], PackedWeight]
+    stored_bytes: Callable[[Shape], int]
+
+
+def drawn_group(width_in: int) -> int:
+    """Inputs to a scale of a drawn weight in int4: 128, or less where that does not divide."""
+    return next(size for size in (_GROUP_SIZE, 64, 32, 16, width_in) if width_in % size == 0)
+
+
+def _draw_int4(shape: Shape, generator: torch.Generator) -> Int4Weight:
+    codes = torch.empty(shape[0], shape[1] // 2, dtype=torch.uint8, device=generator.device)
+    num_groups = shape[1] // drawn_group(shape[1])
+    # 4.61: the deviation of codes that are drawn evenly.
+    scales = _even_scales((shape[0], num_groups), shape, 4.61, torch.bfloat16, generator)
+    return Int4Weight(codes.random_(0, 256, generator=generator), scales, None)
+
+
+def _draw_int8(shape: Shape, generator: torch.Generator) -> Int8Weight:
+    codes = torch.empty(shape, dtype=torch.int8, device=generator.device)
+    scales = _even_scales(shape[:1], shape, 73.3, torch.bfloat16, generator)
+    return Int8Weight(codes.random_(-127, 128, generator=generator), scales)
+
+
+def _draw_fp8(shape: Shape, generator: torch.Generator) -> Fp8Weight:
+    values = torch.empty(shape, dtype=torch.bfloat16, device=generator.device)
+    codes = values.normal_(generator=generator).to(torch.float8_e4m3fn)
+    scales = _even_scales((shape[0], 1), shape, 1.0, torch.float32, generator)
+    return Fp8Weight(codes, scales, (1, shape[1]))
+
+
+def _even_scales(
+    count: tuple[int, ...],
+    shape: Shape,
+    of_codes: float,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> torch.Tensor:
+    return torch.full(count, shape[1] ** -0.5 / of_codes, dtype=dtype, device=generator.device)
+
+
+PACKED_TYPES: dict[str, PackedType] = {
+    "int4": PackedType(
+        Int4Weight,
+        (PackedInt4, Awq, Gptq),
+        Piece.INT4,
+        _draw_int4,
+        lambda shape: prod(shape) // 2 + 2 * prod(shape) // drawn_group(shape[1]),
+    ),
+    "int8": PackedType(
+        Int8Weight,
+        (PackedInt8, PlainInt8),
+        Piece.INT8,
+        _draw_int8,
+        lambda shape: prod(shape) + 2 * shape[0],
+    ),
+    "fp8": PackedType(
+        Fp8Weight, (Fp8,), Piece.FP8, _draw_fp8, lambda shape: prod(shape) + 4 * shape[0]
+    ),
+}
