@@ -110,15 +110,19 @@ def model_speculator(
     max_draft: int,
     max_tokens: int,
     device: Device | None = None,
+    table: int = 0,
 ) -> Speculator:
-    """`draft` drafts for a model whose cache has `num_blocks` blocks, without the null block; on a
-    `device`, if there is one.
+    """`draft` drafts for a model whose cache has `num_blocks` blocks, without the null block, and
+    whose full group is the one of number `table`; on a `device`, if there is one.
     """
-    states, cpu = draft.architecture.states, torch.device("cpu")
-    kv_cache = PagedKVCache.of(states, num_blocks + 1, block_size, draft.embedding.dtype, cpu)
-    runner: Runner = ModelRunner(draft, kv_cache)
+    groups, cpu = draft.architecture.cache_groups, torch.device("cpu")
+    counts = [num_blocks + 1] * len(groups)
+    dtype = draft.embedding.dtype
+    kv_cache = PagedKVCache.allocate(draft.architecture, counts, block_size, dtype, cpu)
+    tables = [table] * len(groups)
+    runner: Runner = ModelRunner(draft, kv_cache, tables=tables)
     if device is not None:
         limits = SchedulerConfig(block_size, 64, max_tokens, False, b"")
-        runner = DeviceRunner(draft, kv_cache, device, limits, 256)
-    drafter = DraftModel(runner, kv_cache, 256, max_tokens)
+        runner = DeviceRunner(draft, kv_cache, device, limits, 256, tables=tables)
+    drafter = DraftModel(runner, kv_cache, 256, max_tokens, table)
     return EagerSpeculator(drafter, FullLengths(1), max_draft)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from checkpoints import tiny_config, write_checkpoint
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.device import Device
 from localllm.engine.device_runner import DeviceRunner
@@ -95,9 +97,13 @@ def load_tiny_model(
     backend: str = "torch",
     deterministic: bool = False,
 ) -> DecoderModel:
-    """A two-layer model with random weights, quantized if there is a recipe."""
+    """A two-layer model with random weights, quantized if there is a recipe. A window is that of
+    all layers, of Qwen2 of the second.
+    """
     # The groups of a quantized weight divide its width.
-    sizes = {} if recipe is None else {"hidden_size": 64, "intermediate_size": 96}
+    sizes: dict[str, Any] = {} if recipe is None else {"hidden_size": 64, "intermediate_size": 96}
+    if architecture == "Qwen2ForCausalLM" and sliding_window is not None:
+        sizes |= {"use_sliding_window": True, "max_window_layers": 1}
     config = tiny_config(architecture, sliding_window=sliding_window, **sizes)
     with tempfile.TemporaryDirectory() as root:
         folder = write_checkpoint(Path(root) / "plain", config)
@@ -136,9 +142,10 @@ def load_folder(
 
 def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | None = None) -> Engine:
     """A fresh engine with an empty cache, of the model's dtype or another."""
-    kv_cache = PagedKVCache.of(
-        model.architecture.states,
-        limits.num_blocks + 1,
+    groups = model.architecture.cache_groups
+    kv_cache = PagedKVCache.allocate(
+        model.architecture,
+        [limits.num_blocks + 1] * len(groups),
         limits.block_size,
         kv_dtype or model.embedding.dtype,
         torch.device("cpu"),
@@ -156,11 +163,18 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
     )
     if limits.device is not None:
         runner = DeviceRunner(model, kv_cache, limits.device, scheduling, MAX_MODEL_LEN)
-    pool = BlockPool(limits.num_blocks + 1)
+    windows = [group.state.window for group in groups]
+    if limits.speculator is not None and None not in windows:
+        windows.append(None)  # for a model that drafts
+    blocks = [
+        BlockGroup(BlockPool(limits.num_blocks + 1), limits.block_size, window)
+        for window in windows
+    ]
     disk = None
     if limits.prefix_folder is not None:
-        disk = PrefixDisk(limits.prefix_folder, 1 << 30, kv_cache, pool)
-    scheduler = Scheduler(scheduling, pool, disk)
+        pools = [group.pool for group in blocks[: len(groups)]]
+        disk = PrefixDisk(limits.prefix_folder, 1 << 30, kv_cache, pools)
+    scheduler = Scheduler(scheduling, blocks, disk)
     vocabulary = EngineLimits(
         model.architecture.vocab_size, MAX_MODEL_LEN, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID})
     )
@@ -229,7 +243,7 @@ def run(
     indices = {add(engine, *request): i for i, request in enumerate(requests)}
     answers = {(i, s): Answer() for i, (_, p) in enumerate(requests) for s in range(p.n)}
     drain(engine, indices, answers)
-    assert engine.scheduler.pool.num_free_blocks == engine.scheduler.pool.num_usable_blocks
+    assert engine.scheduler.num_free_blocks == engine.scheduler.num_usable_blocks
     return answers
 
 

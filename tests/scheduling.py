@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.prefix_cache import PrefixStore
 from localllm.engine.request import Request
@@ -20,9 +21,12 @@ def make_scheduler(
     seqs: int = 8,
     size: int = 4,
     store: PrefixStore | None = None,
+    windows: Sequence[int | None] = (None,),
 ) -> Scheduler:
+    """`num_blocks`: of each group, one for each of `windows`, without the null block."""
     config = SchedulerConfig(size, seqs, budget, enable_prefix_caching=True, cache_root=b"r")
-    return Scheduler(config, BlockPool(num_blocks + 1), store)
+    groups = [BlockGroup(BlockPool(num_blocks + 1), size, window) for window in windows]
+    return Scheduler(config, groups, store)
 
 
 def make_request(request_id: int, num_prompt: int, max_tokens: int = 4, base: int = 0) -> Request:

@@ -347,13 +347,12 @@ class EngineLoop:
 
     def _stats(self) -> Message:
         scheduler = self._engine.engine.scheduler
-        pool = scheduler.pool
         running = len(scheduler.running)
         return {
             "running": running,
             "waiting": len(scheduler.unfinished()) - running,
-            "used_blocks": pool.num_usable_blocks - pool.num_free_blocks,
-            "blocks": pool.num_usable_blocks,
+            "used_blocks": scheduler.num_usable_blocks - scheduler.num_free_blocks,
+            "blocks": scheduler.num_usable_blocks,
             "preemptions": scheduler.num_preemptions,
         }
 

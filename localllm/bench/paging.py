@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from localllm.bench.prefix import new_request
 from localllm.bench.results import Result, Suite
 from localllm.bench.workload import Mix
+from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.scheduler import SampledToken, Scheduler, SchedulerConfig
 
@@ -72,15 +73,15 @@ class Usage:
 
 def count_usage(mix: Mix, block_size: int, cache_tokens: int) -> Usage:
     """Run the scheduler alone over a full queue of `mix`."""
-    pool = BlockPool(cache_tokens // block_size + 1)
+    group = BlockGroup(BlockPool(cache_tokens // block_size + 1), block_size)
     config = SchedulerConfig(block_size, mix.num_requests, 1 << 30, False, b"root")
-    scheduler = Scheduler(config, pool)
+    scheduler = Scheduler(config, [group])
     for i, request in enumerate(mix.draw()):
         scheduler.add(new_request(i, list(request.prompt), request.num_new))
     slots = tokens = running = steps = 0
     while scheduler.has_unfinished():
         batch = scheduler.schedule()
-        slots += sum(len(each.request.block_table) * block_size for each in batch.requests)
+        slots += sum(len(each.request.tables[0]) * block_size for each in batch.requests)
         tokens += sum(each.end for each in batch.requests)
         running += len(batch.requests)
         steps += 1

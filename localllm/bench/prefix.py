@@ -9,6 +9,7 @@ from collections.abc import Callable
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.speed import run_decode, run_prefill
 from localllm.bench.subject import Subject
+from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.request import Request
 from localllm.engine.sampling_params import SamplingParams
@@ -91,7 +92,8 @@ class PrefixSuite(Suite):
 def scheduling_time(enable_prefix_caching: bool, batch: int, num_steps: int = 256) -> float:
     """Seconds that the scheduler takes for a decode step of `batch` requests, on average."""
     config = SchedulerConfig(16, batch, 4096, enable_prefix_caching, b"root")
-    scheduler = Scheduler(config, BlockPool(batch * (64 + num_steps) // 16 + batch + 1))
+    pool = BlockPool(batch * (64 + num_steps) // 16 + batch + 1)
+    scheduler = Scheduler(config, [BlockGroup(pool, config.block_size)])
     for i in range(batch):
         scheduler.add(new_request(i, [i] * 64, num_steps + 1))
     started = 0.0

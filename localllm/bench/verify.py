@@ -123,7 +123,7 @@ class VerifySuite(Suite):
         if way.drafts:
             assert self._subject.speculator is not None
             speculator = self._subject.speculator.renewed()
-        scheduler = Scheduler(config, own.pool)
+        scheduler = Scheduler(config, own.groups)
         engine = self._subject.engine.beside(scheduler=scheduler, speculator=speculator)
         if way.together:
             return run_together(engine, self._prompts)

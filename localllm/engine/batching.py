@@ -9,15 +9,20 @@ import torch
 from torch import Tensor
 
 from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
-from localllm.model.inputs import ForwardBatch
+from localllm.model.inputs import ForwardBatch, GroupTables
 
 
 def build_forward_batch(
-    batch: ScheduledBatch, block_size: int, row_multiple: int, device: torch.device
+    batch: ScheduledBatch,
+    tables: Sequence[int],
+    block_size: int,
+    row_multiple: int,
+    device: torch.device,
 ) -> ForwardBatch:
     """Tensors of `batch` on `device`, token rows and logit rows padded to `row_multiple`.
 
-    Padding rows are computed like token 0 at position 0 and nobody reads them.
+    `tables`: which of a request's tables each group of the model's cache goes by. Padding rows are
+    computed like token 0 at position 0 and nobody reads them.
     """
     scheduled = batch.requests
     counts = [entry.num_scheduled_tokens for entry in scheduled]
@@ -27,17 +32,18 @@ def build_forward_batch(
     padded = num_tokens + -num_tokens % row_multiple
     input_ids = np.zeros(padded, dtype=np.int64)
     positions = np.zeros(padded, dtype=np.int64)
-    slot_mapping = np.empty(num_tokens, dtype=np.int64)
-    max_blocks = max(len(entry.request.block_table) for entry in scheduled)
-    block_tables = np.zeros((len(scheduled), max_blocks), dtype=np.int32)
+    which = dict.fromkeys(tables)
+    slot_mappings = {table: np.empty(num_tokens, dtype=np.int64) for table in which}
+    block_tables = {table: _empty_tables(scheduled, table) for table in which}
     row = 0
     for i, entry in enumerate(scheduled):
         rows = slice(row, row + counts[i])
-        table = np.array(entry.request.block_table, dtype=np.int32)
-        block_tables[i, : len(table)] = table
         input_ids[rows] = entry.token_ids
         positions[rows] = own = np.arange(starts[i], ends[i])
-        slot_mapping[rows] = slots_of(own, table, block_size)
+        for number in which:
+            table = np.array(entry.request.tables[number], dtype=np.int32)
+            block_tables[number][i, : len(table)] = table
+            slot_mappings[number][rows] = slots_of(own, table, block_size)
         row += counts[i]
     cu_seqlens_q = np.array([0, *accumulate(counts)], dtype=np.int32)
     sampled = sampled_rows(scheduled, cu_seqlens_q[1:])
@@ -47,17 +53,25 @@ def build_forward_batch(
     def to_device(values: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> Tensor:
         return torch.from_numpy(values).to(device)
 
+    found = {
+        number: GroupTables(to_device(slot_mappings[number]), to_device(block_tables[number]))
+        for number in which
+    }
     return ForwardBatch(
         input_ids=to_device(input_ids),
         positions=to_device(positions),
-        slot_mapping=to_device(slot_mapping),
-        block_tables=to_device(block_tables),
+        tables=tuple(found[number] for number in tables),
         cu_seqlens_q=to_device(cu_seqlens_q),
         seq_lens=to_device(np.array(ends, dtype=np.int64)),
         max_query_len=max(counts),
         logit_rows=to_device(logit_rows),
         num_logit_rows=len(sampled),
     )
+
+
+def _empty_tables(scheduled: Sequence[ScheduledRequest], number: int) -> npt.NDArray[np.int32]:
+    longest = max(len(entry.request.tables[number]) for entry in scheduled)
+    return np.zeros((len(scheduled), longest), dtype=np.int32)
 
 
 def sampled_rows(

@@ -123,6 +123,11 @@ class BlockPool:
             matched.append(block.block_id)
         return matched
 
+    def find(self, key: bytes) -> int | None:
+        """The block that holds what `key` stands for; changes nothing."""
+        block = self._cached.get(key)
+        return None if block is None else block.block_id
+
     def share(self, block_ids: Iterable[int]) -> None:
         """Count one more user of each block; a cached block leaves the free list."""
         for block_id in block_ids:
@@ -172,12 +177,12 @@ class BlockPool:
         """Assert that counts, free list and keys agree with the block tables in use."""
         users = [0] * len(self.blocks)
         for table in block_tables:
-            assert len(set(table)) == len(table), "a block twice in one table"
-            for block_id in table:
+            held = [block_id for block_id in table if block_id != NULL_BLOCK_ID]
+            assert len(set(held)) == len(held), "a block twice in one table"
+            for block_id in held:
                 users[block_id] += 1
         free = {block.block_id for block in self._free}
         assert len(free) == len(self._free)
-        assert users[NULL_BLOCK_ID] == 0
         assert NULL_BLOCK_ID not in free
         for block in self.blocks[1:]:
             assert block.ref_count == users[block.block_id], f"{block} has {users[block.block_id]}"

@@ -5,7 +5,7 @@ newest tokens stay on the device, so a step can start before anybody here knows 
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localllm.engine.device import CaptureError, Device, is_fatal, is_out_of_memory
 from localllm.engine.request import TokenLogprobs
-from localllm.engine.runner import Launched
+from localllm.engine.runner import Launched, copy_blocks, own_tables
 from localllm.engine.sampler import accept_draft
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
@@ -61,9 +61,13 @@ class DeviceRunner:
         limits: SchedulerConfig,
         max_model_len: int,
         tuning: Iterator[None] | None = None,
+        tables: Sequence[int] | None = None,
     ) -> None:
-        """`tuning`: work for idle moments, a piece at a time, once all steps are captured."""
+        """`tuning`: work for idle moments, a piece at a time, once all steps are captured;
+        `tables`: see ModelRunner.
+        """
         self._model, self._kv_cache, self._device = model, kv_cache, device
+        self._tables = own_tables(kv_cache) if tables is None else tables
         assert model.ops.sample is not None
         self._sample = model.ops.sample
         self._sizes = buckets(limits.max_num_seqs)
@@ -78,6 +82,7 @@ class DeviceRunner:
             most_rows,
             -(-max_model_len // block_size),
             where,
+            self._tables,
         )
         # Two of each: while one is on its way the other is filled.
         self._hosts = [device.host_buffer(self._inputs.num_bytes) for _ in range(2)]
@@ -143,12 +148,13 @@ class DeviceRunner:
     def _launch(self, batch: ScheduledBatch) -> Launched:
         self._turn = 1 - self._turn
         self._slots.admit(batch)
-        self._kv_cache.copy_blocks(batch.block_copies)
+        copy_blocks(self._kv_cache, self._tables, batch.block_copies)
         padded = padded_shape(batch, self._sizes)
         shape = padded or exact_shape(batch)
         host = self._hosts[self._turn]
         caught_up = [entry for entry in batch.requests if entry.catches_up]
-        filled = fill(host.numpy(), batch, shape, self._slots, self._kv_cache.block_size)
+        block_size, tables = self._kv_cache.block_size, self._inputs.tables
+        filled = fill(host.numpy(), batch, shape, self._slots, block_size, tables)
         self._upload(shape, filled.num_bytes, filled.table_shape)
         logits = self._compute(shape) if padded is None else self._compute_padded(shape)
         if len(filled.rows) == 0:
@@ -182,7 +188,7 @@ class DeviceRunner:
 
         return _Launched(self._device.mark(), collect, self._slots.forget)
 
-    def _upload(self, shape: StepShape, num_bytes: int, table_shape: tuple[int, int]) -> None:
+    def _upload(self, shape: StepShape, num_bytes: int, table_shape: tuple[int, int, int]) -> None:
         self._device.upload(self._inputs.place(num_bytes), self._hosts[self._turn][:num_bytes])
         self._inputs.spread_tables(shape, table_shape)
 
@@ -230,8 +236,9 @@ class DeviceRunner:
         """
         shape = step.shape
         self._turn = 1 - self._turn
-        num_bytes = fill_nothing(self._hosts[self._turn].numpy(), shape)
-        self._upload(shape, num_bytes, (0, 0))
+        num_tables = len(self._inputs.tables)
+        num_bytes = fill_nothing(self._hosts[self._turn].numpy(), shape, num_tables)
+        self._upload(shape, num_bytes, (num_tables, 0, 0))
         rows, factors = self._inputs.sampling_rows(shape, has_drafts=step.has_drafts)
         rows = replace(
             rows,

@@ -1,9 +1,10 @@
 """Drafts from a smaller model of the same vocabulary.
 
-Its keys and values live in the blocks of the model that it drafts for: the same block of its own,
-smaller, cache. So prefixes, shared blocks, copies and preemption are what they are without it, and
-nobody keeps books twice. What it has computed is known by slot, as the token that it computed it
-for; where a block has come to hold something else, it differs, and is computed again.
+Its keys and values live in the blocks of a full cache group: the same block of its own, smaller,
+cache as of the model that it drafts for. So prefixes, shared blocks, copies and preemption are what
+they are without it, and nobody keeps books twice. What it has computed is known by slot, as the
+token that it computed it for; where a block has come to hold something else, it differs, and is
+computed again.
 
 It samples with the same noise as the model that it drafts for (see sampler.py), so that both choose
 the same token wherever their distributions allow it (Leviathan et al. 2022, "Fast Inference from
@@ -19,7 +20,7 @@ import numpy as np
 from localllm.engine.batching import slots_of
 from localllm.engine.ngram import NOT_KNOWN, Proposal
 from localllm.engine.request import Request
-from localllm.engine.runner import Launched, Runner
+from localllm.engine.runner import Launched, Runner, copy_blocks
 from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
 from localllm.model.inputs import PagedKVCache
 
@@ -46,14 +47,21 @@ class DraftModel:
     """A runner of the smaller model over `kv_cache`, which has the blocks of the larger one's."""
 
     def __init__(
-        self, runner: Runner, kv_cache: PagedKVCache, max_model_len: int, max_tokens: int
+        self,
+        runner: Runner,
+        kv_cache: PagedKVCache,
+        max_model_len: int,
+        max_tokens: int,
+        table: int = 0,
     ) -> None:
-        """`max_model_len`: positions that it knows; `max_tokens`: of one of its steps."""
-        self._runner, self._kv_cache = runner, kv_cache
+        """`max_model_len`: positions that it knows; `max_tokens`: of one of its steps; `table`:
+        which of a request's tables its own blocks go by, that of a full group.
+        """
+        self._runner, self._kv_cache, self._table = runner, kv_cache, table
         self._max_model_len, self._max_tokens = max_model_len, max_tokens
         self._block_size = kv_cache.block_size
         # By slot: the token whose keys and values are there.
-        self._computed = np.full(kv_cache.num_blocks * self._block_size, _NOTHING, np.int32)
+        self._computed = np.full(kv_cache.num_blocks(0) * self._block_size, _NOTHING, np.int32)
         self._followers: dict[Request, _Follower] = {}
 
     def renewed(self) -> "DraftModel":
@@ -170,8 +178,8 @@ class DraftModel:
             follower = self._followers[request] = _Follower(own, request.admission)
         own, known = follower.request, follower.num_known
         own.token_ids[known:] = request.token_ids[known:]
-        own.block_table, own.slot = request.block_table, request.slot
-        table = np.array(request.block_table, np.int32)
+        own.tables, own.slot = request.tables, request.slot
+        table = np.array(request.tables[self._table], np.int32)
         end = min(len(request.token_ids), len(table) * self._block_size)
         computed = self._computed[slots_of(np.arange(known, end), table, self._block_size)]
         differs = (computed != request.token_ids[known:end]).nonzero()[0]
@@ -181,16 +189,16 @@ class DraftModel:
     def _book(self, follower: _Follower, end: int) -> None:
         """Its tokens before `end` are computed."""
         own, start = follower.request, follower.num_known
-        slots = slots_of(
-            np.arange(start, end), np.array(own.block_table, np.int32), self._block_size
-        )
+        table = np.array(own.tables[self._table], np.int32)
+        slots = slots_of(np.arange(start, end), table, self._block_size)
         self._computed[slots] = own.token_ids[start:end]
 
     def _copy_blocks(self, batch: ScheduledBatch) -> None:
-        self._kv_cache.copy_blocks(batch.block_copies)
+        copies = [copy for copy in batch.block_copies if copy.group == self._table]
+        copy_blocks(self._kv_cache, [self._table] * len(self._kv_cache.stacks), copies)
         by_block = self._computed.reshape(-1, self._block_size)
-        for source, target in batch.block_copies:
-            by_block[target] = by_block[source]
+        for copy in copies:
+            by_block[copy.target] = by_block[copy.source]
 
 
 @dataclass(frozen=True, slots=True)

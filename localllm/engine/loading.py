@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from localllm import __version__
+from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.config import EngineConfig
 from localllm.engine.cpu_products import make_products_reproducible
@@ -138,11 +139,11 @@ def build_decoder(
         row_bytes=partial(row_bytes, dtype=kv_dtype),
         free_bytes=free_bytes(device),
         graph_rows=graph_rows(config.max_num_seqs) if is_captured else 0,
-        draft_token_bytes=draft.plan.kv_block_bytes // config.block_size if draft else 0,
+        draft_token_bytes=_draft_token_bytes(draft) if draft else 0,
         draft_bytes=draft.plan.activations_bytes + draft.plan.graphs_bytes if draft else 0,
         gathers=ops.traits.gathers,
     )
-    listener.line(plan.describe(config.block_size))
+    listener.line(plan.describe())
     model = load_model(
         source,
         architecture,
@@ -215,7 +216,9 @@ def build_engine(
 ) -> Engine:
     """An engine around a decoder; `weights_id` stands for its weights in the keys of blocks."""
     plan, architecture = loaded.plan, loaded.model.architecture
-    kv_cache = _allocate(loaded, config, plan.num_blocks)
+    num_blocks = [group.num_blocks for group in plan.groups]
+    # Where the model has no full group, a last one is for what drafts.
+    kv_cache = _allocate(loaded, config, num_blocks[: len(architecture.cache_groups)])
     # What the bits of keys and values depend on besides the tokens.
     parts = (
         weights_id,
@@ -248,10 +251,18 @@ def build_engine(
     runner = _make_runner(loaded, kv_cache, scheduling, longest, count)
     drafter: Drafter | None = None
     if draft is not None:
-        draft_cache = _allocate(draft, config, plan.num_blocks)
-        draft_runner = _make_runner(draft, draft_cache, scheduling, longest)
+        table = next(i for i, group in enumerate(plan.groups) if group.window is None)
+        num_groups = len(draft.model.architecture.cache_groups)
+        draft_cache = _allocate(draft, config, [num_blocks[table]] * num_groups)
+        draft_runner = _make_runner(
+            draft, draft_cache, scheduling, longest, tables=[table] * num_groups
+        )
         drafter = DraftModel(
-            draft_runner, draft_cache, draft.plan.max_model_len, plan.max_num_batched_tokens
+            draft_runner,
+            draft_cache,
+            draft.plan.max_model_len,
+            plan.max_num_batched_tokens,
+            table,
         )
     elif config.speculation.drafter != "off":
         drafter = NgramDrafter(config.speculation.min_match, config.speculation.max_match)
@@ -259,19 +270,34 @@ def build_engine(
     if drafter is not None:
         lengths = DraftLengths(1 if draft else config.speculation.max_match + 1)
         speculator = Speculator(drafter, lengths, config.speculation.max_draft)
-    pool = BlockPool(plan.num_blocks)
+    groups = [
+        BlockGroup(BlockPool(group.num_blocks), config.block_size, group.window)
+        for group in plan.groups
+    ]
     disk = None
     if config.cache_disk_bytes and config.enable_prefix_caching:
         folder = prefix_folder(config.cache_dir)
-        disk = PrefixDisk(folder, config.cache_disk_bytes, kv_cache, pool)
-    scheduler = Scheduler(scheduling, pool, disk)
+        pools = [group.pool for group in groups[: len(kv_cache.stacks)]]
+        disk = PrefixDisk(folder, config.cache_disk_bytes, kv_cache, pools)
+    scheduler = Scheduler(scheduling, groups, disk)
     return Engine(runner, scheduler, limits, speculator, disk, Pacer())
 
 
-def _allocate(loaded: LoadedDecoder, config: EngineConfig, num_blocks: int) -> PagedKVCache:
-    """The cache of a decoder."""
-    states = loaded.model.architecture.states
-    return PagedKVCache.of(states, num_blocks, config.block_size, loaded.kv_dtype, loaded.device)
+def _draft_token_bytes(draft: LoadedDecoder) -> int:
+    """What a token takes in the cache of a model that drafts, all of whose groups go by the table
+    of a full one.
+    """
+    plan = draft.plan
+    return sum(group.block_bytes for group in plan.groups) // plan.block_size
+
+
+def _allocate(
+    loaded: LoadedDecoder, config: EngineConfig, num_blocks: Sequence[int]
+) -> PagedKVCache:
+    """The cache of a decoder; `num_blocks`: of each of its groups."""
+    return PagedKVCache.allocate(
+        loaded.model.architecture, num_blocks, config.block_size, loaded.kv_dtype, loaded.device
+    )
 
 
 def _make_runner(
@@ -280,17 +306,19 @@ def _make_runner(
     scheduling: SchedulerConfig,
     longest: int,
     threads: ThreadCount | None = None,
+    tables: Sequence[int] | None = None,
 ) -> Runner:
-    """What runs a decoder on its device; `longest`: tokens of a request; `threads`: see
+    """What runs a decoder on its device; `longest`: tokens of a request; `threads`, `tables`: see
     ModelRunner.
     """
     if not loaded.model.ops.traits.captures or loaded.device.type != "cuda":
-        return ModelRunner(loaded.model, kv_cache, threads if loaded.device.type == "cpu" else None)
+        own_threads = threads if loaded.device.type == "cpu" else None
+        return ModelRunner(loaded.model, kv_cache, own_threads, tables)
     device = CudaDevice()
     tuning: Iterator[None] | None = None
     if loaded.tunings is not None:
         tuning = tune(loaded.model, loaded.tunings, device, _tuning_file(loaded.device).add)
-    return DeviceRunner(loaded.model, kv_cache, device, scheduling, longest, tuning)
+    return DeviceRunner(loaded.model, kv_cache, device, scheduling, longest, tuning, tables)
 
 
 def select_device(config: EngineConfig) -> torch.device:

@@ -3,8 +3,10 @@ what becomes of the plan once the weights are there.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from localllm.engine.block_group import most_blocks
 from localllm.engine.config import EngineConfig
 from localllm.engine.speculation import MAX_DRAFTED_TOKENS
 from localllm.errors import GpuMemoryError, RequestError
@@ -13,8 +15,25 @@ from localllm.model.blocks.block import RowBytes
 
 
 @dataclass(frozen=True, slots=True)
+class GroupMemory:
+    """Memory of a cache group: bytes of a block in all its layers, and blocks, the null block
+    included. `window`: None for a full group.
+    """
+
+    window: int | None
+    block_bytes: int
+    num_blocks: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its blocks."""
+        return self.num_blocks * self.block_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes for each part, tokens in a step, and the context and number of blocks they allow.
+    """Bytes for each part, tokens in a step, and the context and blocks of each cache group that
+    they allow.
 
     `budget_bytes` may be used in all, of `free_bytes`; `graphs_bytes`: of captured steps.
     """
@@ -24,25 +43,40 @@ class MemoryPlan:
     weights_bytes: int
     activations_bytes: int
     graphs_bytes: int
-    kv_block_bytes: int
-    num_blocks: int  # the null block included
+    groups: tuple[GroupMemory, ...]
+    block_size: int
     max_model_len: int
     max_num_batched_tokens: int
 
     @property
     def kv_bytes(self) -> int:
         """Of all blocks."""
-        return self.num_blocks * self.kv_block_bytes
+        return sum(group.num_bytes for group in self.groups)
 
-    def describe(self, block_size: int) -> str:
+    @property
+    def token_bytes(self) -> int:
+        """What each further token takes: of full groups, or of all where there are none."""
+        return sum(group.block_bytes for group in _growing(self.groups)) // self.block_size
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that the cache holds at once."""
+        return (min(group.num_blocks for group in _growing(self.groups)) - 1) * self.block_size
+
+    def describe(self) -> str:
         """One line for a terminal."""
         graphs = f", graphs {_gib(self.graphs_bytes)}" if self.graphs_bytes else ""
         return (
             f"memory: weights {_gib(self.weights_bytes)}, KV cache {_gib(self.kv_bytes)} for "
-            f"{(self.num_blocks - 1) * block_size:,} tokens (context {self.max_model_len:,}), "
+            f"{self.cached_tokens:,} tokens (context {self.max_model_len:,}), "
             f"activations {_gib(self.activations_bytes)}{graphs}; "
             f"{_gib(self.budget_bytes)} of {_gib(self.free_bytes)} free may be used"
         )
+
+
+def _growing(groups: Sequence[GroupMemory]) -> list[GroupMemory]:
+    """The full groups, which grow with every token; all groups where there is no full one."""
+    return [group for group in groups if group.window is None] or list(groups)
 
 
 def plan_memory(
@@ -61,8 +95,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens`, KV
     cache, whose rows take `row_bytes`, and captured steps of `graph_rows` rows in all. A draft
-    model, whose weights are there, takes `draft_token_bytes` more for each token of the cache,
-    and `draft_bytes` for its steps.
+    model, whose weights are there, takes `draft_token_bytes` more for each token of a full group,
+    which is added where there is none, and `draft_bytes` for its steps.
 
     `gathers`: state is taken out of its blocks before it is read, as torch's operators do.
 
@@ -78,25 +112,28 @@ def plan_memory(
     graphs_bytes = graph_rows * (model.vocab_size * (4 + item_bytes) + width * item_bytes)
     step_bytes = max_num_batched_tokens * width * max(item_bytes, 4) + draft_bytes
     step_bytes += 3 * num_logit_rows * model.vocab_size * 4  # logits twice, and counts of tokens
-    token_bytes = model.token_bytes(row_bytes) + draft_token_bytes
-    block_bytes = token_bytes * engine.block_size
     budget_bytes = int(free_bytes * engine.gpu_memory_utilization)
     budget_bytes = max(0, min(budget_bytes, free_bytes - engine.reserve_bytes))
     left = budget_bytes - weights_bytes - graphs_bytes - step_bytes
+    shares = _Shares(
+        tuple(_group_memory(model, engine.block_size, row_bytes, draft_token_bytes)),
+        engine.block_size,
+        engine.max_num_seqs,
+        max_num_batched_tokens,
+    )
 
     def attention_bytes(context: int) -> int:
         return model.gathered_bytes(context) if gathers else 0
 
-    def blocks_beside(context: int) -> int:
-        """Blocks that there is room for where requests have up to so many tokens."""
-        return max(0, (left - attention_bytes(context)) // block_bytes - 1)
+    def left_beside(context: int) -> int:
+        return max(0, left - attention_bytes(context))
 
     longest = engine.max_model_len or model.max_position_embeddings
     max_model_len = longest
     if engine.max_model_len is None:
         contexts = range(engine.block_size, longest + engine.block_size, engine.block_size)
         count = bisect_left(
-            contexts, True, key=lambda c: blocks_beside(c) * engine.block_size < min(c, longest)
+            contexts, True, key=lambda c: shares.one(min(c, longest)) > left_beside(c)
         )
         max_model_len = min(longest, count * engine.block_size)
     elif longest > model.max_position_embeddings:
@@ -106,32 +143,103 @@ def plan_memory(
             param="max_model_len",
             hint=f"--ctx {model.max_position_embeddings}, or auto",
         )
-    max_blocks = blocks_beside(max_model_len)
-    activations_bytes = step_bytes + attention_bytes(max_model_len)
-    blocks_per_context = -(-max_model_len // engine.block_size)
-    if engine.kv_cache_tokens is not None:
-        num_blocks = engine.kv_cache_tokens // engine.block_size
-    else:
-        num_blocks = min(max_blocks, engine.max_num_seqs * blocks_per_context)
     plan = MemoryPlan(
         free_bytes,
         budget_bytes,
         weights_bytes,
-        activations_bytes,
+        step_bytes + attention_bytes(max_model_len),
         graphs_bytes,
-        block_bytes,
-        num_blocks + 1,
+        shares.for_tokens(engine.kv_cache_tokens)
+        if engine.kv_cache_tokens is not None
+        else shares.divide(left_beside(max_model_len), max_model_len),
+        engine.block_size,
         max_model_len,
         max_num_batched_tokens,
     )
     # An explicit cache size may hold less than a context; requests are then held to the cache.
-    fits = num_blocks >= (1 if engine.kv_cache_tokens else blocks_per_context)
-    if num_blocks < 1 or not fits or num_blocks > max_blocks:
+    needed = shares.one(max_model_len)
+    has_room = engine.kv_cache_tokens is not None or 0 < needed <= left_beside(max_model_len)
+    fits = has_room and max_model_len > 0 and all(g.num_blocks > 1 for g in plan.groups)
+    if not fits or plan.kv_bytes > left_beside(max_model_len):
         raise _does_not_fit(
-            replace(plan, num_blocks=max(num_blocks, blocks_per_context)),
+            replace(plan, groups=shares.for_one(max(max_model_len, plan.cached_tokens))),
             f"{max_model_len or longest:,} tokens of context",
         )
     return plan
+
+
+def _group_memory(
+    model: Architecture, block_size: int, row_bytes: RowBytes, draft_token_bytes: int
+) -> Iterator[GroupMemory]:
+    """The groups of a model and of what drafts for it, without blocks."""
+    for group in model.cache_groups:
+        token_bytes = group.token_bytes(row_bytes)
+        if group.state.window is None:
+            token_bytes += draft_token_bytes
+            draft_token_bytes = 0
+        yield GroupMemory(group.state.window, token_bytes * block_size)
+    if draft_token_bytes:
+        yield GroupMemory(None, draft_token_bytes * block_size)
+
+
+# Of the cache, so much at most goes to windows of more requests than one, beside full groups.
+_WINDOWS_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """How a number of bytes is divided among cache groups."""
+
+    groups: tuple[GroupMemory, ...]
+    block_size: int
+    max_num_seqs: int
+    chunk: int
+
+    def held(self, group: GroupMemory, context: int) -> int:
+        """Blocks that a request of `context` tokens holds at most."""
+        return most_blocks(group.window, self.block_size, context, self.chunk)
+
+    def for_one(self, context: int) -> tuple[GroupMemory, ...]:
+        """Blocks for a single request."""
+        return tuple(
+            replace(group, num_blocks=1 + self.held(group, context)) for group in self.groups
+        )
+
+    def one(self, context: int) -> int:
+        """Bytes of those."""
+        return sum(group.num_bytes for group in self.for_one(context))
+
+    def for_tokens(self, num_tokens: int) -> tuple[GroupMemory, ...]:
+        """Blocks for so many tokens, as they were asked for."""
+        num_blocks = num_tokens // self.block_size + 1
+        return tuple(replace(group, num_blocks=num_blocks) for group in self.groups)
+
+    def divide(self, num_bytes: int, context: int) -> tuple[GroupMemory, ...]:
+        """Blocks for as many requests of `context` tokens as there is room for, up to
+        `max_num_seqs`.
+
+        Windows beside full groups are enough for all of these, as far as they take no more than a
+        share: shorter requests, of which more have room, have windows as large.
+        """
+        growing = _growing(self.groups)
+        found = []
+        for group in self.groups:
+            if group not in growing:
+                own = self.held(group, context)
+                most = num_bytes // _WINDOWS_SHARE // max(1, own * group.block_bytes)
+                group = replace(group, num_blocks=1 + max(1, min(self.max_num_seqs, most)) * own)
+            found.append(group)
+        left = num_bytes - sum(group.num_bytes for group in found)
+        together = sum(group.block_bytes for group in growing)
+        most = self.max_num_seqs * -(-context // self.block_size)
+        blocks = 1 + min(max(0, left // together - 1), most)
+        return tuple(
+            replace(group, num_blocks=blocks) if group in growing else group for group in found
+        )
+
+    def hold(self, groups: Sequence[GroupMemory], context: int) -> bool:
+        """Whether a request of `context` tokens fits into them."""
+        return all(group.num_blocks > self.held(group, context) for group in groups)
 
 
 def reconcile(plan: MemoryPlan, engine: EngineConfig, free_bytes: int) -> MemoryPlan:
@@ -144,16 +252,24 @@ def reconcile(plan: MemoryPlan, engine: EngineConfig, free_bytes: int) -> Memory
     """
     taken = max(0, plan.free_bytes - free_bytes)
     left = plan.budget_bytes - taken - plan.activations_bytes - plan.graphs_bytes
-    num_blocks = min(plan.num_blocks, left // plan.kv_block_bytes)
-    reconciled = replace(plan, weights_bytes=taken, num_blocks=num_blocks)
-    held = (num_blocks - 1) * engine.block_size
-    if held >= plan.max_model_len or (engine.kv_cache_tokens and held > 0):
+    groups = plan.groups
+    if plan.kv_bytes > left:
+        # Windows stay as they are; what grows takes the rest.
+        growing = _growing(groups)
+        rest = left - sum(group.num_bytes for group in groups if group not in growing)
+        num_blocks = max(0, rest) // sum(group.block_bytes for group in growing)
+        groups = tuple(
+            replace(group, num_blocks=num_blocks) if group in growing else group for group in groups
+        )
+    reconciled = replace(plan, weights_bytes=taken, groups=groups)
+    shares = _Shares(plan.groups, plan.block_size, 1, plan.max_num_batched_tokens)
+    held = reconciled.cached_tokens
+    if shares.hold(groups, plan.max_model_len) or (engine.kv_cache_tokens and held > 0):
         return reconciled
     if engine.max_model_len is None and held > 0:
         return replace(reconciled, max_model_len=held)
-    blocks_per_context = -(-plan.max_model_len // engine.block_size)
     raise _does_not_fit(
-        replace(reconciled, num_blocks=blocks_per_context),
+        replace(reconciled, groups=shares.for_one(plan.max_model_len)),
         f"{plan.max_model_len:,} tokens of context, now that the weights are loaded",
     )
 
@@ -161,7 +277,7 @@ def reconcile(plan: MemoryPlan, engine: EngineConfig, free_bytes: int) -> Memory
 def describe_taken(plan: MemoryPlan, planned: MemoryPlan, free_bytes: int) -> str:
     """What became of a plan, one line for a terminal; `free_bytes` are free now."""
     cache = _gib(plan.kv_bytes)
-    if plan.num_blocks != planned.num_blocks:
+    if plan.groups != planned.groups:
         cache += f" (planned {_gib(planned.kv_bytes)})"
     return (
         f"memory taken: weights {_gib(plan.weights_bytes)} "

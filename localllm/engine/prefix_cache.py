@@ -1,10 +1,11 @@
 """Blocks that hold the beginning of a request already: in memory, or in a store behind it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from localllm.engine.block_pool import BlockPool, hash_block
+from localllm.engine.block_group import BlockGroup
+from localllm.engine.block_pool import NULL_BLOCK_ID, hash_block
 from localllm.engine.request import Request, RequestStatus
 
 # Blocks that are fetched in a step for which others wait.
@@ -12,10 +13,13 @@ _FETCHED_AT_ONCE = 32
 
 
 class PrefixStore(Protocol):
-    """Keeps what blocks hold, by their keys, for longer than memory does."""
+    """Keeps what blocks hold, by their keys and groups, for longer than memory does."""
 
-    def load(self, key: bytes, block_id: int) -> bool:
-        """Fill a block, which is the caller's; False where there is nothing for the key."""
+    def has(self, key: bytes, group: int) -> bool:
+        """Whether it may have something."""
+
+    def load(self, key: bytes, group: int, block_id: int) -> bool:
+        """Fill a block, which is the caller's; False where there is nothing."""
 
     def offer(self, keys: Sequence[bytes]) -> None:
         """The blocks of a beginning, the first to the last, that may be worth keeping."""
@@ -23,12 +27,12 @@ class PrefixStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Blocks that hold the first `num_tokens` tokens of a request.
+    """Blocks of each group that hold the first `num_tokens` tokens of a request.
 
     `is_whole`: whether more of them would have to be waited for.
     """
 
-    block_ids: list[int]
+    tables: list[list[int]]
     num_tokens: int
     block_size: int
     is_whole: bool = True
@@ -36,26 +40,28 @@ class Prefix:
     @property
     def ends_in_shared_block(self) -> bool:
         """Whether the last block is full of tokens that are not all its own."""
-        return self.num_tokens < len(self.block_ids) * self.block_size
+        return self.num_tokens % self.block_size > 0
 
 
 class PrefixCache:
     """Finds the blocks of requests by their content, and makes them findable.
 
-    `root` stands for everything besides the tokens that keys and values depend on; without
-    `by_content` only the samples of one request share its blocks.
+    A prefix of p tokens can be gone on with where every group can: a full group holds all blocks
+    before p, a window group those that the query at p looks at. `root` stands for everything
+    besides the tokens that keys and values depend on; without `by_content` only the samples of one
+    request share its blocks.
     """
 
     def __init__(
         self,
-        pool: BlockPool,
+        groups: Sequence[BlockGroup],
         block_size: int,
         root: bytes,
         *,
         by_content: bool,
         store: PrefixStore | None = None,
     ) -> None:
-        self._pool, self._block_size, self._root = pool, block_size, root
+        self._groups, self._block_size, self._root = groups, block_size, root
         self._by_content, self._store = by_content, store
 
     def find(self, request: Request, *, others_wait: bool) -> Prefix:
@@ -66,19 +72,17 @@ class PrefixCache:
         """
         size = self._block_size
         usable = request.num_tokens - 1
-        parent = request.parent
-        if parent is not None and parent.status is RequestStatus.RUNNING:
-            num_tokens = min(request.num_prompt_tokens, usable)
-            return Prefix(list(parent.block_table[: -(-num_tokens // size)]), num_tokens, size)
+        if (prefix := self._of_parent(request, usable)) is not None:
+            return prefix
         if not self._by_content:
-            return Prefix([], 0, size)
+            return self._prefix([], 0)
         keys = self._keys(request, usable // size)
         is_whole = True
         if self._store is not None:
-            most = _FETCHED_AT_ONCE if others_wait else len(keys)
+            most = _FETCHED_AT_ONCE if others_wait else len(keys) * len(self._groups)
             is_whole = self._fetch(self._store, keys, most)
-        block_ids = self._pool.match_prefix(keys)
-        return Prefix(block_ids, len(block_ids) * size, size, is_whole)
+        count = self._longest(keys, self._is_held)
+        return replace(self._prefix(keys, count), is_whole=is_whole)
 
     def register(self, request: Request, num_tokens: int) -> None:
         """Make the blocks of the request's first `num_tokens` tokens findable."""
@@ -88,14 +92,64 @@ class PrefixCache:
         if num_full == request.num_registered_blocks:
             return  # as for fifteen tokens of sixteen
         keys = self._keys(request, num_full)
-        for i in range(request.num_registered_blocks, num_full):
-            self._pool.register(request.block_table[i], keys[i])
+        for group, table in zip(self._groups, request.tables, strict=True):
+            for i in range(request.num_registered_blocks, num_full):
+                group.pool.register(table[i], keys[i])
         request.num_registered_blocks = num_full
 
     def keep(self, request: Request) -> None:
         """Offer what was registered of a request, which gives its blocks back, to the store."""
         if self._store is not None and request.num_registered_blocks:
             self._store.offer(request.block_keys[: request.num_registered_blocks])
+
+    def _of_parent(self, request: Request, usable: int) -> Prefix | None:
+        """What sample 0 of the same request holds of the prompt; None where it does not run, or
+        has gone on so far that a window has left the prompt's end.
+        """
+        parent = request.parent
+        if parent is None or parent.status is not RequestStatus.RUNNING:
+            return None
+        num_tokens = min(request.num_prompt_tokens, usable)
+        tables = []
+        for group, table in zip(self._groups, parent.tables, strict=True):
+            shared = list(table[: group.blocks_of(num_tokens)])
+            if NULL_BLOCK_ID in shared[group.first_needed(num_tokens) :]:
+                return None
+            tables.append(shared)
+        return Prefix(tables, num_tokens, self._block_size)
+
+    def _prefix(self, keys: Sequence[bytes], count: int) -> Prefix:
+        """The first `count` blocks, which are held."""
+        tables = []
+        for group in self._groups:
+            first = group.first_needed(count * self._block_size)
+            held = [group.pool.find(key) or NULL_BLOCK_ID for key in keys[first:count]]
+            tables.append([NULL_BLOCK_ID] * first + held)
+        return Prefix(tables, count * self._block_size, self._block_size)
+
+    def _is_held(self, group: int, key: bytes) -> bool:
+        return self._groups[group].pool.find(key) is not None
+
+    def _longest(self, keys: Sequence[bytes], is_held: Callable[[int, bytes], bool]) -> int:
+        """How many blocks the longest prefix has that every group can go on with."""
+        limit = len(keys)
+        for number, group in enumerate(self._groups):
+            if group.window is None:
+                limit = next((i for i in range(limit) if not is_held(number, keys[i])), limit)
+        # Of each window group how many blocks are held in a row, up to each place.
+        runs: list[tuple[BlockGroup, list[int]]] = []
+        for number, group in enumerate(self._groups):
+            if group.window is not None:
+                lengths = [0]
+                for key in keys[:limit]:
+                    lengths.append(lengths[-1] + 1 if is_held(number, key) else 0)
+                runs.append((group, lengths))
+
+        def can_go_on(count: int) -> bool:
+            end = count * self._block_size
+            return all(lengths[count] >= count - group.first_needed(end) for group, lengths in runs)
+
+        return next(count for count in range(limit, -1, -1) if can_go_on(count))
 
     def _keys(self, request: Request, count: int) -> list[bytes]:
         """Content keys of the request's first `count` blocks, which must be full of tokens."""
@@ -110,27 +164,33 @@ class PrefixCache:
         """Fill free blocks with what the store has of a prefix, `count` of them at most; False
         where it may have more.
         """
-        pool = self._pool
-        held = pool.match_prefix(keys)
-        if len(held) == len(keys):
-            return True
-        pool.share(held)
+
+        def may_be_had(group: int, key: bytes) -> bool:
+            return self._is_held(group, key) or store.has(key, group)
+
+        longest = self._longest(keys, may_be_had)
         is_whole = True
-        for key in keys[len(held) :]:
-            if known := pool.match_prefix([key]):
-                pool.share(known)
-                held += known
-                continue
-            if pool.num_free_blocks == 0:
-                break
-            if count == 0:
-                is_whole = False
-                break
-            [block_id] = pool.allocate(1)
-            held.append(block_id)
-            if not store.load(key, block_id):
-                break
-            pool.register(block_id, key)
-            count -= 1
-        pool.free(reversed(held))
+        held: list[list[int]] = [[] for _ in self._groups]
+        for number, group in enumerate(self._groups):
+            pool, own = group.pool, held[number]
+            wanted = keys[group.first_needed(longest * self._block_size) : longest]
+            # Those that are here first, so that none of them is given away for another.
+            own += [block_id for key in wanted if (block_id := pool.find(key)) is not None]
+            pool.share(own)
+            for key in wanted:
+                if pool.find(key) is not None:
+                    continue
+                if pool.num_free_blocks == 0:
+                    break
+                if count == 0:
+                    is_whole = False
+                    break
+                [block_id] = pool.allocate(1)
+                own.append(block_id)
+                if not store.load(key, number, block_id):
+                    break
+                pool.register(block_id, key)
+                count -= 1
+        for group, own in zip(self._groups, held, strict=True):
+            group.release(own)
         return is_whole

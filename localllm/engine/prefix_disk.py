@@ -1,10 +1,10 @@
 """Keys and values of prefixes on disk, so that what was read yesterday need not be computed today.
 
-A file a block, named by the block's key (see block_pool.py) and so by all that its values depend
-on: a digest of key and values, then the values. Several processes may share a folder: a file
-comes by a rename and is never changed, and one of them writes at a time, by a count of the bytes of
-all of them. What is unused for longest is deleted; of a prefix the end goes before its beginning,
-without which it is of no use.
+A file a block, named by the block's key (see block_pool.py) and cache group, and so by all that its
+values depend on: a digest of name and values, then the values. Several processes may share a
+folder: a file comes by a rename and is never changed, and one of them writes at a time, by a count
+of the bytes of all of them. What is unused for longest is deleted; of a prefix the end goes before
+its beginning, without which it is of no use.
 
 Nothing that goes wrong here is an error of a request: what cannot be read is computed.
 """
@@ -16,6 +16,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -45,37 +46,45 @@ class PrefixDisk:
     """
 
     def __init__(
-        self, folder: Path, limit_bytes: int, kv_cache: PagedKVCache, pool: BlockPool
+        self, folder: Path, limit_bytes: int, kv_cache: PagedKVCache, pools: Sequence[BlockPool]
     ) -> None:
+        """`pools`: of each of the cache's groups."""
         # What was said in a conversation can be told from its keys and values, and answers are
         # computed from them.
         is_own = private_folder(folder, _WITHOUT) is not None
         self._folder, self._limit_bytes = folder, limit_bytes
-        self._kv_cache, self._pool = kv_cache, pool
+        self._kv_cache, self._pools = kv_cache, pools
         self._offered: deque[list[bytes]] = deque(maxlen=_MAX_OFFERED)
-        # The prefix that is being saved: since when, and up to where.
-        self._keys: list[bytes] = []
+        # The prefix that is being saved, block by block and group by group: since when, and up to
+        # where.
+        self._entries: list[_Entry] = []
         self._began_ns = self._num_saved = 0
         self._has_counted = False
         self._is_readable = self._is_writable = is_own
 
-    def load(self, key: bytes, block_id: int) -> bool:
+    def has(self, key: bytes, group: int) -> bool:
         """See PrefixStore."""
-        path = self._path(key)
+        is_kept = group < len(self._pools)  # what a model drafts by is not
+        return self._is_readable and is_kept and self._path(_Entry.of(key, group, 0)).exists()
+
+    def load(self, key: bytes, group: int, block_id: int) -> bool:
+        """See PrefixStore."""
+        entry = _Entry.of(key, group, 0)
+        path = self._path(entry)
         if not self._is_readable:
             return False
         try:
             with open_private(path) as file:
-                content = bytearray(file.read(self._file_bytes + 1))
+                content = bytearray(file.read(self._file_bytes(group) + 1))
         except OSError:
             return False
         values = memoryview(content)[_DIGEST_BYTES:]
-        is_whole = len(values) == self._kv_cache.block_bytes
-        if not is_whole or content[:_DIGEST_BYTES] != _digest(key, values):
+        is_whole = len(values) == self._kv_cache.block_bytes(group)
+        if not is_whole or content[:_DIGEST_BYTES] != _digest(entry.name, values):
             logger.warning("a damaged block of a prefix is deleted, and computed: %s", path)
             _delete(path)
             return False
-        self._kv_cache.write_block(block_id, torch.frombuffer(values, dtype=torch.uint8))
+        self._kv_cache.write_block(group, block_id, torch.frombuffer(values, dtype=torch.uint8))
         return True
 
     def offer(self, keys: Sequence[bytes]) -> None:
@@ -88,19 +97,19 @@ class PrefixDisk:
 
         On a disk that takes no more, says so once and gives up.
         """
-        while self._is_writable and (self._offered or self._num_saved < len(self._keys)):
-            if self._num_saved == len(self._keys):
+        while self._is_writable and (self._offered or self._num_saved < len(self._entries)):
+            if self._num_saved == len(self._entries):
                 self._begin(self._offered.popleft())
                 return True  # it may have been long
-            depth, key = self._num_saved, self._keys[self._num_saved]
+            entry = self._entries[self._num_saved]
             self._num_saved += 1
-            held = self._pool.match_prefix([key])
-            if not held or self._path(key).exists():
+            held = self._pools[entry.group].find(entry.key)
+            if held is None or self._path(entry).exists():
                 continue
             try:
-                self._save(key, depth, self._kv_cache.read_block(held[0]).numpy().data)
+                self._save(entry, self._kv_cache.read_block(entry.group, held).numpy().data)
             except BusyError:
-                self._num_saved = len(self._keys)  # the rest is of no use without this block
+                self._num_saved = len(self._entries)  # the rest is of no use without this block
             except OSError as error:
                 self._is_writable = False
                 logger.warning("%s: %s: %s", _WITHOUT, self._folder, error)
@@ -110,42 +119,48 @@ class PrefixDisk:
 
     def _begin(self, keys: list[bytes]) -> None:
         """Save this prefix next, as much of it as there is room for alone."""
-        most = int(_KEPT_SHARE * self._limit_bytes) // self._file_bytes
-        self._keys, self._num_saved, self._began_ns = keys[:most], 0, time.time_ns()
-        for depth, key in enumerate(self._keys):
-            self._touch(key, depth)
+        groups = range(len(self._pools))
+        most = int(_KEPT_SHARE * self._limit_bytes) // sum(map(self._file_bytes, groups))
+        self._entries = [
+            _Entry.of(key, group, depth)
+            for depth, key in enumerate(keys[:most])
+            for group in groups
+        ]
+        self._num_saved, self._began_ns = 0, time.time_ns()
+        for entry in self._entries:
+            self._touch(entry)
 
-    @property
-    def _file_bytes(self) -> int:
-        return _DIGEST_BYTES + self._kv_cache.block_bytes
+    def _file_bytes(self, group: int) -> int:
+        return _DIGEST_BYTES + self._kv_cache.block_bytes(group)
 
-    def _save(self, key: bytes, depth: int, values: memoryview) -> None:
+    def _save(self, entry: "_Entry", values: memoryview) -> None:
         if private_folder(self._folder, _WITHOUT) is None:  # it may have been deleted
             self._is_writable = False
             return
         with shared_count(self._folder / _COUNT) as count:
-            if self._path(key).exists():  # by another process, just now
+            if self._path(entry).exists():  # by another process, just now
                 return
+            file_bytes = self._file_bytes(entry.group)
             before = count.read()
             if before is None or not self._has_counted:
                 before = sum(size for _, size, _ in self._files())
-            if before + self._file_bytes > self._limit_bytes:
-                before = self._make_room()
+            if before + file_bytes > self._limit_bytes:
+                before = self._make_room(file_bytes)
             # First: of a process that is killed too much is counted, until room is made.
-            count.write(before + self._file_bytes)
+            count.write(before + file_bytes)
             self._has_counted = True
-            with new_private(self._path(key)) as file:
-                file.write(_digest(key, values))
+            with new_private(self._path(entry)) as file:
+                file.write(_digest(entry.name, values))
                 file.write(values)
-            self._touch(key, depth)
+            self._touch(entry)
 
-    def _make_room(self) -> int:
+    def _make_room(self, file_bytes: int) -> int:
         """Delete what is unused for longest, and whatever was not finished, as nobody else writes
-        now; the bytes that are left. One more file has room then.
+        now; the bytes that are left. A file of so many bytes has room then.
         """
         files = sorted(self._files())
         left = sum(size for _, size, _ in files)
-        most = int(_KEPT_SHARE * self._limit_bytes) - self._file_bytes
+        most = int(_KEPT_SHARE * self._limit_bytes) - file_bytes
         unfinished = [each for each in files if each[2].suffix]
         finished = [each for each in files if not each[2].suffix]
         for _, size, path in [*unfinished, *finished]:
@@ -168,20 +183,35 @@ class PrefixDisk:
                 found.append((stat.st_mtime, stat.st_size, Path(entry.path)))
         return found
 
-    def _touch(self, key: bytes, depth: int) -> None:
+    def _touch(self, entry: "_Entry") -> None:
         """It is used now; what stands before it in its prefix is as if it were used later."""
-        at = self._began_ns - depth * 1000
+        at = self._began_ns - entry.depth * 1000
         try:
-            os.utime(self._path(key), ns=(at, at))
+            os.utime(self._path(entry), ns=(at, at))
         except OSError:
             return  # it is not there
 
-    def _path(self, key: bytes) -> Path:
-        return self._folder / key.hex()
+    def _path(self, entry: "_Entry") -> Path:
+        return self._folder / entry.name.hex()
 
 
-def _digest(key: bytes, values: memoryview) -> bytes:
-    digest = hashlib.sha256(key)
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A block of a prefix in one cache group. `name`: of its file; `depth`: its place there."""
+
+    key: bytes
+    group: int
+    depth: int
+    name: bytes
+
+    @classmethod
+    def of(cls, key: bytes, group: int, depth: int) -> "_Entry":
+        name = hashlib.sha256(key + bytes([group])).digest() if group else key
+        return cls(key, group, depth, name)
+
+
+def _digest(name: bytes, values: memoryview) -> bytes:
+    digest = hashlib.sha256(name)
     digest.update(values)
     return digest.digest()
 

@@ -58,7 +58,7 @@ class TokenEvent:
 class Request:
     """One sample of a request; `token_ids` holds the prompt and then what was generated.
 
-    Tokens before `num_computed_tokens` have their keys and values in the blocks of `block_table`.
+    Tokens before `num_computed_tokens` have their keys and values in the blocks of `tables`.
     `num_pending` more, at most, are sampled, but their ids are still on the device: one, and those
     of a draft that is being verified. `parent` is sample 0 of the same request, whose prompt blocks
     a sample shares once they are computed. With requests of another `salt` it shares nothing.
@@ -89,9 +89,10 @@ class Request:
     admission: int = 0
     # The most tokens of a step, where memory did not suffice for more.
     max_chunk: int | None = None
-    block_table: "array[int]" = field(default_factory=lambda: array("i"))
+    # Of each cache group the blocks that hold its tokens.
+    tables: "list[array[int]]" = field(default_factory=list)
     # Content keys of the full blocks of `token_ids`, as far as they were needed; and how many
-    # blocks of the table were offered to the prefix cache.
+    # blocks were offered to the prefix cache.
     block_keys: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
 

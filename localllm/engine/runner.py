@@ -1,6 +1,7 @@
 """Runs the model on scheduled batches, and samples; owns the KV tensors."""
 
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from localllm.engine.batching import build_forward_batch
 from localllm.engine.sampler import sample_tokens
 from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import SampledToken, ScheduledBatch
+from localllm.engine.scheduler import BlockCopy, SampledToken, ScheduledBatch
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -67,6 +68,19 @@ class Computed:
         return self.sampled
 
 
+def own_tables(kv_cache: PagedKVCache) -> range:
+    """Each group of a cache by the table of its own number."""
+    return range(len(kv_cache.stacks))
+
+
+def copy_blocks(kv_cache: PagedKVCache, tables: Sequence[int], copies: Iterable[BlockCopy]) -> None:
+    """Copy blocks in all groups that go by the copies' tables, in order."""
+    for copy in copies:
+        for group, table in enumerate(tables):
+            if table == copy.group:
+                kv_cache.copy_block(group, copy.source, copy.target)
+
+
 class ModelRunner:
     """A model and its cache, a batch at a time: for a CPU, which has nothing to overlap with."""
 
@@ -74,11 +88,18 @@ class ModelRunner:
     is_warm = True
 
     def __init__(
-        self, model: DecoderModel, kv_cache: PagedKVCache, threads: ThreadCount | None = None
+        self,
+        model: DecoderModel,
+        kv_cache: PagedKVCache,
+        threads: ThreadCount | None = None,
+        tables: Sequence[int] | None = None,
     ) -> None:
-        """`threads`: decides how many compute a step on a CPU; None: as many as torch has."""
+        """`threads`: decides how many compute a step on a CPU; None: as many as torch has.
+        `tables`: see `build_forward_batch`; None: each group by its own.
+        """
         self._model = model
         self._kv_cache = kv_cache
+        self._tables = own_tables(kv_cache) if tables is None else tables
         self._threads = threads
         self._ended_s = 0.0
         self._device = model.embedding.device
@@ -118,9 +139,9 @@ class ModelRunner:
         """Compute the batch's tokens; logits of the positions that are sampled, float32 [rows,
         vocab].
         """
-        self._kv_cache.copy_blocks(batch.block_copies)
+        copy_blocks(self._kv_cache, self._tables, batch.block_copies)
         inputs = build_forward_batch(
-            batch, self._kv_cache.block_size, self._row_multiple, self._device
+            batch, self._tables, self._kv_cache.block_size, self._row_multiple, self._device
         )
         hidden = self._model.forward(inputs, self._kv_cache)
         if inputs.num_logit_rows == 0:

@@ -8,18 +8,22 @@ start, a preempted request starts again from 0: all the same thing with other nu
 tokens that somebody proposes to come next, is computed behind the newest token, and each of its
 positions is sampled: what agrees with it is accepted, and the rest was computed for nothing.
 
-Who owns what: a request owns one use of each block in its `blocks`, from admission until it ends
-or is preempted. Blocks before `num_computed_tokens // block_size` are full and may be shared; the
-block that is written next belongs to its request alone, else it is copied first.
+Who owns what: a request owns one use of each block in its `tables`, one table for each cache group,
+from admission until it ends, is preempted, or a window has left a block behind. Blocks before
+`num_computed_tokens // block_size` are full and may be shared; the block that is written next
+belongs to its request alone, else it is copied first.
 """
 
+import sys
 from array import array
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from localllm.engine.block_pool import BlockPool
-from localllm.engine.prefix_cache import PrefixCache, PrefixStore
+from localllm.engine.block_group import BlockGroup
+from localllm.engine.block_pool import NULL_BLOCK_ID
+from localllm.engine.prefix_cache import Prefix, PrefixCache, PrefixStore
 from localllm.engine.request import (
     FinishReason,
     Request,
@@ -79,12 +83,20 @@ class ScheduledRequest:
         return 1 + len(self.draft) if self.catches_up else 0
 
 
+class BlockCopy(NamedTuple):
+    """A block of a cache group whose content goes to another one."""
+
+    group: int
+    source: int
+    target: int
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step's work. `block_copies`: (from, to) block ids, to be done in order before it."""
+    """One step's work. `block_copies`: to be done in order before it."""
 
     requests: list[ScheduledRequest] = field(default_factory=list)
-    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    block_copies: list[BlockCopy] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +111,19 @@ class SampledToken:
 
 
 class Scheduler:
-    """Requests in order of arrival, over one pool of blocks."""
+    """Requests in order of arrival, over the blocks of each cache group."""
 
     def __init__(
-        self, config: SchedulerConfig, pool: BlockPool, store: PrefixStore | None = None
+        self,
+        config: SchedulerConfig,
+        groups: Sequence[BlockGroup],
+        store: PrefixStore | None = None,
     ) -> None:
-        """`store` keeps prefixes longer than the pool does."""
+        """`store` keeps prefixes longer than the pools do."""
         self.config = config
-        self.pool = pool
+        self.groups = groups
         self._prefixes = PrefixCache(
-            pool,
+            groups,
             config.block_size,
             config.cache_root,
             by_content=config.enable_prefix_caching,
@@ -123,7 +138,19 @@ class Scheduler:
     @property
     def max_request_tokens(self) -> int:
         """The longest request that the whole cache can hold."""
-        return self.pool.num_usable_blocks * self.config.block_size
+        chunk = self.config.max_num_batched_tokens
+        longest = [group.longest_request(chunk) for group in self.groups]
+        return min((each for each in longest if each is not None), default=sys.maxsize)
+
+    @property
+    def num_usable_blocks(self) -> int:
+        """Blocks of all groups together."""
+        return sum(group.pool.num_usable_blocks for group in self.groups)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Those of them that can be given out now."""
+        return sum(group.pool.num_free_blocks for group in self.groups)
 
     @property
     def running(self) -> Sequence[Request]:
@@ -226,14 +253,15 @@ class Scheduler:
 
         What earlier batches computed stays.
         """
-        targets = {target for _, target in batch.block_copies}
+        targets = {(copy.group, copy.target) for copy in batch.block_copies}
         for entry in reversed(batch.requests):
             request = entry.request
             request.num_pending -= entry.num_samples
             if request.status is RequestStatus.RUNNING:
                 request.num_computed_tokens = entry.start
                 self._trim(request)
-                if targets.intersection(request.block_table):
+                tables = enumerate(request.tables)
+                if any((i, block_id) in targets for i, table in tables for block_id in table):
                     self._preempt(request)
 
     def relieve(self, batch: ScheduledBatch) -> list[TokenEvent]:
@@ -262,38 +290,45 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Assert that the books balance; for tests, after every step."""
-        self.pool.check_invariants(request.block_table for request in self._running)
-        size = self.config.block_size
+        for i, group in enumerate(self.groups):
+            group.pool.check_invariants(request.tables[i] for request in self._running)
         for request in self._running:
             assert request.status is RequestStatus.RUNNING
-            assert request.num_computed_tokens <= len(request.block_table) * size
             assert request.num_computed_tokens < request.num_tokens <= request.max_total_tokens
             assert request.num_pending >= 0
-            # Nothing is held beyond the block of the newest token.
-            assert len(request.block_table) <= -(-request.num_tokens // size)
+            for group, table in zip(self.groups, request.tables, strict=True):
+                assert request.num_computed_tokens <= len(table) * group.block_size
+                # Nothing is held beyond the block of the newest token, nor missing that is needed.
+                assert len(table) <= group.blocks_of(request.num_tokens)
+                first = group.first_needed(request.num_computed_tokens)
+                assert NULL_BLOCK_ID not in table[first:]
         for request in self._waiting:
             assert request.status is RequestStatus.WAITING
-            assert not request.block_table
+            assert not request.tables
             assert request.num_computed_tokens == request.num_pending == 0
         slots = [request.slot for request in self._running]
         assert sorted(slots + self._free_slots) == list(range(self.config.max_num_seqs))
 
     def _reserve(self, request: Request, count: int, batch: ScheduledBatch) -> bool:
         """Own blocks for the next `count` tokens, or change nothing and say no."""
-        size = self.config.block_size
-        table, start = request.block_table, request.num_computed_tokens
-        num_new = -(-(start + count) // size) - len(table)
-        first = start // size
-        copies = first < len(table) and self.pool.is_shared(table[first])
-        if num_new + copies > self.pool.num_free_blocks:
-            return False
-        if copies:
-            [own] = self.pool.allocate(1)
-            batch.block_copies.append((table[first], own))
-            self.pool.free([table[first]])
-            table[first] = own
-        if num_new > 0:
-            table.extend(self.pool.allocate(num_new))
+        start = request.num_computed_tokens
+        first = start // self.config.block_size
+        wanted = []
+        for group, table in zip(self.groups, request.tables, strict=True):
+            num_new = group.blocks_of(start + count) - len(table)
+            copies = first < len(table) and group.pool.is_shared(table[first])
+            if num_new + copies > group.pool.num_free_blocks:
+                return False
+            wanted.append((num_new, copies))
+        for i, (num_new, copies) in enumerate(wanted):
+            pool, table = self.groups[i].pool, request.tables[i]
+            if copies:
+                [own] = pool.allocate(1)
+                batch.block_copies.append(BlockCopy(i, table[first], own))
+                pool.free([table[first]])
+                table[first] = own
+            if num_new > 0:
+                table.extend(pool.allocate(num_new))
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -308,9 +343,8 @@ class Scheduler:
 
     def _trim(self, request: Request) -> None:
         """Give back the blocks behind its newest token."""
-        num_blocks = -(-request.num_tokens // self.config.block_size)
-        self.pool.free(reversed(request.block_table[num_blocks:]))
-        del request.block_table[num_blocks:]
+        for group, table in zip(self.groups, request.tables, strict=True):
+            group.trim(table, request.num_tokens)
 
     def _add_drafts(
         self, batch: ScheduledBatch, drafts: Mapping[Request, Sequence[int]], budget: int
@@ -320,15 +354,16 @@ class Scheduler:
             request, size = entry.request, self.config.block_size
             # The last token is the one that is sampled behind the draft.
             room = request.max_total_tokens - request.num_tokens - 1
-            held = len(request.block_table) * size - entry.end
-            free = self.pool.num_free_blocks * size
-            count = min(len(drafts.get(request, ())), budget, room, held + free)
+            of_groups = list(zip(self.groups, request.tables, strict=True))
+            blocks = min(len(table) + group.pool.num_free_blocks for group, table in of_groups)
+            count = min(len(drafts.get(request, ())), budget, room, blocks * size - entry.end)
             if request.max_chunk is not None:
                 count = min(count, request.max_chunk - entry.num_scheduled_tokens)
             if count <= 0 or not entry.catches_up:
                 continue
-            num_new = -(-(entry.end + count) // size) - len(request.block_table)
-            request.block_table.extend(self.pool.allocate(max(0, num_new)))
+            for group, table in of_groups:
+                num_new = group.blocks_of(entry.end + count) - len(table)
+                table.extend(group.pool.allocate(max(0, num_new)))
             batch.requests[i] = replace(
                 entry,
                 num_scheduled_tokens=entry.num_scheduled_tokens + count,
@@ -351,15 +386,10 @@ class Scheduler:
             if not prefix.is_whole:
                 self._waiting.appendleft(request)
                 break
-            self.pool.share(prefix.block_ids)
-            # All of its tokens must fit, not only the first chunk: a prompt that is preempted
-            # half-way was computed for nothing. One more block may go to a copy.
-            needed = -(-request.num_tokens // self.config.block_size) - len(prefix.block_ids)
-            if needed + prefix.ends_in_shared_block > self.pool.num_free_blocks:
-                self.pool.free(reversed(prefix.block_ids))
+            if not self._share(request, prefix):
                 self._waiting.appendleft(request)
                 break
-            request.block_table = array("i", prefix.block_ids)
+            request.tables = [array("i", table) for table in prefix.tables]
             request.num_computed_tokens = prefix.num_tokens
             request.num_registered_blocks = prefix.num_tokens // self.config.block_size
             if request.num_preemptions == 0:
@@ -376,6 +406,30 @@ class Scheduler:
             budget -= count
         self._waiting.extendleft(reversed(deferred))
         return given - budget
+
+    def _share(self, request: Request, prefix: Prefix) -> bool:
+        """Take the blocks of a prefix for a request, or nothing where its other blocks have no
+        room.
+
+        All of its tokens must fit, not only the first chunk: a prompt that is preempted half-way
+        was computed for nothing.
+        """
+        of_groups = list(zip(self.groups, prefix.tables, strict=True))
+        for group, table in of_groups:
+            group.share(table)
+        chunk = self.config.max_num_batched_tokens
+        fits = all(
+            # One more may go to a copy.
+            group.most_held(request.num_tokens, chunk)
+            - group.num_held(table)
+            + prefix.ends_in_shared_block
+            <= group.pool.num_free_blocks
+            for group, table in of_groups
+        )
+        if not fits:
+            for group, table in of_groups:
+                group.release(table)
+        return fits
 
     def _waits_for_parent(self, request: Request) -> bool:
         """Whether the blocks of the same prompt are about to be there for sharing."""
@@ -417,10 +471,14 @@ class Scheduler:
                 break
         if request.status is RequestStatus.RUNNING:
             num_computed = entry.known_end + max(0, len(tokens) - 1)
-            self._prefixes.register(request, min(num_computed, len(request.token_ids)))
+            settled = min(num_computed, len(request.token_ids))
+            self._prefixes.register(request, settled)
             if entry.draft:
                 request.num_computed_tokens = num_computed
                 self._trim(request)
+            # Nothing under way goes back behind what is settled.
+            for group, table in zip(self.groups, request.tables, strict=True):
+                group.give_back(table, settled)
         if events and events[-1].finish_reason is not None:
             self._finish(request)
         return events
@@ -435,8 +493,9 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self._prefixes.keep(request)
-        self.pool.free(reversed(request.block_table))
-        request.block_table = array("i")
+        for group, table in zip(self.groups, request.tables, strict=False):  # none: it waits
+            group.release(table)
+        request.tables = []
         if request.slot >= 0:
             self._free_slots.append(request.slot)
             request.slot = -1

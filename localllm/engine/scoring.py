@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from localllm.model.decoder import DecoderModel
-from localllm.model.inputs import ForwardBatch, PagedKVCache
+from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
 
 BLOCK_SIZE = 16
 # Tokens in one forward pass, and rows whose logits are there at once: what bounds the memory.
@@ -21,11 +21,15 @@ class WindowScorer:
         self, model: DecoderModel, max_tokens: int, kv_dtype: torch.dtype | None = None
     ) -> None:
         self._model = model
-        num_blocks = 1 + -(-max_tokens // BLOCK_SIZE)  # block 0 is the null block
+        self._num_blocks = -(-max_tokens // BLOCK_SIZE)
         self._device = model.embedding.device
         dtype = kv_dtype or model.embedding.dtype
-        states = model.architecture.states
-        self._kv_cache = PagedKVCache.of(states, num_blocks, BLOCK_SIZE, dtype, self._device)
+        groups = model.architecture.cache_groups
+        # Block 0 is the null block.
+        counts = [1 + self._num_blocks] * len(groups)
+        self._kv_cache = PagedKVCache.allocate(
+            model.architecture, counts, BLOCK_SIZE, dtype, self._device
+        )
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], first: int = 0) -> Iterator[Tensor]:
@@ -40,13 +44,12 @@ class WindowScorer:
 
     def _batch(self, token_ids: Sequence[int], start: int, end: int) -> ForwardBatch:
         positions = torch.arange(start, end, device=self._device)
-        num_blocks = self._kv_cache.num_blocks - 1
-        table = torch.arange(1, 1 + num_blocks, dtype=torch.int32, device=self._device)
+        table = torch.arange(1, 1 + self._num_blocks, dtype=torch.int32, device=self._device)
+        tables = GroupTables(positions + BLOCK_SIZE, table[None, :])
         return ForwardBatch(
             input_ids=torch.tensor(token_ids[start:end], device=self._device),
             positions=positions,
-            slot_mapping=positions + BLOCK_SIZE,
-            block_tables=table[None, :],
+            tables=(tables,) * len(self._kv_cache.stacks),
             cu_seqlens_q=torch.tensor([0, end - start], dtype=torch.int32, device=self._device),
             seq_lens=torch.tensor([end], device=self._device),
             max_query_len=end - start,

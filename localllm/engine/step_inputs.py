@@ -6,9 +6,10 @@ front of them stands what the device itself keeps from step to step: the newest 
 running request. A request whose newest id is not on the host yet takes it from there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from torch import Tensor
 from localllm.engine.batching import sampled_rows, within
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.slots import Slots
-from localllm.model.inputs import ForwardBatch
+from localllm.model.inputs import ForwardBatch, GroupTables
 from localllm_kernels.sample import Drafts, SamplingRows
 
 # Draft windows, and the last tokens of a prompt, up to so many a request are captured too.
@@ -86,12 +87,11 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-# Name, type, and length by the shape.
+# Name, type, and length by the shape; beside them the slots of each of a request's tables.
 _ARRAYS: tuple[tuple[str, str, Callable[[StepShape], int]], ...] = (
     ("ids", "int64", lambda shape: shape.num_tokens),
     ("sources", "int64", lambda shape: shape.num_tokens),
     ("positions", "int64", lambda shape: shape.num_tokens),
-    ("slot_mapping", "int64", lambda shape: shape.num_tokens),
     ("seq_lens", "int64", lambda shape: shape.num_seqs),
     ("logit_rows", "int64", lambda shape: shape.num_logit_rows),
     ("keys", "int64", lambda shape: shape.num_logit_rows),
@@ -108,6 +108,11 @@ _ARRAYS: tuple[tuple[str, str, Callable[[StepShape], int]], ...] = (
 _TORCH_TYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32}
 
 
+def slots_name(table: int) -> str:
+    """The array of the slots of new tokens by a table."""
+    return f"slot_mapping {table}"
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Where the arrays of a shape stand in the buffer, in bytes; tables behind `num_bytes`."""
@@ -116,11 +121,13 @@ class Layout:
     num_bytes: int
 
     @classmethod
-    def of(cls, shape: StepShape) -> "Layout":
-        """The same for the same shape, always."""
+    def of(cls, shape: StepShape, num_tables: int) -> "Layout":
+        """The same for the same shape and number of tables, always."""
         places, offset = {}, 0
-        for name, kind, length in _ARRAYS:
-            end = offset + length(shape) * np.dtype(kind).itemsize
+        lengths = [(name, kind, length(shape)) for name, kind, length in _ARRAYS]
+        lengths += [(slots_name(i), "int64", shape.num_tokens) for i in range(num_tables)]
+        for name, kind, length in lengths:
+            end = offset + length * np.dtype(kind).itemsize
             places[name] = (offset, end, kind)
             offset = _aligned(end)
         return cls(places, offset)
@@ -138,13 +145,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A step's inputs in a host buffer: how many bytes, the size of the block tables, the rows of
+    """A step's inputs in a host buffer: how many bytes, the sizes of the block tables, the rows of
     the logits that caught-up requests get their tokens from, in order, and the slot of each row;
     and whether any of it was drafted.
     """
 
     num_bytes: int
-    table_shape: tuple[int, int]
+    table_shape: tuple[int, int, int]
     rows: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int32]
     has_drafts: bool
@@ -156,35 +163,41 @@ def fill(
     shape: StepShape,
     slots: Slots,
     block_size: int,
+    tables: Sequence[int],
 ) -> Filled:
-    """Write the inputs of `batch`, padded to `shape`, into a host buffer."""
-    layout = Layout.of(shape)
+    """Write the inputs of `batch`, padded to `shape`, into a host buffer; `tables`: which of a
+    request's.
+    """
+    layout = Layout.of(shape, len(tables))
     arrays = layout.on_host(host)
-    fill_nothing(host, shape)
+    fill_nothing(host, shape, len(tables))
     entries = batch.requests
     counts = np.array([entry.num_scheduled_tokens for entry in entries])
     starts = np.array([entry.start for entry in entries])
     ends = np.cumsum(counts)
     num_tokens = int(ends[-1])
     positions = np.repeat(starts, counts) + within(counts)
-    width = max(len(entry.request.block_table) for entry in entries)
-    tables_end = layout.num_bytes + len(entries) * width * 4
-    tables = host[layout.num_bytes : tables_end].view(np.int32).reshape(len(entries), width)
+    width = max(len(entry.request.tables[number]) for entry in entries for number in tables)
+    table_shape = (len(tables), len(entries), width)
+    tables_end = layout.num_bytes + prod(table_shape) * 4
+    packed = host[layout.num_bytes : tables_end].view(np.int32).reshape(table_shape)
     sources = arrays["sources"]
     sources[:num_tokens] = np.arange(num_tokens) + _aligned(8 * slots.count) // 8
     for i, (entry, end) in enumerate(zip(entries, ends.tolist(), strict=True)):
-        table, known = entry.request.block_table, entry.token_ids
-        tables[i, : len(table)] = np.frombuffer(table, dtype=np.int32)
+        known = entry.token_ids
+        for place, number in enumerate(tables):
+            table = entry.request.tables[number]
+            packed[place, i, : len(table)] = np.frombuffer(table, dtype=np.int32)
         row = end - entry.num_scheduled_tokens
         if known:
             arrays["ids"][row : row + len(known)] = known
         if row + len(known) < end:  # the newest is on the device
             sources[end - 1] = entry.request.slot
-    blocks = tables[np.repeat(np.arange(len(entries)), counts), positions // block_size]
     arrays["positions"][:num_tokens] = positions
-    arrays["slot_mapping"][:num_tokens] = (
-        blocks.astype(np.int64) * block_size + positions % block_size
-    )
+    requests = np.repeat(np.arange(len(entries)), counts)
+    for place in range(len(tables)):
+        blocks = packed[place, requests, positions // block_size].astype(np.int64)
+        arrays[slots_name(place)][:num_tokens] = blocks * block_size + positions % block_size
     arrays["cu_seqlens_q"][1 : len(entries) + 1] = ends
     arrays["cu_seqlens_q"][len(entries) + 1 :] = num_tokens
     arrays["seq_lens"][: len(entries)] = starts + counts
@@ -200,15 +213,16 @@ def fill(
     drafts = [(*entry.draft, NOT_DRAFTED) for entry in entries if entry.catches_up]
     arrays["drafts"][rows] = np.fromiter(chain.from_iterable(drafts), np.int32, len(rows))
     has_drafts = any(entry.draft for entry in entries)
-    return Filled(tables_end, tables.shape, rows, arrays["slots"].view(np.int32), has_drafts)
+    return Filled(tables_end, table_shape, rows, arrays["slots"].view(np.int32), has_drafts)
 
 
-def fill_nothing(host: npt.NDArray[np.uint8], shape: StepShape) -> int:
+def fill_nothing(host: npt.NDArray[np.uint8], shape: StepShape, num_tables: int) -> int:
     """Write inputs of padding alone, which is neither stored nor sampled; how many bytes."""
-    layout = Layout.of(shape)
+    layout = Layout.of(shape, num_tables)
     arrays = layout.on_host(host)
     host[: layout.num_bytes] = 0
-    arrays["slot_mapping"].fill(NOT_STORED)
+    for table in range(num_tables):
+        arrays[slots_name(table)].fill(NOT_STORED)
     arrays["slots"].fill(NOT_SAMPLED)
     arrays["drafts"].fill(NOT_DRAFTED)
     return layout.num_bytes
@@ -224,37 +238,46 @@ class DeviceInputs:
         most_rows: int,
         max_blocks: int,
         device: torch.device,
+        tables: Sequence[int],
     ) -> None:
-        """`most_rows`: requests of a padded step; `max_blocks`: of the longest request."""
+        """`most_rows`: requests of a padded step; `max_blocks`: of the longest request; `tables`:
+        see `build_forward_batch`.
+        """
         largest = StepShape(most_tokens, most_rows, 1, most_tokens)
-        tables_bytes = 4 * num_slots * max_blocks
-        self.num_bytes = Layout.of(largest).num_bytes + tables_bytes
+        self.tables = list(dict.fromkeys(tables))
+        # Of each group of the cache the place of its table among those.
+        self._places = [self.tables.index(table) for table in tables]
+        tables_bytes = 4 * len(self.tables) * num_slots * max_blocks
+        self.num_bytes = Layout.of(largest, len(self.tables)).num_bytes + tables_bytes
         kept = _aligned(8 * num_slots)
         whole = torch.zeros((kept + self.num_bytes + 7) // 8 * 8, dtype=torch.uint8, device=device)
         self._all_ids = whole.view(torch.int64)
         self.newest = self._all_ids[:num_slots]
         self._buffer = whole[kept:]
-        self._tables = torch.zeros((most_rows, max_blocks), dtype=torch.int32, device=device)
+        sizes = (len(self.tables), most_rows, max_blocks)
+        self._tables = torch.zeros(sizes, dtype=torch.int32, device=device)
 
     def place(self, num_bytes: int) -> Tensor:
         """Where a filled host buffer goes."""
         return self._buffer[:num_bytes]
 
-    def spread_tables(self, shape: StepShape, table_shape: tuple[int, int]) -> None:
+    def spread_tables(self, shape: StepShape, table_shape: tuple[int, int, int]) -> None:
         """Put the block tables, which came packed, into their rows."""
-        rows, width = table_shape
-        start = Layout.of(shape).num_bytes
-        packed = self._buffer[start : start + 4 * rows * width].view(torch.int32)
-        self._tables[:rows, :width].copy_(packed.view(rows, width))
+        _, rows, width = table_shape
+        start = Layout.of(shape, len(self.tables)).num_bytes
+        packed = self._buffer[start : start + 4 * prod(table_shape)].view(torch.int32)
+        self._tables[:, :rows, :width].copy_(packed.view(table_shape))
 
     def forward_batch(self, shape: StepShape) -> ForwardBatch:
         """The inputs of the model; to be called within a captured step, where there is one."""
-        arrays = Layout.of(shape).on_device(self._buffer)
+        arrays = Layout.of(shape, len(self.tables)).on_device(self._buffer)
         return ForwardBatch(
             input_ids=self._all_ids.index_select(0, arrays["sources"]),
             positions=arrays["positions"],
-            slot_mapping=arrays["slot_mapping"],
-            block_tables=self._tables[: shape.num_seqs],
+            tables=tuple(
+                GroupTables(arrays[slots_name(i)], self._tables[i, : shape.num_seqs])
+                for i in self._places
+            ),
             cu_seqlens_q=arrays["cu_seqlens_q"],
             seq_lens=arrays["seq_lens"],
             max_query_len=shape.max_query_len,
@@ -266,7 +289,7 @@ class DeviceInputs:
         self, shape: StepShape, *, has_drafts: bool = False
     ) -> tuple[SamplingRows, Tensor]:
         """How the rows are sampled, and their penalty factors, float32 [rows, 3]."""
-        arrays = Layout.of(shape).on_device(self._buffer)
+        arrays = Layout.of(shape, len(self.tables)).on_device(self._buffer)
         rows = SamplingRows(
             arrays["slots"],
             self.newest,

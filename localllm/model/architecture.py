@@ -23,6 +23,18 @@ def layer_name(index: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Layers that remember alike, by their numbers."""
+
+    state: KVState
+    layers: tuple[int, ...]
+
+    def token_bytes(self, row_bytes: RowBytes) -> int:
+        """Bytes that a token takes in all of them."""
+        return len(self.layers) * self.state.token_bytes(row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """A decoder without its weights; everything that depends on the family is in `layers`.
 
@@ -58,6 +70,15 @@ class Architecture:
         """The different blocks of a kind, in the order of the layers."""
         return [block for block in self.blocks() if isinstance(block, kind)]
 
+    @property
+    def cache_places(self) -> tuple[tuple[int, int] | None, ...]:
+        """Of each layer its cache group, and its place there; None for one without a state."""
+        places: list[tuple[int, int] | None] = [None] * self.num_layers
+        for i, group in enumerate(self.cache_groups):
+            for place, layer in enumerate(group.layers):
+                places[layer] = (i, place)
+        return tuple(places)
+
     def gathered_bytes(self, context: int) -> int:
         """Bytes at once, where state is taken out of its blocks before it is read."""
         return max(block.gathered_bytes(context) for block in self.blocks())
@@ -75,6 +96,15 @@ class Architecture:
     def states(self) -> list[KVState]:
         """What the layers remember, in their order."""
         return [layer.state for layer in self.layers if layer.state is not None]
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """The layers by what they remember: those with the same needs share a group."""
+        found: dict[KVState, list[int]] = {}
+        for i, layer in enumerate(self.layers):
+            if layer.state is not None:
+                found.setdefault(layer.state, []).append(i)
+        return tuple(CacheGroup(state, tuple(layers)) for state, layers in found.items())
 
     def groups(self) -> Iterator[tuple[str, LinearGroup]]:
         """Every product of the layers: the name of its layer, and its linears."""

@@ -46,7 +46,9 @@ class DecoderModel:
         # Each block hands over its output normed for the next one, with the residual beside it.
         next_norms = iter([*others, self.norm])
         for i, layer in enumerate(self.layers):
-            inputs = BlockInputs(ops, batch, rotations, kv_cache.layer(i))
+            place = kv_cache.places[i]
+            tables = None if place is None else batch.tables[place[0]]
+            inputs = BlockInputs(ops, batch, rotations, kv_cache.layer(i), tables)
             for sublayer in layer.sublayers:
                 x, norm = sublayer.block(x, inputs), next(next_norms)
                 x, residual = ops.add_rms_norm(x, residual, norm.weight, norm.eps)

@@ -8,8 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from localllm.model.blocks.block import KVState
+from localllm.model.architecture import Architecture
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTables:
+    """Where a batch's keys and values stand in the cache of one group."""
+
+    slot_mapping: Tensor  # int64 [num_tokens], slot of each new token's key and value
+    block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +25,12 @@ class ForwardBatch:
     """The new tokens of all scheduled requests, one request after the other.
 
     Rows of `input_ids` and `positions` behind `slot_mapping` are padding to a whole number of
-    rows; likewise `logit_rows` behind `num_logit_rows`.
+    rows; likewise `logit_rows` behind `num_logit_rows`. `tables`: of each cache group.
     """
 
     input_ids: Tensor  # int64 [padded_tokens]
     positions: Tensor  # int64 [padded_tokens]
-    slot_mapping: Tensor  # int64 [num_tokens], slot of each new token's key and value
-    block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
+    tables: tuple[GroupTables, ...]
     cu_seqlens_q: Tensor  # int32 [num_seqs + 1], where each request's tokens start
     seq_lens: Tensor  # int64 [num_seqs], tokens of each request up to its last new one
     max_query_len: int  # the most new tokens of a request
@@ -33,79 +40,88 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class PagedKVCache:
-    """The caches of all layers: `stacked` with a first dimension of layers in each tensor."""
+    """The caches of all layers: of each group a stack, with a first dimension of its layers in each
+    tensor. `places`: of each layer its group, and its place there; None for one without a state.
+    """
 
-    stacked: KVCache
+    stacks: tuple[KVCache, ...]
+    places: tuple[tuple[int, int] | None, ...]
 
-    def layer(self, index: int) -> KVCache:
-        """The cache of one layer."""
-        return self.stacked.layer(index)
+    def layer(self, index: int) -> KVCache | None:
+        """The cache of one layer, if it has one."""
+        place = self.places[index]
+        return None if place is None else self.stacks[place[0]].layer(place[1])
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks, the null block included."""
-        return self.stacked.key.shape[1]
+    def num_blocks(self, group: int) -> int:
+        """Blocks of a group, the null block included."""
+        return self.stacks[group].key.shape[1]
 
     @property
     def block_size(self) -> int:
-        """Tokens a block holds."""
-        return self.stacked.key.shape[3]
+        """Tokens a block holds, the same in all groups."""
+        return self.stacks[0].key.shape[3]
 
     @classmethod
     def allocate(
-        cls, shape: tuple[int, int, int, int, int], dtype: torch.dtype, device: torch.device
-    ) -> "PagedKVCache":
-        """Zeroed caches; `shape`: layers, blocks, key/value heads, block size, width of a head."""
-        key, value = (_zeros(shape, dtype, device) for _ in range(2))
-        if dtype not in CODE_LIMITS:
-            return cls(KVCache(key, value))
-        scales = (_zeros(shape[:-1], torch.float32, device) for _ in range(2))
-        return cls(KVCache(key, value, *scales))
-
-    @classmethod
-    def of(
         cls,
-        states: Sequence[KVState],
-        num_blocks: int,
+        architecture: Architecture,
+        num_blocks: Sequence[int],
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PagedKVCache":
-        """Zeroed caches of layers with such states, which have the same sizes."""
-        [(num_heads, width)] = {(state.num_heads, state.width) for state in states}
-        shape = (len(states), num_blocks, num_heads, block_size, width)
-        return cls.allocate(shape, dtype, device)
+        """Zeroed caches; `num_blocks`: of each cache group."""
+        groups = architecture.cache_groups
+        stacks = tuple(
+            empty_cache(
+                (len(group.layers), count, group.state.num_heads, block_size, group.state.width),
+                dtype,
+                device,
+            )
+            for group, count in zip(groups, num_blocks, strict=True)
+        )
+        return cls(stacks, architecture.cache_places)
 
-    def copy_blocks(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole blocks in all layers, (from, to) in order: a later copy sees earlier ones."""
-        for source, target in copies:
-            for part in self._parts():
-                part[:, target] = part[:, source]
+    def copy_block(self, group: int, source: int, target: int) -> None:
+        """Copy a whole block in all layers of a group."""
+        for part in _parts(self.stacks[group]):
+            part[:, target] = part[:, source]
 
-    @property
-    def block_bytes(self) -> int:
-        """What a block takes in all layers."""
-        return sum(part[:, 0].nbytes for part in self._parts())
+    def block_bytes(self, group: int) -> int:
+        """What a block takes in all layers of a group."""
+        return sum(part[:, 0].nbytes for part in _parts(self.stacks[group]))
 
-    def read_block(self, block_id: int) -> Tensor:
-        """What a block holds in all layers, uint8 [block_bytes], on the host."""
-        parts = [part[:, block_id].contiguous().view(torch.uint8) for part in self._parts()]
+    def read_block(self, group: int, block_id: int) -> Tensor:
+        """What a block holds in all layers of its group, uint8 [block_bytes], on the host."""
+        own = self.stacks[group]
+        parts = [part[:, block_id].contiguous().view(torch.uint8) for part in _parts(own)]
         return torch.cat([part.flatten() for part in parts]).cpu()
 
-    def write_block(self, block_id: int, values: Tensor) -> None:
+    def write_block(self, group: int, block_id: int, values: Tensor) -> None:
         """Fill a block with what `read_block` gave."""
         start = 0
-        for part in self._parts():
+        for part in _parts(self.stacks[group]):
             block = part[:, block_id]
             own = values[start : start + block.nbytes]
             # A view of another type needs a storage that begins where such a value may.
             block.copy_(own.clone().view(part.dtype).view(block.shape))
             start += block.nbytes
 
-    def _parts(self) -> list[Tensor]:
-        own = self.stacked
-        parts = (own.key, own.value, own.key_scales, own.value_scales)
-        return [part for part in parts if part is not None]
+
+def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> KVCache:
+    """Zeroed keys and values, with scales where they are codes; `shape`: (layers,) blocks,
+    key/value heads, block size, width of a head.
+    """
+    key, value = (_zeros(shape, dtype, device) for _ in range(2))
+    if dtype not in CODE_LIMITS:
+        return KVCache(key, value)
+    scales = (_zeros(shape[:-1], torch.float32, device) for _ in range(2))
+    return KVCache(key, value, *scales)
+
+
+def _parts(cache: KVCache) -> list[Tensor]:
+    parts = (cache.key, cache.value, cache.key_scales, cache.value_scales)
+    return [part for part in parts if part is not None]
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -151,7 +151,7 @@ def load_model(
         lm_head=head,
         ropes=ropes,
         ops=ops,
-        fused=fuse_layers(architecture.layers, layers, norm, ops),
+        fused=fuse_layers(architecture, layers, norm, ops),
     )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from localllm.model.blocks.block import BlockInputs, KVState
-from localllm.model.inputs import ForwardBatch
+from localllm.model.inputs import ForwardBatch, GroupTables
 from localllm.model.layer import Layer, Sublayer
 from localllm.model.rope import RopeTables
 from localllm_kernels import Ops
@@ -97,12 +97,16 @@ class CalibrationStream:
         batch = ForwardBatch(
             input_ids=nothing,
             positions=torch.arange(length, device=device).repeat(num_seqs),
-            slot_mapping=torch.arange(length, length + num_tokens, device=device),
-            block_tables=torch.arange(1, num_seqs + 1, dtype=torch.int32, device=device)[:, None],
+            tables=(),
             cu_seqlens_q=torch.arange(0, num_tokens + 1, length, dtype=torch.int32, device=device),
             seq_lens=torch.full((num_seqs,), length, device=device),
             max_query_len=length,
             logit_rows=nothing,
             num_logit_rows=0,
         )
-        return BlockInputs(self._ops, batch, self.ropes.rotations(batch.positions), cache)
+        tables = GroupTables(
+            torch.arange(length, length + num_tokens, device=device),
+            torch.arange(1, num_seqs + 1, dtype=torch.int32, device=device)[:, None],
+        )
+        rotations = self.ropes.rotations(batch.positions)
+        return BlockInputs(self._ops, batch, rotations, cache, tables)

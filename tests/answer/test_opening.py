@@ -48,8 +48,8 @@ def test_closing_a_stream_frees_its_blocks(llm: LLM) -> None:
     assert engine.has_unfinished()
     pieces.close()  # type: ignore[attr-defined]
     assert not engine.has_unfinished()
-    pool = engine.scheduler.pool
-    assert pool.num_free_blocks == pool.num_usable_blocks
+    scheduler = engine.scheduler
+    assert scheduler.num_free_blocks == scheduler.num_usable_blocks
 
 
 def test_an_event_behind_the_end_of_a_sample_is_dropped(

@@ -39,7 +39,7 @@ def test_it_runs_from_a_bare_checkout(tmp_path: Path) -> None:
     assert found["environment"]["versions"]["torch"]
     parts = {name: part["found"] for name, part in found["parts"].items()}
     assert parts["prefix"]["rows"][0]["test"] == "90% of 200 shared"
-    assert parts["prefix"]["memory"]["num_blocks"] > 0
+    assert parts["prefix"]["memory"]["groups"][0]["num_blocks"] > 0
     assert set(parts["sampling 8B int4"]["step_s"]) == {"greedy", "default", "penalties"}
     assert parts["windows"]["1024"]["step_s"]
     assert set(parts["start 0.6B"]) == {"kernels compiled", "warm", "warm again"}

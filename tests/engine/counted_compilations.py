@@ -22,6 +22,7 @@ from engines import VOCAB_SIZE, add
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
+from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine, EngineLimits
@@ -127,11 +128,13 @@ def make_engine(kind: str, fragment_rows: int, max_num_seqs: int) -> Engine:
         ops=ops,
     )
     scheduling = SchedulerConfig(16, max_num_seqs, 2048, True, b"root")
-    cache = PagedKVCache.allocate((1, 2000, 2, 16, 64), torch.bfloat16, device)
+    cache = PagedKVCache.allocate(architecture, [2000], 16, torch.bfloat16, device)
     runner = DeviceRunner(model, cache, NoDevice(), scheduling, CONTEXT)
     limits = EngineLimits(VOCAB_SIZE, CONTEXT, CONTEXT, frozenset())
     speculator = Speculator(NgramDrafter(2, 8), FullLengths(9), 15)
-    return Engine(runner, Scheduler(scheduling, BlockPool(2000)), limits, speculator)
+    return Engine(
+        runner, Scheduler(scheduling, [BlockGroup(BlockPool(2000), 16)]), limits, speculator
+    )
 
 
 def main() -> None:

@@ -204,7 +204,7 @@ def test_what_is_captured_ahead_serves_the_first_token() -> None:
 
 
 def _cache_bytes(engine: Engine) -> list[list[int]]:
-    stacked = engine._runner._kv_cache.stacked  # type: ignore[attr-defined]
+    stacked = engine._runner._kv_cache.stacks[0]  # type: ignore[attr-defined]
     return [part.view(torch.uint8).flatten().tolist() for part in (stacked.key, stacked.value)]
 
 
@@ -268,8 +268,8 @@ def test_a_token_that_is_not_finite_ends_its_request_a_step_later() -> None:
     good = engine.add_request(prompt(4), GREEDY)
     checked_step(engine)
     [request] = [r for r in engine.scheduler._running if r.request_id == bad]
-    kv_cache = engine._runner._kv_cache.stacked  # type: ignore[attr-defined]
-    kv_cache.value[:, request.block_table[0]] = torch.nan
+    kv_cache = engine._runner._kv_cache.stacks[0]  # type: ignore[attr-defined]
+    kv_cache.value[:, request.tables[0][0]] = torch.nan
     events: dict[int, list[TokenEvent]] = {good: [], bad: []}
     while engine.has_unfinished():
         for event in checked_step(engine):

@@ -32,8 +32,8 @@ def test_the_cache_holds_the_context_of_every_request_where_there_is_room() -> N
     config = EngineConfig(max_num_seqs=3, block_size=16)
     found = plan(config, 4000, GIB)
     assert found.max_model_len == 512
-    assert found.num_blocks == 3 * 512 // 16 + 1
-    assert found.kv_block_bytes == 16 * TOKEN_BYTES
+    assert found.groups[0].num_blocks == 3 * 512 // 16 + 1
+    assert found.groups[0].block_bytes == 16 * TOKEN_BYTES
     assert found.weights_bytes == 4000
 
 
@@ -44,7 +44,7 @@ def test_without_an_explicit_context_what_fits_is_taken() -> None:
     free_bytes = small.activations_bytes + 10 * 16 * TOKEN_BYTES
     found = plan(config, 0, free_bytes)
     assert found.max_model_len == 9 * 16
-    assert found.num_blocks == 10
+    assert found.groups[0].num_blocks == 10
     assert plan(config, 0, free_bytes - 1).max_model_len == 8 * 16
 
 
@@ -73,7 +73,7 @@ def test_an_explicit_context_that_does_not_fit_is_an_error_with_the_parts() -> N
 def test_an_explicit_cache_may_be_smaller_than_a_context() -> None:
     config = EngineConfig(kv_cache_tokens=100, block_size=16)
     found = plan(config, 4000, GIB)
-    assert found.num_blocks == 6 + 1
+    assert found.groups[0].num_blocks == 6 + 1
 
 
 def test_a_reserve_is_left_where_it_is_more_than_the_share() -> None:
@@ -96,8 +96,8 @@ def test_captured_steps_have_their_place() -> None:
         graph_rows=7,
     )
     assert found.graphs_bytes >= 7 * MODEL.vocab_size * 6
-    assert "graphs" in found.describe(16)
-    assert "graphs" not in plan(EngineConfig(max_num_seqs=1), 0, GIB).describe(16)
+    assert "graphs" in found.describe()
+    assert "graphs" not in plan(EngineConfig(max_num_seqs=1), 0, GIB).describe()
 
 
 def test_weights_that_take_more_than_planned_are_taken_from_the_cache() -> None:
@@ -106,9 +106,10 @@ def test_weights_that_take_more_than_planned_are_taken_from_the_cache() -> None:
     wanted = plan(config, 0, GIB)
     planned = plan(config, 4000, wanted.activations_bytes + wanted.kv_bytes + 4000)
     assert reconcile(planned, config, planned.free_bytes - 4000) == planned
-    found = reconcile(planned, config, planned.free_bytes - 4000 - 5 * planned.kv_block_bytes)
-    assert found.num_blocks == planned.num_blocks - 5
-    assert found.weights_bytes == 4000 + 5 * planned.kv_block_bytes
+    lost = 5 * planned.groups[0].block_bytes
+    found = reconcile(planned, config, planned.free_bytes - 4000 - lost)
+    assert found.groups[0].num_blocks == planned.groups[0].num_blocks - 5
+    assert found.weights_bytes == 4000 + lost
     assert found.max_model_len == planned.max_model_len
     line = describe_taken(found, planned, GIB)
     assert "1.00 GiB still free" in line
@@ -120,7 +121,7 @@ def test_a_context_that_no_longer_fits_is_shortened_or_an_error() -> None:
     wanted = plan(config, 0, GIB)
     free_bytes = wanted.activations_bytes + wanted.kv_bytes
     asked = EngineConfig(max_num_seqs=1, gpu_memory_utilization=1.0, max_model_len=512)
-    taken = 4 * wanted.kv_block_bytes
+    taken = 4 * wanted.groups[0].block_bytes
     found = reconcile(plan(config, 0, free_bytes), config, free_bytes - taken)
     assert found.max_model_len == 512 - 4 * 16
     with pytest.raises(GpuMemoryError, match="now that the weights are loaded"):

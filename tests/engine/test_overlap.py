@@ -32,7 +32,7 @@ def test_what_was_scheduled_for_a_request_that_has_ended_is_dropped() -> None:
     first, second = scheduler.schedule(), scheduler.schedule()
     [event] = scheduler.update(first, [[SampledToken(5)]])
     assert event.finish_reason is FinishReason.STOP
-    assert scheduler.pool.num_free_blocks == scheduler.pool.num_usable_blocks
+    assert scheduler.num_free_blocks == scheduler.num_usable_blocks
     scheduler.add(make_request(1, 4, base=50))
     third = scheduler.schedule()  # it may have the blocks and the place of the first
     assert scheduler.update(second, [[SampledToken(6)]]) == []

@@ -14,7 +14,10 @@ class Store:
         self.keys: set[bytes] = set()
         self.loaded: list[bytes] = []
 
-    def load(self, key: bytes, block_id: int) -> bool:
+    def has(self, key: bytes, group: int) -> bool:
+        return key in self.keys
+
+    def load(self, key: bytes, group: int, block_id: int) -> bool:
         if key not in self.keys:
             return False
         self.loaded.append(key)

@@ -12,7 +12,7 @@ import torch
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.shared_count import shared_count
-from localllm.model.inputs import PagedKVCache
+from localllm.model.inputs import PagedKVCache, empty_cache
 
 KEYS = [bytes([i]) * 32 for i in range(8)]
 CPU = torch.device("cpu")
@@ -24,15 +24,16 @@ class Kept:
     def __init__(
         self, folder: Path, dtype: torch.dtype = torch.float32, limit_bytes: int = 1 << 30
     ) -> None:
-        self.cache = PagedKVCache.allocate((2, 9, 2, 4, 6), dtype, CPU)
+        stack = empty_cache((2, 9, 2, 4, 6), dtype, CPU)
+        self.cache = PagedKVCache((stack,), ((0, 0), (0, 1)))
         for part in self.parts():
             bits = torch.randint(0, 100, part.shape, dtype=torch.uint8)
             part.copy_(bits.to(part.dtype))
         self.pool = BlockPool(9)
-        self.disk = PrefixDisk(folder, limit_bytes, self.cache, self.pool)
+        self.disk = PrefixDisk(folder, limit_bytes, self.cache, [self.pool])
 
     def parts(self) -> list[torch.Tensor]:
-        own = self.cache.stacked
+        [own] = self.cache.stacks
         parts = (own.key, own.value, own.key_scales, own.value_scales)
         return [part for part in parts if part is not None]
 
@@ -51,7 +52,7 @@ class Kept:
             pass
 
     def bits(self, block_id: int) -> bytes:
-        return self.cache.read_block(block_id).numpy().tobytes()
+        return self.cache.read_block(0, block_id).numpy().tobytes()
 
 
 def blocks_in(folder: Path) -> list[Path]:
@@ -65,13 +66,13 @@ def test_a_block_comes_back_with_its_bits(tmp_path: Path, dtype: torch.dtype) ->
     blocks = first.save(KEYS[:3])
     others = [second.bits(i) for i in range(9)]
     for block_id, key in zip((7, 2, 5), KEYS, strict=False):
-        assert second.disk.load(key, block_id)
+        assert second.disk.load(key, 0, block_id)
     for there, here in zip((7, 2, 5), blocks, strict=True):
         assert second.bits(there) == first.bits(here) != others[there]
     for untouched in (0, 1, 3, 4, 6, 8):
         assert second.bits(untouched) == others[untouched]
-    assert not second.disk.load(KEYS[3], 1)
-    assert len(first.bits(1)) == first.cache.block_bytes
+    assert not second.disk.load(KEYS[3], 0, 1)
+    assert len(first.bits(1)) == first.cache.block_bytes(0)
 
 
 def test_what_is_on_disk_is_not_written_again(tmp_path: Path) -> None:
@@ -100,17 +101,17 @@ def test_a_damaged_block_is_never_used(
     }
     path.write_bytes(changed[damage])
     before = kept.bits(5)
-    assert not kept.disk.load(KEYS[0], 5)
+    assert not kept.disk.load(KEYS[0], 0, 5)
     assert kept.bits(5) == before
     assert "damaged" in caplog.text
     assert not path.exists()
-    assert kept.disk.load(KEYS[1], 5)
+    assert kept.disk.load(KEYS[1], 0, 5)
 
 
 def test_what_is_unused_for_longest_is_deleted_the_ends_first(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     kept = Kept(folder)
-    size = kept.cache.block_bytes + 32
+    size = kept.cache.block_bytes(0) + 32
     old, new = KEYS[:4], KEYS[4:7]
     kept.save(old)
     for depth, key in enumerate(old):
@@ -151,7 +152,7 @@ def test_a_folder_that_takes_nothing_is_told_once(
     kept.save(KEYS[:3])
     kept.disk.offer(KEYS[3:5])
     assert not kept.disk.save_next()
-    assert not kept.disk.load(KEYS[0], 1)
+    assert not kept.disk.load(KEYS[0], 0, 1)
     assert caplog.text.count("not kept on disk") == 1
 
 
@@ -182,7 +183,7 @@ def test_another_user_s_folder_is_neither_read_nor_written(
     written = {path.name for path in folder.iterdir()}
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     theirs = Kept(folder)
-    assert not theirs.disk.load(KEYS[0], 1)
+    assert not theirs.disk.load(KEYS[0], 0, 1)
     theirs.save(KEYS[2:4])
     assert {path.name for path in folder.iterdir()} == written
     assert caplog.text.count("belongs to another user") == 1
@@ -194,11 +195,11 @@ def test_a_block_that_others_may_have_written_is_computed(tmp_path: Path, is_ope
     kept.save(KEYS[:1])
     path = tmp_path / "folder" / KEYS[0].hex()
     path.chmod(0o666 if is_open else 0o600)
-    assert kept.disk.load(KEYS[0], 5) is not is_open
+    assert kept.disk.load(KEYS[0], 0, 5) is not is_open
 
 
 def test_of_what_is_larger_than_the_limit_the_beginning_is_kept(tmp_path: Path) -> None:
-    size = Kept(tmp_path / "any").cache.block_bytes + 32
+    size = Kept(tmp_path / "any").cache.block_bytes(0) + 32
     folder = tmp_path / "kept"
     kept = Kept(folder, limit_bytes=4 * size)
     kept.save(KEYS[:8])
@@ -216,7 +217,7 @@ def bytes_of(folder: Path) -> int:
 
 def test_the_limit_holds_for_all_engines_in_a_folder_together(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    size = Kept(folder).cache.block_bytes + 32
+    size = Kept(folder).cache.block_bytes(0) + 32
     engines = [Kept(folder, limit_bytes=6 * size) for _ in range(4)]
     for turn in range(5):
         for number, engine in enumerate(engines):
@@ -230,7 +231,7 @@ def test_the_limit_holds_for_all_engines_in_a_folder_together(tmp_path: Path) ->
 
 def test_the_limit_holds_while_engines_write_at_once(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    size = Kept(folder).cache.block_bytes + 32
+    size = Kept(folder).cache.block_bytes(0) + 32
     engines = [Kept(folder, limit_bytes=6 * size) for _ in range(4)]
     most = []
 
@@ -261,8 +262,8 @@ def bytes_of_changing(folder: Path) -> int:
 
 def test_a_process_that_was_killed_leaves_nothing_that_counts_for_ever(tmp_path: Path) -> None:
     folder = tmp_path / "kept"
-    kept = Kept(folder, limit_bytes=4 * (Kept(folder).cache.block_bytes + 32))
-    size = kept.cache.block_bytes + 32
+    kept = Kept(folder, limit_bytes=4 * (Kept(folder).cache.block_bytes(0) + 32))
+    size = kept.cache.block_bytes(0) + 32
     kept.save(KEYS[:1])
     # Killed while it wrote, having counted what it would write.
     (folder / "tmpabc.part").write_bytes(bytes(size - 1))

@@ -49,7 +49,7 @@ def test_a_draft_is_computed_behind_the_newest_token_and_kept_as_far_as_accepted
     request = make_request(0, 6, max_tokens=20)
     scheduler.add(request)
     finish_step(scheduler, scheduler.schedule())
-    free = scheduler.pool.num_free_blocks
+    free = scheduler.num_free_blocks
     batch = scheduler.schedule({request: [1, 2, 3, 4, 5, 6, 7, 8, 9]})
     [entry] = batch.requests
     assert (entry.start, entry.known_end, entry.end) == (6, 7, 16)
@@ -62,7 +62,7 @@ def test_a_draft_is_computed_behind_the_newest_token_and_kept_as_far_as_accepted
     ]  # fmt: skip
     assert events[-1].num_drafted_tokens == 9
     assert (request.num_tokens, request.num_computed_tokens) == (10, 9)
-    assert scheduler.pool.num_free_blocks == free - 1  # what was rejected holds none
+    assert scheduler.num_free_blocks == free - 1  # what was rejected holds none
 
 
 def test_a_draft_takes_what_nobody_else_needs() -> None:
@@ -160,10 +160,10 @@ def test_samples_share_the_blocks_of_their_prompt() -> None:
     engine.add_request(list(range(3, 25)), params)  # 22 tokens: five full blocks and a half
     checked_step(engine)
     checked_step(engine)
-    pool = engine.scheduler.pool
+    pool = engine.scheduler.groups[0].pool
     used = pool.num_usable_blocks - pool.num_free_blocks
     assert used == 5 + 4  # the full ones once, the half one once a sample
-    tables = [request.block_table for request in engine.scheduler._running]
+    tables = [request.tables[0] for request in engine.scheduler._running]
     assert all(table[:5] == tables[0][:5] for table in tables)
     assert len({table[5] for table in tables}) == 4
 
@@ -222,7 +222,7 @@ def test_an_aborted_request_has_no_blocks_after_the_call() -> None:
     engine = make_engine(load_tiny_model("Qwen3ForCausalLM"), Limits())
     request_id = engine.add_request(list(range(3, 90)), GREEDY)
     checked_step(engine)
-    pool = engine.scheduler.pool
+    pool = engine.scheduler.groups[0].pool
     assert pool.num_free_blocks < pool.num_usable_blocks
     [event] = engine.abort(request_id)
     assert event.finish_reason is FinishReason.ABORT
@@ -240,7 +240,7 @@ def test_kv_waste_is_at_most_2_percent_at_a_mean_length_of_500() -> None:
     for _ in range(39):
         finish_step(scheduler, scheduler.schedule())
         running = scheduler._running
-        allocated = 16 * sum(len(request.block_table) for request in running)
+        allocated = 16 * sum(len(request.tables[0]) for request in running)
         used = sum(request.num_computed_tokens for request in running)
         wastes.append((allocated - used) / allocated)
     assert len(scheduler._running) == 64

@@ -53,7 +53,7 @@ def finish(engine: Engine) -> dict[int, list[TokenEvent]]:
             events.setdefault(event.request_id, []).append(event)
         engine.scheduler.check_invariants()
     assert not engine.has_unfinished()
-    assert engine.scheduler.pool.num_free_blocks == engine.scheduler.pool.num_usable_blocks
+    assert engine.scheduler.num_free_blocks == engine.scheduler.num_usable_blocks
     return events
 
 

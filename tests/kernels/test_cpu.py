@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from paged_batch import MIXED, Batch
 from torch import Tensor
 
-from localllm.model.inputs import PagedKVCache
+from localllm.model.inputs import empty_cache
 from localllm.user.places import cache_folder
 from localllm_kernels.cpu import build, structs
 from localllm_kernels.cpu.build import BuildError, load_library
@@ -124,7 +124,7 @@ def test_rotary_and_the_kv_write(
     shape = (1, 3, 2, 4, head_dim)
     found, expected = [], []
     for run, results in ((ops.rotate_and_store, found), (rotate_and_store_reference, expected)):
-        cache = PagedKVCache.allocate(shape, dtype, torch.device("cpu")).layer(0)
+        cache = empty_cache(shape, dtype, torch.device("cpu")).layer(0)
         query = run(
             qkv,
             angles.cos(),
@@ -158,7 +158,7 @@ def test_what_is_not_finite_stays_so_in_8_bits(ops: CpuOps, dtype: torch.dtype) 
         angle = torch.zeros(1, 8)
         shape = (1, 2, 1, 4, 16)
         for run in (ops.rotate_and_store, rotate_and_store_reference):
-            cache = PagedKVCache.allocate(shape, dtype, torch.device("cpu")).layer(0)
+            cache = empty_cache(shape, dtype, torch.device("cpu")).layer(0)
             run(
                 qkv,
                 angle.cos(),

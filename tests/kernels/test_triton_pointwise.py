@@ -7,7 +7,7 @@ import pytest
 import torch
 from guards import GuardedMemory, needs_interpreter
 
-from localllm.model.inputs import PagedKVCache
+from localllm.model.inputs import empty_cache
 from localllm_kernels.e4m3 import from_e4m3, to_e4m3
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.rms_norm import (
@@ -80,7 +80,7 @@ def run_rotation(
     angles = 7 * torch.rand(5, head_dim // 2, generator=generator)
     norms = [memory.guarded(torch.randn(head_dim, generator=generator).to(dtype)) for _ in range(2)]
     shape = (1, 3, 2, 4, head_dim)
-    empty = PagedKVCache.allocate(shape, kv_dtype, torch.device("cpu")).layer(0)
+    empty = empty_cache(shape, kv_dtype, torch.device("cpu")).layer(0)
     parts = (empty.key, empty.value, empty.key_scales, empty.value_scales)
     cache = KVCache(*(None if part is None else memory.guarded(part) for part in parts))
     query = operator(

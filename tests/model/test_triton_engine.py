@@ -162,5 +162,5 @@ def test_what_torch_computes_in_place_of_a_kernel_is_not_computed_in_one_with_ot
     model = load_tiny_model("Qwen3ForCausalLM", None, torch.float32, INT4, backend="triton")
     for piece in Piece:
         ops = replace(model.ops, choice=Choice(frozenset([piece])))
-        found = fuse_layers(model.architecture.layers, model.layers, model.norm, ops)
+        found = fuse_layers(model.architecture, model.layers, model.norm, ops)
         assert (found is None) == (piece in FUSED), piece

@@ -9,6 +9,7 @@ from engines import Limits, checked_step, load_tiny_model, make_engine, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties.test_exactness import (
+    ALL_MODELS,
     Request,
     answers_alone,
     assert_nobody_is_disturbed,
@@ -63,7 +64,10 @@ def speculator_of(
     if kind in DRAFT_MODELS:
         draft = load_tiny_model(*DRAFT_MODELS[kind])
         blocks, tokens = (limits.num_blocks, limits.block_size), limits.max_num_batched_tokens
-        return lambda: model_speculator(draft, *blocks, max_draft, tokens)
+        groups = load_tiny_model(*ALL_MODELS[model_name]).architecture.cache_groups
+        windows = [group.state.window for group in groups]
+        table = [*windows, None].index(None)
+        return lambda: model_speculator(draft, *blocks, max_draft, tokens, table=table)
     known = [
         (prompt, answers_alone(model_name, (prompt, params)), params) for prompt, params in wanted
     ]

@@ -33,11 +33,15 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "qwen3": ("Qwen3ForCausalLM",),
     "mistral with a window of 20": ("MistralForCausalLM", 20),
     "qwen2": ("Qwen2ForCausalLM",),
+    "qwen2 with a window of 20 in one layer": ("Qwen2ForCausalLM", 20),
     "qwen3 in 4 bits": ("Qwen3ForCausalLM", None, torch.float32, INT4),
 }
 if shutil.which("cc") is not None:
     # With the C library integer products are exact whatever the rest is stored in.
     MODELS["mistral in C"] = ("MistralForCausalLM", 20, torch.float32, None, "auto")
+    MODELS["qwen2 in C, with a window in one layer"] = (
+        *("Qwen2ForCausalLM", 20, torch.float32, None, "auto"),
+    )
     MODELS["qwen3 in 4 bits in C"] = ("Qwen3ForCausalLM", None, torch.bfloat16, INT4, "auto")
     MODELS["qwen2 in C, keys in 8 bits"] = ("Qwen2ForCausalLM", None, torch.float32, None, "auto")
 MODELS["qwen3, keys in 8 bits"] = MODELS["qwen3"]
@@ -317,7 +321,7 @@ def assert_nobody_is_disturbed(
         for sample, alone in enumerate(answers_alone(model_name, request)):
             got = tokens.get((i, sample), [])
             assert got == (alone.token_ids[: len(got)] if i in aborted else alone.token_ids)
-    assert engine.scheduler.pool.num_free_blocks == engine.scheduler.pool.num_usable_blocks
+    assert engine.scheduler.num_free_blocks == engine.scheduler.num_usable_blocks
 
 
 @exact

@@ -9,6 +9,7 @@ typedef struct {
   const float *query_norm, *key_norm;            /* [head_dim] each, or NULL */
   Product qkv, output, gate_up, down;
   int64_t window; /* 0: none */
+  int64_t group, place; /* of its keys and values: which cache group, and where in it */
 } Layer;
 
 typedef struct {
@@ -20,17 +21,20 @@ typedef struct {
 
 typedef struct {
   const float *cos, *sin;
-  const int64_t *slots;
-  const int32_t *tables, *starts;
+  const int32_t *starts;
   const int64_t *lengths;
-  int64_t rows, num_stored, seqs, max_blocks;
+  int64_t rows, num_stored, seqs;
 } Batch;
 
-/* The cache of the first layer, and what lies from one layer to the next: bytes, and scales. */
+/* A cache group: where the batch's keys and values stand in it, the cache of its first layer, and
+ * what lies from one layer to the next: bytes, and scales. */
 typedef struct {
+  const int64_t *slots;
+  const int32_t *tables;
+  int64_t max_blocks;
   KVCache first;
   int64_t layer_bytes, layer_scales;
-} Caches;
+} Group;
 
 typedef struct {
   float *normed, *qkv, *query, *attended, *projected, *gate_up, *inner;
@@ -80,13 +84,13 @@ INLINE void team_product(const Team *team, const Product *p, const float *x, flo
   }
 }
 
-static KVCache cache_of_layer(const Caches *c, int64_t layer) {
-  KVCache cache = c->first;
-  cache.keys = (char *)cache.keys + layer * c->layer_bytes;
-  cache.values = (char *)cache.values + layer * c->layer_bytes;
+static KVCache cache_of_layer(const Group *group, int64_t place) {
+  KVCache cache = group->first;
+  cache.keys = (char *)cache.keys + place * group->layer_bytes;
+  cache.values = (char *)cache.values + place * group->layer_bytes;
   if (cache.key_scales) {
-    cache.key_scales += layer * c->layer_scales;
-    cache.value_scales += layer * c->layer_scales;
+    cache.key_scales += place * group->layer_scales;
+    cache.value_scales += place * group->layer_scales;
   }
   return cache;
 }
@@ -94,8 +98,8 @@ static KVCache cache_of_layer(const Caches *c, int64_t layer) {
 typedef struct {
   const Decoder *decoder;
   const Batch *batch;
-  const Caches *caches;
-  const AttentionTask *tasks;
+  const Group *groups;
+  AttentionTask **tasks; /* of each group; as many in all */
   int64_t num_tasks;
   float *x;
   Scratch scratch;
@@ -107,19 +111,21 @@ static void team_forward(const Team *team, void *arguments) {
   const Batch *b = f->batch;
   const Scratch *s = &f->scratch;
   float *x = f->x;
-  AttentionShape shape = {f->caches->first, d->heads, 0, d->scale};
-  Rotation rotation = {b->cos,   b->sin,           NULL,    NULL,          d->eps,
-                       b->slots, f->caches->first, b->rows, b->num_stored, d->heads};
+  AttentionShape shape = {f->groups->first, d->heads, 0, d->scale};
+  Rotation rotation = {b->cos, b->sin,           NULL,    NULL,          d->eps,
+                       NULL,   f->groups->first, b->rows, b->num_stored, d->heads};
   team_rms_norm(team, x, d->layers[0].input_norm, d->eps, s->normed, b->rows, d->hidden);
   for (int64_t i = 0; i < d->num_layers; i++) {
     const Layer *layer = d->layers + i;
     const int is_last = i + 1 == d->num_layers;
     const float *next = is_last ? d->last_norm : layer[1].input_norm;
+    const Group *group = f->groups + layer->group;
     rotation.query_norm = layer->query_norm, rotation.key_norm = layer->key_norm;
-    shape.cache = rotation.cache = cache_of_layer(f->caches, i), shape.window = layer->window;
+    rotation.slots = group->slots, rotation.cache = cache_of_layer(group, layer->place);
+    shape.cache = rotation.cache, shape.window = layer->window;
     team_product(team, &layer->qkv, s->normed, s->qkv, b->rows, s->rounded);
     team_rotate_and_store(team, &rotation, s->qkv, s->query);
-    team_attention(team, &shape, f->tasks, f->num_tasks, s->query, s->attended);
+    team_attention(team, &shape, f->tasks[layer->group], f->num_tasks, s->query, s->attended);
     team_product(team, &layer->output, s->attended, s->projected, b->rows, s->rounded);
     team_add_rms_norm(team, s->projected, x, layer->post_attention_norm, d->eps, x, s->normed,
                       b->rows, d->hidden);
@@ -134,26 +140,33 @@ static void team_forward(const Team *team, void *arguments) {
 
 /* x: [rows, hidden], the embedded tokens, which becomes the output of the last norm. Returns 1 if
  * there is no memory or a shape is not meant. */
-int decoder_forward(const Decoder *d, const Batch *b, const Caches *c, float *x, char *memory,
-                    int64_t threads) {
-  Forward forward = {.decoder = d, .batch = b, .caches = c, .x = x};
-  divide(d, b->rows, memory, &forward.scratch);
-  const AttentionShape shape = {c->first, d->heads, 0, d->scale};
-  AttentionTask *tasks = attention_tasks(b->tables, b->starts, b->lengths, b->seqs, b->max_blocks,
-                                         &shape, &forward.num_tasks);
+int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64_t num_groups,
+                    float *x, char *memory, int64_t threads) {
+  AttentionTask **tasks = calloc((size_t)num_groups, sizeof(AttentionTask *));
   if (!tasks) return 1;
-  forward.tasks = tasks;
+  Forward forward = {.decoder = d, .batch = b, .groups = groups, .tasks = tasks, .x = x};
+  divide(d, b->rows, memory, &forward.scratch);
+  int failed = 0;
+  for (int64_t i = 0; i < num_groups && !failed; i++) {
+    const AttentionShape shape = {groups[i].first, d->heads, 0, d->scale};
+    tasks[i] = attention_tasks(groups[i].tables, b->starts, b->lengths, b->seqs,
+                               groups[i].max_blocks, &shape, &forward.num_tasks);
+    failed = !tasks[i];
+  }
   /* Rows of padding attend to nothing; what stands there must be finite. */
-  memset(forward.scratch.attended, 0,
-         (size_t)(b->rows * d->heads * d->head_dim) * sizeof(float));
-  run_team(threads, team_forward, &forward);
+  if (!failed) {
+    memset(forward.scratch.attended, 0,
+           (size_t)(b->rows * d->heads * d->head_dim) * sizeof(float));
+    run_team(threads, team_forward, &forward);
+  }
+  for (int64_t i = 0; i < num_groups; i++) free(tasks[i]);
   free(tasks);
-  return 0;
+  return failed;
 }
 
 /* For structs.py, which describes the same structures in its order. */
 const int64_t struct_bytes[] = {
     sizeof(IntegerWeight), sizeof(FloatWeight), sizeof(Product), sizeof(KVCache),
     sizeof(AttentionShape), sizeof(Rotation), sizeof(Layer), sizeof(Decoder),
-    sizeof(Batch), sizeof(Caches),
+    sizeof(Batch), sizeof(Group),
 };

@@ -139,6 +139,8 @@ class Layer(Structure):
         ("gate_up", Product),
         ("down", Product),
         ("window", c_int64),
+        ("group", c_int64),
+        ("place", c_int64),
     )
 
 
@@ -165,21 +167,25 @@ class Batch(Structure):
     _fields_ = (
         ("cos", c_void_p),
         ("sin", c_void_p),
-        ("slots", c_void_p),
-        ("tables", c_void_p),
         ("starts", c_void_p),
         ("lengths", c_void_p),
         ("rows", c_int64),
         ("num_stored", c_int64),
         ("seqs", c_int64),
-        ("max_blocks", c_int64),
     )
 
 
-class Caches(Structure):
+class Group(Structure):
     """See decoder.c."""
 
-    _fields_ = (("first", CKVCache), ("layer_bytes", c_int64), ("layer_scales", c_int64))
+    _fields_ = (
+        ("slots", c_void_p),
+        ("tables", c_void_p),
+        ("max_blocks", c_int64),
+        ("first", CKVCache),
+        ("layer_bytes", c_int64),
+        ("layer_scales", c_int64),
+    )
 
 
 # In the order of decoder.c's `struct_bytes`.
@@ -193,7 +199,7 @@ STRUCTURES: tuple[type[Structure], ...] = (
     Layer,
     Decoder,
     Batch,
-    Caches,
+    Group,
 )
 
 

@@ -148,8 +148,10 @@ class Attention:
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: the heads' outputs side by side, [num_tokens, num_heads · head_dim]."""
-        spec, norms, batch, cache = self.spec, self.norms, inputs.batch, inputs.cache
+        spec, norms, batch = self.spec, self.norms, inputs.batch
+        cache, tables = inputs.cache, inputs.tables
         assert cache is not None
+        assert tables is not None
         rotation = inputs.rotations[self.rope]
         heads = spec.num_heads + 2 * spec.num_kv_heads
         query = inputs.ops.rotate_and_store(
@@ -157,7 +159,7 @@ class Attention:
             rotation.cos,
             rotation.sin,
             cache,
-            batch.slot_mapping,
+            tables.slot_mapping,
             query_norm=None if norms is None else norms.query.weight,
             key_norm=None if norms is None else norms.key.weight,
             eps=0.0 if norms is None else norms.query.eps,
@@ -165,7 +167,7 @@ class Attention:
         attended = inputs.ops.paged_attention(
             query,
             cache,
-            block_tables=batch.block_tables,
+            block_tables=tables.block_tables,
             cu_seqlens_q=batch.cu_seqlens_q,
             seq_lens=batch.seq_lens,
             max_query_len=batch.max_query_len,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from localllm.model.inputs import ForwardBatch
+    from localllm.model.inputs import ForwardBatch, GroupTables
     from localllm.model.linear import Projection
     from localllm.model.rope import RopeTable
     from localllm.model.rope_config import RopeConfig
@@ -112,12 +112,15 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class BlockInputs:
-    """What a block computes with besides its rows; `cache`: of its own state, where it has one."""
+    """What a block computes with besides its rows; `cache` and `tables`: of its own state, where it
+    has one.
+    """
 
     ops: Ops
     batch: ForwardBatch
     rotations: Mapping[RopeTable, Rotation]
     cache: KVCache | None
+    tables: GroupTables | None
 
 
 class Block(Protocol):

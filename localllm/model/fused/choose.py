@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from localllm.model.architecture import Architecture
 from localllm.model.fused.cpu import CpuDecoder
 from localllm.model.fused.decoder import FusedDecoder, UniformLayer, supports
 from localllm.model.fused.gpu import GpuDecoder
-from localllm.model.layer import Layer, LayerPlan
+from localllm.model.layer import Layer
 from localllm.model.norm import RMSNorm
 from localllm_kernels import Ops
 from localllm_kernels.choice import FUSED
@@ -14,18 +15,19 @@ from localllm_kernels.gpu_linears import GpuLinears, Int4Product
 
 
 def fuse_layers(
-    plans: Sequence[LayerPlan], layers: Sequence[Layer], last_norm: RMSNorm, ops: Ops
+    architecture: Architecture, layers: Sequence[Layer], last_norm: RMSNorm, ops: Ops
 ) -> FusedDecoder | None:
     """All layers in one call; None where the library of `ops` has none for such a plan, or for
     such products.
     """
-    if not supports(plans):
+    if not supports(architecture.layers):
         return None
     uniform = [UniformLayer.of(layer) for layer in layers]
     products = [product for layer in uniform for product in layer.products]
     match ops.linears:
         case CpuLinears() as own if all(isinstance(each, CProduct) for each in products):
-            return CpuDecoder(own.library, uniform, last_norm)
+            places = [place for place in architecture.cache_places if place is not None]
+            return CpuDecoder(own.library, uniform, places, last_norm)
         case GpuLinears() as own if all(isinstance(each, Int4Product) for each in products):
             is_taken = not FUSED & ops.choice.to_torch
             return GpuDecoder(own.workspace, uniform, last_norm) if is_taken else None

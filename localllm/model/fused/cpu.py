@@ -8,10 +8,11 @@ from torch import Tensor
 
 from localllm.model.blocks.block import Rotation
 from localllm.model.fused.decoder import UniformLayer
-from localllm.model.inputs import ForwardBatch, PagedKVCache
+from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
 from localllm.model.norm import RMSNorm
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.linear import CProduct
+from localllm_kernels.kv_cache import KVCache
 
 
 class CpuDecoder:
@@ -21,12 +22,17 @@ class CpuDecoder:
     """
 
     def __init__(
-        self, library: ctypes.CDLL, layers: Sequence[UniformLayer], last_norm: RMSNorm
+        self,
+        library: ctypes.CDLL,
+        layers: Sequence[UniformLayer],
+        places: Sequence[tuple[int, int]],
+        last_norm: RMSNorm,
     ) -> None:
+        """`places`: of each layer its cache group, and its place there."""
         # Which hold the tensors that the structures point to.
         self._layers, self._last_norm = layers, last_norm
         sizes = layers[0].attention.spec
-        self._structs = (structs.Layer * len(layers))(*map(_layer, layers))
+        self._structs = (structs.Layer * len(layers))(*map(_layer, layers, places))
         self._decoder = structs.Decoder(
             self._structs,
             last_norm.weight.data_ptr(),
@@ -40,7 +46,12 @@ class CpuDecoder:
             sizes.head_dim**-0.5,
         )
         self._forward = library.decoder_forward
-        self._forward.argtypes = [*5 * [ctypes.c_void_p], ctypes.c_int64]
+        self._forward.argtypes = [
+            *3 * [ctypes.c_void_p],
+            ctypes.c_int64,
+            *2 * [ctypes.c_void_p],
+            ctypes.c_int64,
+        ]
         self._scratch_bytes = library.decoder_scratch_bytes
         self._scratch_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         self._scratch_bytes.restype = ctypes.c_int64
@@ -63,25 +74,18 @@ class CpuDecoder:
         asked = structs.Batch(
             rotation.cos.data_ptr(),
             rotation.sin.data_ptr(),
-            batch.slot_mapping.data_ptr(),
-            batch.block_tables.data_ptr(),
             batch.cu_seqlens_q.data_ptr(),
             batch.seq_lens.data_ptr(),
             rows,
-            batch.slot_mapping.shape[0],
-            *batch.block_tables.shape,
+            batch.tables[0].slot_mapping.shape[0],
+            len(batch.seq_lens),
         )
-        caches = kv_cache.stacked
-        scales = caches.key_scales
-        stack = structs.Caches(
-            structs.CKVCache.of(caches),
-            caches.key[0].nbytes,
-            0 if scales is None else scales[0].numel(),
-        )
+        groups = (structs.Group * len(kv_cache.stacks))(*map(_group, batch.tables, kv_cache.stacks))
         failed = self._forward(
             decoder,
             ctypes.addressof(asked),
-            ctypes.addressof(stack),
+            groups,
+            len(groups),
             out.data_ptr(),
             self._scratch.data_ptr(),
             torch.get_num_threads(),
@@ -91,7 +95,19 @@ class CpuDecoder:
         return out
 
 
-def _layer(layer: UniformLayer) -> structs.Layer:
+def _group(tables: GroupTables, stack: KVCache) -> structs.Group:
+    scales = stack.key_scales
+    return structs.Group(
+        tables.slot_mapping.data_ptr(),
+        tables.block_tables.data_ptr(),
+        tables.block_tables.shape[1],
+        structs.CKVCache.of(stack),
+        stack.key[0].nbytes,
+        0 if scales is None else scales[0].numel(),
+    )
+
+
+def _layer(layer: UniformLayer, place: tuple[int, int]) -> structs.Layer:
     norms = layer.attention.norms
     vectors = (
         layer.input_norm,
@@ -103,6 +119,7 @@ def _layer(layer: UniformLayer) -> structs.Layer:
         *(None if norm is None else norm.weight.data_ptr() for norm in vectors),
         *map(_product, layer.products),
         layer.attention.spec.window or 0,
+        *place,
     )
 
 

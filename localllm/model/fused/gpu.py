@@ -49,6 +49,10 @@ class GpuDecoder:
         """See FusedDecoder."""
         for i, layer in enumerate(self._layers):
             cache, attention = kv_cache.layer(i), layer.attention
+            place = kv_cache.places[i]
+            assert cache is not None
+            assert place is not None
+            tables = batch.tables[place[0]]
             spec, norms, norm = attention.spec, attention.norms, layer.input_norm
             qkv = _int4(attention.qkv_proj)(hidden, Around(norm=norm.weight, eps=norm.eps))
             query = rotate_and_store(
@@ -56,7 +60,7 @@ class GpuDecoder:
                 rotation.cos,
                 rotation.sin,
                 cache,
-                batch.slot_mapping,
+                tables.slot_mapping,
                 query_norm=None if norms is None else norms.query.weight,
                 key_norm=None if norms is None else norms.key.weight,
                 eps=0.0 if norms is None else norms.query.eps,
@@ -65,7 +69,7 @@ class GpuDecoder:
                 query,
                 cache,
                 self._workspace,
-                block_tables=batch.block_tables,
+                block_tables=tables.block_tables,
                 cu_seqlens_q=batch.cu_seqlens_q,
                 seq_lens=batch.seq_lens,
                 max_query_len=batch.max_query_len,
