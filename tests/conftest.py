@@ -15,9 +15,12 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from checkpoints import tiny_config, write_checkpoint
+from interpreter import know_the_types_of_numpy, patch_the_language_once_a_launch
 
 from localllm.engine.cpu_products import make_products_reproducible
 
+patch_the_language_once_a_launch()
+know_the_types_of_numpy()
 # Before any test multiplies matrices; a command does it when it loads a model.
 make_products_reproducible()
 
