@@ -6,7 +6,6 @@ from dataclasses import replace
 import torch
 from drafting import model_speculator, ngram_speculator, oracle_speculator
 from engines import Limits, checked_step, load_tiny_model, make_engine, run
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties.test_exactness import (
     ALL_MODELS,
@@ -16,11 +15,11 @@ from properties.test_exactness import (
     assert_same_as_alone,
     engine_of,
     enough_blocks,
-    exact,
     models,
     prompts,
     requests,
 )
+from seeds import drawn
 
 from localllm.engine.request import Request as EngineRequest
 from localllm.engine.request import TokenEvent
@@ -83,8 +82,9 @@ def speculator_of(
     return lambda: oracle_speculator(answer, error_rate, max_draft)
 
 
-@settings(exact, max_examples=100)
-@given(
+@drawn(
+    35,
+    100,
     models,
     st.one_of(few, st.lists(st.tuples(repeating, looping), min_size=1, max_size=3)),
     st.sampled_from(["ngram", "oracle", *DRAFT_MODELS]),
@@ -118,13 +118,15 @@ def test_drafts_change_no_token(
     new = speculator_of(kind, model_name, wanted, error_rate, max_draft, limits)
     limits = replace(limits, speculator=new)
     engine = engine_of(model_name, limits)
-    assert_same_as_alone(model_name, wanted, run(engine, wanted))
+    runs = [run(engine, wanted)]
     if kind == "ngram":  # again: prompts from the cache, and all of it said before
-        assert_same_as_alone(model_name, wanted, run(engine, wanted))
+        runs.append(run(engine, wanted))
+    assert_same_as_alone(model_name, wanted, *runs)
 
 
-@settings(exact, max_examples=50)
-@given(
+@drawn(
+    18,
+    50,
     models,
     few,
     few,
@@ -178,8 +180,8 @@ def test_what_is_sampled_with_a_draft_model_has_the_distribution_of_the_model() 
                 assert event.token_id is not None
                 tokens.setdefault(event.request_id, []).append(event.token_id)
                 num_accepted += event.is_draft
-        for drawn in tokens.values():
-            counts[tuple(drawn[:2])] = counts.get(tuple(drawn[:2]), 0) + 1
+        for said in tokens.values():
+            counts[tuple(said[:2])] = counts.get(tuple(said[:2]), 0) + 1
     assert num_accepted > num_draws / 10
     # The second token, which may be a draft's, behind each first one.
     chi_square = 0.0

@@ -21,8 +21,8 @@ from engines import (
     run,
     run_alone,
 )
-from hypothesis import given, settings
 from hypothesis import strategies as st
+from seeds import drawn
 
 from localllm.engine.engine import Engine
 from localllm.engine.sampling_params import SamplingParams
@@ -87,9 +87,6 @@ seeded = st.builds(
 )
 requests = st.lists(st.tuples(prompts, st.one_of(greedy, seeded)), min_size=1, max_size=8)
 models = st.sampled_from(sorted(MODELS))
-exact = settings(max_examples=60, deadline=None, derandomize=True, print_blob=True)
-
-
 # One path, where torch's operators have one for few rows and one for many.
 DETERMINISTIC = "qwen2 in bfloat16 and 4 bits, deterministic"
 ALL_MODELS = MODELS | {
@@ -107,33 +104,30 @@ def engine_of(model_name: str, limits: Limits) -> Engine:
     return make_engine(model, limits, KV_DTYPES.get(model_name))
 
 
-def assert_exact(model_name: str, wanted: list[Request], limits: Limits) -> Engine:
-    engine = engine_of(model_name, limits)
-    assert_same_as_alone(model_name, wanted, run(engine, wanted))
-    return engine
+def assert_exact(model_name: str, wanted: list[Request], limits: Limits) -> None:
+    assert_same_as_alone(model_name, wanted, run(engine_of(model_name, limits), wanted))
 
 
 def assert_same_as_alone(
-    model_name: str, wanted: list[Request], answers: dict[tuple[int, int], Answer]
+    model_name: str, wanted: list[Request], *runs: dict[tuple[int, int], Answer]
 ) -> None:
     for i, request in enumerate(wanted):
         for sample, alone in enumerate(answers_alone(model_name, request)):
-            together = answers[i, sample]
-            assert together.token_ids == alone.token_ids
-            assert together.finish_reason == alone.finish_reason
-            assert together.logits == alone.logits, "the same tokens from other bits"
+            for answers in runs:
+                together = answers[i, sample]
+                assert together.token_ids == alone.token_ids
+                assert together.finish_reason == alone.finish_reason
+                assert together.logits == alone.logits, "the same tokens from other bits"
 
 
-@exact
-@given(models, requests, st.integers(1, 24))
+@drawn(20, 60, models, requests, st.integers(1, 24))
 def test_any_batch_gives_the_tokens_of_each_request_alone(
     model_name: str, wanted: list[Request], max_num_seqs: int
 ) -> None:
     assert_exact(model_name, wanted, Limits(max_num_seqs=max_num_seqs))
 
 
-@exact
-@given(models, requests, st.integers(1, 40), st.sampled_from([1, 3, 16, 32]))
+@drawn(20, 60, models, requests, st.integers(1, 40), st.sampled_from([1, 3, 16, 32]))
 def test_any_chunks_and_any_block_size_give_the_tokens_of_the_whole_prompt(
     model_name: str, wanted: list[Request], budget: int, block_size: int
 ) -> None:
@@ -141,8 +135,14 @@ def test_any_chunks_and_any_block_size_give_the_tokens_of_the_whole_prompt(
     assert_exact(model_name, wanted, limits)
 
 
-@settings(exact, max_examples=30)
-@given(models, requests, st.lists(st.integers(1, 3), min_size=1, max_size=7), st.integers(1, 40))
+@drawn(
+    10,
+    30,
+    models,
+    requests,
+    st.lists(st.integers(1, 3), min_size=1, max_size=7),
+    st.integers(1, 40),
+)
 def test_any_number_of_threads_and_its_change_give_the_tokens_of_one_thread(
     model_name: str, wanted: list[Request], threads: list[int], budget: int
 ) -> None:
@@ -158,15 +158,13 @@ def test_any_number_of_threads_and_its_change_give_the_tokens_of_one_thread(
         torch.set_num_threads(before)
 
 
-@settings(exact, max_examples=15)
-@given(requests, st.integers(1, 40))
+@drawn(5, 15, requests, st.integers(1, 40))
 def test_one_path_makes_bfloat16_as_exact(wanted: list[Request], budget: int) -> None:
     limits = Limits(max_num_batched_tokens=budget, enable_prefix_caching=True)
     assert_exact(DETERMINISTIC, wanted, limits)
 
 
-@exact
-@given(models, requests, st.sampled_from([4, 16]), st.integers(5, 100))
+@drawn(20, 60, models, requests, st.sampled_from([4, 16]), st.integers(5, 100))
 def test_a_warm_prefix_cache_gives_the_tokens_of_a_cold_one(
     model_name: str, wanted: list[Request], block_size: int, budget: int
 ) -> None:
@@ -176,17 +174,17 @@ def test_a_warm_prefix_cache_gives_the_tokens_of_a_cold_one(
         max_num_batched_tokens=budget,
         enable_prefix_caching=True,
     )
-    engine = assert_exact(model_name, wanted, limits)
+    engine = engine_of(model_name, limits)
+    cold = run(engine, wanted)
     # Again, now that every prompt is in the cache.
     answers = run(engine, wanted)
-    assert_same_as_alone(model_name, wanted, answers)
+    assert_same_as_alone(model_name, wanted, cold, answers)
     for i, request in enumerate(wanted):
         full_blocks = (len(request[0]) - 1) // block_size
         assert answers[i, 0].num_cached_tokens >= full_blocks * block_size
 
 
-@exact
-@given(models, requests, st.sampled_from([4, 16]), st.integers(5, 100), st.booleans())
+@drawn(20, 60, models, requests, st.sampled_from([4, 16]), st.integers(5, 100), st.booleans())
 def test_prefixes_from_disk_give_the_tokens_of_computed_ones(
     model_name: str, wanted: list[Request], block_size: int, budget: int, overlaps: bool
 ) -> None:
@@ -198,18 +196,19 @@ def test_prefixes_from_disk_give_the_tokens_of_computed_ones(
             enable_prefix_caching=True,
             prefix_folder=Path(folder),
         )
-        assert_exact(model_name, wanted, limits).finish()
+        engine = engine_of(model_name, limits)
+        computed = run(engine, wanted)
+        engine.finish()
         # Another engine, as of another day.
         engine = engine_of(model_name, replace(limits, overlaps=overlaps))
         answers = run(engine, wanted)
-        assert_same_as_alone(model_name, wanted, answers)
+        assert_same_as_alone(model_name, wanted, computed, answers)
         for i, request in enumerate(wanted):
             full_blocks = (len(request[0]) - 1) // block_size
             assert answers[i, 0].num_cached_tokens >= full_blocks * block_size
 
 
-@exact
-@given(models, requests, st.booleans(), st.integers(0, 20), st.integers(8, 200))
+@drawn(20, 60, models, requests, st.booleans(), st.integers(0, 20), st.integers(8, 200))
 def test_preemption_gives_the_tokens_of_an_undisturbed_run(
     model_name: str, wanted: list[Request], caching: bool, spare_blocks: int, budget: int
 ) -> None:
@@ -223,8 +222,9 @@ def test_preemption_gives_the_tokens_of_an_undisturbed_run(
     assert_exact(model_name, wanted, limits)
 
 
-@exact
-@given(
+@drawn(
+    20,
+    60,
     models,
     requests,
     st.booleans(),
@@ -255,8 +255,9 @@ def test_steps_that_overlap_give_the_tokens_of_steps_that_do_not(
     assert_exact(model_name, wanted, limits)
 
 
-@exact
-@given(
+@drawn(
+    20,
+    60,
     models,
     requests,
     requests,
@@ -324,8 +325,9 @@ def assert_nobody_is_disturbed(
     assert engine.scheduler.num_free_blocks == engine.scheduler.num_usable_blocks
 
 
-@exact
-@given(
+@drawn(
+    20,
+    60,
     st.sampled_from(sorted(BFLOAT16_MODELS)),
     requests,
     st.integers(1, 60),

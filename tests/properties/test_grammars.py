@@ -4,18 +4,17 @@ import re
 from dataclasses import replace
 
 from engines import Limits, match_bytes, run
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from properties.test_drafts import speculator_of
 from properties.test_exactness import (
     Request,
     assert_same_as_alone,
     engine_of,
-    exact,
     models,
     prompts,
     requests,
 )
+from seeds import drawn
 
 from localllm.engine.request import FinishReason
 from localllm.engine.sampling_params import SamplingParams
@@ -50,8 +49,9 @@ constrained = st.builds(
 constrained_requests = st.lists(st.tuples(prompts, constrained), min_size=1, max_size=4)
 
 
-@settings(exact, max_examples=80)
-@given(
+@drawn(
+    28,
+    80,
     models,
     constrained_requests,
     requests.map(lambda plain: plain[:2]),
