@@ -31,16 +31,26 @@ def _drawn_numbers() -> None:
     torch.manual_seed(0)
 
 
+def _folder_of_this_run(name: str, factory: pytest.TempPathFactory) -> Path:
+    """One for all processes that run tests at once."""
+    root = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each has a folder of its own in that of the run
+        root = root.parent
+    folder = root / f"shared-{name}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the C library is kept, so that it is compiled once for all tests."""
-    return tmp_path_factory.mktemp("kernels")
+    return _folder_of_this_run("kernels", tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def read_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where it is kept which vocabularies were read, so that each is once for all tests."""
-    return tmp_path_factory.mktemp("tokenizers")
+    return _folder_of_this_run("tokenizers", tmp_path_factory)
 
 
 @pytest.fixture

@@ -11,8 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -210,7 +213,8 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    # It looks so often whether it is to end; by default every half second.
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
     try:
@@ -226,3 +230,14 @@ def serve_hub(repo: str, folder: Path, gated: bool = False) -> Iterator[str]:
     """Serve `folder` as `repo`; yields the endpoint."""
     with running_hub(Hub({repo: folder}, gated={repo} if gated else set())) as hub:
         yield hub.endpoint
+
+
+def use_hub(hub: Hub, monkeypatch: "pytest.MonkeyPatch") -> None:
+    """Have calls in this process ask `hub`."""
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", hub.endpoint)
+    monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)

@@ -310,6 +310,8 @@ def test_help_comes_within_300_ms() -> None:
         started = time.perf_counter()
         done = subprocess.run([*COMMAND, "--help"], capture_output=True, env=environment())
         times.append(time.perf_counter() - started)
+        if times[-1] < 0.3:
+            break
     assert done.returncode == 0
     assert min(times) < 0.3
 
@@ -329,6 +331,8 @@ def test_the_built_in_model_s_first_token_comes_within_4_s() -> None:
         process.stdout.readline()
         times.append(time.perf_counter() - started)
         process.communicate()
+        if times[-1] < 4:
+            break
     assert min(times) < 4
 
 

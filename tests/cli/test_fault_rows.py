@@ -70,14 +70,14 @@ def test_row_37_a_download_that_is_stopped_goes_on(
     make_checkpoint: Make, tmp_path: Path, signum: signal.Signals, code: int
 ) -> None:
     folder = make_checkpoint(vocab_size=16384, hidden_size=256)
-    hub = Hub({"me/mine": folder}, faults={"model.safetensors": [Fault(pause_s=0.01)]})
+    hub = Hub({"me/mine": folder}, faults={"model.safetensors": [Fault(pause_s=0.004)]})
     with running_hub(hub):
         variables = environment(HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path / "hf"))
         command = [sys.executable, "-m", "localllm", "pull", "me/mine"]
         process = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
         end = time.monotonic() + 60
         while hub.sent_bytes["model.safetensors"] < 22_000_000 and time.monotonic() < end:
-            time.sleep(0.05)
+            time.sleep(0.01)
         process.send_signal(signum)
         _, errors = process.communicate(timeout=30)
         assert process.returncode == code

@@ -47,10 +47,11 @@ def spans() -> list[str]:
     return sorted(found - OTHERS)
 
 
-COMMANDS = [span for span in spans() if re.search(r"\blocalllm [a-z-]", span)]
-FLAGS = [span for span in spans() if span.startswith("-")]
-SLASHES = [span for span in spans() if span.startswith("/")]
-NAMES = sorted(set(spans()) - {*COMMANDS, *FLAGS, *SLASHES})
+SPANS = spans()
+COMMANDS = [span for span in SPANS if re.search(r"\blocalllm [a-z-]", span)]
+FLAGS = [span for span in SPANS if span.startswith("-")]
+SLASHES = [span for span in SPANS if span.startswith("/")]
+NAMES = sorted(set(SPANS) - {*COMMANDS, *FLAGS, *SLASHES})
 
 
 @pytest.fixture

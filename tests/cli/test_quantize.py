@@ -19,12 +19,12 @@ Run = Callable[..., Any]
 SMALL = ("--group-size", "32", "--calib-samples", "8", "--calib-seqlen", "32")
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = tiny_config(
         "LlamaForCausalLM", hidden_size=64, intermediate_size=96, num_hidden_layers=3
     )
-    return write_checkpoint(tmp_path / "source", config)
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "source", config)
 
 
 def test_it_writes_its_own_calibration_and_prints_a_table(
@@ -83,7 +83,7 @@ def test_thresholds(localllm: Run, source: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_does_nothing(localllm: Run, source: Path, tmp_path: Path) -> None:
-    before = sorted(tmp_path.rglob("*"))
+    before = sorted([*tmp_path.rglob("*"), *source.parent.rglob("*")])
     outcome = localllm("quantize", str(source), str(tmp_path / "out"), *SMALL, "--dry-run")
     assert outcome.code == 0
     assert "weights then" in outcome.out
@@ -93,7 +93,7 @@ def test_a_dry_run_does_nothing(localllm: Run, source: Path, tmp_path: Path) -> 
     )
     plan = json.loads(as_json.out)
     assert plan["result_bytes"] < plan["source_bytes"]
-    assert sorted(tmp_path.rglob("*")) == before
+    assert sorted([*tmp_path.rglob("*"), *source.parent.rglob("*")]) == before
 
 
 def test_without_a_folder_it_goes_to_the_cache(
@@ -148,12 +148,19 @@ def start(source: Path, out: Path, *flags: str, before: str = "") -> subprocess.
     )
 
 
+@pytest.fixture(scope="module")
+def whole(source: Path) -> Path:
+    """What a run leaves that nobody ends."""
+    out = source.with_name("whole")
+    assert start(source, out, "--no-verify").wait(120) == 0
+    return out
+
+
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_killed_run_leaves_nothing_that_looks_finished_and_is_resumed(
-    source: Path, tmp_path: Path, sent: signal.Signals
+    source: Path, whole: Path, tmp_path: Path, sent: signal.Signals
 ) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    assert start(source, whole, "--no-verify").wait(120) == 0
+    out = tmp_path / "out"
     process = start(source, out, "--no-verify")
     unfinished = out.with_name("out.unfinished")
     deadline = time.monotonic() + 100

@@ -1,14 +1,15 @@
 """Counts what Triton would compile, without a GPU and without compiling: an engine on a driver that
 is none, in a process where kernels are not interpreted.
 
-    python counted_compilations.py KIND ROWS SEQS
+    python counted_compilations.py KIND-ROWS-SEQS ...
 
 KIND: of the weights, bf16, int4, int8 or fp8; ROWS: the most that take fragments; SEQS: requests in
-a batch. Prints JSON: how many kernels were compiled while the
+a batch. Prints a line of JSON for each: how many kernels were compiled while the
 engine worked ahead and how many pieces that took, and those that its requests still had to have.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -138,9 +139,23 @@ def make_engine(kind: str, fragment_rows: int, max_num_seqs: int) -> Engine:
 
 
 def main() -> None:
+    """Each in a process of its own, which has nothing of the others', with torch imported once."""
+    for case in sys.argv[1:]:
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            if status:
+                sys.exit(f"{case} failed")
+            continue
+        kind, rows, seqs = case.split("-")
+        with torch.inference_mode():
+            count(kind, int(rows), int(seqs))
+        return
+
+
+def count(kind: str, fragment_rows: int, max_num_seqs: int) -> None:
     noted: list[str] = []
     compile_nothing(noted)
-    engine = make_engine(sys.argv[1], *map(int, sys.argv[2:]))
+    engine = make_engine(kind, fragment_rows, max_num_seqs)
     pieces, most = 0, 0
     while True:
         before = len(noted)
@@ -178,9 +193,8 @@ def main() -> None:
     run("drafts", (40, longer))
     run("drafts of several", (40, longer), (50, both), (60, short))
     run("long beside short", (3000, short), (40, longer), (700, both))
-    sys.stdout.write(json.dumps(report))
+    sys.stdout.write(f"{json.dumps(report)}\n")
 
 
 if __name__ == "__main__":
-    with torch.inference_mode():
-        main()
+    main()

@@ -1,6 +1,7 @@
 """Models from a hub, over loopback, through the command as a user runs it."""
 
 import errno
+import io
 import json
 import os
 import re
@@ -13,8 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_hub import Fault, Hub, running_hub, serve_hub
+from fake_hub import Fault, Hub, running_hub, serve_hub, use_hub
 
+from localllm.cli.main import run
 from localllm.errors import CheckpointError, DownloadError, ExitCode
 from localllm.hub import transfer
 from localllm.hub.catalog import ModelSource
@@ -82,7 +84,7 @@ def test_a_model_is_fetched_once_and_then_runs_without_a_network(
 def test_what_cannot_run_is_refused_before_its_weights_are_fetched(
     make_checkpoint: Callable[..., Path],
     edit_json: Callable[..., None],
-    tmp_path: Path,
+    command: Callable[..., tuple[int, str, str]],
     changes: dict[str, object],
     reason: str,
 ) -> None:
@@ -90,13 +92,13 @@ def test_what_cannot_run_is_refused_before_its_weights_are_fetched(
     edit_json(folder / "config.json", **changes)
     with running_hub(Hub({REPO: folder})) as hub:
         for words in (("pull", REPO, "--dry-run"), ("pull", REPO), ("chat", REPO, "Hello")):
-            code, out, errors = localllm(hub.endpoint, tmp_path, *words)
+            code, out, errors = command(hub, *words)
             assert code == ExitCode.CHECKPOINT, errors
             assert reason in errors
             assert "/config.json" not in errors  # a copy that is gone
             assert out == ""
     assert hub.sent_bytes["model.safetensors"] == 0
-    assert REPO not in localllm(hub.endpoint, tmp_path, "ls")[1]
+    assert REPO not in command(hub, "ls")[1]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,10 @@ def test_what_cannot_run_is_refused_before_its_weights_are_fetched(
     ],
 )
 def test_repositories_of_other_files_are_refused_and_leave_nothing(
-    tmp_path: Path, names: list[str], reason: str
+    tmp_path: Path,
+    command: Callable[..., tuple[int, str, str]],
+    names: list[str],
+    reason: str,
 ) -> None:
     folder = tmp_path / "repository"
     folder.mkdir()
@@ -118,12 +123,12 @@ def test_repositories_of_other_files_are_refused_and_leave_nothing(
         (folder / name).write_text("{}")
     with running_hub(Hub({REPO: folder})) as hub:
         for words in (("pull", REPO, "--dry-run"), ("chat", REPO, "Hello")):
-            code, out, errors = localllm(hub.endpoint, tmp_path, *words)
+            code, out, errors = command(hub, *words)
             assert code == ExitCode.CHECKPOINT, errors
             assert reason in errors
             assert "0 B" not in errors
             assert out == ""
-        listed = localllm(hub.endpoint, tmp_path, "ls")
+        listed = command(hub, "ls")
     assert REPO not in listed[1]
     assert listed[2] == ""
 
@@ -185,9 +190,28 @@ def hub_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "hf"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "hub"))
     monkeypatch.setattr("localllm.hub.transfer._PAUSE_S", 0.01)
+    # The client sleeps a second where a connection was cut.
+    monkeypatch.setattr("huggingface_hub.file_download.time", SimpleNamespace(sleep=lambda s: None))
     # What has come of a piece of this size is lost in a cut; by default 10 MB.
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
     return home
+
+
+@pytest.fixture
+def command(
+    hub_home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The command in this process: `command(hub, "pull", REPO)`; a process takes half a second."""
+    cache = str(hub_home / "hub")
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", cache)
+
+    def call(hub: Hub, *words: str) -> tuple[int, str, str]:
+        use_hub(hub, monkeypatch)
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        capfd.readouterr()
+        return run(words), *capfd.readouterr()
+
+    return call
 
 
 @pytest.fixture
@@ -197,13 +221,7 @@ def hub(
     """A hub with one model, whose weights are larger than a piece that is sent at once."""
     folder = make_checkpoint(vocab_size=4096, hidden_size=64)
     with running_hub(Hub({REPO: folder})) as hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(
-            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-        )
-        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", hub.endpoint)
-        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        use_hub(hub, monkeypatch)
         yield hub
 
 
@@ -295,7 +313,7 @@ def test_a_kill_costs_no_byte_twice(
     hub: Hub, tmp_path: Path, make_checkpoint: Callable[..., Path]
 ) -> None:
     hub.folders[REPO] = make_checkpoint(vocab_size=16384, hidden_size=256)
-    hub.faults[WEIGHTS] = [Fault(pause_s=0.01)]
+    hub.faults[WEIGHTS] = [Fault(pause_s=0.004)]
     process = subprocess.Popen(
         [sys.executable, "-m", "localllm", "pull", REPO],
         env=environment(hub.endpoint, tmp_path),
@@ -304,7 +322,7 @@ def test_a_kill_costs_no_byte_twice(
     )
     end = time.monotonic() + 60
     while hub.sent_bytes[WEIGHTS] < 22_000_000 and time.monotonic() < end:
-        time.sleep(0.05)
+        time.sleep(0.01)
     process.kill()
     process.wait()
     (partial,) = (tmp_path / "hf").rglob("*partial")
@@ -318,7 +336,7 @@ def test_a_kill_costs_no_byte_twice(
 
 
 def test_two_at_once_fetch_it_once(hub: Hub, tmp_path: Path) -> None:
-    hub.faults[WEIGHTS] = [Fault(pause_s=0.1)]
+    hub.faults[WEIGHTS] = [Fault(pause_s=0.04)]
     processes = [
         subprocess.Popen(
             [sys.executable, "-m", "localllm", "pull", REPO],

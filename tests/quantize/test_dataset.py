@@ -9,9 +9,10 @@ from pathlib import Path
 import pyarrow
 import pytest
 from checkpoints import tiny_config, write_checkpoint
-from fake_hub import COMMIT, Hub, running_hub, serve_hub
+from fake_hub import COMMIT, Hub, running_hub, serve_hub, use_hub
 from pyarrow import parquet
 
+from localllm.cli.main import run
 from localllm.errors import DownloadError, ExitCode
 from localllm.quantize.dataset import _read_texts, fetch_dataset_text
 
@@ -19,15 +20,18 @@ ROOT = Path(__file__).parents[2]
 NAME = "org/texts"
 
 
-def quantize(endpoint: str, tmp_path: Path) -> tuple[int, str, str]:
+def words(tmp_path: Path) -> list[str]:
     source = tmp_path / "source"
     if not source.exists():
         config = tiny_config("LlamaForCausalLM", hidden_size=64, intermediate_size=96)
         write_checkpoint(source, config)
     arguments = ["quantize", str(source), str(tmp_path / "out"), "--calib-dataset", NAME, "--json"]
-    arguments += ["--group-size", "32", "--calib-samples", "8", "--calib-seqlen", "32"]
+    return [*arguments, "--group-size", "32", "--calib-samples", "8", "--calib-seqlen", "32"]
+
+
+def quantize(endpoint: str, tmp_path: Path) -> tuple[int, str, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "localllm", *arguments],
+        [sys.executable, "-m", "localllm", *words(tmp_path)],
         capture_output=True,
         text=True,
         env={
@@ -63,13 +67,20 @@ def test_a_data_set_calibrates_and_the_report_names_it(tmp_path: Path) -> None:
     [("some/other", ExitCode.NETWORK, "spelling"), (NAME, ExitCode.USAGE, "--calib-text")],
 )
 def test_a_data_set_that_cannot_be_had(
-    tmp_path: Path, repo: str, code: ExitCode, word: str
+    tmp_path: Path,
+    repo: str,
+    code: ExitCode,
+    word: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "image.png").write_bytes(b"")
-    with serve_hub(repo, tmp_path / "data") as endpoint:
-        found, _, errors = quantize(endpoint, tmp_path)
-    assert found == code
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with running_hub(Hub({repo: tmp_path / "data"})) as hub:
+        use_hub(hub, monkeypatch)
+        assert run(words(tmp_path)) == code
+    errors = capfd.readouterr().err
     assert NAME in errors
     assert word in errors
     assert "Traceback" not in errors
@@ -84,11 +95,7 @@ def test_files_in_folders_are_fetched_once_and_none_from_outside(
     folder.mkdir()
     (folder / "train.txt").write_text("a text")
     with running_hub(Hub({NAME: folder})) as hub:
-        monkeypatch.setattr("huggingface_hub.hf_api.constants.ENDPOINT", hub.endpoint)
-        monkeypatch.setattr(
-            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
-            hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}",
-        )
+        use_hub(hub, monkeypatch)
         for name in ("../../../../train.txt", "/tmp/train.txt", "a\\train.txt"):
             hub.lie = lambda answer, name=name: answer["siblings"][0].update(rfilename=name)  # type: ignore[misc]
             with pytest.raises(DownloadError, match="makes no sense"):

@@ -150,7 +150,7 @@ def plain_server() -> Iterator[str]:
             pass
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://127.0.0.1:{http.server_port}"
     http.shutdown()
     http.server_close()

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import APIError, AuthenticationError, InternalServerError, OpenAI
+from server.conftest import Server, end, start_server
 
 from localllm.server.limits import LIMITS
 
@@ -61,8 +62,17 @@ def test_a_foreign_name_or_origin_is_refused_on_every_route(server: Any) -> None
     assert httpx.get(f"{server.url}/health", headers={"Host": f"localhost:{port}"}).is_success
 
 
-def test_a_key_is_asked_for_on_every_route(serve: Callable[..., Any]) -> None:
-    server = serve("--api-key", "secret", "--api-key", "other")
+@pytest.fixture(scope="module")
+def locked_server(server_home: Path) -> Iterator[Server]:
+    """One that asks for a key, and that the pages of one origin may ask."""
+    keys = ("--api-key", "secret", "--api-key", "other")
+    server = start_server(server_home, *keys, "--allowed-origin", "http://page.example")
+    yield server
+    assert end(server) == 143
+
+
+def test_a_key_is_asked_for_on_every_route(locked_server: Server) -> None:
+    server = locked_server
     for path in ("/health", "/v1/models", "/nothing"):
         assert_refused(httpx.get(server.url + path), 401)
     with pytest.raises(AuthenticationError) as caught:
@@ -131,7 +141,10 @@ NAMES = [
 bodies = st.dictionaries(st.sampled_from(NAMES), json_values, max_size=6)
 
 
-def test_whatever_a_body_holds_is_refused_in_form_or_answered(server: Any, client: OpenAI) -> None:
+@pytest.mark.parametrize("num_bodies", [50, pytest.param(150, marks=pytest.mark.slow)])
+def test_whatever_a_body_holds_is_refused_in_form_or_answered(
+    server: Any, client: OpenAI, num_bodies: int
+) -> None:
     text = golden(client)
     paths = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]
     sound = {
@@ -142,7 +155,7 @@ def test_whatever_a_body_holds_is_refused_in_form_or_answered(server: Any, clien
     }
     with httpx.Client(base_url=server.url) as http:
 
-        @settings(max_examples=150, deadline=None)
+        @settings(max_examples=num_bodies, deadline=None)
         @given(st.sampled_from(paths), bodies, st.booleans())
         def ask(path: str, body: dict[str, Any], is_mutated: bool) -> None:
             if is_mutated:
@@ -161,7 +174,8 @@ def test_whatever_a_body_holds_is_refused_in_form_or_answered(server: Any, clien
 def test_a_client_that_leaves_ends_its_request(server: Any, client: OpenAI) -> None:
     text = golden(client)
     address = (urlsplit(server.url).hostname, urlsplit(server.url).port)
-    for is_streamed in (True, False):
+    opened = []
+    for is_streamed in 6 * (True, False):
         body = json.dumps(
             {
                 "prompt": "word " * 50,
@@ -175,17 +189,15 @@ def test_a_client_that_leaves_ends_its_request(server: Any, client: OpenAI) -> N
             f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             "Content-Type: application/json\r\n\r\n"
         )
-        opened = []
-        for _ in range(6):
-            connection = socket.create_connection(address)
-            connection.sendall((head + body).encode())
-            opened.append(connection)
-        time.sleep(0.5)
-        for connection in opened:
-            connection.close()
-        found = load(server)
-        assert found["running"] == found["waiting"] == 0
-        assert found["used_blocks"] == 0
+        connection = socket.create_connection(address)
+        connection.sendall((head + body).encode())
+        opened.append(connection)
+    time.sleep(0.5)
+    for connection in opened:
+        connection.close()
+    found = load(server)
+    assert found["running"] == found["waiting"] == 0
+    assert found["used_blocks"] == 0
     assert golden(client) == text
 
 
@@ -264,8 +276,9 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def test_many_at_once_each_get_what_they_get_alone(server: Any, client: OpenAI) -> None:
-    prompts = [f"Number {i}: the cache" for i in range(40)]
+@pytest.mark.parametrize("count", [24, pytest.param(40, marks=pytest.mark.slow)])
+def test_many_at_once_each_get_what_they_get_alone(server: Any, client: OpenAI, count: int) -> None:
+    prompts = [f"Number {i}: the cache" for i in range(count)]
 
     def complete(prompt: str) -> str:
         answer = client.completions.create(
@@ -274,26 +287,25 @@ def test_many_at_once_each_get_what_they_get_alone(server: Any, client: OpenAI) 
         return answer.choices[0].text
 
     alone = [complete(prompt) for prompt in prompts]
-    with ThreadPoolExecutor(40) as pool:
+    with ThreadPoolExecutor(count) as pool:
         assert list(pool.map(complete, prompts)) == alone
 
 
-def test_a_page_of_an_allowed_origin_may_ask_and_read(serve: Callable[..., Any]) -> None:
-    page = {"Origin": "http://page.example"}
-    server = serve("--allowed-origin", "http://page.example", "--api-key", "k")
+def test_a_page_of_an_allowed_origin_may_ask_and_read(locked_server: Server) -> None:
+    page, server = {"Origin": "http://page.example"}, locked_server
     asked = httpx.options(server.url + CHAT, headers=page)
     assert asked.status_code == 204
     assert asked.headers["access-control-allow-origin"] == "http://page.example"
     assert "authorization" in asked.headers["access-control-allow-headers"]
-    headers = {**page, "Authorization": "Bearer k"}
+    headers = {**page, "Authorization": "Bearer secret"}
     found = httpx.get(f"{server.url}/v1/models", headers=headers)
     assert found.status_code == 200
     assert found.headers["access-control-allow-origin"] == "http://page.example"
     assert_refused(httpx.get(f"{server.url}/v1/models", headers=page), 401)
-    other = {"Origin": "http://other.example", "Authorization": "Bearer k"}
+    other = {"Origin": "http://other.example", "Authorization": "Bearer secret"}
     assert_refused(httpx.get(f"{server.url}/v1/models", headers=other), 403)
     # With a key any name will do.
-    named = {"Host": "box.lan:8000", "Authorization": "Bearer k"}
+    named = {"Host": "box.lan:8000", "Authorization": "Bearer secret"}
     assert httpx.get(f"{server.url}/v1/models", headers=named).status_code == 200
 
 

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -63,6 +64,39 @@ def is_alive(pid: int) -> bool:
     except OSError:
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture(scope="module")
+def lasting(server_home: Path) -> Iterator[Path]:
+    """Where an engine runs that no test of this file ends; to start one takes two seconds."""
+    with tempfile.TemporaryDirectory(prefix="ll") as folder:
+        homes = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+        environment = {
+            **os.environ,
+            **dict.fromkeys(homes, str(server_home)),
+            "XDG_RUNTIME_DIR": folder,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "kernels"))),
+            "OMP_NUM_THREADS": "1",
+        }
+        asked = command(*ASK, "--keepalive", "-1", QUESTION)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        subprocess.run(asked, env=environment, check=True, timeout=120, **streams)
+        yield Path(folder)
+        listed = subprocess.run(
+            command("ps", "--json"), env=environment, check=True, capture_output=True, text=True
+        )
+        for line in listed.stdout.splitlines():
+            os.kill(json.loads(line)["pid"], signal.SIGKILL)
+
+
+@pytest.fixture
+def warm(
+    path: None, lasting: Path, runtime_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """The engine that lasts is there."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(lasting))
+    yield
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_directory))
 
 
 @pytest.fixture(autouse=True)
@@ -155,7 +189,7 @@ def test_an_engine_waits_as_long_as_it_was_told_last() -> None:
     wait_until(lambda: not is_alive(engine["pid"]))
 
 
-def test_what_is_wrong_is_told_as_without_it(tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_as_without_it(tmp_path: Path, warm: None) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     for arguments in (
@@ -168,7 +202,6 @@ def test_what_is_wrong_is_told_as_without_it(tmp_path: Path) -> None:
         assert told(kept) == told(alone)
         assert "Traceback" not in kept.stderr
     assert run(*ASK, "--keepalive", "soon").returncode == 2
-    run(*ASK, "--keepalive", "1m")
     long = "word " * 5000
     attached = run(*ASK, stdin=long)
     assert attached.returncode == 8
@@ -201,8 +234,7 @@ def test_an_engine_that_is_killed_is_told_and_replaced() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_who_leaves_ends_only_his_own_request(number: signal.Signals) -> None:
-    run(*ASK, "--keepalive", "1m")
+def test_who_leaves_ends_only_his_own_request(number: signal.Signals, warm: None) -> None:
     leaving = subprocess.Popen(
         command("chat", "pocket", QUESTION, "-n", "1900", "--ignore-eos"),
         stdin=subprocess.DEVNULL,
@@ -217,11 +249,11 @@ def test_who_leaves_ends_only_his_own_request(number: signal.Signals) -> None:
     assert beside.returncode == 0
     leaving.send_signal(number)
     leaving.communicate(timeout=30)
-    wait_until(lambda: engines()[0]["requests"] == 0)
+    [address] = addresses()
+    wait_until(lambda: (ask_engine(address, {"type": "hello"}) or {}).get("requests") == 0)
 
 
-def test_nonsense_on_the_socket_hurts_nobody() -> None:
-    run(*ASK, "--keepalive", "1m")
+def test_nonsense_on_the_socket_hurts_nobody(warm: None) -> None:
     [address] = addresses()
     for message in (
         b"\xff" * 64,
@@ -284,8 +316,7 @@ def test_a_server_lends_its_engine(
     assert client.models.list().data
 
 
-def test_who_attaches_has_the_engine_write_the_prompts() -> None:
-    run(*ASK, "--keepalive", "1m")
+def test_who_attaches_has_the_engine_write_the_prompts(warm: None) -> None:
     attached = attach(find_model("pocket", EngineConfig()))
     assert attached is not None
     own = open_checkpoint().tokenizer
