@@ -3,8 +3,9 @@
 import json
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
+from functools import cache
 from random import Random
 
 import jsonschema
@@ -28,11 +29,23 @@ QUESTION = [{"role": "user", "content": "Answer in JSON."}]
 DIGITS = Grammar("regex", "[0-9]{2}")
 
 
-def answers(llm: LLM, temperature: float) -> dict[str, tuple[str, str]]:
+@cache
+def llm_of(max_num_seqs: int, speculation: SpeculationConfig | None = None) -> LLM:
+    """The built-in model; no answer depends on those before it."""
+    return LLM(max_num_seqs=max_num_seqs, speculation=speculation or SpeculationConfig())
+
+
+OFF = SpeculationConfig("off")
+
+
+def answers(llm: LLM, temperatures: Sequence[float]) -> dict[str, tuple[str, str]]:
     """Text and finish reason for each schema; half of them beside the others."""
     params = [
         llm.sampling_params(
-            grammar=Grammar.of_schema(schema), max_tokens=250, temperature=temperature, seed=7 + i
+            grammar=Grammar.of_schema(schema),
+            max_tokens=250,
+            temperature=temperatures[i % len(temperatures)],
+            seed=7 + i,
         )
         for i, schema in enumerate(SCHEMAS.values())
     ]
@@ -47,14 +60,17 @@ def answers(llm: LLM, temperature: float) -> dict[str, tuple[str, str]]:
     }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_finished_answers_validate_with_and_without_drafts(
-    compiled_kernels: Path, temperature: float
-) -> None:
-    with_drafts = LLM(max_num_seqs=16)
-    without = LLM(max_num_seqs=16, speculation=SpeculationConfig("off"))
-    found = answers(with_drafts, temperature)
-    assert found == answers(without, temperature)
+@pytest.mark.parametrize(
+    "temperatures",
+    [
+        (0.0, 1.0),  # of every second schema
+        pytest.param((0.0,), marks=pytest.mark.slow),
+        pytest.param((1.0,), marks=pytest.mark.slow),
+    ],
+)
+def test_finished_answers_validate_with_and_without_drafts(temperatures: Sequence[float]) -> None:
+    found = answers(llm_of(16), temperatures)
+    assert found == answers(llm_of(16, OFF), temperatures)
     finished = {name: text for name, (text, reason) in found.items() if reason == "stop"}
     assert len(finished) >= 45, [name for name in found if name not in finished]
     for name, text in finished.items():
@@ -271,6 +287,7 @@ def test_a_bomb_is_refused_or_costs_little(llm: LLM, name: str) -> None:
     assert beside.text == expected.text
 
 
+@pytest.mark.parametrize("num_places", [12, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "grammar",
     [
@@ -281,12 +298,14 @@ def test_a_bomb_is_refused_or_costs_little(llm: LLM, name: str) -> None:
         ),
     ],
 )
-def test_a_token_is_allowed_where_the_mask_has_it(llm: LLM, grammar: Grammar) -> None:
+def test_a_token_is_allowed_where_the_mask_has_it(
+    llm: LLM, grammar: Grammar, num_places: int
+) -> None:
     """A processor asks about one token, a GPU gets the mask: they must mean the same."""
     size = llm.model.tokenizer.num_token_ids
     matcher = llm.model.text_engine.compile(grammar, llm.model.prompts.chat(QUESTION)).matcher
     random, draft = Random(0), list[int]()
-    for _ in range(30):
+    for _ in range(num_places):
         mask = matcher.mask(draft, size)
         assert mask is not None
         allowed = np.flatnonzero(mask)
@@ -312,11 +331,11 @@ SPECIAL_TEXT = ("<|im_end|>", "<|endoftext|>", "<think>")
 
 
 @pytest.mark.parametrize("text", SPECIAL_TEXT)
-@pytest.mark.parametrize("speculation", [SpeculationConfig(), SpeculationConfig("off")])
+@pytest.mark.parametrize("speculation", [None, OFF])
 def test_text_of_special_tokens_in_a_form_is_text(
-    text: str, speculation: SpeculationConfig
+    text: str, speculation: SpeculationConfig | None
 ) -> None:
-    llm = LLM(max_num_seqs=1, speculation=speculation)
+    llm = llm_of(1, speculation)
     written = f"a{text}b"
     forms = {
         Grammar("regex", f"a({re.escape(text)}){{2}}b"): f"a{text}{text}b",
@@ -456,14 +475,16 @@ NESTED = {
 
 
 @pytest.mark.parametrize("schema", [OPEN_ENDED, NESTED, {"type": "object"}, {"type": "array"}])
-@pytest.mark.parametrize("max_tokens", [40, 90, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "max_tokens", [40, *(pytest.param(more, marks=pytest.mark.slow) for more in (90, 300))]
+)
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.5])
 def test_a_form_is_led_to_its_end_where_tokens_run_short(
     schema: dict[str, object], max_tokens: int, temperature: float
 ) -> None:
     texts = []
-    for speculation in (SpeculationConfig(), SpeculationConfig("off")):
-        llm = LLM(max_num_seqs=4, speculation=speculation)
+    for speculation in (None, OFF):
+        llm = llm_of(4, speculation)
         params = [
             llm.sampling_params(
                 grammar=Grammar.of_schema(schema),
@@ -486,7 +507,7 @@ def test_a_form_is_led_to_its_end_where_tokens_run_short(
 
 @pytest.mark.parametrize("pattern", ["[a-z ]+[.]", "[a-z]+", '("[a-z]*", )*', "([0-9]+;)+"])
 def test_a_pattern_without_an_end_ends(pattern: str) -> None:
-    llm = LLM(max_num_seqs=1)
+    llm = llm_of(1)
     params = llm.sampling_params(
         grammar=Grammar("regex", pattern), max_tokens=60, temperature=1.0, seed=1
     )
@@ -497,7 +518,7 @@ def test_a_pattern_without_an_end_ends(pattern: str) -> None:
 
 
 def test_too_few_tokens_for_any_answer_are_told_as_such() -> None:
-    llm = LLM(max_num_seqs=1)
+    llm = llm_of(1)
     params = llm.sampling_params(grammar=Grammar.of_schema(NESTED), max_tokens=5)
     completion, events = llm.model.stream(llm.model.prompts.chat(QUESTION), params)
     list(events)

@@ -44,8 +44,11 @@ def test_drafts_save_steps_on_text_that_repeats(subject: Subject) -> None:
     assert drafting.num_steps == drafting.num_tokens - drafting.num_accepted
 
 
-def test_the_suite_tells_tokens_a_step_and_what_was_accepted(subject: Subject) -> None:
-    suite = SpeculationSuite(subject, (1, 2), 30, 1, seed=0)
+@pytest.mark.parametrize("num_tokens", [15, pytest.param(30, marks=pytest.mark.slow)])
+def test_the_suite_tells_tokens_a_step_and_what_was_accepted(
+    subject: Subject, num_tokens: int
+) -> None:
+    suite = SpeculationSuite(subject, (1, 2), num_tokens, 1, seed=0)
     suite.run(lambda what: None)
     index, *rows = suite.results()
     assert index.suite == "suffix index"
@@ -65,8 +68,10 @@ def test_texts_are_of_several_kinds() -> None:
         assert text.answer not in text.prompt
 
 
-def test_verify_finds_the_same_text_in_every_way(subject: Subject) -> None:
+@pytest.mark.parametrize("one_of", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_verify_finds_the_same_text_in_every_way(subject: Subject, one_of: int) -> None:
     suite = VerifySuite(subject, 5, seed=0)
+    suite._prompts = suite._prompts[::one_of]  # another text and another sampling each
     suite.run(lambda what: None)
     rows = suite.results()
     assert len(rows) == 5

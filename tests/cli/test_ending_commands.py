@@ -11,13 +11,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # What is ended, and after how long: while it starts, while it loads, while it computes.
-QUICK = [
+COMPUTING = [
     (("chat", "pocket", "-n", "1500", "--raw", "Once"), 3.0),
     (("quantize", "pocket", "small"), 4.0),
     (("serve", "pocket", "--port", "0"), 4.0),
 ]
+# The others by both signals are in test_quantize.py and tests/server/test_server_faults.py too.
+QUICK = [
+    (*COMPUTING[0], signal.SIGINT),
+    (*COMPUTING[0], signal.SIGTERM),
+    (*COMPUTING[1], signal.SIGTERM),
+    (*COMPUTING[2], signal.SIGINT),
+]
 SLOW = [
-    *[(command, after_s) for command, _ in QUICK for after_s in (0.5, 1.5)],
+    *[(command, after_s) for command, _ in COMPUTING for after_s in (0.5, 1.5)],
     *[
         (command, after_s)
         for command in (
@@ -31,10 +38,17 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("command", "after_s"),
-    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)],
+    ("command", "after_s", "number"),
+    [
+        *QUICK,
+        *(
+            pytest.param(*each, number, marks=pytest.mark.slow)
+            for each in [*COMPUTING, *SLOW]
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if (*each, number) not in QUICK
+        ),
+    ],
 )
 def test_a_command_ends_within_two_seconds(
     command: tuple[str, ...], after_s: float, number: int, tmp_path: Path

@@ -100,7 +100,7 @@ def uneven_clock(rng: random.Random) -> Callable[[], float]:
     return clock
 
 
-@pytest.mark.parametrize("seed", seeds(16, 40))
+@pytest.mark.parametrize("seed", seeds(8, 40))
 def test_the_last_screen_is_that_of_the_whole_text_at_once(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,7 +69,7 @@ def test_thoughts_come_dim_before_the_answer(open_window: Open) -> None:
 
 
 def test_ctrl_c_stops_an_answer_and_continue_goes_on(open_window: Open, tmp_path: Path) -> None:
-    words = " ".join(f"word{i}" for i in range(300))
+    words = " ".join(f"word{i}" for i in range(100))
     window = open_window(words, step_ms=3, rows=80)
     window.say("hi")
     window.wait_for("word9 ")
@@ -78,7 +78,7 @@ def test_ctrl_c_stops_an_answer_and_continue_goes_on(open_window: Open, tmp_path
     window.wait_for("interrupted; /continue goes on")
     assert time.monotonic() - started < 2
     window.say("/continue")
-    window.wait_for("word299")
+    window.wait_for("word99")
     window.wait_for("(?s)context.*context")
     assert exported(window, tmp_path)[1]["content"] == words
 
@@ -94,7 +94,7 @@ def test_ctrl_c_while_the_prompt_is_read_keeps_the_conversation(open_window: Ope
 
 
 def test_keys_typed_while_an_answer_streams_wait_for_the_next_prompt(open_window: Open) -> None:
-    window = open_window("word " * 100, "Second.", step_ms=5)
+    window = open_window("word " * 50, "Second.", step_ms=5)
     window.say("hi")
     window.wait_for("word word")
     window.send("next question")
@@ -284,14 +284,14 @@ def test_a_terminal_of_hardly_any_width_shows_all_the_text(open_window: Open, co
 
 
 def test_a_resize_in_an_answer_loses_no_word(open_window: Open) -> None:
-    words = " ".join(f"word{i}" for i in range(200))
+    words = " ".join(f"word{i}" for i in range(100))
     window = open_window(words, columns=60, rows=100, step_ms=3)
     window.say("hi")
-    window.wait_for("word50 ")
+    window.wait_for("word30 ")
     window.resize(33, 100)
     window.wait_for("cached")
     shown = re.sub(r"\s", "", window.text)
-    assert all(f"word{i}" in shown for i in range(60, 200))
+    assert all(f"word{i}" in shown for i in range(40, 100))
 
 
 def test_a_dumb_terminal_gets_plain_text(tmp_path: Path, make_checkpoint) -> None:  # type: ignore[no-untyped-def]

@@ -41,8 +41,13 @@ COMMANDS: dict[str, tuple[list[str], int, bool]] = {
     "help": (["--help"], 0, True),
     "wrong": (["chat", "--temp", "warm"], ExitCode.USAGE, False),
 }
-LONG = ("bench", "eval", "quantize", "doctor", "warm")
+# Those that import torch. Each is run in one way, and `chat` in the opposite one too; slow are all.
+LONG = ("bench", "chat", "chat --json", "doctor", "eval", "plan", "quantize", "warm")
 QUICK = [name for name in COMMANDS if name not in LONG]
+
+
+def letters(streams: tuple[bool, bool, bool]) -> str:
+    return "".join("t" if is_terminal else "p" for is_terminal in streams)
 
 
 @dataclass
@@ -125,28 +130,31 @@ def check(name: str, streams: tuple[bool, bool, bool], tmp_path: Path) -> None:
         assert json.loads(ran.out)["usage"]["completion_tokens"] == 4
 
 
-@pytest.mark.parametrize("streams", STREAMS, ids=lambda s: "".join("t" if x else "p" for x in s))
+@pytest.mark.parametrize("streams", STREAMS, ids=letters)
 @pytest.mark.parametrize("name", QUICK)
 def test_streams(name: str, streams: tuple[bool, bool, bool], tmp_path: Path) -> None:
     check(name, streams, tmp_path)
 
 
+ALWAYS = {*((name, (True, False, True)) for name in LONG), ("chat", (False, True, False))}
+
+
 @pytest.mark.parametrize(
-    "streams",
+    ("name", "streams"),
     [
-        (True, False, True),
-        pytest.param((True, True, True), marks=pytest.mark.slow),
-        pytest.param((False, False, False), marks=pytest.mark.slow),
+        pytest.param(*each, marks=[] if each in ALWAYS else pytest.mark.slow)
+        for each in product(LONG, product([True, False], repeat=3))
     ],
+    ids=lambda value: value if isinstance(value, str) else letters(value),
 )
-@pytest.mark.parametrize("name", LONG)
 def test_streams_of_commands_that_take_long(
     name: str, streams: tuple[bool, bool, bool], tmp_path: Path
 ) -> None:
     check(name, streams, tmp_path)
 
 
-def test_the_answer_is_the_same_wherever_it_goes() -> None:
+@pytest.mark.parametrize("ways", [PAIRS[:2], pytest.param(PAIRS, marks=pytest.mark.slow)])
+def test_the_answer_is_the_same_wherever_it_goes(ways: list[tuple[bool, bool, bool]]) -> None:
     arguments = ["chat", "What is the KV cache?", "-n", "12", "--greedy", "--render", "plain"]
-    answers = {run(arguments, streams).out.strip() for streams in PAIRS}
+    answers = {run(arguments, streams).out.strip() for streams in ways}
     assert len(answers) == 1

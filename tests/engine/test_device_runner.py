@@ -127,10 +127,16 @@ def test_drafts_are_verified_in_captured_windows(budget: int) -> None:
     assert len(device.replayed) > len(device.captured) > 0
 
 
-def test_a_smaller_model_drafts_on_the_device_too() -> None:
+@pytest.mark.parametrize(
+    "num_tokens", [(14, 12), pytest.param((24, 20), marks=pytest.mark.slow)], ids=str
+)
+def test_a_smaller_model_drafts_on_the_device_too(num_tokens: tuple[int, int]) -> None:
     plain = load_tiny_model("Qwen3ForCausalLM")
-    longer = replace(GREEDY, max_tokens=24), replace(PENALIZED, max_tokens=20)
-    wanted = list(zip((prompt(29), prompt(13)), longer, strict=True))
+    params = [
+        replace(each, max_tokens=num)
+        for each, num in zip((GREEDY, PENALIZED), num_tokens, strict=True)
+    ]
+    wanted = list(zip((prompt(29), prompt(13)), params, strict=True))
     alone = [run_alone(plain, *request)[0].token_ids for request in wanted]
     draft = load_tiny_model("Qwen3ForCausalLM", backend="triton")
     drafting_device = RecordingDevice()

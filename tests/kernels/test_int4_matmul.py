@@ -79,15 +79,18 @@ def test_fragments_of_matrix_units(
 
 @pytest.mark.parametrize("fragments", [False, True])
 @pytest.mark.parametrize("num_rows", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("is_wide", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_inputs_split_among_programs_leave_the_counters_at_zero(
-    num_rows: int, fragments: bool
+    is_wide: bool, num_rows: int, fragments: bool
 ) -> None:
     dtype = torch.bfloat16 if fragments else torch.float32
-    case = Case(4096, 32, 128, is_symmetric=False, dtype=dtype)
+    # Tiles are split at fewer inputs.
+    width = 4096 if is_wide or num_rows == 1 or fragments else 1024
+    case = Case(width, 32, 128, is_symmetric=False, dtype=dtype)
     workspace = Workspace(CPU, fragment_rows=64 if fragments else 0)
     workspace.num_processors = 4  # so that the inputs are split
     packed = PackedInt4.pack(case.codes, case.scales, case.zeros, None, None)
-    x, norm = case.rows(num_rows), torch.rand(4096).to(dtype)
+    x, norm = case.rows(num_rows), torch.rand(width).to(dtype)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     for around in (NOTHING, Around(norm=norm, eps=1e-6, is_gated=True)):
         expected = int4_matmul_reference(x, case.codes, case.scales, case.zeros, around=around)
@@ -95,8 +98,8 @@ def test_inputs_split_among_programs_leave_the_counters_at_zero(
             found = int4_matmul(x, packed, workspace, around)
             torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
             assert not workspace.counters(1).any()
-    for way, rows in (("row", 1), ("tiles", 16), ("fragments", 8)):
-        assert module._choose(way, rows, 32, 64, 4, False).num_splits > 1
+    for way, rows, blocks in (("row", 1, 64), ("tiles", 16, 16), ("fragments", 8, 64)):
+        assert module._choose(way, rows, 32, blocks, 4, False).num_splits > 1
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

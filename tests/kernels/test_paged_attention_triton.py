@@ -63,9 +63,20 @@ def check_decode(
     torch.testing.assert_close(found, batch.attend(window), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("num_splits", [1, 3, 7])
-@pytest.mark.parametrize("window", [None, 1, 40])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (6, 2), (5, 1)])
+HEADS, DECODE_WINDOWS, SPLITS = [(4, 4), (6, 2), (5, 1)], [None, 1, 40], [1, 3, 7]
+
+
+def every_pair() -> list[Any]:
+    """Every pair of two of heads, window and splits; all three in every way are slow."""
+    return [
+        pytest.param(*heads, window, splits, marks=[] if (i + j + k) % 3 == 0 else pytest.mark.slow)
+        for i, heads in enumerate(HEADS)
+        for j, window in enumerate(DECODE_WINDOWS)
+        for k, splits in enumerate(SPLITS)
+    ]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "window", "num_splits"), every_pair())
 def test_decode(heads: int, kv_heads: int, window: int | None, num_splits: int) -> None:
     check_decode(Batch(WINDOWS, heads, kv_heads), window, num_splits)
 
@@ -144,7 +155,12 @@ def test_every_8_bit_code_becomes_its_own_value(kv_dtype: torch.dtype, dtype: to
         values[255] = -480.0
     first, second = torch.empty(2, 64, dtype=torch.int32)
     _pairs_kernel[(1,)](
-        codes.view(torch.int32), first, second, torch.empty(1, dtype=dtype), kv_dtype == torch.int8
+        codes.view(torch.int32),
+        first,
+        second,
+        torch.empty(1, dtype=dtype),
+        kv_dtype == torch.int8,
+        64,
     )
     fours = values.view(64, 4)
     assert torch.equal(first.view(dtype).view(64, 2).float(), fours[:, [0, 2]])
@@ -198,23 +214,21 @@ def test_the_machine_s_code_gives_the_same(kv_dtype: torch.dtype, dtype: torch.d
     kind = {torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
     code = getattr(sys.modules["localllm_kernels.code_pairs_8"], f"_{name}_{kind}").value
     constants = _asm_constants.fn(kv_dtype == torch.int8, TYPES[dtype])
-    words = torch.randint(0, 1 << 32, (20_000,), generator=torch.Generator().manual_seed(0))
+    words = torch.randint(0, 1 << 32, (1 << 14,), generator=torch.Generator().manual_seed(0))
     inputs = [words, *(torch.full_like(words, value & 0xFFFFFFFF) for value in constants)]
     found = [each.int() for each in of_ptx(code, inputs)]
     expected = torch.empty(2, len(words), dtype=torch.int32)
-    for first in range(0, len(words), 64):
-        part = slice(first, first + 64)
-        given = words[part].int()
-        given = torch.nn.functional.pad(given, (0, 64 - len(given)))
-        out = torch.empty(2, 64, dtype=torch.int32)
-        _pairs_kernel[(1,)](given, *out, torch.empty(1, dtype=dtype), kv_dtype == torch.int8)
-        expected[:, part] = out[:, : len(words[part])]
+    _pairs_kernel[(1,)](
+        words.int(), *expected, torch.empty(1, dtype=dtype), kv_dtype == torch.int8, len(words)
+    )
     assert torch.equal(torch.stack(found), expected)
 
 
 @triton.jit
-def _pairs_kernel(word_ptr, first_ptr, second_ptr, like_ptr, is_int8: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, 64)
+def _pairs_kernel(  # type: ignore[no-untyped-def]
+    word_ptr, first_ptr, second_ptr, like_ptr, is_int8: tl.constexpr, count: tl.constexpr
+):
+    at = tl.arange(0, count)
     pairs = code_pairs_8(tl.load(word_ptr + at), is_int8, like_ptr.dtype.element_ty, False)
     tl.store(first_ptr + at, pairs[0])
     tl.store(second_ptr + at, pairs[1])

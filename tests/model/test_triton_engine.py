@@ -34,12 +34,14 @@ SAMPLED = SamplingParams(
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
 
 
-def generate(model: DecoderModel, kv_dtype: torch.dtype | None) -> dict[int, list[int | None]]:
+def generate(
+    model: DecoderModel, kv_dtype: torch.dtype | None, budget: int
+) -> dict[int, list[int | None]]:
     """Prompts in chunks beside decoding ones; the second half finds the first one's blocks."""
-    limits = Limits(block_size=8, max_num_batched_tokens=24, enable_prefix_caching=True)
+    limits = Limits(block_size=8, max_num_batched_tokens=budget, enable_prefix_caching=True)
     engine = make_engine(model, limits, kv_dtype)
     tokens: dict[int, list[int | None]] = {}
-    for lengths in ((1, 29), (20, 29)):
+    for lengths in ((1, budget + 5), (budget - 4, budget + 5)):
         for length in lengths:
             prompt = [(7 * i) % 250 + 1 for i in range(length)]
             engine.add_request(prompt, SAMPLED if length % 2 else GREEDY)
@@ -62,8 +64,13 @@ def generate(model: DecoderModel, kv_dtype: torch.dtype | None) -> dict[int, lis
     ],
     ids=["plain", "int4 and int8 cache", "int4 with biases", "int4, window, fp8 cache", "int8"],
 )
+@pytest.mark.parametrize("budget", [12, pytest.param(24, marks=pytest.mark.slow)])
 def test_it_gives_the_tokens_of_the_torch_operators(
-    architecture: str, window: int | None, recipe: Recipe | None, kv_dtype: torch.dtype | None
+    architecture: str,
+    window: int | None,
+    recipe: Recipe | None,
+    kv_dtype: torch.dtype | None,
+    budget: int,
 ) -> None:
     dtype = torch.float32
     reference = load_tiny_model(architecture, window, dtype, recipe, backend="torch")
@@ -71,7 +78,7 @@ def test_it_gives_the_tokens_of_the_torch_operators(
     assert model.ops.traits.name == "triton"
     is_int4 = recipe in (INT4, INT4_ASYMMETRIC)
     assert isinstance(model.fused, GpuDecoder) == is_int4
-    assert generate(model, kv_dtype) == generate(reference, kv_dtype)
+    assert generate(model, kv_dtype, budget) == generate(reference, kv_dtype, budget)
 
 
 def product_of_rows_alike(
@@ -116,11 +123,12 @@ def test_what_is_deterministic_has_the_same_bits_in_any_batch_and_chunks(
         assert answers[i, 0].logits == alone.logits
 
 
+@pytest.mark.parametrize("num_tokens", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recipe", [None, INT4, Recipe("int8", int8_head=True)])
-def test_rows_are_in_the_precision_of_the_model(recipe: Recipe | None) -> None:
+def test_rows_are_in_the_precision_of_the_model(recipe: Recipe | None, num_tokens: int) -> None:
     model = load_tiny_model("Qwen2ForCausalLM", None, torch.float16, recipe, backend="triton")
     assert model.norm.weight.dtype == torch.float16
-    request = ([3, 4, 5], GREEDY)
+    request = ([3, 4, 5], replace(GREEDY, max_tokens=num_tokens))
     [answer] = run_alone(model, *request)
     reference = load_tiny_model("Qwen2ForCausalLM", None, torch.float32, recipe)
     [expected] = run_alone(reference, *request)
