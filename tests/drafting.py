@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import torch
+from torch import Tensor
 
 from localllm.engine.device import Device
 from localllm.engine.device_runner import DeviceRunner
@@ -71,6 +72,14 @@ class Oracle:
 
     def complete(self, batch: ScheduledBatch) -> None:
         pass
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """See Drafter: it sees ids only."""
+        return ()
+
+    def see(self, batch: ScheduledBatch, hidden: Sequence[Tensor]) -> None:
+        """See Drafter."""
 
     def forget(self, request: Request) -> None:
         pass

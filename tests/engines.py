@@ -68,6 +68,8 @@ class Limits:
     needs_ids: Callable[[SamplingParams], bool] = lambda params: False
     device: Device | None = None
     speculator: Callable[[], Speculator] | None = None
+    # Hidden rows that who drafts sees.
+    taps: tuple[int, ...] = ()
     # How many compute the first step, the second, and so on, from the beginning again.
     threads: tuple[int, ...] = ()
 
@@ -151,9 +153,9 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         torch.device("cpu"),
     )
     threads = GivenThreads(limits.threads) if limits.threads else None
-    runner: Runner = ModelRunner(model, kv_cache, threads)
+    runner: Runner = ModelRunner(model, kv_cache, threads, taps=limits.taps)
     if limits.overlaps:
-        runner = LateRunner(model, kv_cache, limits.needs_ids)
+        runner = LateRunner(model, kv_cache, limits.needs_ids, limits.taps)
     scheduling = SchedulerConfig(
         block_size=limits.block_size,
         max_num_seqs=limits.max_num_seqs,
@@ -162,7 +164,9 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         cache_root=b"root",
     )
     if limits.device is not None:
-        runner = DeviceRunner(model, kv_cache, limits.device, scheduling, MAX_MODEL_LEN)
+        runner = DeviceRunner(
+            model, kv_cache, limits.device, scheduling, MAX_MODEL_LEN, taps=limits.taps
+        )
     windows = [group.state.window for group in groups]
     if limits.speculator is not None and None not in windows:
         windows.append(None)  # for a model that drafts
@@ -192,8 +196,9 @@ class LateRunner(ModelRunner):
         model: DecoderModel,
         kv_cache: PagedKVCache,
         needs_ids: Callable[[SamplingParams], bool],
+        taps: tuple[int, ...] = (),
     ) -> None:
-        super().__init__(model, kv_cache)
+        super().__init__(model, kv_cache, taps=taps)
         self._needs_ids = needs_ids
         self._newest: dict[Request, int] = {}
 

@@ -9,7 +9,7 @@ captured is not executed; a value that Python looks at in a capture is an error.
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ _LOOKS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.def
 
 
 _ARRIVED = (torch.empty(0), torch.empty(0))
+
+_Result = TypeVar("_Result")
 
 
 class _Outside:
@@ -138,7 +140,7 @@ class RecordingDevice:
 
         return wait
 
-    def capture(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, call: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
         recording = Recording()
         with _launches_to(recording), recording:
             result = call()
@@ -148,11 +150,11 @@ class RecordingDevice:
         def replay() -> None:
             for other, lost in self._results.items():
                 if other is not recording:
-                    lost.fill_(torch.nan)
+                    _lose(lost)
             recording.replay()
             self.replayed.append(recording)
 
-        result.fill_(torch.nan)
+        _lose(result)
         return replay, result
 
     def time(self, call: Callable[[], None]) -> float:
@@ -160,6 +162,11 @@ class RecordingDevice:
 
     def release_memory(self) -> None:
         self._results.clear()
+
+
+def _lose(result: Any) -> None:
+    for tensor in tree_leaves(result):
+        tensor.fill_(torch.nan)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ the text may be one that a good model would write, where the weights are drawn a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from localllm.engine.runner import Launched, Runner
 from localllm.engine.sampler import accept_draft
 from localllm.engine.sampling_params import SamplingParams
@@ -51,6 +53,11 @@ class _Scripted:
     launched: Launched
     batch: ScheduledBatch
     scripts: dict[int, Sequence[int]]
+
+    @property
+    def hidden(self) -> tuple[Tensor, ...]:
+        """See Launched."""
+        return self.launched.hidden
 
     def wait(self) -> list[list[SampledToken]]:
         """See Launched."""

@@ -63,8 +63,34 @@ class BlockGroup:
             table[place] = NULL_BLOCK_ID
             place -= 1
 
-    def trim(self, table: "array[int]", num_tokens: int) -> None:
-        """Free the blocks behind so many tokens."""
+    def fits(self, table: "array[int]", start: int, count: int) -> bool:
+        """Whether there are blocks for the `count` tokens from `start` on."""
+        num_new = self.blocks_of(start + count) - len(table)
+        return num_new + self._is_copied(table, start) <= self.pool.num_free_blocks
+
+    def reserve(self, table: "array[int]", start: int, count: int) -> tuple[int, int] | None:
+        """Own blocks for them, which have to fit. Where others have the block that is written
+        first, or may find it, its content is to be copied: (from, to).
+        """
+        copied = None
+        if self._is_copied(table, start):
+            shared = table[start // self.block_size]
+            [own] = self.pool.allocate(1)
+            self.pool.free([shared])
+            table[start // self.block_size] = own
+            copied = shared, own
+        num_new = self.blocks_of(start + count) - len(table)
+        table.extend(self.pool.allocate(max(0, num_new)))
+        return copied
+
+    def _is_copied(self, table: "array[int]", start: int) -> bool:
+        first = start // self.block_size
+        return first < len(table) and self.pool.is_shared(table[first])
+
+    def roll_back(self, table: "array[int]", num_tokens: int) -> None:
+        """Free the blocks behind so many tokens: of a draft that was not accepted, or of a step
+        that failed. What stands in the last block behind them is written over.
+        """
         num_blocks = self.blocks_of(num_tokens)
         self.pool.free(reversed(table[num_blocks:]))
         del table[num_blocks:]

@@ -5,7 +5,7 @@ Everything that a runner starts there runs in the order in which it was started.
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ _OUT_OF_MEMORY = (
     "can't allocate memory",
 )
 _FATAL = ("CUDA error", "Triton Error [CUDA]", "HIP error")
+
+_Result = TypeVar("_Result")
 
 
 class CaptureError(Exception):
@@ -46,9 +48,9 @@ class Device(Protocol):
     def mark(self) -> Callable[[], None]:
         """What waits until all that was started so far is done."""
 
-    def capture(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Record what `call` does, without doing it: what does it again, and where its result
-        will be. Its operands stay where they are, and so do their shapes.
+    def capture(self, call: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
+        """Record what `call` does, without doing it: what does it again, and where the
+        tensors of its result will be. Its operands stay where they are, and so do their shapes.
 
         Raises: CaptureError.
         """
@@ -86,7 +88,7 @@ class CudaDevice:
         event.record()
         return event.synchronize
 
-    def capture(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, call: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
         """See Device."""
         # Made once a thread, and not while something is captured.
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,7 +46,14 @@ _NOTHING_LEFT = object()
 @dataclass(slots=True)
 class _Graph:
     replay: Callable[[], None]
+    computed: "_Computed"
+
+
+class _Computed(NamedTuple):
+    """What a step gives on the device: logits, float32 [rows, vocab], and of each tap its rows."""
+
     logits: Tensor
+    taps: tuple[Tensor, ...]
 
 
 class DeviceRunner:
@@ -62,10 +70,12 @@ class DeviceRunner:
         max_model_len: int,
         tuning: Iterator[None] | None = None,
         tables: Sequence[int] | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
         """`tuning`: work for idle moments, a piece at a time, once all steps are captured;
-        `tables`: see ModelRunner.
+        `tables`, `taps`: see ModelRunner.
         """
+        self._taps = taps
         self._model, self._kv_cache, self._device = model, kv_cache, device
         self._tables = own_tables(kv_cache) if tables is None else tables
         assert model.ops.sample is not None
@@ -156,9 +166,12 @@ class DeviceRunner:
         block_size, tables = self._kv_cache.block_size, self._inputs.tables
         filled = fill(host.numpy(), batch, shape, self._slots, block_size, tables)
         self._upload(shape, filled.num_bytes, filled.table_shape)
-        logits = self._compute(shape) if padded is None else self._compute_padded(shape)
+        computed = self._compute(shape) if padded is None else self._compute_padded(shape)
+        logits = computed.logits
+        num_tokens = sum(entry.num_scheduled_tokens for entry in batch.requests)
+        hidden = tuple(tap[:num_tokens] for tap in computed.taps)
         if len(filled.rows) == 0:
-            return _Launched(self._device.mark(), lambda: [], self._slots.forget)
+            return _Launched(self._device.mark(), lambda: [], self._slots.forget, hidden)
         rows, factors = self._inputs.sampling_rows(shape, has_drafts=filled.has_drafts)
         rows = replace(
             rows,
@@ -186,21 +199,21 @@ class DeviceRunner:
                 sampled[place] = [SampledToken(None, error=error)]
             return sampled
 
-        return _Launched(self._device.mark(), collect, self._slots.forget)
+        return _Launched(self._device.mark(), collect, self._slots.forget, hidden)
 
     def _upload(self, shape: StepShape, num_bytes: int, table_shape: tuple[int, int, int]) -> None:
         self._device.upload(self._inputs.place(num_bytes), self._hosts[self._turn][:num_bytes])
         self._inputs.spread_tables(shape, table_shape)
 
-    def _compute(self, shape: StepShape) -> Tensor:
-        """Logits, float32 [rows, vocab], of the inputs that are in their places."""
+    def _compute(self, shape: StepShape) -> _Computed:
+        """From the inputs that are in their places."""
         batch = self._inputs.forward_batch(shape)
-        hidden = self._model.forward(batch, self._kv_cache)
+        hidden, taps = self._model.forward_tapped(batch, self._kv_cache, self._taps)
         if not shape.samples_all:
             hidden = hidden.index_select(0, batch.logit_rows)
-        return self._model.compute_logits(hidden)
+        return _Computed(self._model.compute_logits(hidden), taps)
 
-    def _compute_padded(self, shape: StepShape) -> Tensor:
+    def _compute_padded(self, shape: StepShape) -> _Computed:
         """The same, replayed where it has been captured; the second step of a shape captures it.
 
         Not the first: somebody waits for its token, and kernels are compiled by running.
@@ -209,12 +222,12 @@ class DeviceRunner:
             self._capture(shape)
         graph = self._graphs.pop(shape, None)
         if graph is None:
-            logits = self._compute(shape)
+            computed = self._compute(shape)
             self._seen.add(shape)
-            return logits
+            return computed
         self._graphs[shape] = graph  # the last one used stands last
         graph.replay()
-        return graph.logits
+        return graph.computed
 
     def _capture(self, shape: StepShape) -> None:
         while shape.num_tokens + sum(each.num_tokens for each in self._graphs) > self._graph_rows:
@@ -247,7 +260,7 @@ class DeviceRunner:
         )
         try:
             with stopping_at_compilation():
-                self._sample(self._compute(shape), rows)
+                self._sample(self._compute(shape).logits, rows)
             self._warmed.add(step)
         except KernelCompiledError:
             pass
@@ -266,6 +279,7 @@ class _Launched:
     arrived: Callable[[], None]
     collect: Callable[[], list[list[SampledToken]]]
     on_failure: Callable[[], None]
+    hidden: tuple[Tensor, ...]
 
     def wait(self) -> list[list[SampledToken]]:
         try:

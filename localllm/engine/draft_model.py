@@ -12,10 +12,11 @@ Transformers via Speculative Decoding", accept by chance instead).
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from torch import Tensor
 
 from localllm.engine.batching import slots_of
 from localllm.engine.ngram import NOT_KNOWN, Proposal
@@ -148,6 +149,14 @@ class DraftModel:
         for i, entry in enumerate(batch.requests):
             if entry.request in drafts:
                 batch.requests[i] = replace(entry, draft=drafts[entry.request])
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """See Drafter: it sees ids only."""
+        return ()
+
+    def see(self, batch: ScheduledBatch, hidden: Sequence[Tensor]) -> None:
+        """See Drafter."""
 
     def forget(self, request: Request) -> None:
         """See Drafter."""

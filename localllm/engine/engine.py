@@ -277,9 +277,13 @@ class Engine:
         if not batch.requests:
             return None
         if self.speculator is None or not self.speculator.is_watching:
-            return _InFlight(batch, self._runner.launch(batch), began_s, has_waited, False)
+            launched = self._runner.launch(batch)
+            if self.speculator is not None:
+                self.speculator.see(batch, launched.hidden)
+            return _InFlight(batch, launched, began_s, has_waited, False)
         self.speculator.complete(batch)
         launched = self._runner.launch(batch)
+        self.speculator.see(batch, launched.hidden)
         self.speculator.work(batch)
         return _InFlight(batch, launched, began_s, has_waited, True)
 

@@ -248,7 +248,6 @@ def build_engine(
     longest = plan.max_model_len
     threads = choose_threads(config.threads)
     count = ThreadCount(threads.most, is_fixed=threads.is_fixed)
-    runner = _make_runner(loaded, kv_cache, scheduling, longest, count)
     drafter: Drafter | None = None
     if draft is not None:
         table = next(i for i, group in enumerate(plan.groups) if group.window is None)
@@ -266,6 +265,8 @@ def build_engine(
         )
     elif config.speculation.drafter != "off":
         drafter = NgramDrafter(config.speculation.min_match, config.speculation.max_match)
+    taps = () if drafter is None else drafter.taps
+    runner = _make_runner(loaded, kv_cache, scheduling, longest, count, taps=taps)
     speculator = None
     if drafter is not None:
         lengths = DraftLengths(1 if draft else config.speculation.max_match + 1)
@@ -307,18 +308,19 @@ def _make_runner(
     longest: int,
     threads: ThreadCount | None = None,
     tables: Sequence[int] | None = None,
+    taps: Sequence[int] = (),
 ) -> Runner:
-    """What runs a decoder on its device; `longest`: tokens of a request; `threads`, `tables`: see
-    ModelRunner.
+    """What runs a decoder on its device; `longest`: tokens of a request; `threads`, `tables`,
+    `taps`: see ModelRunner.
     """
     if not loaded.model.ops.traits.captures or loaded.device.type != "cuda":
         own_threads = threads if loaded.device.type == "cpu" else None
-        return ModelRunner(loaded.model, kv_cache, own_threads, tables)
+        return ModelRunner(loaded.model, kv_cache, own_threads, tables, taps)
     device = CudaDevice()
     tuning: Iterator[None] | None = None
     if loaded.tunings is not None:
         tuning = tune(loaded.model, loaded.tunings, device, _tuning_file(loaded.device).add)
-    return DeviceRunner(loaded.model, kv_cache, device, scheduling, longest, tuning, tables)
+    return DeviceRunner(loaded.model, kv_cache, device, scheduling, longest, tuning, tables, taps)
 
 
 def select_device(config: EngineConfig) -> torch.device:

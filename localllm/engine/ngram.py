@@ -8,10 +8,14 @@ wherever text repeats itself: edits, quotations, code.
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from localllm.engine.request import Request
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.suffix_index import END_OF_TEXT, SuffixIndex
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Tokens of ended requests that are remembered, at least; at most twice as many.
 PHRASE_TOKENS = 1 << 16
@@ -110,6 +114,14 @@ class NgramDrafter:
 
     def complete(self, batch: ScheduledBatch) -> None:
         """See Drafter: proposals come with their tokens."""
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """See Drafter: it sees ids only."""
+        return ()
+
+    def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
+        """See Drafter."""
 
     def forget(self, request: Request) -> None:
         """See Drafter."""

@@ -28,6 +28,12 @@ class Launched(Protocol):
         its draft as is accepted, and one more.
         """
 
+    @property
+    def hidden(self) -> tuple[Tensor, ...]:
+        """Of each of the runner's taps the hidden rows of the batch's tokens, [num_tokens, hidden]:
+        on its device, in the order of its work, until the next batch is launched.
+        """
+
 
 class Runner(Protocol):
     """What the engine drives.
@@ -62,6 +68,7 @@ class Computed:
     """A batch that is computed already."""
 
     sampled: list[list[SampledToken]]
+    hidden: tuple[Tensor, ...] = ()
 
     def wait(self) -> list[list[SampledToken]]:
         """See Launched."""
@@ -93,10 +100,15 @@ class ModelRunner:
         kv_cache: PagedKVCache,
         threads: ThreadCount | None = None,
         tables: Sequence[int] | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
         """`threads`: decides how many compute a step on a CPU; None: as many as torch has.
-        `tables`: see `build_forward_batch`; None: each group by its own.
+        `tables`: see `build_forward_batch`; None: each group by its own. `taps`: see
+        `DecoderModel.forward_tapped`.
         """
+        self._taps = taps
+        # Of the newest batch, see Launched.
+        self._hidden: tuple[Tensor, ...] = ()
         self._model = model
         self._kv_cache = kv_cache
         self._tables = own_tables(kv_cache) if tables is None else tables
@@ -125,7 +137,7 @@ class ModelRunner:
             num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
             self._ended_s = time.perf_counter()
             self._threads.book(num_rows, self._ended_s - began_s)
-        return Computed(sampled)
+        return Computed(sampled, self._hidden)
 
     def work_ahead(self) -> bool:
         """See Runner."""
@@ -143,7 +155,9 @@ class ModelRunner:
         inputs = build_forward_batch(
             batch, self._tables, self._kv_cache.block_size, self._row_multiple, self._device
         )
-        hidden = self._model.forward(inputs, self._kv_cache)
+        hidden, taps = self._model.forward_tapped(inputs, self._kv_cache, self._taps)
+        num_tokens = inputs.tables[0].slot_mapping.shape[0]
+        self._hidden = tuple(tap[:num_tokens] for tap in taps)
         if inputs.num_logit_rows == 0:
             return torch.empty((0, self._model.architecture.vocab_size), device=self._device)
         logits = self._model.compute_logits(hidden[inputs.logit_rows])

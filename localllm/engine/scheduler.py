@@ -259,7 +259,7 @@ class Scheduler:
             request.num_pending -= entry.num_samples
             if request.status is RequestStatus.RUNNING:
                 request.num_computed_tokens = entry.start
-                self._trim(request)
+                self._roll_back(request)
                 tables = enumerate(request.tables)
                 if any((i, block_id) in targets for i, table in tables for block_id in table):
                     self._preempt(request)
@@ -312,23 +312,12 @@ class Scheduler:
     def _reserve(self, request: Request, count: int, batch: ScheduledBatch) -> bool:
         """Own blocks for the next `count` tokens, or change nothing and say no."""
         start = request.num_computed_tokens
-        first = start // self.config.block_size
-        wanted = []
-        for group, table in zip(self.groups, request.tables, strict=True):
-            num_new = group.blocks_of(start + count) - len(table)
-            copies = first < len(table) and group.pool.is_shared(table[first])
-            if num_new + copies > group.pool.num_free_blocks:
-                return False
-            wanted.append((num_new, copies))
-        for i, (num_new, copies) in enumerate(wanted):
-            pool, table = self.groups[i].pool, request.tables[i]
-            if copies:
-                [own] = pool.allocate(1)
-                batch.block_copies.append(BlockCopy(i, table[first], own))
-                pool.free([table[first]])
-                table[first] = own
-            if num_new > 0:
-                table.extend(pool.allocate(num_new))
+        of_groups = list(zip(self.groups, request.tables, strict=True))
+        if not all(group.fits(table, start, count) for group, table in of_groups):
+            return False
+        for i, (group, table) in enumerate(of_groups):
+            if copied := group.reserve(table, start, count):
+                batch.block_copies.append(BlockCopy(i, *copied))
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -341,10 +330,10 @@ class Scheduler:
         self.num_preemptions += 1
         self._waiting.appendleft(request)
 
-    def _trim(self, request: Request) -> None:
+    def _roll_back(self, request: Request) -> None:
         """Give back the blocks behind its newest token."""
         for group, table in zip(self.groups, request.tables, strict=True):
-            group.trim(table, request.num_tokens)
+            group.roll_back(table, request.num_tokens)
 
     def _add_drafts(
         self, batch: ScheduledBatch, drafts: Mapping[Request, Sequence[int]], budget: int
@@ -362,8 +351,7 @@ class Scheduler:
             if count <= 0 or not entry.catches_up:
                 continue
             for group, table in of_groups:
-                num_new = group.blocks_of(entry.end + count) - len(table)
-                table.extend(group.pool.allocate(max(0, num_new)))
+                group.reserve(table, entry.end, count)
             batch.requests[i] = replace(
                 entry,
                 num_scheduled_tokens=entry.num_scheduled_tokens + count,
@@ -475,7 +463,7 @@ class Scheduler:
             self._prefixes.register(request, settled)
             if entry.draft:
                 request.num_computed_tokens = num_computed
-                self._trim(request)
+                self._roll_back(request)
             # Nothing under way goes back behind what is settled.
             for group, table in zip(self.groups, request.tables, strict=True):
                 group.give_back(table, settled)

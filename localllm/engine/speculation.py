@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
 from localllm.engine.matcher import Matcher
 from localllm.engine.ngram import NOT_KNOWN, Proposal
 from localllm.engine.request import Request
 from localllm.engine.scheduler import SampledToken, ScheduledBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # When drafts have cost the time of so many steps more than they have saved, drafting rests; each
 # time for twice as many steps, within these bounds. Earlier savings count for at most so many.
@@ -59,6 +62,16 @@ class Drafter(Protocol):
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """The hidden rows that it sees, see `DecoderModel.forward_tapped`; none: it sees none."""
+
+    def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
+        """Of each tap the hidden rows of all tokens of a batch, the prompt's too, in their order:
+        on the device, where they are computed in the order of its work. A batch that fails is
+        seen, and computed again.
+        """
 
     @property
     def is_warm(self) -> bool:
@@ -165,6 +178,11 @@ class Speculator:
         """See Drafter."""
         if self._drafter.has_work:
             self._drafter.work(batch)
+
+    def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
+        """Show a batch's hidden rows to who drafts."""
+        if self._drafter.taps:
+            self._drafter.see(batch, hidden)
 
     def learn(
         self,

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import triton
@@ -40,6 +40,8 @@ from localllm_kernels import triton_ops
 
 CONTEXT = 4096
 SAID = 5  # the token that every step samples
+
+_Result = TypeVar("_Result")
 
 
 class NoDriver:
@@ -69,7 +71,7 @@ class NoDevice:
     def mark(self) -> Callable[[], None]:
         return lambda: None
 
-    def capture(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def capture(self, call: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
         return lambda: None, call()
 
     def time(self, call: Callable[[], None]) -> float:

@@ -101,6 +101,7 @@ typedef struct {
   const Group *groups;
   AttentionTask **tasks; /* of each group; as many in all */
   int64_t num_tasks;
+  float *const *taps;
   float *x;
   Scratch scratch;
 } Forward;
@@ -133,18 +134,24 @@ static void team_forward(const Team *team, void *arguments) {
     team_silu_mul(team, s->gate_up, s->inner, b->rows, d->inner);
     team_product(team, &layer->down, s->inner, s->projected, b->rows, s->rounded);
     team_add_rms_norm(team, s->projected, x, next, d->eps, x, s->normed, b->rows, d->hidden);
+    if (f->taps && f->taps[i])
+      TEAM_FOR(team, row, b->rows)
+        memcpy(f->taps[i] + row * d->hidden, x + row * d->hidden,
+               (size_t)d->hidden * sizeof(float));
   }
   TEAM_FOR(team, row, b->rows)
     memcpy(x + row * d->hidden, s->normed + row * d->hidden, (size_t)d->hidden * sizeof(float));
 }
 
-/* x: [rows, hidden], the embedded tokens, which becomes the output of the last norm. Returns 1 if
- * there is no memory or a shape is not meant. */
+/* x: [rows, hidden], the embedded tokens, which becomes the output of the last norm; taps: NULL, or
+ * of each layer where its output goes, [rows, hidden], if anywhere. Returns 1 if there is no memory
+ * or a shape is not meant. */
 int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64_t num_groups,
-                    float *x, char *memory, int64_t threads) {
+                    float *const *taps, float *x, char *memory, int64_t threads) {
   AttentionTask **tasks = calloc((size_t)num_groups, sizeof(AttentionTask *));
   if (!tasks) return 1;
-  Forward forward = {.decoder = d, .batch = b, .groups = groups, .tasks = tasks, .x = x};
+  Forward forward = {.decoder = d, .batch = b, .groups = groups, .tasks = tasks,
+                     .taps = taps, .x = x};
   divide(d, b->rows, memory, &forward.scratch);
   int failed = 0;
   for (int64_t i = 0; i < num_groups && !failed; i++) {

@@ -1,7 +1,7 @@
 """All layers of a decoder in one call of the C library, see decoder.c."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ class CpuDecoder:
         self._forward.argtypes = [
             *3 * [ctypes.c_void_p],
             ctypes.c_int64,
-            *2 * [ctypes.c_void_p],
+            *3 * [ctypes.c_void_p],
             ctypes.c_int64,
         ]
         self._scratch_bytes = library.decoder_scratch_bytes
@@ -62,8 +62,13 @@ class CpuDecoder:
         return True
 
     def __call__(
-        self, hidden: Tensor, rotation: Rotation, batch: ForwardBatch, kv_cache: PagedKVCache
-    ) -> Tensor:
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        batch: ForwardBatch,
+        kv_cache: PagedKVCache,
+        taps: Sequence[int],
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """See FusedDecoder. Raises: MemoryError."""
         rows = hidden.shape[0]
         decoder = ctypes.addressof(self._decoder)
@@ -81,18 +86,24 @@ class CpuDecoder:
             len(batch.seq_lens),
         )
         groups = (structs.Group * len(kv_cache.stacks))(*map(_group, batch.tables, kv_cache.stacks))
+        streams = {i: torch.empty_like(out) for i in taps if i < len(self._layers)}
+        tapped = None
+        if streams:
+            pointers = (_pointer(streams.get(i)) for i in range(len(self._layers)))
+            tapped = (ctypes.c_void_p * len(self._layers))(*pointers)
         failed = self._forward(
             decoder,
             ctypes.addressof(asked),
             groups,
             len(groups),
+            tapped,
             out.data_ptr(),
             self._scratch.data_ptr(),
             torch.get_num_threads(),
         )
         if failed:
             raise MemoryError("no memory for the attention's tasks")
-        return out
+        return out, streams
 
 
 def _group(tables: GroupTables, stack: KVCache) -> structs.Group:
@@ -116,11 +127,15 @@ def _layer(layer: UniformLayer, place: tuple[int, int]) -> structs.Layer:
         None if norms is None else norms.key,
     )
     return structs.Layer(
-        *(None if norm is None else norm.weight.data_ptr() for norm in vectors),
+        *(_pointer(None if norm is None else norm.weight) for norm in vectors),
         *map(_product, layer.products),
         layer.attention.spec.window or 0,
         *place,
     )
+
+
+def _pointer(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _product(product: object) -> structs.Product:

@@ -5,7 +5,7 @@ It computes what the blocks compute one by one, in the same order, to the same b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,11 +29,15 @@ class FusedDecoder(Protocol):
         """Whether it is the better way for such a batch."""
 
     def __call__(
-        self, hidden: Tensor, rotation: Rotation, batch: ForwardBatch, kv_cache: PagedKVCache
-    ) -> Tensor:
-        """Hidden states [num_rows, hidden] after the last norm; the caches are written.
-
-        `hidden`: the embedded tokens.
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        batch: ForwardBatch,
+        kv_cache: PagedKVCache,
+        taps: Sequence[int],
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """Hidden states [num_rows, hidden] after the last norm, and the residual stream behind the
+        layers in `taps`, by their numbers; the caches are written. `hidden`: the embedded tokens.
         """
 
 

@@ -10,7 +10,7 @@
 A step of more tokens is bound by arithmetic, and takes the blocks one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -44,9 +44,15 @@ class GpuDecoder:
         return 0 < num_rows <= MAX_TILE_ROWS and attended <= MAX_TILE_ROWS
 
     def __call__(
-        self, hidden: Tensor, rotation: Rotation, batch: ForwardBatch, kv_cache: PagedKVCache
-    ) -> Tensor:
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        batch: ForwardBatch,
+        kv_cache: PagedKVCache,
+        taps: Sequence[int],
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """See FusedDecoder."""
+        streams: dict[int, Tensor] = {}
         for i, layer in enumerate(self._layers):
             cache, attention = kv_cache.layer(i), layer.attention
             place = kv_cache.places[i]
@@ -81,7 +87,9 @@ class GpuDecoder:
             before = Around(norm=norm.weight, eps=norm.eps, is_gated=True)
             inner = _int4(layer.mlp.gate_up_proj)(hidden, before)
             hidden = _int4(layer.mlp.down_proj)(inner, Around(residual=hidden))
-        return rms_norm(hidden, self._last_norm.weight, self._last_norm.eps)
+            if i in taps:
+                streams[i] = hidden
+        return rms_norm(hidden, self._last_norm.weight, self._last_norm.eps), streams
 
 
 def _int4(product: object) -> Int4Product:
