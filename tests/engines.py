@@ -18,12 +18,13 @@ from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.device import Device
 from localllm.engine.device_runner import DeviceRunner
-from localllm.engine.engine import Engine, EngineLimits
+from localllm.engine.engine import Engine
 from localllm.engine.form_ends import FormEnds
 from localllm.engine.loading import library_folder
 from localllm.engine.matcher import Matcher
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, TokenEvent
+from localllm.engine.request_check import EngineLimits
 from localllm.engine.runner import Launched, ModelRunner, Runner
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import (

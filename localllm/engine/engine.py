@@ -3,40 +3,21 @@
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from localllm.engine.device import is_fatal, is_out_of_memory
+from localllm.engine.engine_state import EngineState, InFlight, Lost, Settled, Unsettled
 from localllm.engine.grammar_turns import GrammarTurns
 from localllm.engine.matcher import Matcher
 from localllm.engine.pacing import Pacer
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, RequestStatus, TokenEvent
-from localllm.engine.runner import Launched, Runner
+from localllm.engine.request_check import EngineLimits
+from localllm.engine.runner import Runner
 from localllm.engine.sampler import sample_seed
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import ScheduledBatch, Scheduler
 from localllm.engine.speculation import Speculator
-from localllm.errors import ContextLengthError, DeviceError, RequestError, brief
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """What requests are held against."""
-
-    vocab_size: int
-    max_model_len: int
-    # Positions that the model knows; `max_model_len` may be less.
-    num_positions: int
-    eos_token_ids: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    batch: ScheduledBatch
-    launched: Launched
-    began_s: float
-    has_waited: bool
-    is_watched: bool
+from localllm.errors import DeviceError
 
 
 class Engine:
@@ -67,10 +48,7 @@ class Engine:
         self._grammar_turns = GrammarTurns()
         self._collected_s = 0.0
         self._next_request_id = 0
-        self._in_flight: _InFlight | None = None
-        self._is_unsettled = False
-        self._undelivered: list[TokenEvent] = []
-        self._failure: DeviceError | None = None
+        self._state: EngineState = Settled()
 
     def beside(
         self,
@@ -94,11 +72,7 @@ class Engine:
     @property
     def way_to_longer_context(self) -> str:
         """What a user can do for a longer one."""
-        if self.context_length < self.limits.max_model_len:
-            return "a larger KV cache"
-        if self.limits.max_model_len < self.limits.num_positions:
-            return "a larger --ctx"
-        return f"a model that knows more than {self.limits.num_positions:,} tokens"
+        return self.limits.way_to_longer_context(self.scheduler.max_request_tokens)
 
     def add_request(
         self,
@@ -118,7 +92,7 @@ class Engine:
         `step`.
         """
         self._check_alive()
-        self._check(prompt_token_ids, params)
+        self.limits.check(prompt_token_ids, params, self.scheduler.max_request_tokens)
         num_prompt = len(prompt_token_ids)
         room = self.context_length - num_prompt
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -164,7 +138,8 @@ class Engine:
 
     def has_unfinished(self) -> bool:
         """Whether `step` has work, or events that nobody got yet."""
-        return self.scheduler.has_unfinished() or bool(self._undelivered)
+        has_events = isinstance(self._state, Unsettled) and bool(self._state.events)
+        return self.scheduler.has_unfinished() or has_events
 
     def step(self) -> list[TokenEvent]:
         """Start the next batch, and book the one whose tokens are due.
@@ -174,37 +149,16 @@ class Engine:
 
         Raises: DeviceError where the device is lost, and from then on at every call.
         """
-        self._check_alive()
-        if self._is_unsettled:
-            # What an attempt may have left half done is made anew, and from known ids.
-            self._is_unsettled = False
-            kept, self._undelivered = self._undelivered, []
-            return kept + self._collect(self._take_in_flight())
-        began_s = time.perf_counter()
-        events: list[TokenEvent] = []
-        has_waited = False
-        if self._in_flight:
-            has_waited = self.speculator is not None and self.speculator.wants_ids()
-            if has_waited or self._follows_grammars():
-                events = self._collect(self._take_in_flight())
-        batch = self._schedule()
-        try:
-            started = self._launch(batch, began_s, has_waited)
-        except BaseException as error:
-            self.scheduler.roll_back(batch)
-            if is_out_of_memory(error):
-                self._runner.release_memory()
-                events += self._collect(self._take_in_flight())
-                return events + self.scheduler.relieve(batch)
-            self._note_if_fatal(error)
-            self._is_unsettled = True
-            self._undelivered = events
-            raise
-        if not self._runner.overlaps:
-            return self._collect(started)
-        due = self._take_in_flight()
-        self._in_flight = started
-        return events + self._collect(due)
+        match self._state:
+            case Lost(error):
+                raise error
+            case Unsettled(in_flight, events):
+                self._state = Unsettled(None, events)  # not lost if this fails too
+                booked = self._collect(in_flight)
+                self._state = Settled()
+                return [*events, *booked]
+            case Settled(in_flight):
+                return self._advance(in_flight)
 
     def work_ahead(self) -> bool:
         """Do a little of what will make later steps faster, in a moment without requests; False
@@ -212,7 +166,7 @@ class Engine:
         """
         if self.has_unfinished():
             return False
-        self._collect(self._take_in_flight())  # of requests that have ended
+        self._settle()  # of requests that have ended
         if self._prefix_disk is not None and self._prefix_disk.save_next():
             return True
         drafts = self.speculator
@@ -234,7 +188,7 @@ class Engine:
         """End all requests, and save what is to be kept."""
         for request in self.scheduler.unfinished():
             self.abort(request.request_id, request.sample)
-        self._collect(self._take_in_flight())
+        self._settle()
         while self._prefix_disk is not None and self._prefix_disk.save_next():
             pass
 
@@ -250,6 +204,35 @@ class Engine:
         return [
             TokenEvent(request_id, request.sample, None, FinishReason.ABORT) for request in ended
         ]
+
+    def _advance(self, in_flight: InFlight | None) -> list[TokenEvent]:
+        """Start the next batch while another may be in flight, and book what is due."""
+        began_s = time.perf_counter()
+        events: list[TokenEvent] = []
+        has_waited = False
+        if in_flight:
+            has_waited = self.speculator is not None and self.speculator.wants_ids()
+            if has_waited or self._follows_grammars():
+                events, in_flight = self._settle(), None
+        batch = self._schedule()
+        try:
+            started = self._launch(batch, began_s, has_waited)
+        except BaseException as error:
+            self.scheduler.roll_back(batch)
+            if is_out_of_memory(error):
+                self._runner.release_memory()
+                return events + self._settle() + self.scheduler.relieve(batch)
+            self._note_if_fatal(error)
+            self._state = Unsettled(in_flight, events)
+            raise
+        if not self._runner.overlaps:
+            return self._collect(started)
+        self._state = Settled(started)
+        return events + self._collect(in_flight)
+
+    def _settle(self) -> list[TokenEvent]:
+        """Wait for what is in flight, and book it."""
+        return self._collect(self._take_in_flight())
 
     def _follows_grammars(self) -> bool:
         """Whether what may come next depends on ids that are still on their way."""
@@ -272,7 +255,7 @@ class Engine:
             running = [request for request in running if request not in resting]
         return self.scheduler.schedule(self.speculator.propose(running, budget), part, resting)
 
-    def _launch(self, batch: ScheduledBatch, began_s: float, has_waited: bool) -> _InFlight | None:
+    def _launch(self, batch: ScheduledBatch, began_s: float, has_waited: bool) -> InFlight | None:
         """Start to compute a batch; None where there is nothing in it."""
         if not batch.requests:
             return None
@@ -280,18 +263,25 @@ class Engine:
             launched = self._runner.launch(batch)
             if self.speculator is not None:
                 self.speculator.see(batch, launched.hidden)
-            return _InFlight(batch, launched, began_s, has_waited, False)
+            return InFlight(batch, launched, began_s, has_waited, False)
         self.speculator.complete(batch)
         launched = self._runner.launch(batch)
         self.speculator.see(batch, launched.hidden)
         self.speculator.work(batch)
-        return _InFlight(batch, launched, began_s, has_waited, True)
+        return InFlight(batch, launched, began_s, has_waited, True)
 
-    def _take_in_flight(self) -> _InFlight | None:
-        taken, self._in_flight = self._in_flight, None
-        return taken
+    def _take_in_flight(self) -> InFlight | None:
+        match self._state:
+            case Settled(in_flight):
+                self._state = Settled()
+                return in_flight
+            case Unsettled(in_flight, events):
+                self._state = Unsettled(None, events)
+                return in_flight
+            case Lost():
+                return None
 
-    def _collect(self, due: _InFlight | None) -> list[TokenEvent]:
+    def _collect(self, due: InFlight | None) -> list[TokenEvent]:
         """Wait for a batch and book it."""
         if due is None:
             return []
@@ -317,51 +307,25 @@ class Engine:
                     self.speculator.forget(entry.request)
         return events
 
-    def _roll_back(self, started: _InFlight | None) -> None:
+    def _roll_back(self, started: InFlight | None) -> None:
         if started is not None:
             self.scheduler.roll_back(started.batch)
 
     def _note_if_fatal(self, error: BaseException) -> None:
         """Raise, now and at every later call, where the device is lost."""
         if is_fatal(error):
-            self._failure = DeviceError(
+            lost = DeviceError(
                 "the GPU reported an error after which nothing more can be computed here",
                 where=str(error).partition("\n")[0],
                 hint="start again; if it happens again, --backend torch tells whether one of our "
                 "kernels is at fault",
             )
-            raise self._failure from error
+            self._state = Lost(lost)
+            raise lost from error
 
     def _check_alive(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _check(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        vocab_size = self.limits.vocab_size
-        if not prompt:
-            raise RequestError("the prompt is empty", param="prompt", hint="give it some text")
-        for name, ids in (
-            ("prompt", prompt),
-            ("logit_bias", params.logit_bias),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            for token_id in ids:
-                if type(token_id) is not int or not 0 <= token_id < vocab_size:
-                    raise RequestError(
-                        f"{name}: token id {brief(token_id)} is not one of the model's "
-                        f"0 to {vocab_size - 1}",
-                        param=name,
-                    )
-        limit = self.context_length
-        if len(prompt) >= limit:
-            held_by_cache = limit < self.limits.max_model_len
-            raise ContextLengthError(
-                f"the prompt has {len(prompt):,} tokens, the context {limit:,}, "
-                "of which 1 at least is kept for the answer",
-                param="prompt",
-                where="the KV cache holds no more than that" if held_by_cache else "",
-                hint=f"a shorter prompt, or {self.way_to_longer_context}",
-            )
+        if isinstance(self._state, Lost):
+            raise self._state.error
 
 
 def _pace(pacer: Pacer, batch: ScheduledBatch, seconds: float) -> None:

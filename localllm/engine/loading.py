@@ -18,7 +18,7 @@ from localllm.engine.device import CudaDevice, prepare
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.draft_model import DraftModel
-from localllm.engine.engine import Engine, EngineLimits
+from localllm.engine.engine import Engine
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.engine.ngram import NgramDrafter
@@ -27,6 +27,7 @@ from localllm.engine.operator_check import CheckRequest
 from localllm.engine.operator_choice import choose_operators
 from localllm.engine.pacing import Pacer
 from localllm.engine.prefix_disk import PrefixDisk
+from localllm.engine.request_check import EngineLimits
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.engine.speculation import Drafter, Speculator

@@ -26,8 +26,9 @@ from triton.backends.compiler import GPUTarget
 from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.device_runner import DeviceRunner
-from localllm.engine.engine import Engine, EngineLimits
+from localllm.engine.engine import Engine
 from localllm.engine.ngram import NgramDrafter
+from localllm.engine.request_check import EngineLimits
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.engine.speculation import Speculator
