@@ -76,6 +76,20 @@ class ConfigFields:
             self.fail(name, "true or false")
         return bool(value)
 
+    def integers(self, name: str, low: int, high: int, count: int) -> tuple[int, ...] | None:
+        """A list of `count` whole numbers, each as of `integer`; None where it is null or not
+        there.
+        """
+        value = self.raw.get(name)
+        if value is None:
+            return None
+        numbers = value if isinstance(value, list) else []
+        if len(numbers) != count or not all(
+            type(each) is int and low <= each <= high for each in numbers
+        ):
+            self.fail(name, f"a list of {count} whole numbers from {low} to {high}")
+        return tuple(numbers)
+
     def choices(self, name: str, known: tuple[str, ...], count: int) -> tuple[str, ...] | None:
         """A list of `count` strings, each of `known`; None where it is null or not there."""
         value = self.raw.get(name)

@@ -67,6 +67,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
             return _llama3(plain, rope), 1.0
         case "yarn":
             return _yarn(plain, rope, head_dim)
+        case "none":
+            return torch.zeros_like(plain), 1.0
         case _:
             return plain, 1.0
 

@@ -7,7 +7,8 @@ from typing import Any, Literal
 from localllm.errors import CheckpointError, brief
 from localllm.model.config_fields import REDOWNLOAD, ConfigFields
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "none"]
+# As config.json names them.
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 
 
@@ -28,6 +29,10 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+
+
+# Queries and keys as they are, whatever their position (Kazemnejad et al. 2023, "NoPE").
+NO_ROPE = RopeConfig(kind="none")
 
 
 def read_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:

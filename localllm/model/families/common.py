@@ -56,6 +56,21 @@ def read_window(fields: ConfigFields) -> int | None:
     return fields.optional_integer("sliding_window", 1, 1 << 28)
 
 
+def read_opt_in_windows(fields: ConfigFields) -> list[int | None]:
+    """The window of each layer where `use_sliding_window` asks for windows: by `layer_types`, or
+    from `max_window_layers` on. Raises: CheckpointError.
+    """
+    fields = fields.with_defaults(sliding_window=4096, max_window_layers=28)
+    num_layers = read_num_layers(fields)
+    window, is_used = read_window(fields), fields.flag("use_sliding_window")
+    kinds = ("full_attention", "sliding_attention")
+    layer_types = fields.choices("layer_types", kinds, num_layers)
+    first = fields.optional_integer("max_window_layers", 0, 1024) or 0
+    if layer_types is None:
+        layer_types = tuple(kinds[i >= first] for i in range(num_layers))
+    return [window if is_used and kind == kinds[1] else None for kind in layer_types]
+
+
 def read_num_layers(fields: ConfigFields) -> int:
     """How many layers there are. Raises: CheckpointError."""
     return fields.integer("num_hidden_layers", 1, 1024)
