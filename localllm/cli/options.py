@@ -2,15 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-import typer
-
 from localllm.answer.overflow import OVERFLOW_POLICIES, OverflowPolicy
-from localllm.cli.suggestions import one_of
+from localllm.cli.flags import option
 from localllm.cli.user_input import read_file
 from localllm.engine.config import KV_CACHE_DTYPES, EngineConfig
 from localllm.engine.speculation_config import SpeculationConfig
@@ -23,28 +20,6 @@ SPEC, SPEC_MAX = _SPECULATION.drafter, _SPECULATION.max_draft
 SPEC_NGRAM = f"{_SPECULATION.min_match}:{_SPECULATION.max_match}"
 # What weights can be drawn or planned in; those of `random_weights`, whose module needs torch.
 WEIGHT_KINDS = ("bf16", "int8", "int4", "fp8")
-
-
-def option(
-    *names: str,
-    help: str,
-    metavar: str | None = None,
-    suggest: Callable[[str], list[str]] | None = None,
-    choices: Sequence[str] = (),
-) -> Any:
-    """A flag that the variable of its name, LOCALLLM_…, can set too; `suggest` completes it.
-    `choices`: the words that it takes, which are shown and completed.
-    """
-    variable = next(name for name in names if name.startswith("--")).partition("/")[0]
-    envvar = "LOCALLLM_" + variable.removeprefix("--").replace("-", "_").upper()
-    return typer.Option(
-        *names,
-        help=help,
-        envvar=envvar,
-        show_envvar=False,
-        metavar="|".join(choices) or metavar,
-        autocompletion=one_of(*choices) if choices else suggest,
-    )
 
 
 Temperature = Annotated[
