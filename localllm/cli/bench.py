@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from localllm.cli import options, suggestions
+from localllm.cli import flag_values, options, suggestions
 from localllm.cli.output import is_terminal, note, show_controls, write_stdout
 from localllm.engine.config import EngineConfig
 from localllm.engine.speculation_config import SpeculationConfig
@@ -129,7 +129,7 @@ def bench(
 
     Without a flag that names a suite: prefill and decode.
     """
-    speculation = options.parse_speculation(drafter, spec_max, spec_ngram)
+    speculation = flag_values.parse_speculation(drafter, spec_max, spec_ngram)
     asked = Suites(
         speed=not (serve_load or prefix or paging or contended or compare or spec or verify or ops),
         serve_load=serve_load,

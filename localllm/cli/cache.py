@@ -4,7 +4,10 @@ from typing import Annotated
 
 import typer
 
-from localllm.cli import options, suggestions
+from localllm.cli import suggestions
+from localllm.cli.common_flags import Everything, JsonLines, Yes
+from localllm.cli.engine_flags import PrefixCacheFlags
+from localllm.cli.flags import only, takes_flags
 from localllm.cli.output import json_line, note, write_stdout
 from localllm.cli.terminal import may_delete
 from localllm.cli.words import size
@@ -17,19 +20,25 @@ cache = typer.Typer(
 )
 
 
+Place = Annotated[PrefixCacheFlags, only("cache_dir")]
+
+
 @cache.callback()
-def _alone(context: typer.Context, cache_dir: options.CacheDir = None) -> None:
+@takes_flags
+def _alone(context: typer.Context, place: Place) -> None:
     if context.invoked_subcommand is None:
-        list_(cache_dir=cache_dir)
+        _show_kinds(place.cache_dir, json_output=False)
 
 
 @cache.command("ls", hidden=True)
 @cache.command("list")
-def list_(
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    cache_dir: options.CacheDir = None,
-) -> None:
+@takes_flags
+def list_(json_output: JsonLines = False, *, place: Place) -> None:
     """List the kinds, with their sizes and places."""
+    _show_kinds(place.cache_dir, json_output)
+
+
+def _show_kinds(cache_dir: str | None, json_output: bool) -> None:
     from localllm.user.cache_kinds import cache_kinds
 
     for kind in cache_kinds(cache_dir):
@@ -44,6 +53,7 @@ def list_(
 
 
 @cache.command()
+@takes_flags
 def clear(
     kinds: Annotated[
         list[str] | None,
@@ -52,14 +62,15 @@ def clear(
             autocompletion=suggestions.cache_kinds,
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
-    cache_dir: options.CacheDir = None,
+    everything: Everything = False,
+    yes: Yes = False,
+    *,
+    place: Place,
 ) -> None:
     """Delete what is kept, by kind."""
     from localllm.user.cache_kinds import cache_kinds
 
-    known = {kind.name: kind for kind in cache_kinds(cache_dir)}
+    known = {kind.name: kind for kind in cache_kinds(place.cache_dir)}
     if bool(kinds) == everything:
         raise RequestError("which kinds?", hint=f"{', '.join(known)}, or --all")
     for name in kinds or ():

@@ -11,7 +11,7 @@ import typer
 
 from localllm.answer.overflow import OVERFLOW_POLICIES
 from localllm.chat.transcript import Transcript, make_title
-from localllm.cli import options, suggestions
+from localllm.cli import flag_values, options, suggestions
 from localllm.cli.answer import AnswerForm, AnswerPrinter
 from localllm.cli.figures import describe_prompt, describe_truncation
 from localllm.cli.opening import open_noted
@@ -196,7 +196,7 @@ def chat(
         dtype,
         kv_cache_dtype,
         deterministic,
-        options.parse_speculation(spec, spec_max, spec_ngram),
+        flag_values.parse_speculation(spec, spec_max, spec_ngram),
         cache_disk=None if no_save else cache_disk,  # a conversation can be told from it
         cache_dir=cache_dir,
         threads=threads,
@@ -205,7 +205,7 @@ def chat(
     form = choose_form(json_output, stream_json, extract_code)
     if logprobs is not None and form not in ("json", "stream-json"):
         raise RequestError("--logprobs needs --json or --stream-json", param="logprobs")
-    think_level, render_mode = options.parse_think(think), check_render_mode(render)
+    think_level, render_mode = flag_values.parse_think(think), check_render_mode(render)
     if answer_grammar is not None:
         render_mode = "plain"  # to the letter
     text = gather_prompt(chosen.prompt, read_files(files))
@@ -226,7 +226,7 @@ def chat(
     if raw and system is not None:
         raise RequestError("--raw has no place for a system prompt", hint="leave out one of them")
     SamplingParams(**sampling)  # bad values are refused before the model is opened
-    policy = options.parse_overflow(overflow)
+    policy = flag_values.parse_overflow(overflow)
     recorder = None if no_save else open_recorder()
     saved = None
     if session_name is not None or continue_last:
@@ -237,7 +237,7 @@ def chat(
     if saved is not None and not chosen.is_said:
         name = saved.transcript.model or name
     # Nothing here holds the model itself: a conversation may exchange it.
-    keepalive_s = options.parse_keepalive(keepalive)
+    keepalive_s = flag_values.parse_keepalive(keepalive)
 
     def load() -> "LoadedModel":
         if remote is None:

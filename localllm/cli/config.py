@@ -1,18 +1,13 @@
 """`localllm config`: the user's settings, and the defaults that they give to flags."""
 
 import difflib
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from localllm.cli import options, suggestions
-from localllm.cli.output import check_colour, note, show_controls, write_stdout
-from localllm.cli.render import check_render_mode
-from localllm.cli.slash_commands import SETTINGS
-from localllm.engine.config import EngineConfig
-from localllm.engine.sampling_params import SamplingParams
+from localllm.cli import suggestions
+from localllm.cli.output import note, show_controls, write_stdout
 from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
 from localllm.files.private_files import make_private_folder, write_private
 from localllm.hub.catalog import resolve_model
@@ -25,48 +20,6 @@ config = typer.Typer(
 )
 
 
-def _in_field(kind: type, field: str, value: object) -> None:
-    kind(**{field: value})
-
-
-def _check_speculation(text: str) -> None:
-    config = options.parse_speculation(text, options.SPEC_MAX, options.SPEC_NGRAM)
-    kind, _, model = config.drafter.partition(":")
-    if kind == "draft":
-        resolve_model(model)
-
-
-# What refuses a value that its flag would refuse at every start.
-_CHECKS: dict[str, Callable[[Any], object]] = {
-    "color": check_colour,
-    "cache_disk": lambda text: options.parse_size(text, "cache-disk"),
-    "ctx": options.parse_context,
-    "keepalive": options.parse_keepalive,
-    "overflow": options.parse_overflow,
-    "render": check_render_mode,
-    "reserve": lambda text: options.parse_size(text, "reserve"),
-    "spec": _check_speculation,
-    "spec_max": lambda count: options.parse_speculation(options.SPEC, count, options.SPEC_NGRAM),
-    "spec_ngram": lambda text: options.parse_speculation(options.SPEC, options.SPEC_MAX, text),
-    "think": options.parse_think,
-    **{
-        name.replace("-", "_"): partial(_in_field, SamplingParams, field)
-        for name, (field, _) in SETTINGS.items()
-    },
-    **{
-        name: partial(_in_field, EngineConfig, name)
-        for name in (
-            "backend",
-            "device",
-            "dtype",
-            "gpu_memory_utilization",
-            "kv_cache_dtype",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "threads",
-        )
-    },
-}
 # What a flag takes, by what the parser's error calls it.
 _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
 Name = Annotated[
@@ -242,7 +195,9 @@ def _converted(context: typer.Context, key: str, value: str) -> Any:
         kind = next((words for name, words in _KINDS.items() if name in str(error)), None)
         message = f"{key} must be {kind}, found {value!r:.40}" if kind else f"{key}: {error}"
         raise RequestError(message, param="value") from error
-    check = _CHECKS.get(key)
+    from localllm.cli.setting_checks import CHECKS
+
+    check = CHECKS.get(key)
     if check is not None:
         check(converted)
     return list(converted) if parameter.multiple else converted

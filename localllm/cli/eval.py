@@ -4,15 +4,18 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.cli import options, suggestions
+from localllm.cli.common_flags import JsonResult, MaxKl, Model
+from localllm.cli.engine_flags import EngineFlags
+from localllm.cli.flags import Flags, only, takes_flags
 from localllm.cli.output import is_terminal, json_line, note, write_stdout
 from localllm.cli.user_input import gather_prompt, read_file
+from localllm.engine.config import EngineConfig
 from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import ExitCode, RequestError
 
@@ -20,69 +23,78 @@ if TYPE_CHECKING:
     from localllm.answer.evaluation import Evaluation
 
 
-def evaluate_model(
-    model: Annotated[
-        str, typer.Argument(help="Alias, org/name or folder.", autocompletion=suggestions.models)
-    ],
+@dataclass(frozen=True, slots=True)
+class EvaluationFlags(Flags):
+    """What is measured, on which text, and how bad it may be."""
+
     text: Annotated[
         list[Path] | None, typer.Option("--text", help="A text file; stdin without one.")
-    ] = None,
+    ] = None
     against: Annotated[
         str | None, typer.Option("--against", help="A reference model with the same tokenizer.")
-    ] = None,
+    ] = None
     stride: Annotated[
         int | None, typer.Option("--stride", help="Tokens a window moves on; half of it if unset.")
-    ] = None,
+    ] = None
     max_ppl: Annotated[
         float | None, typer.Option("--max-ppl", help="Exit 10 if the perplexity is over this.")
-    ] = None,
-    max_kl: Annotated[
-        float | None, typer.Option("--max-kl", help="Exit 10 if the mean KL is over this.")
-    ] = None,
-    json_output: Annotated[bool, options.option("--json", help="One JSON object.")] = False,
-    ctx: options.Context = None,
-    gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
-    reserve: options.Reserve = None,
-    backend: options.Backend = "auto",
-    device: options.Device = "auto",
-    threads: options.Threads = None,
-    self_check: options.SelfCheck = True,
-    dtype: options.DTypeName = "auto",
-    kv_cache_dtype: options.KVCacheDTypeName = "auto",
+    ] = None
+    max_kl: MaxKl = None
+
+    def read_text(self) -> str:
+        """The files, or stdin. Raises: RequestError where there is none of them."""
+        files = self.text
+        content = "".join(read_file(path) for path in files) if files else gather_prompt(None)
+        if not content:
+            raise RequestError("no text to measure on", hint="--text FILE, or pipe a text into it")
+        return content
+
+
+EngineOfEvaluation = Annotated[
+    EngineFlags,
+    only(
+        "ctx",
+        "gpu_memory_utilization",
+        "reserve",
+        "backend",
+        "device",
+        "threads",
+        "self_check",
+        "dtype",
+        "kv_cache_dtype",
+    ),
+]
+
+
+@takes_flags
+def evaluate_model(
+    model: Model,
+    flags: EvaluationFlags,
+    json_output: JsonResult = False,
+    *,
+    engine: EngineOfEvaluation,
 ) -> int:
     """Measure the perplexity of a text by sliding windows of --ctx tokens (2048 if unset).
 
     Against another model also the KL divergence from it, and how often both hold the same token
     likeliest.
     """
-    if max_kl is not None and against is None:
+    if flags.max_kl is not None and flags.against is None:
         raise RequestError("--max-kl needs --against", param="max_kl")
-    content = "".join(read_file(path) for path in text) if text else gather_prompt(None)
-    if not content:
-        raise RequestError("no text to measure on", hint="--text FILE, or pipe a text into it")
-    config = options.EngineFlags(
-        ctx,
-        gpu_memory_utilization,
-        reserve,
-        None,
-        512,
-        True,
-        backend,
-        device,
-        dtype,
-        kv_cache_dtype,
-        False,
-        SpeculationConfig("off"),
-        threads=threads,
-        self_check=self_check,
-    ).config(default_max_num_seqs=1)
+    content, config = flags.read_text(), _config(engine)
     from localllm.answer.evaluation import evaluate
 
-    models = [model] if against is None else [model, against]
+    models = [model] if flags.against is None else [model, flags.against]
     with _progress_bar() as progress:
-        evaluation = evaluate(content, models, config, stride=stride, progress=progress)
+        evaluation = evaluate(content, models, config, stride=flags.stride, progress=progress)
     write_stdout(_as_json(evaluation) if json_output else _as_text(evaluation))
-    return _verdict(evaluation, max_ppl, max_kl)
+    return _verdict(evaluation, flags.max_ppl, flags.max_kl)
+
+
+def _config(flags: EngineFlags) -> EngineConfig:
+    """Windows share no beginnings, and nothing is drafted."""
+    config = flags.config(1, SpeculationConfig("off"))
+    return replace(config, max_num_batched_tokens=512, enable_prefix_caching=False)
 
 
 def _verdict(evaluation: "Evaluation", max_ppl: float | None, max_kl: float | None) -> int:

@@ -1,15 +1,12 @@
 """`localllm limits`: what a client of the server may ask for at most."""
 
-from typing import Annotated
-
-import typer
-
+from localllm.cli.common_flags import JsonObject
 from localllm.cli.output import json_line, write_stdout
 from localllm.server.limits import LIMITS
 
 
 def limits(
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json_output: JsonObject = False,
 ) -> None:
     """Print what `localllm serve` lets a client ask for."""
     here = LIMITS.connections_here()

@@ -2,16 +2,14 @@
 
 import time
 from dataclasses import asdict
-from typing import Annotated
 
-import typer
-
+from localllm.cli.common_flags import JsonLines
 from localllm.cli.output import json_line, note, show_controls, write_stdout
 from localllm.cli.words import age, size
 
 
 def ls(
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    json_output: JsonLines = False,
 ) -> None:
     """List the models on this machine: the built-in ones and those in the hub's cache."""
     from localllm.hub.local_models import find_local_models

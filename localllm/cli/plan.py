@@ -1,11 +1,17 @@
 """`localllm plan`: will it fit, and how fast."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localllm.cli import options, suggestions
+from localllm.cli import suggestions
+from localllm.cli.common_flags import JsonObject
+from localllm.cli.engine_flags import WEIGHT_KINDS, EngineFlags
+from localllm.cli.flag_values import parse_size
+from localllm.cli.flags import Flags, only, takes_flags
 from localllm.cli.output import json_line, note, show_controls, write_stdout
 from localllm.cli.words import size
 from localllm.errors import ExitCode, RequestError
@@ -16,7 +22,57 @@ if TYPE_CHECKING:
     from localllm.cost.planning import Machine, ModelPlan
     from localllm.engine.config import EngineConfig
 
+# A name, a value, and what it means.
+_Row = tuple[str, str, str]
 
+
+@dataclass(frozen=True, slots=True)
+class MachineFlags(Flags):
+    """The machine that is planned for; without a flag: this one."""
+
+    gpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu",
+            help="A GPU by name, rtx-4060 for instance; `list`.",
+            autocompletion=suggestions.gpus,
+        ),
+    ] = None
+    vram: Annotated[str | None, typer.Option("--vram", help="Free memory of a GPU: 8GiB.")] = None
+
+    def named_gpu(self) -> str | None:
+        """The GPU by name, or `list`. Raises: RequestError for several, or with --vram."""
+        gpu = self.gpus[0] if self.gpus else None
+        if self.gpus and len(self.gpus) > 1:
+            raise RequestError(
+                f"{len(self.gpus)} GPUs, where one is planned for",
+                param="gpu",
+                hint="a command for each; localllm runs a model on one GPU",
+            )
+        if gpu not in (None, "list") and self.vram is not None:
+            raise RequestError("--gpu has its memory; leave out --vram", param="vram")
+        return gpu
+
+    def find(self, engine: "EngineConfig") -> "Machine":
+        """The GPU that is named, or one with so much memory, or this machine."""
+        from localllm.cost.gpus import find_gpu
+        from localllm.cost.planning import machine_of, machine_with, this_machine
+
+        gpu = self.named_gpu()
+        if gpu is not None:
+            return machine_of(find_gpu(gpu))
+        if self.vram is not None:
+            return machine_with(parse_size(self.vram, "vram"))
+        return this_machine(engine)
+
+
+EngineOfPlan = Annotated[
+    EngineFlags,
+    only("ctx", "kv_cache_dtype", "max_num_seqs", "gpu_memory_utilization", "reserve", "device"),
+]
+
+
+@takes_flags
 def plan(
     model: Annotated[
         str | None,
@@ -26,104 +82,88 @@ def plan(
             autocompletion=suggestions.models,
         ),
     ] = None,
-    gpus: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--gpu",
-            help="A GPU by name, rtx-4060 for instance; `list`.",
-            autocompletion=suggestions.gpus,
-        ),
-    ] = None,
-    vram: Annotated[str | None, typer.Option("--vram", help="Free memory of a GPU: 8GiB.")] = None,
+    *,
+    machine: MachineFlags,
     weights: Annotated[
         str | None,
         typer.Option(
             "--weights",
             help="Unset: what the catalogue suggests.",
-            metavar="|".join(options.WEIGHT_KINDS),
-            autocompletion=suggestions.one_of(*options.WEIGHT_KINDS),
+            metavar="|".join(WEIGHT_KINDS),
+            autocompletion=suggestions.one_of(*WEIGHT_KINDS),
         ),
     ] = None,
-    ctx: options.Context = None,
-    kv_cache_dtype: options.KVCacheDTypeName = "auto",
-    max_num_seqs: options.MaxNumSeqs = None,
-    gpu_memory_utilization: options.GpuMemoryUtilization = 0.9,
-    reserve: options.Reserve = None,
-    device: options.Device = "auto",
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    engine: EngineOfPlan,
+    json_output: JsonObject = False,
 ) -> int:
     """Will a model fit, how long a context, how fast? Without a download, and without a GPU.
 
     Of this machine; or of a GPU by name (--gpu), or by its free memory (--vram). Exits with 6
     where it does not fit, and names the flag that would change that.
     """
-    gpu = gpus[0] if gpus else None
-    if gpus and len(gpus) > 1:
-        raise RequestError(
-            f"{len(gpus)} GPUs, where one is planned for",
-            param="gpu",
-            hint="a command for each; localllm runs a model on one GPU",
-        )
-    if gpu == "list":
+    if machine.named_gpu() == "list":
         _list_gpus()
         return ExitCode.OK
-    if gpu is not None and vram is not None:
-        raise RequestError("--gpu has its memory; leave out --vram", param="vram")
-    engine = options.EngineFlags(
-        ctx,
-        gpu_memory_utilization,
-        reserve,
-        max_num_seqs,
-        None,
-        False,
-        "auto",
-        device,
-        "auto",
-        kv_cache_dtype,
-        False,
-        options.parse_speculation(options.SPEC, options.SPEC_MAX, options.SPEC_NGRAM),
-    ).config(default_max_num_seqs=1)
-    from localllm.cost.planning import plan_catalog, plan_model, shape_of
-
-    machine = find_machine(gpu, vram, engine)
+    config = engine.config(default_max_num_seqs=1)
+    found = machine.find(config)
     name = model or default_model()
-    if name is None:
-        plans = plan_catalog(machine, engine)
-        if json_output:
-            for each in plans:
-                write_stdout(json_line(each.as_json()))
-        else:
-            write_stdout(show_controls(catalog_table(machine, plans)))
-        return ExitCode.OK if any(each.fits for each in plans) else ExitCode.MEMORY
+    fits = (
+        _plan_catalog(found, config, json_output)
+        if name is None
+        else _plan_model(name, weights, found, config, json_output)
+    )
+    return ExitCode.OK if fits else ExitCode.MEMORY
+
+
+def _plan_catalog(machine: "Machine", engine: "EngineConfig", json_output: bool) -> bool:
+    """Whether any model fits."""
+    from localllm.cost.planning import plan_catalog
+
+    plans = plan_catalog(machine, engine)
+    if json_output:
+        for each in plans:
+            write_stdout(json_line(each.as_json()))
+    else:
+        write_stdout(show_controls(catalog_table(machine, plans)))
+    return any(each.fits for each in plans)
+
+
+def _plan_model(
+    name: str, weights: str | None, machine: "Machine", engine: "EngineConfig", json_output: bool
+) -> bool:
+    """Whether the model fits."""
+    from localllm.cost.planning import plan_model, shape_of
+
     found = plan_model(shape_of(resolve_model(name), weights), machine, engine)
     if json_output:
         write_stdout(json.dumps(found.as_json(), indent=2) + "\n")
     else:
         write_stdout(show_controls(plan_table(found)))
-    return ExitCode.OK if found.fits else ExitCode.MEMORY
-
-
-def find_machine(gpu: str | None, vram: str | None, engine: "EngineConfig") -> "Machine":
-    """The GPU that is named, or one with so much memory, or this machine."""
-    from localllm.cost.gpus import find_gpu
-    from localllm.cost.planning import machine_of, machine_with, this_machine
-
-    if gpu is not None:
-        return machine_of(find_gpu(gpu))
-    if vram is not None:
-        return machine_with(options.parse_size(vram, "vram"))
-    return this_machine(engine)
+    return found.fits
 
 
 def plan_table(plan: "ModelPlan") -> str:
     """A plan, for a terminal or a pipe."""
+    rows = [*_memory_rows(plan), *(_promise_rows(plan) if plan.fits else ())]
+    if plan.without_kernel:
+        kinds = ", ".join(plan.without_kernel)
+        rows.append(("no kernel", kinds, "weights are dequantized for each product: slow"))
+    widths = [max(len(row[i]) for row in rows) for i in range(2)]
+    lines = [f"{plan.shape.name} on {plan.machine.name}, {size(plan.machine.free_bytes)} free"]
+    lines += [f"  {name:{widths[0]}}  {value:>{widths[1]}}  {what}" for name, value, what in rows]
+    if plan.fits:
+        lines.append("it fits")
+    else:
+        lines += [f"no: {plan.problem}", f"  try: {plan.remedy}"]
+    return "\n".join(lines) + "\n"
+
+
+def _memory_rows(plan: "ModelPlan") -> list[_Row]:
+    """What takes memory."""
     shape, memory = plan.shape, plan.memory
-    rows: list[tuple[str, str, str]] = [
-        (
-            "weights",
-            size(memory.weights_bytes),
-            f"{shape.num_parameters / 1e9:.2f} billion, {shape.kind}",
-        ),
+    weights = f"{shape.num_parameters / 1e9:.2f} billion, {shape.kind}"
+    rows = [
+        ("weights", size(memory.weights_bytes), weights),
         ("activations", size(memory.activations_bytes), "while a step is computed"),
     ]
     if memory.graphs_bytes:
@@ -132,28 +172,20 @@ def plan_table(plan: "ModelPlan") -> str:
     rows.append(("KV cache", size(memory.kv_bytes), f"{per_1k} for 1,024 tokens"))
     needed = memory.weights_bytes + memory.activations_bytes + memory.graphs_bytes + memory.kv_bytes
     rows.append(("together", size(needed), f"of {size(memory.budget_bytes)} that may be used"))
-    longest = shape.architecture.max_position_embeddings
-    if plan.fits:
-        rows.append(
-            ("context", f"{memory.max_model_len:,}", f"tokens at most; the model knows {longest:,}")
-        )
-        if plan.chats_at_once > 1:
-            rows.append(("chats at once", f"{plan.chats_at_once}", "with 4,096 tokens each"))
-    if plan.fits and plan.decode_tokens_per_s is not None:
-        rows.append(("answers", _speed(plan.decode_tokens_per_s), "tokens a second, predicted"))
-    if plan.fits and plan.prefill_tokens_per_s is not None:
-        rows.append(("reads", _speed(plan.prefill_tokens_per_s), "tokens a second, predicted"))
-    if plan.without_kernel:
-        kinds = ", ".join(plan.without_kernel)
-        rows.append(("no kernel", kinds, "weights are dequantized for each product: slow"))
-    widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    lines = [f"{shape.name} on {plan.machine.name}, {size(plan.machine.free_bytes)} free"]
-    lines += [f"  {name:{widths[0]}}  {value:>{widths[1]}}  {what}" for name, value, what in rows]
-    if plan.fits:
-        lines.append("it fits")
-    else:
-        lines += [f"no: {plan.problem}", f"  try: {plan.remedy}"]
-    return "\n".join(lines) + "\n"
+    return rows
+
+
+def _promise_rows(plan: "ModelPlan") -> Iterator[_Row]:
+    """What a model that fits can do."""
+    longest = plan.shape.architecture.max_position_embeddings
+    told = f"tokens at most; the model knows {longest:,}"
+    yield ("context", f"{plan.memory.max_model_len:,}", told)
+    if plan.chats_at_once > 1:
+        yield ("chats at once", f"{plan.chats_at_once}", "with 4,096 tokens each")
+    if plan.decode_tokens_per_s is not None:
+        yield ("answers", _speed(plan.decode_tokens_per_s), "tokens a second, predicted")
+    if plan.prefill_tokens_per_s is not None:
+        yield ("reads", _speed(plan.prefill_tokens_per_s), "tokens a second, predicted")
 
 
 def _speed(tokens_per_s: float) -> str:

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
+from localllm.cli.common_flags import JsonLines
 from localllm.cli.output import json_line, note, show_controls, write_stdout
 from localllm.cli.words import age, duration, size
 from localllm.errors import LocalLLMError, RequestError
 
 
 def ps(
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    json_output: JsonLines = False,
 ) -> None:
     """List the models that are loaded, by `serve` or by `chat --keepalive`."""
     found = _engines()

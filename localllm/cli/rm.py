@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from localllm.cli import suggestions
+from localllm.cli.common_flags import Yes
 from localllm.cli.output import note, show_controls
 from localllm.cli.terminal import may_delete
 from localllm.cli.words import size
@@ -17,7 +18,7 @@ def rm(
             help="Names as `localllm ls` shows them.", autocompletion=suggestions.removable
         ),
     ],
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Delete models: downloaded ones, and those that were quantized here.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localllm.cli import suggestions
+from localllm.cli.common_flags import Everything, JsonLines, JsonObject, Yes
 from localllm.cli.files import user_path
 from localllm.cli.output import is_terminal, json_line, note, show_controls, write_stdout
 from localllm.cli.terminal import may_delete
@@ -41,7 +42,7 @@ def list_sessions(
     text: Annotated[
         str | None, typer.Argument(help="Only those with this in name or first question.")
     ] = None,
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    json_output: JsonLines = False,
 ) -> None:
     """List them, the newest first."""
     rows = _store().rows()
@@ -76,7 +77,7 @@ def list_sessions(
 @sessions.command()
 def show(
     name: Name,
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json_output: JsonObject = False,
 ) -> None:
     """Print a conversation, as Markdown."""
     transcript = _store().get(name).transcript
@@ -136,8 +137,8 @@ def rm(
             help="Names or numbers.", show_default=False, autocompletion=suggestions.sessions
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    everything: Everything = False,
+    yes: Yes = False,
 ) -> None:
     """Delete conversations for good."""
     store = _store()

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from localllm.cli import suggestions
+from localllm.cli.common_flags import JsonObject, Model
 from localllm.cli.output import json_line, note, show_controls, write_stdout
 from localllm.errors import CheckpointError, TemplateError
 from localllm.hub.catalog import BUILT_IN_MODELS, load_catalog, resolve_model
@@ -18,13 +18,11 @@ EXAMPLE = (
 
 
 def show(
-    model: Annotated[
-        str, typer.Argument(help="Alias, org/name or folder.", autocompletion=suggestions.models)
-    ],
+    model: Model,
     template: Annotated[
         bool, typer.Option("--template", help="Render an example with the chat template.")
     ] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    json_output: JsonObject = False,
 ) -> None:
     """Show what a model is: architecture, sizes, quantization, context, template.
 

@@ -11,7 +11,7 @@ from localllm.answer.overflow import UNKNOWN_CONTEXT
 from localllm.cli import slash_turns as turns
 from localllm.cli.figures import describe_prompt
 from localllm.cli.files import user_path
-from localllm.cli.options import parse_think
+from localllm.cli.flag_values import parse_think
 from localllm.cli.output import note, show_controls
 from localllm.cli.text_files import find_files, is_several, joined
 from localllm.cli.thoughts import THOUGHTS_MODES

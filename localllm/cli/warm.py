@@ -3,11 +3,11 @@
 import shlex
 import sys
 import time
-from typing import Annotated, Any, cast
+from typing import Annotated
 
-import typer
-
-from localllm.cli import options, suggestions
+from localllm.cli.common_flags import OptionalModel
+from localllm.cli.engine_flags import EngineFlags
+from localllm.cli.flags import only, takes_flags
 from localllm.cli.output import is_terminal, note, show_controls
 from localllm.cli.status_line import StatusLine
 from localllm.cli.terminal import confirm
@@ -21,31 +21,18 @@ from localllm.user.settings import default_model
 _NUM_SEQS = 16
 
 
+@takes_flags
 def warm(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="Alias, org/name or folder.", show_default=False, autocompletion=suggestions.models
-        ),
-    ] = None,
-    dtype: options.DTypeName = "auto",
-    kv_cache_dtype: options.KVCacheDTypeName = "auto",
-    deterministic: options.Deterministic = False,
-    self_check: options.SelfCheck = True,
+    model: OptionalModel = None,
+    *,
+    engine: Annotated[EngineFlags, only("dtype", "kv_cache_dtype", "deterministic", "self_check")],
 ) -> None:
     """Check a GPU's kernels and compile all that a model needs, so that its first chat starts hot.
 
     Both are done once for each GPU and shape of model; without this they are done as it is used.
     On a CPU next to nothing has to be made.
     """
-    config = EngineConfig(
-        max_num_seqs=_NUM_SEQS,
-        dtype=cast(Any, dtype),
-        kv_cache_dtype=cast(Any, kv_cache_dtype),
-        deterministic=deterministic,
-        self_check=self_check,
-    )
-    warm_up(model or default_model(), config)
+    warm_up(model or default_model(), engine.config(_NUM_SEQS))
 
 
 def warm_up(name: str | None, config: EngineConfig) -> None:

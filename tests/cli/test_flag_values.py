@@ -2,7 +2,7 @@
 
 import pytest
 
-from localllm.cli.options import parse_size
+from localllm.cli.flag_values import parse_size
 from localllm.errors import RequestError
 
 

@@ -1,0 +1,58 @@
+"""What refuses a setting that its flag would refuse at every start."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from localllm.cli import flag_values
+from localllm.cli.engine_flags import DraftFlags
+from localllm.cli.output import check_colour
+from localllm.cli.render import check_render_mode
+from localllm.cli.slash_commands import SETTINGS
+from localllm.engine.config import EngineConfig
+from localllm.engine.sampling_params import SamplingParams
+from localllm.hub.catalog import resolve_model
+
+
+def _in_field(kind: type, field: str, value: object) -> None:
+    kind(**{field: value})
+
+
+def _check_speculation(text: str) -> None:
+    config = DraftFlags(spec=text).config()
+    kind, _, model = config.drafter.partition(":")
+    if kind == "draft":
+        resolve_model(model)
+
+
+# By the name of the setting.
+CHECKS: dict[str, Callable[[Any], object]] = {
+    "color": check_colour,
+    "cache_disk": lambda text: flag_values.parse_size(text, "cache-disk"),
+    "ctx": flag_values.parse_context,
+    "keepalive": flag_values.parse_keepalive,
+    "overflow": flag_values.parse_overflow,
+    "render": check_render_mode,
+    "reserve": lambda text: flag_values.parse_size(text, "reserve"),
+    "spec": _check_speculation,
+    "spec_max": lambda count: DraftFlags(spec_max=count).config(),
+    "spec_ngram": lambda text: DraftFlags(spec_ngram=text).config(),
+    "think": flag_values.parse_think,
+    **{
+        name.replace("-", "_"): partial(_in_field, SamplingParams, field)
+        for name, (field, _) in SETTINGS.items()
+    },
+    **{
+        name: partial(_in_field, EngineConfig, name)
+        for name in (
+            "backend",
+            "device",
+            "dtype",
+            "gpu_memory_utilization",
+            "kv_cache_dtype",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "threads",
+        )
+    },
+}
