@@ -1,0 +1,219 @@
+"""The flags of `bench`, and the suites and sizes that they ask for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from localllm.cli.engine_flags import WEIGHT_KINDS, DraftFlags
+from localllm.cli.flag_values import parse_speculation
+from localllm.cli.flags import Flags, only, option
+from localllm.engine.speculation_config import SpeculationConfig
+from localllm.errors import RequestError
+
+PROMPT_TOKENS, DECODE_TOKENS = 512, 128
+PREFIX_TOKENS = 2000
+PREFIX_SEQS = 16  # the cache has to hold the shared beginning beside the others
+LOAD_SEQS, LOAD_TOKENS = 64, 1024
+SPEC_PROMPT_TOKENS, SPEC_DECODE_TOKENS, SPEC_BATCHES = 700, 64, "1,8,64"
+VERIFY_SEQS = 8
+ROOM = 64  # tokens of context beside what the tests need
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFlags(Flags):
+    """How much is asked, and how often."""
+
+    prompt_tokens: Annotated[
+        int | None,
+        option("-p", "--prompt-tokens", help="Prefill so many tokens (512); 0: none."),
+    ] = None
+    decode_tokens: Annotated[
+        int | None,
+        option("-n", "--decode-tokens", help="Decode so many tokens (128); 0: none."),
+    ] = None
+    depth: Annotated[str, option("--depth", help="Tokens before those: 0 or 0,4096.")] = "0"
+    batch: Annotated[
+        str | None, option("--batch", help="Requests that decode together: 1 or 1,4,16.")
+    ] = None
+    repeats: Annotated[
+        int, option("-r", "--repeats", help="Rounds; the median is told, and the spread.")
+    ] = 5
+    seed: Annotated[
+        int, option("--seed", help="Of prompts, arrivals and weights.", section="Sampling")
+    ] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RandomWeightFlags(Flags):
+    """Weights that are drawn in place of a model's own."""
+
+    random_weights: Annotated[
+        bool,
+        option(
+            "--random-weights",
+            help="No download: a shape of the catalogue with weights drawn at random.",
+        ),
+    ] = False
+    weights: Annotated[
+        str | None, option("--weights", help="What the random ones are.", choices=WEIGHT_KINDS)
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteFlags(Flags):
+    """What is measured; without a flag: prefill and decode."""
+
+    serve_load: Annotated[
+        bool, typer.Option("--serve-load", help="Many requests: latencies, throughput, batching.")
+    ] = False
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="What the prefix cache gives, and costs.")
+    ] = False
+    paging: Annotated[
+        bool, typer.Option("--paging", help="What blocks save against contiguous memory.")
+    ] = False
+    contended: Annotated[
+        bool,
+        typer.Option("--contended", help="Decode beside busy processes, which it starts itself."),
+    ] = False
+    compare: Annotated[
+        str | None, typer.Option("--compare", help="Alternate with transformers.")
+    ] = None
+    url: Annotated[
+        str | None, typer.Option("--url", help="Load an OpenAI-compatible server instead.")
+    ] = None
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Same text with drafts, cache, chunks and in a batch?")
+    ] = False
+    ops: Annotated[bool, typer.Option("--ops", help="Each operator against torch's.")] = False
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Each Triton kernel at a model's sizes, on a GPU.")
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFlags(Flags):
+    """The files that the figures are written to, beside the table."""
+
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures to this file.")
+    ] = None
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Draw them: FILE.png or FILE.html.")
+    ] = None
+
+    def check(self) -> None:
+        """Raises: RequestError for a file that could not be written after all the work."""
+        if self.plot is not None:
+            from localllm.bench.plot import check_plot
+
+            check_plot(self.plot)
+        for path in (self.json_file, self.plot):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise RequestError(f"there is no folder {path.absolute().parent}", param="json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchDraftFlags(Flags):
+    """What drafts give, and who drafts for that."""
+
+    spec: Annotated[
+        bool,
+        typer.Option(
+            "--spec",
+            help="What drafts give, on text that repeats and on other.",
+            rich_help_panel=DraftFlags.section,
+        ),
+    ] = False
+    drafter: Annotated[
+        str, typer.Option("--drafter", help="Of --spec and --verify: ngram or draft:MODEL.")
+    ] = "ngram"
+    lengths: Annotated[DraftFlags, only("spec_max", "spec_ngram")]
+
+    def config(self) -> SpeculationConfig:
+        """The SpeculationConfig they ask for. Raises: RequestError."""
+        return parse_speculation(self.drafter, self.lengths.spec_max, self.lengths.spec_ngram)
+
+
+@dataclass(frozen=True, slots=True)
+class Suites:
+    """Which suites, and their sizes; None: what fits."""
+
+    speed: bool
+    serve_load: bool
+    prefix: bool
+    paging: bool
+    contended: bool
+    compare: bool
+    spec: bool
+    verify: bool
+    ops: bool
+    prompt_tokens: int | None
+    decode_tokens: int | None
+    depths: tuple[int, ...]
+    batches: tuple[int, ...]
+    repeats: int
+    seed: int
+
+    @property
+    def num_seqs(self) -> int:
+        """The most requests at once."""
+        own = max(LOAD_SEQS if self.serve_load else 1, PREFIX_SEQS if self.prefix else 1)
+        own = max(own, VERIFY_SEQS if self.verify else 1)
+        return max(own, *self.batches)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that the suites make."""
+        lengths = [self.tokens(self.prompt_tokens, PROMPT_TOKENS)]
+        lengths.append(self.tokens(self.decode_tokens, DECODE_TOKENS))
+        lengths = [max(self.depths) + max(lengths)]
+        lengths += [LOAD_TOKENS] if self.serve_load else []
+        lengths += [PREFIX_TOKENS] if self.prefix else []
+        if self.spec or self.verify:
+            said = self.tokens(self.decode_tokens, SPEC_DECODE_TOKENS)
+            lengths.append(SPEC_PROMPT_TOKENS + said)
+        return max(lengths) + ROOM
+
+    def tokens(self, given: int | None, default: int) -> int:
+        """A length as given, or its default."""
+        return default if given is None else given
+
+
+def read_suites(workload: WorkloadFlags, flags: SuiteFlags, *, spec: bool) -> Suites:
+    """What the flags ask for. Raises: RequestError."""
+    compare = _check_compare(flags.compare)
+    others = (flags.serve_load, flags.prefix, flags.paging, flags.contended, flags.compare)
+    return Suites(
+        speed=not any((*others, spec, flags.verify, flags.ops)),
+        serve_load=flags.serve_load,
+        prefix=flags.prefix,
+        paging=flags.paging,
+        contended=flags.contended,
+        compare=compare,
+        spec=spec,
+        verify=flags.verify,
+        ops=flags.ops,
+        prompt_tokens=workload.prompt_tokens,
+        decode_tokens=workload.decode_tokens,
+        depths=parse_counts("depth", workload.depth),
+        batches=parse_counts("batch", workload.batch or (SPEC_BATCHES if spec else "1")),
+        repeats=workload.repeats,
+        seed=workload.seed,
+    )
+
+
+def _check_compare(name: str | None) -> bool:
+    if name not in (None, "transformers"):
+        raise RequestError(f"--compare knows transformers, not {name!r:.40}", param="compare")
+    return name is not None
+
+
+def parse_counts(name: str, text: str) -> tuple[int, ...]:
+    """`0,4096` as numbers, each once. Raises: RequestError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in parts):
+        raise RequestError(f"--{name} must be like 1 or 1,4,16, found {text!r:.40}", param=name)
+    return tuple(dict.fromkeys(map(int, parts)))
