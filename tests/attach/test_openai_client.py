@@ -571,7 +571,7 @@ def test_an_encrypted_connection_is_bounded_and_cut_as_others_are(
 
 def test_only_who_asks_a_server_loads_the_client() -> None:
     code = (
-        "import sys, localllm.cli.main, localllm.cli.chat, localllm.cli.bench, "
+        "import sys, localllm.cli.main, localllm.cli.ask_once, localllm.cli.repl, "
         "localllm.chat.conversation, localllm.hub.download; print('httpx' in sys.modules)"
     )
     done = subprocess.run(

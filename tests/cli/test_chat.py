@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from localllm import LLM
-from localllm.cli.chat import choose_model_and_prompt
+from localllm.cli.chat_words import choose_model_and_prompt
 from localllm.cli.output import show_controls
 from localllm.errors import ExitCode, RequestError
 

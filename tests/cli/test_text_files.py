@@ -10,7 +10,7 @@ import pytest
 from window import Open
 
 from localllm.cli import text_files
-from localllm.cli.chat import split_files
+from localllm.cli.chat_words import split_files
 from localllm.cli.text_files import find_files, read_files
 from localllm.errors import ContextLengthError, ExitCode, RequestError
 

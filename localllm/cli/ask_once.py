@@ -1,0 +1,114 @@
+"""`chat` with a question: ask it, print the answer, and say what was cut or kept."""
+
+from typing import TYPE_CHECKING
+
+from localllm.chat.transcript import Transcript, make_title
+from localllm.cli.answer import AnswerPrinter
+from localllm.cli.chat_request import ChatRequest, is_on_terminal
+from localllm.cli.figures import describe_prompt, describe_truncation
+from localllm.cli.output import note
+from localllm.cli.render import make_printer
+from localllm.cli.saved import question_saved
+from localllm.engine.sampling_params import SamplingParams
+from localllm.errors import LocalLLMError
+
+if TYPE_CHECKING:
+    from localllm.answer.completion import Completion
+    from localllm.answer.text_engine import EventStream
+    from localllm.chat.conversation import ChatSession
+    from localllm.chat.recorder import Recorder
+
+
+def ask_once(request: ChatRequest, text: str) -> int:
+    """Print the answer to `text`; returns the exit code. Raises: LocalLLMError."""
+    recorder = _recorder(request)
+    with question_saved(recorder, _transcript(request).asking(text, request.model or "")):
+        session = request.open_session()
+        _note_unanswered(session, text)
+        params = session.model.sampling_params(**request.sampling)
+        completion, events = session.reply(text, params)
+    if recorder is not None:
+        _keep_saved(recorder, session, events)
+    printer = _print(request, session, params, completion, events)
+    _check_form(request, params, completion)
+    _note_cut(request, session, completion)
+    if request.flags.answer.why:
+        for line in describe_prompt(session.report_cache(), completion):
+            note(line, dim=True)
+    session.close()
+    return printer.exit_code(request.flags.answer.fail_on_length)
+
+
+def _recorder(request: ChatRequest) -> "Recorder | None":
+    """What runs in a pipe or a script is saved where that is asked for."""
+    is_typed = is_on_terminal() and request.form == "text"
+    return request.recorder if request.flags.conversation.goes_on or is_typed else None
+
+
+def _transcript(request: ChatRequest) -> Transcript:
+    """The conversation so far."""
+    if request.saved is None:
+        return Transcript(request.model or "", request.system, ())
+    return request.saved.transcript
+
+
+def _note_unanswered(session: "ChatSession", text: str) -> None:
+    if session.unanswered not in (None, text):
+        title = make_title(session.unanswered or "")
+        note(f"not answered: {title}; it stays in the conversation, which goes on", dim=True)
+
+
+def _keep_saved(recorder: "Recorder", session: "ChatSession", events: "EventStream") -> None:
+    recorder.save(session.transcript())
+    events.on_event.append(lambda _: recorder.flush(session.transcript))
+    events.on_close.append(lambda: recorder.save(session.transcript()))
+
+
+def _print(
+    request: ChatRequest,
+    session: "ChatSession",
+    params: SamplingParams,
+    completion: "Completion",
+    events: "EventStream",
+) -> AnswerPrinter:
+    if completion.truncation is not None:
+        note(describe_truncation(completion.truncation), dim=True)
+    printer = AnswerPrinter(
+        session.model,
+        completion,
+        params,
+        make_printer(request.render, is_markdown=not session.completes_text),
+        "hide" if request.flags.answer.hide_thinking else "show",
+    )
+    printer.print(events, request.form)
+    return printer
+
+
+def _check_form(request: ChatRequest, params: SamplingParams, completion: "Completion") -> None:
+    """Raises: LocalLLMError where a server, which may leave aside what it does not know, has given
+    the answer another form.
+    """
+    if not request.has_grammar:
+        return
+    if completion.stop_string is not None:
+        note(f"cut at the stop string {completion.stop_string!r}; the form is not complete")
+    is_whole = completion.finish_reason == "stop" and not params.stop
+    if request.flags.prompt.remote is not None and is_whole:
+        from localllm.answer.grammar_compiler import is_matched
+
+        if not is_matched(request.sampling["grammar"], completion.text):
+            raise LocalLLMError(
+                "the server's answer has not the form that was asked for",
+                hint="a server that knows response_format and structured_outputs, as localllm's",
+            )
+
+
+def _note_cut(request: ChatRequest, session: "ChatSession", completion: "Completion") -> None:
+    is_text = request.form == "text" and not request.flags.sampling.max_tokens
+    if completion.finish_reason != "length" or not (request.has_grammar or is_text):
+        return
+    is_full = completion.num_context_tokens >= session.model.context_length
+    limit = "the context is full" if is_full else "-n sets the limit"
+    cut = "; the form is not complete" if request.has_grammar else ""
+    told = f"cut after {completion.num_generated_tokens} tokens{cut}; {limit}"
+    note(told, dim=not request.has_grammar)

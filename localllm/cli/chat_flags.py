@@ -1,0 +1,207 @@
+"""The flags of `chat`, in the sections of its help."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localllm.answer.overflow import OVERFLOW_POLICIES
+from localllm.cli import suggestions
+from localllm.cli.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
+from localllm.cli.flags import Flags, option
+from localllm.cli.form_flags import FormFlags
+from localllm.cli.sampling_flags import SamplingFlags
+from localllm.cli.user_input import read_file
+from localllm.engine.config import EngineConfig
+from localllm.errors import RequestError
+from localllm.text.prompt import THINK_LEVELS
+
+if TYPE_CHECKING:
+    from localllm.cli.answer import AnswerForm
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFlags(Flags):
+    """Who is asked, and what."""
+
+    section = "Model and prompt"
+    exclusive = (("system", "system_file"),)
+
+    model_flag: Annotated[
+        str | None,
+        typer.Option(
+            "-m", "--model", help="The model, beyond doubt.", autocompletion=suggestions.models
+        ),
+    ] = None
+    prompt_flag: Annotated[
+        str | None, typer.Option("-p", "--prompt", help="The prompt, beyond doubt.")
+    ] = None
+    file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-f",
+            "--file",
+            help="Put files before the prompt: a path, a folder, '*.py'.",
+            metavar="PATH",
+        ),
+    ] = None
+    system: Annotated[str | None, option("-s", "--system", help="System prompt.")] = None
+    system_file: Annotated[
+        Path | None, option("--system-file", help="System prompt from a file.")
+    ] = None
+    raw: Annotated[
+        bool, option("--raw", help="Complete the prompt as it stands, without template.")
+    ] = False
+    parse_special: Annotated[
+        bool,
+        option("--parse-special", help="Text like <|im_end|> in a prompt is a special token."),
+    ] = False
+    think: Annotated[
+        str | None, option("--think", help="How much the model thinks.", choices=THINK_LEVELS)
+    ] = None
+    remote: Annotated[
+        str | None, option("--remote", help="Ask an OpenAI-compatible server.", metavar="URL")
+    ] = None
+    api_key: Annotated[str | None, option("--api-key", help="Its key.")] = None
+
+    def system_prompt(self) -> str | None:
+        """The text of one of two flags. Raises: RequestError."""
+        system = self.system
+        if self.system_file is not None:
+            if system is not None:
+                raise RequestError("--system and --system-file exclude each other")
+            system = read_file(self.system_file).strip("\n")
+        if self.raw and system is not None:
+            raise RequestError(
+                "--raw has no place for a system prompt", hint="leave out one of them"
+            )
+        return system
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFlags(Flags):
+    """How the answer comes out."""
+
+    section = "Answer"
+
+    json_output: Annotated[
+        bool, option("--json", help="The answer and its figures as one JSON object.")
+    ] = False
+    stream_json: Annotated[
+        bool, option("--stream-json", help="One JSON object per event, a line each.")
+    ] = False
+    extract_code: Annotated[
+        bool, option("--extract-code", help="Only the first fenced code block.")
+    ] = False
+    fail_on_length: Annotated[
+        bool, option("--fail-on-length", help="Exit 9 when the answer is cut.")
+    ] = False
+    why: Annotated[bool, option("--why", help="Tell what of the prompt came from the cache.")] = (
+        False
+    )
+    logprobs: Annotated[
+        int | None,
+        option("--logprobs", help="With --json: log-probabilities, and the N likeliest."),
+    ] = None
+    hide_thinking: Annotated[
+        bool, option("--hide-thinking", help="Do not show the model's thoughts.")
+    ] = False
+    render: Annotated[
+        str,
+        option(
+            "--render",
+            help="On a terminal: as markdown (blocks), or as the text comes.",
+            choices=("auto", "blocks", "plain"),
+        ),
+    ] = "auto"
+    color: Annotated[
+        str,
+        option(
+            "--color",
+            help="Colours (also NO_COLOR, FORCE_COLOR).",
+            choices=("auto", "always", "never"),
+        ),
+    ] = "auto"
+
+    def form(self) -> "AnswerForm":
+        """The form that is asked for. Raises: RequestError for more than one."""
+        asked: list[AnswerForm] = []
+        if self.json_output:
+            asked.append("json")
+        if self.stream_json:
+            asked.append("stream-json")
+        if self.extract_code:
+            asked.append("code")
+        if len(asked) > 1:
+            raise RequestError("--json, --stream-json and --extract-code exclude each other")
+        form: AnswerForm = asked[0] if asked else "text"
+        if self.logprobs is not None and form not in ("json", "stream-json"):
+            raise RequestError("--logprobs needs --json or --stream-json", param="logprobs")
+        return form
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationFlags(Flags):
+    """Which conversation goes on, and how long anything of it is kept."""
+
+    section = "Conversation"
+
+    session_name: Annotated[
+        str | None,
+        option(
+            "--session",
+            help="Go on with the conversation of this name, or begin it.",
+            suggest=suggestions.sessions,
+        ),
+    ] = None
+    continue_last: Annotated[
+        bool, typer.Option("--continue", help="Go on with the last conversation.")
+    ] = False
+    no_save: Annotated[bool, option("--no-save", help="Do not save the conversation.")] = False
+    overflow: Annotated[
+        str,
+        option("--overflow", help="A conversation that gets too long.", choices=OVERFLOW_POLICIES),
+    ] = "error"
+    keepalive: Annotated[
+        str | None,
+        option(
+            "--keepalive",
+            help="Leave the engine running for the next question: 5m, 0 (no), -1 (for ever).",
+            metavar="TIME",
+        ),
+    ] = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a saved conversation is named or meant."""
+        return self.continue_last or self.session_name is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFlags(Flags):
+    """All flags of `chat`."""
+
+    prompt: PromptFlags
+    answer: AnswerFlags
+    form: FormFlags
+    conversation: ConversationFlags
+    sampling: SamplingFlags
+    engine: EngineFlags
+    cache: PrefixCacheFlags
+    drafts: DraftFlags
+
+    def sampling_given(self) -> dict[str, Any]:
+        """Fields of SamplingParams that were set by a flag, the grammar too. Raises:
+        RequestError.
+        """
+        fields = {**self.sampling.given(), "logprobs": self.answer.logprobs}
+        fields["grammar"] = self.form.read()
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def engine_config(self) -> EngineConfig:
+        """The EngineConfig they ask for. Raises: RequestError."""
+        cache = self.cache
+        if self.conversation.no_save:  # a conversation can be told from its keys and values
+            cache = replace(cache, cache_disk=None)
+        return self.engine.config(1, self.drafts.config(), cache)

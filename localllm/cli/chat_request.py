@@ -1,0 +1,154 @@
+"""What `chat` is asked for, read and checked before anything is loaded."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from localllm.answer.overflow import OverflowPolicy
+from localllm.chat.recorder import Recorder
+from localllm.chat.store import SavedSession
+from localllm.cli.answer import AnswerForm
+from localllm.cli.chat_flags import ChatFlags, ConversationFlags
+from localllm.cli.chat_words import choose_model_and_prompt, split_files
+from localllm.cli.flag_values import parse_keepalive, parse_overflow, parse_think
+from localllm.cli.opening import open_noted
+from localllm.cli.output import is_terminal, note
+from localllm.cli.render import RenderMode, check_render_mode
+from localllm.cli.saved import find_session, open_recorder
+from localllm.cli.text_files import read_files
+from localllm.cli.user_input import gather_prompt
+from localllm.engine.config import EngineConfig
+from localllm.engine.sampling_params import SamplingParams
+from localllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from localllm.answer.loaded_model import LoadedModel
+    from localllm.chat.conversation import ChatSession
+    from localllm.text.prompt import ThinkLevel
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A question, or None for a conversation; to which model, and how it is answered.
+
+    It does not hold the model itself, which a conversation may exchange. `sampling` are the fields
+    of SamplingParams that were set, `saved` is the conversation that goes on, and without a
+    `recorder` nothing is saved.
+    """
+
+    model: str | None
+    text: str | None
+    system: str | None
+    flags: ChatFlags
+    sampling: dict[str, Any]
+    engine: EngineConfig
+    form: AnswerForm
+    think: "ThinkLevel | None"
+    render: RenderMode
+    overflow: OverflowPolicy
+    recorder: Recorder | None
+    saved: SavedSession | None
+    keepalive_s: float | None
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the answer has to have a form."""
+        return "grammar" in self.sampling
+
+    def open_session(self) -> "ChatSession":
+        """Open the model, and the conversation with it as far as it is saved."""
+        session = self._begin(self._open_model())
+        session.parse_special = self.flags.prompt.parse_special
+        session.overflow = self.overflow
+        if self.saved is not None:
+            session.system = session.system or self.saved.transcript.system
+            session.restore(self.saved.transcript.turns)
+        return session
+
+    def _open_model(self) -> "LoadedModel":
+        remote, api_key = self.flags.prompt.remote, self.flags.prompt.api_key
+        if remote is None:
+            return open_noted(
+                self.model,
+                self.engine,
+                is_conversation=self.text is None,
+                keepalive_s=self.keepalive_s,
+            )
+        from localllm.attach.remote import open_remote
+
+        return open_remote(remote, self.model, api_key)
+
+    def _begin(self, loaded: "LoadedModel") -> "ChatSession":
+        """What the model cannot do is noted."""
+        from localllm.chat.conversation import ChatSession
+
+        session = ChatSession(loaded, self.system, raw=self.flags.prompt.raw)
+        session.think = self.think
+        if self.think is not None and (session.completes_text or not loaded.tokenizer.can_think):
+            note(f"{loaded.name} does not think; --think changes nothing", dim=True)
+        return session
+
+
+def read_request(words: Sequence[str], flags: ChatFlags) -> ChatRequest:
+    """The words and flags, with stdin and files. Raises: RequestError, CatalogError."""
+    files, left = split_files(flags.prompt.file or [], words)
+    is_remote = flags.prompt.remote is not None
+    chosen = choose_model_and_prompt(
+        left, flags.prompt.model_flag, flags.prompt.prompt_flag, is_remote=is_remote
+    )
+    sampling = flags.sampling_given()
+    engine = flags.engine_config()
+    form = flags.answer.form()
+    think, render = parse_think(flags.prompt.think), check_render_mode(flags.answer.render)
+    text = gather_prompt(chosen.prompt, read_files(files))
+    if text is None:
+        _check_conversation(form)
+    system = flags.prompt.system_prompt()
+    SamplingParams(**sampling)  # bad values are refused before the model is opened
+    overflow = parse_overflow(flags.conversation.overflow)
+    recorder = None if flags.conversation.no_save else open_recorder()
+    saved = _find_saved(flags.conversation, recorder)
+    goes_on_with = None if saved is None or chosen.is_said else saved.transcript.model
+    return ChatRequest(
+        model=goes_on_with or chosen.model,
+        text=text,
+        system=system,
+        flags=flags,
+        sampling=sampling,
+        engine=engine,
+        form=form,
+        think=think,
+        render="plain" if "grammar" in sampling else render,  # a form is shown to the letter
+        overflow=overflow,
+        recorder=recorder,
+        saved=saved,
+        keepalive_s=parse_keepalive(flags.conversation.keepalive),
+    )
+
+
+def is_on_terminal() -> bool:
+    """Whether somebody types the question and reads the answer."""
+    return is_terminal(sys.stdin) and is_terminal(sys.stdout)
+
+
+def _check_conversation(form: AnswerForm) -> None:
+    on_terminal = is_on_terminal()
+    if on_terminal and form == "text":
+        return
+    raise RequestError(
+        "no prompt, and no terminal to ask for one"
+        if not on_terminal
+        else "a conversation is shown as text: --json, --stream-json and --extract-code are "
+        "for one answer",
+        param="prompt",
+        hint='localllm chat "your question", or pipe some text into it',
+    )
+
+
+def _find_saved(flags: ConversationFlags, recorder: Recorder | None) -> SavedSession | None:
+    if not flags.goes_on:
+        return None
+    if recorder is None:
+        raise RequestError("--no-save excludes --session and --continue")
+    return find_session(recorder, flags.session_name, goes_on=flags.continue_last)

@@ -1,0 +1,93 @@
+"""What the words behind `chat` are: a model, a prompt, or files."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.cli.text_files import names_files
+from localllm.errors import RequestError
+from localllm.hub.catalog import is_file, is_model_name, looks_like_model, unknown_model
+from localllm.user.settings import default_model
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the arguments mean; None where nothing was said. `is_said`: the model, and not by the
+    environment.
+    """
+
+    model: str | None
+    prompt: str | None
+    is_said: bool
+
+
+def split_files(given: Sequence[str], words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Files for the prompt, and the other words: behind `-f` a shell puts the first file of
+    `src/*.py`, and the others among the words. `-` is stdin, which is read anyway.
+    """
+    files = [name for name in given if name != "-"]
+    if not files:
+        return [], list(words)
+    is_another = [
+        is_file(word) or (names_files(word) and not is_model_name(word)) for word in words
+    ]
+    files += [word for word, is_one in zip(words, is_another, strict=True) if is_one]
+    others = [word for word, is_one in zip(words, is_another, strict=True) if not is_one]
+    if len(others) > 1 and not is_model_name(others[0]):
+        suffix = Path(others[0]).suffix
+        if suffix and suffix in (Path(name).suffix for name in files):
+            raise RequestError(f"there is no file {others[0]!r:.200}", param="file")
+    return files, others
+
+
+def choose_model_and_prompt(
+    words: Sequence[str],
+    model_flag: str | None,
+    prompt_flag: str | None,
+    *,
+    is_remote: bool = False,
+) -> Choice:
+    """Which of the words is the model: the first of two; a lone one only if it is a model's name,
+    which those of a server are not.
+
+    Raises: RequestError where both an argument and a flag give the same thing; CatalogError for a
+    lone word that is like a model's name, and is none.
+    """
+    if len(words) > 2:
+        raise RequestError(
+            f"{len(words)} words, where a model and a prompt are meant",
+            hint=f"quotes around the prompt: localllm chat {shlex.quote(' '.join(words))}",
+        )
+    first, second = (*words, None, None)[:2]
+    model, prompt = model_flag, prompt_flag
+    if first is not None and second is not None:
+        if model_flag is not None or prompt_flag is not None:
+            raise RequestError(
+                "model or prompt is given twice", hint="leave out -m, -p or one word"
+            )
+        model, prompt = first, second
+    elif first is not None:
+        _refuse_file(first)
+        is_model = is_model_name(first) and not is_remote
+        if model_flag is None and (prompt_flag is not None or is_model):
+            model = first
+        elif prompt_flag is None:
+            prompt = first
+            if model_flag is None and not is_remote and looks_like_model(first):
+                raise unknown_model(
+                    first, f"localllm plan lists models; as a question: -p {shlex.quote(first)}"
+                )
+        else:
+            raise RequestError("model and prompt are given twice", hint="leave out -m or -p")
+    named = model if is_remote else model or default_model()
+    return Choice(named, prompt, is_said=model is not None)
+
+
+def _refuse_file(word: str) -> None:
+    """Raises: RequestError for a file in the place of a question or a model."""
+    if is_file(word):
+        raise RequestError(
+            f"{word} is a file, neither a question nor a model",
+            hint=f"-f {shlex.quote(word)} puts it before a question; a model is a folder",
+        )

@@ -1,0 +1,81 @@
+"""The flags that give an answer its form: JSON, a schema, an expression or a grammar."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from localllm.cli.flags import Flags, option
+from localllm.cli.user_input import read_file
+from localllm.errors import RequestError
+from localllm.text.grammar import Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class FormFlags(Flags):
+    """What the answer has to be, by one of four flags."""
+
+    section = "Form of the answer"
+    exclusive = (("format_", "json_schema", "regex", "grammar"),)
+
+    format_: Annotated[
+        str | None, option("--format", help="The answer is a JSON object.", choices=("json",))
+    ] = None
+    json_schema: Annotated[
+        str | None,
+        option("--json-schema", help="The answer is JSON of the schema in FILE.", metavar="FILE"),
+    ] = None
+    regex: Annotated[
+        str | None, option("--regex", help="The answer matches an expression.", metavar="RE")
+    ] = None
+    grammar: Annotated[
+        Path | None, option("--grammar", help="The answer follows the Lark grammar in FILE.")
+    ] = None
+
+    def read(self) -> Grammar | None:
+        """The grammar of the answer; None where no flag is given. Raises: RequestError."""
+        self._check_one()
+        found = self._find()
+        if found is not None:
+            from localllm.answer.grammar_compiler import check_grammar
+
+            check_grammar(found)
+        return found
+
+    def _check_one(self) -> None:
+        flags = {
+            "format": self.format_,
+            "json-schema": self.json_schema,
+            "regex": self.regex,
+            "grammar": self.grammar,
+        }
+        given = [name for name, value in flags.items() if value is not None]
+        if len(given) > 1:
+            raise RequestError(f"--{given[0]} and --{given[1]} exclude each other", param=given[1])
+        if self.format_ not in (None, "json"):
+            raise RequestError(
+                f"--format must be json, found {self.format_!r:.40}",
+                param="format",
+                hint="--json-schema, --regex or --grammar for other forms",
+            )
+
+    def _find(self) -> Grammar | None:
+        if self.json_schema is not None:
+            return _read_schema(self.json_schema)
+        if self.regex is not None:
+            return Grammar("regex", self.regex)
+        if self.grammar is not None:
+            return Grammar("lark", read_file(self.grammar))
+        return None if self.format_ is None else Grammar.any_object()
+
+
+def _read_schema(given: str) -> Grammar:
+    """From a file, or as it stands where it begins like one."""
+    text = given if given.lstrip().startswith("{") else read_file(Path(given))
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"the JSON schema is no JSON: {error!s:.200}", param="json-schema"
+        ) from error
+    return Grammar.of_schema(schema, "json-schema")

@@ -1,0 +1,75 @@
+"""The sampling flags."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from localllm.cli.flag_values import parse_logit_bias
+from localllm.cli.flags import Flags, option
+from localllm.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags(Flags):
+    """How the next token is chosen; None where a flag was not given."""
+
+    section = "Sampling"
+    exclusive = (("greedy", "temp"),)
+
+    temp: Annotated[
+        float | None, option("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
+    ] = None
+    top_k: Annotated[int | None, option("--top-k", help="Keep the K likeliest tokens; 0: all.")] = (
+        None
+    )
+    top_p: Annotated[float | None, option("--top-p", help="Keep the likeliest tokens up to P.")] = (
+        None
+    )
+    min_p: Annotated[
+        float | None, option("--min-p", help="Drop tokens under P times the likeliest one's.")
+    ] = None
+    repeat_penalty: Annotated[
+        float | None,
+        option("--repeat-penalty", help="Divide logits of tokens that occurred; 1: off."),
+    ] = None
+    presence_penalty: Annotated[
+        float | None, option("--presence-penalty", help="Subtract from tokens already generated.")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        option("--frequency-penalty", help="Subtract for each time it was generated."),
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        option("--logit-bias", help="Add BIAS to a token's logit; repeatable.", metavar="ID=BIAS"),
+    ] = None
+    seed: Annotated[int | None, option("--seed", help="Same seed, same text.")] = None
+    stop: Annotated[
+        list[str] | None, option("--stop", help="End before this text; repeatable.")
+    ] = None
+    ignore_eos: Annotated[
+        bool, option("--ignore-eos", help="Go on after the model's end token.")
+    ] = False
+    max_tokens: Annotated[
+        int | None, option("-n", "--max-tokens", help="Longest answer, in tokens.")
+    ] = None
+    greedy: Annotated[bool, option("--greedy", help="Temperature 0.")] = False
+
+    def given(self) -> dict[str, Any]:
+        """Fields of SamplingParams that were set by a flag. Raises: RequestError."""
+        if self.greedy and self.temp:
+            raise RequestError("--greedy and --temp exclude each other", param="temperature")
+        fields = {
+            "temperature": 0.0 if self.greedy else self.temp,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "repetition_penalty": self.repeat_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": parse_logit_bias(self.logit_bias) if self.logit_bias else None,
+            "seed": self.seed,
+            "stop": tuple(self.stop) if self.stop else None,
+            "ignore_eos": self.ignore_eos or None,
+            "max_tokens": self.max_tokens,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
