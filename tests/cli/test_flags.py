@@ -9,8 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from localllm.cli.chat_flags import ChatFlags
 from localllm.cli.flags import Flags, only, option, takes_flags
 from localllm.cli.help import Command
+from localllm.cli.main import app as localllm_app
+from localllm.user.places import config_file
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,3 +135,24 @@ def test_other_parameters_and_the_context_stay() -> None:
     done = CliRunner().invoke(app_of(takes_flags(build)), ["hut", "--dark"], prog_name="build")
     assert done.exit_code == 0, done.output
     assert seen == ["build", "hut", Lamp(dark=True)]
+
+
+def test_each_flag_of_chat_is_a_field_of_one_group() -> None:
+    def names(kind: Any) -> list[str]:
+        fields = dataclasses.fields(kind)
+        groups = [field.type for field in fields if isinstance(field.type, type)]
+        own = [field.name for field in fields if not isinstance(field.type, type)]
+        return own + [name for group in groups for name in names(group)]
+
+    chat: Any = typer.main.get_command(localllm_app)
+    flags = [each.name for each in chat.commands["chat"].params if each.name != "words"]
+    assert flags == names(ChatFlags)
+    assert len(set(flags)) == len(flags)
+
+
+def test_a_file_of_settings_reaches_a_group(localllm: Callable[..., Any]) -> None:
+    config_file().parent.mkdir(parents=True, exist_ok=True)
+    config_file().write_text("spec-ngram = '3'\n")
+    outcome = localllm("chat", "hi", "-n", "1")
+    assert "--spec-ngram must be like 2:8, found '3'" in outcome.err
+    assert f"a setting has it: {config_file()}" in outcome.err
