@@ -32,29 +32,15 @@ def pull(
     A download that was stopped goes on where it was, every file is held against its hash, and the
     folder is printed.
     """
-    from localllm.hub.download import (
-        check_disk,
-        check_runnable,
-        find_snapshot,
-        hub_errors,
-        is_whole,
-        repo_name,
-    )
-    from localllm.hub.snapshot import look_up
-
     if model in BUILT_IN_MODELS:
         note(f"{model} is built in; there is nothing to fetch")
         return
     source = choose_source(model, int4=int4)
-    assert source.repo is not None
     try:
-        with hub_errors(repo_name(source), source.repo):
-            snapshot = look_up(source.repo, source.revision)
-            if dry_run:  # else right before the weights
-                check_runnable(snapshot)
+        snapshot = _look_up(source, dry_run)
     except DownloadError as error:
-        here = find_snapshot(source.repo, source.revision)
-        if error.exit_code != ExitCode.NETWORK or here is None or not is_whole(here):
+        here = _whole_copy(source)
+        if error.exit_code != ExitCode.NETWORK or here is None:
             raise
         note(f"{model} is here; the hub cannot be reached, so whether there is a newer one is open")
         write_stdout(f"{here}\n")
@@ -62,17 +48,45 @@ def pull(
     if snapshot.files:
         note(describe_snapshot(snapshot), dim=True)
     if dry_run:
-        check_disk(snapshot)
-        for file in snapshot.files:
-            mark = "to fetch" if file in snapshot.missing else "here"
-            fetched = snapshot.partial_bytes.get(file.name, 0)
-            told = f" ({size(fetched)} of it here)" if fetched else ""
-            write_stdout(f"{size(file.num_bytes):>9}  {mark:8}  {file.name}{told}\n")
+        _print_files(snapshot)
         return
     folder = fetch_shown(source, refresh=True)
     write_stdout(f"{folder}\n")
     note(f"localllm chat {source.name}", dim=True)
     offer_to_warm(source.name)
+
+
+def _look_up(source: ModelSource, dry_run: bool) -> "HubSnapshot":
+    """What the hub has. Raises: DownloadError, CheckpointError."""
+    from localllm.hub.download import check_runnable, hub_errors, repo_name
+    from localllm.hub.snapshot import look_up
+
+    assert source.repo is not None
+    with hub_errors(repo_name(source), source.repo):
+        snapshot = look_up(source.repo, source.revision)
+        if dry_run:  # else right before the weights
+            check_runnable(snapshot)
+    return snapshot
+
+
+def _whole_copy(source: ModelSource) -> Path | None:
+    """Where the model is on this machine, if all of it is."""
+    from localllm.hub.download import find_snapshot, is_whole
+
+    assert source.repo is not None
+    here = find_snapshot(source.repo, source.revision)
+    return here if here is not None and is_whole(here) else None
+
+
+def _print_files(snapshot: "HubSnapshot") -> None:
+    from localllm.hub.download import check_disk
+
+    check_disk(snapshot)
+    for file in snapshot.files:
+        mark = "to fetch" if file in snapshot.missing else "here"
+        fetched = snapshot.partial_bytes.get(file.name, 0)
+        told = f" ({size(fetched)} of it here)" if fetched else ""
+        write_stdout(f"{size(file.num_bytes):>9}  {mark:8}  {file.name}{told}\n")
 
 
 def fetch_shown(source: ModelSource, *, refresh: bool = False) -> Path:
