@@ -32,7 +32,6 @@ class TextEvent:
     `stop_string` comes last as well: it cut the answer, and is no part of it.
     """
 
-    request_id: int
     sample: int
     text: str
     thinking: str

@@ -148,7 +148,6 @@ class TextEngine:
             token = TokenInfo(event.token_id, event.logprobs, event.is_draft)
         self._inboxes[event.request_id].append(
             TextEvent(
-                request_id=event.request_id,
                 sample=event.sample,
                 text=split.answer,
                 thinking=split.thinking,
@@ -222,7 +221,7 @@ class EventStream:
     """
 
     def __init__(self, engine: Answering, request_id: int) -> None:
-        self._engine, self._request_id = engine, request_id
+        self._engine, self.request_id = engine, request_id
         self._is_closed = False
         self.on_event: list[Callable[[TextEvent], None]] = []
         self.on_close: list[Callable[[], None]] = []
@@ -233,12 +232,12 @@ class EventStream:
 
     def __next__(self) -> TextEvent:
         while not self._is_closed:
-            event = self._engine.take(self._request_id)
+            event = self._engine.take(self.request_id)
             if event is not None:
                 for book in self.on_event:
                     book(event)
                 return event
-            if self.should_stop() or not self._engine.is_open(self._request_id):
+            if self.should_stop() or not self._engine.is_open(self.request_id):
                 self.close()
             else:
                 self._engine.step()
@@ -246,13 +245,13 @@ class EventStream:
 
     def prompt_progress(self) -> tuple[int, int] | None:
         """Tokens of the prompt that are computed, and all of them; None once it has ended."""
-        return None if self._is_closed else self._engine.prompt_progress(self._request_id)
+        return None if self._is_closed else self._engine.prompt_progress(self.request_id)
 
     def close(self) -> None:
         """Abort the request if it still runs."""
         if not self._is_closed:
             self._is_closed = True
-            self._engine.forget(self._request_id)
+            self._engine.forget(self.request_id)
             for call in self.on_close:
                 call()
 

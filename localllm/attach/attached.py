@@ -7,23 +7,42 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from localllm.answer.completion import TextEvent
 from localllm.answer.loaded_model import LoadedModel
 from localllm.answer.text_engine import EventStream, said_in
 from localllm.attach.addresses import address_of, connect, is_own
-from localllm.attach.wire import config_to_wire, event_from_wire, params_to_wire
+from localllm.attach.messages import (
+    COMMANDS,
+    REPLIES,
+    Abort,
+    Accepted,
+    Command,
+    Events,
+    Hello,
+    KeepAlive,
+    Loading,
+    ModelInfo,
+    Open,
+    Progress,
+    Ready,
+    Refused,
+    Reply,
+    Submit,
+    Write,
+    Wrote,
+)
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.sampling_params import SamplingParams
-from localllm.errors import ExitCode, LocalLLMError
+from localllm.errors import LocalLLMError
 from localllm.hub.checkpoint import FoundModel
 from localllm.hub.generation_config import read_generation_config
-from localllm.process.frames import Message, Unpacker, error_from_wire, pack, prompt_to_wire
+from localllm.process.frames import Unpacker
+from localllm.process.messages import Failed
+from localllm.process.shapes import MessageError
 from localllm.text.prompt import Prompt
 from localllm.text.thinking import Split
 from localllm.text.tokenizer import (
@@ -33,6 +52,7 @@ from localllm.text.tokenizer import (
     read_special_tokens,
 )
 from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer
+from localllm.untrusted.messages import TextJob, TextResult
 from localllm.untrusted.worker import StoppedError
 
 _CHUNK = 1 << 16
@@ -54,7 +74,7 @@ class _Open:
 class AttachedEngine:
     """See Answering. One thread calls it."""
 
-    def __init__(self, channel: socket.socket, described: Message, found: FoundModel) -> None:
+    def __init__(self, channel: socket.socket, described: ModelInfo, found: FoundModel) -> None:
         self._channel, self._described = channel, described
         # The engine has read the vocabulary; here it is only read for what asks for tokens' texts.
         self._tokenizer = DelegatedTokenizer(
@@ -63,8 +83,8 @@ class AttachedEngine:
             read_chat_templates(found.folder, found.fallback_template),
             self,
         )
-        self._replies: dict[int, Message] = {}
-        self._unpacker = Unpacker()
+        self._results: dict[int, TextResult | Failed] = {}
+        self._unpacker = Unpacker(REPLIES)
         self._requests: dict[int, _Open] = {}
         self._next_id = 0
 
@@ -76,26 +96,18 @@ class AttachedEngine:
     @property
     def context_length(self) -> int:
         """See Answering."""
-        return int(self._described["context_length"])
+        return self._described.context_length
 
     @property
     def way_to_longer_context(self) -> str:
         """See Answering."""
-        return str(self._described["longer_context"])
+        return self._described.longer_context
 
     def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
         """See Answering. Raises: RequestError; LocalLLMError where the engine has ended."""
         request_id, self._next_id = self._next_id, self._next_id + 1
         opened = self._requests[request_id] = _Open(params.n)
-        self._send(
-            {
-                "type": "submit",
-                "id": request_id,
-                "prompt": prompt_to_wire(prompt),
-                "params": params_to_wire(params),
-                "salt": salt,
-            }
-        )
+        self._send(Submit(request_id, prompt, params, salt))
         try:
             while not opened.is_accepted and opened.refusal is None:
                 self.step()
@@ -125,7 +137,7 @@ class AttachedEngine:
         known = self._requests.pop(request_id)
         if known.num_left > 0:
             with suppress(LocalLLMError):  # who is gone does nothing any more
-                self._send({"type": "abort", "id": request_id})
+                self._send(Abort(request_id))
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
         """See Answering."""
@@ -139,19 +151,19 @@ class AttachedEngine:
     def warm(self) -> None:
         """See Elsewhere: the engine has done."""
 
-    def ask(self, message: Mapping[str, Any], seconds: float) -> Message:
+    def ask(self, job: TextJob, seconds: float) -> TextResult:
         """See Elsewhere. Raises: also LocalLLMError where the engine has ended."""
         job_id, self._next_id = self._next_id, self._next_id + 1
-        self._send({"type": "write", "id": job_id, "job": dict(message)})
+        self._send(Write(job_id, job))
         deadline = time.monotonic() + seconds + _HELLO_S
-        while job_id not in self._replies:
+        while job_id not in self._results:
             if time.monotonic() > deadline:
                 raise StoppedError(f"the engine did not write it within {seconds:.3g} s")
             self.step()
-        reply = self._replies.pop(job_id)
-        if reply["type"] == "error":
-            raise error_from_wire(reply["error"])
-        return reply
+        result = self._results.pop(job_id)
+        if isinstance(result, Failed):
+            raise result.error
+        return result
 
     def step(self) -> None:
         """Wait a little for what comes. Raises: LocalLLMError where the engine has ended."""
@@ -164,8 +176,13 @@ class AttachedEngine:
             data = b""
         if not data:
             raise LocalLLMError("the engine has ended", hint="ask again: another one is started")
-        for message in self._unpacker.feed(data):
-            self._book(message)
+        try:
+            for message in self._unpacker.feed(data):
+                self._book(message)
+        except MessageError as error:
+            raise LocalLLMError(
+                f"the engine says what cannot be read: {error}", hint="localllm stop ends it"
+            ) from error
 
     def work_ahead(self) -> bool:
         """See Answering: the engine does by itself."""
@@ -177,37 +194,30 @@ class AttachedEngine:
 
     def keep_for(self, seconds: float) -> None:
         """Have the engine wait so long for somebody else, once nobody is there."""
-        self._send({"type": "keepalive", "seconds": seconds})
+        self._send(KeepAlive(seconds))
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Command) -> None:
         try:
-            self._channel.sendall(pack(message))
+            self._channel.sendall(COMMANDS.pack(message))
         except OSError as error:
             raise LocalLLMError(f"the engine is gone: {error}", hint="ask again") from error
 
-    def _book(self, message: Message) -> None:
-        if message["type"] == "events":
-            for raw in message["events"]:
-                event = event_from_wire(raw)
-                opened = self._requests.get(event.request_id)
-                if opened is not None:
-                    opened.inbox.append(event)
-                    opened.num_left -= event.finish_reason is not None
-            return
-        if message["type"] == "wrote":
-            self._replies[message["id"]] = message["reply"]
-            return
-        opened = self._requests.get(message.get("id", -1))
-        if opened is None:
-            return
-        match message["type"]:
-            case "accepted":
-                opened.is_accepted = True
-            case "refused":
-                opened.refusal = error_from_wire(message["error"])
-            case "progress":
-                found = message["progress"]
-                opened.progress = None if found is None else (found[0], found[1])
+    def _book(self, message: Reply) -> None:
+        match message:
+            case Events(events):
+                for request_id, event in events:
+                    opened = self._requests.get(request_id)
+                    if opened is not None:
+                        opened.inbox.append(event)
+                        opened.num_left -= event.finish_reason is not None
+            case Wrote(job_id, result):
+                self._results[job_id] = result
+            case Accepted(request_id) if request_id in self._requests:
+                self._requests[request_id].is_accepted = True
+            case Refused(request_id, error) if request_id in self._requests:
+                self._requests[request_id].refusal = error
+            case Progress(request_id, progress) if request_id in self._requests:
+                self._requests[request_id].progress = progress
 
 
 def attach(found: FoundModel) -> LoadedModel | None:
@@ -216,14 +226,14 @@ def attach(found: FoundModel) -> LoadedModel | None:
     channel = connect(address_of(found.folder, found.engine_config))
     if channel is None:
         return None
-    described = ask(channel, {"type": "hello"})
-    if described is None or described["type"] != "ready":
+    answer = ask(channel, Hello())
+    if not isinstance(answer, Ready):
         channel.close()
         return None
-    return _loaded(found, channel, described, began_s)
+    return _loaded(found, channel, answer.model, began_s)
 
 
-def ask_engine(address: Path, message: Message) -> Message | None:
+def ask_engine(address: Path, message: Command) -> Reply | None:
     """One question to the engine there, and its answer; None where none comes."""
     channel = connect(address)
     if channel is None:
@@ -247,50 +257,46 @@ def start(
     with theirs:
         process = _spawn(theirs, address)
     try:
-        ours.sendall(
-            pack(
-                {
-                    "type": "open",
-                    "model": str(found.folder.resolve()),
-                    "name": found.name,
-                    "config": config_to_wire(found.engine_config),
-                    "log_level": log_level,
-                    "address": str(address),
-                    "keepalive_s": keepalive_s,
-                }
-            )
+        told = Open(
+            model=str(found.folder.resolve()),
+            name=found.name,
+            config=found.engine_config,
+            log_level=log_level,
+            address=str(address),
+            keepalive_s=keepalive_s,
         )
+        ours.sendall(COMMANDS.pack(told))
         answer = _receive_loaded(ours, listener)
     except BaseException:
         process.kill()
         ours.close()
         raise
-    if answer is None:
-        raise LocalLLMError(
-            "the engine's process ended before its model was loaded",
-            hint="--keepalive 0 loads it in this process, and shows more",
-        )
-    if answer["type"] == "failed":
-        failure = error_from_wire(answer["error"])
-        failure.exit_code = ExitCode(answer["code"])
-        raise failure
-    return _loaded(found, ours, answer, began_s)
+    match answer:
+        case Ready(model):
+            return _loaded(found, ours, model, began_s)
+        case Failed(error):
+            raise error
+        case _:
+            raise LocalLLMError(
+                "the engine's process ended before its model was loaded",
+                hint="--keepalive 0 loads it in this process, and shows more",
+            )
 
 
-def ask(channel: socket.socket, message: Message) -> Message | None:
+def ask(channel: socket.socket, message: Command) -> Reply | None:
     """One question, and the answer, if there is one soon."""
     try:
         channel.settimeout(_HELLO_S)
-        channel.sendall(pack(message))
+        channel.sendall(COMMANDS.pack(message))
         answer = _receive(channel)
         channel.settimeout(None)
-    except OSError:
+    except (OSError, MessageError):  # gone, or of another version
         return None
     return answer
 
 
 def _loaded(
-    found: FoundModel, channel: socket.socket, described: Message, began_s: float
+    found: FoundModel, channel: socket.socket, described: ModelInfo, began_s: float
 ) -> LoadedModel:
     engine = AttachedEngine(channel, described, found)
     defaults = read_generation_config(found.folder)
@@ -314,20 +320,20 @@ def _spawn(channel: socket.socket, address: Path) -> "subprocess.Popen[bytes]":
         )
 
 
-def _receive_loaded(channel: socket.socket, listener: Listener) -> Message | None:
+def _receive_loaded(channel: socket.socket, listener: Listener) -> Reply | None:
     """What comes behind the messages that tell how loading goes on."""
-    unpacker = Unpacker()
+    unpacker = Unpacker(REPLIES)
     while data := channel.recv(_CHUNK):
         for message in unpacker.feed(data):
-            if message["type"] != "loading":
+            if not isinstance(message, Loading):
                 return message
-            tell = listener.line if message["is_line"] else listener.doing
-            tell(message["text"])
+            tell = listener.line if message.is_line else listener.doing
+            tell(message.text)
     return None
 
 
-def _receive(channel: socket.socket) -> Message | None:
-    unpacker = Unpacker()
+def _receive(channel: socket.socket) -> Reply | None:
+    unpacker = Unpacker(REPLIES)
     while data := channel.recv(_CHUNK):
         for message in unpacker.feed(data):
             return message

@@ -11,16 +11,34 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal
 
 from localllm.answer.completion import TextEvent
-from localllm.attach.wire import config_to_wire, event_from_wire, params_to_wire
+from localllm.attach.messages import (
+    COMMANDS,
+    REPLIES,
+    Abort,
+    Command,
+    Events,
+    Loading,
+    ModelInfo,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Reply,
+    Stats,
+    Submit,
+)
 from localllm.engine.config import EngineConfig
 from localllm.engine.listener import Tell
 from localllm.engine.sampling_params import SamplingParams
-from localllm.errors import ExitCode, LocalLLMError, RequestError
-from localllm.process.frames import Message, Unpacker, error_from_wire, pack, prompt_to_wire
+from localllm.errors import LocalLLMError, RequestError
+from localllm.process.frames import Unpacker
+from localllm.process.messages import Failed
+from localllm.process.shapes import MessageError
 from localllm.text.prompt import Prompt
 
 logger = logging.getLogger(__name__)
@@ -44,26 +62,6 @@ class EngineDownError(LocalLLMError):
 
 class QueueFullError(LocalLLMError):
     """As many requests as are taken are there already."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInfo:
-    """What a ready engine says of its model."""
-
-    name: str
-    context_length: int
-    longer_context: str
-
-
-@dataclass(slots=True)
-class Stats:
-    """What an engine said last of its load."""
-
-    running: int = 0
-    waiting: int = 0
-    used_blocks: int = 0
-    blocks: int = 1
-    preemptions: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +118,7 @@ class EngineClient:
         self._name, self._address = name, address
         self._max_requests, self._log_level = max_requests, log_level
         self._state: State = "starting"
-        self.info: EngineInfo | None = None
+        self.info: ModelInfo | None = None
         self.failure: LocalLLMError | None = None
         self.stats = Stats()
         self.num_restarts = 0
@@ -153,7 +151,7 @@ class EngineClient:
         silent_s = time.monotonic() - self._heard_s
         return self._busy_s + silent_s if self._busy_s else silent_s
 
-    async def start(self) -> EngineInfo:
+    async def start(self) -> ModelInfo:
         """Start the engine, and wait until it is ready.
 
         Raises: LocalLLMError where the model cannot be loaded.
@@ -181,26 +179,18 @@ class EngineClient:
         stream = RequestStream(self, self._next_id, params.n)
         self._next_id += 1
         self._streams[stream.request_id] = stream
-        self._send(
-            {
-                "type": "submit",
-                "id": stream.request_id,
-                "prompt": prompt_to_wire(prompt),
-                "params": params_to_wire(params),
-                "salt": salt,
-            }
-        )
+        self._send(Submit(stream.request_id, prompt, params, salt))
         return stream
 
     def forget(self, stream: RequestStream) -> None:
         """Nobody reads a request's events any more."""
         known = self._streams.pop(stream.request_id, None)
         if known is not None and stream.num_delivered < stream.num_samples:
-            self._send({"type": "abort", "id": stream.request_id})
+            self._send(Abort(stream.request_id))
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Command) -> None:
         if self._writer is not None:
-            self._writer.write(pack(message))
+            self._writer.write(COMMANDS.pack(message))
 
     async def _supervise(self) -> None:
         pause = _FIRST_PAUSE_S
@@ -240,25 +230,23 @@ class EngineClient:
         was_ready = False
         watch = asyncio.create_task(self._watch(process))
         try:
-            self._send(
-                {
-                    "type": "open",
-                    "model": self._model,
-                    "name": self._name,
-                    "address": self._address,
-                    "keepalive_s": None,
-                    "config": config_to_wire(self._config),
-                    "log_level": self._log_level,
-                }
+            told = Open(
+                model=self._model,
+                name=self._name,
+                config=self._config,
+                log_level=self._log_level,
+                address=self._address,
+                keepalive_s=None,
             )
-            unpacker = Unpacker()
+            self._send(told)
+            unpacker = Unpacker(REPLIES)
             self._heard_s = time.monotonic()
             while data := await reader.read(1 << 16):
                 self._heard_s = time.monotonic()
                 for message in unpacker.feed(data):
                     self._take(message)
                 was_ready = was_ready or self._is_ready
-        except (ConnectionError, ValueError):
+        except (ConnectionError, MessageError):
             logger.debug("the engine's channel is broken", exc_info=True)
         finally:
             self._busy_s = 0.0
@@ -288,36 +276,31 @@ class EngineClient:
         while True:
             await asyncio.sleep(min(PING_S, self._hangs_s / 4))
             if self._is_ready:
-                self._send({"type": "ping", "id": 0})
+                self._send(Ping(0))
                 if self._stuck_s > self._hangs_s:
                     logger.error("the engine has done nothing for %g s; it is ended", self._hangs_s)
                     process.kill()
 
-    def _take(self, message: Message) -> None:
-        match message["type"]:
-            case "ready":
-                known = (message[each.name] for each in fields(EngineInfo))
-                self.info, self._state = EngineInfo(*known), "ready"
+    def _take(self, message: Reply) -> None:
+        match message:
+            case Ready(model):
+                self.info, self._state = model, "ready"
                 self._settled.set()
-            case "loading":
-                if message["is_line"]:
-                    self._tell(message["text"])
-            case "failed":
-                failure = error_from_wire(message["error"])
-                failure.exit_code = ExitCode(message["code"])
+            case Loading(text, is_line):
+                if is_line:
+                    self._tell(text)
+            case Failed(failure):
                 if self.info is None:
                     self.failure = failure
                 else:  # it was there before, and may be again
                     logger.error("the engine cannot be loaded again: %s", failure)
-            case "events":
-                for raw in message["events"]:
-                    event = event_from_wire(raw)
-                    self._deliver(event.request_id, event)
-            case "refused":
-                self._deliver(message["id"], error_from_wire(message["error"]))
-            case "pong":
-                self.stats = Stats(**message["stats"])
-                self._busy_s, self._is_compiling = message["busy_s"], message["is_compiling"]
+            case Events(events):
+                for request_id, event in events:
+                    self._deliver(request_id, event)
+            case Refused(request_id, error):
+                self._deliver(request_id, error)
+            case Pong(_, stats, busy_s, is_compiling):
+                self.stats, self._busy_s, self._is_compiling = stats, busy_s, is_compiling
 
     def _deliver(self, request_id: int, event: TextEvent | LocalLLMError) -> None:
         stream = self._streams.get(request_id)

@@ -1,36 +1,55 @@
 """Drives an engine by commands from several processes at once, each with its own numbers.
 
-    submit {id, prompt, params, salt} → accepted {id}, then events to the end | refused {id, error}
-    write {id, job} → wrote {id, reply}: what a text or conversation is as a prompt (text_jobs.py)
-    abort {id}
-    ping {id} → pong {id, stats, busy_s, is_compiling}, at once, however long a step takes
-    hello → ready {…}
-    keepalive {seconds} : how long the engine waits for somebody else, once nobody is there
-    stop → stopping | refused
-
-Nobody who reads slowly holds up the others: what is not taken is kept, to a limit.
+The commands, and what is answered to each, are those of messages.py. Nobody who reads slowly holds
+up the others: what is not taken is kept, to a limit.
 """
 
 import logging
 import socket
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from localllm.answer.completion import TextEvent
 from localllm.answer.text_engine import TextEngine
-from localllm.attach.wire import event_to_wire, params_from_wire
-from localllm.engine.sampling_params import SamplingParams
+from localllm.attach.messages import (
+    COMMANDS,
+    REPLIES,
+    Abort,
+    Accepted,
+    Command,
+    EngineUse,
+    Events,
+    Hello,
+    KeepAlive,
+    ModelInfo,
+    Open,
+    Ping,
+    Pong,
+    Progress,
+    Ready,
+    Refused,
+    Reply,
+    Stats,
+    Staying,
+    Stop,
+    Stopping,
+    Submit,
+    Write,
+    Wrote,
+)
 from localllm.errors import BusyError, DeviceError, LocalLLMError, RequestError
-from localllm.process.frames import Message, Unpacker, error_to_wire, pack, prompt_from_wire
+from localllm.process.frames import Unpacker
 from localllm.process.memory import resident_bytes
+from localllm.process.messages import Failed
+from localllm.process.shapes import MessageError
 from localllm.text.grammar import MAX_GRAMMAR_QUEUE_SECONDS
-from localllm.text.prompt import Prompt
+from localllm.untrusted.messages import TextResult
 from localllm.untrusted.text_jobs import run_text_job
 
 if TYPE_CHECKING:
@@ -40,8 +59,6 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 16
 _MAX_UNSENT_BYTES = 16 << 20
-_MAX_SALT_BYTES = 64
-_COMMANDS = ("submit", "write", "abort", "ping", "hello", "keepalive", "stop")
 # For what is owed when it is stopped, besides answers; and the longest that is waited.
 _OWED_S, _LONGEST_S = 5.0, 1e8
 # Until what could not be sent is tried again; and between two reports of a prompt's progress.
@@ -62,10 +79,10 @@ class Peer:
     lock: Lock = field(default_factory=Lock)
     is_gone: bool = False
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Reply) -> None:
         """Send, or keep what cannot be sent now; who takes nothing for long is given up."""
         with self.lock:
-            self.unsent += pack(message)
+            self.unsent += REPLIES.pack(message)
             self._flush()
 
     def flush(self) -> None:
@@ -87,12 +104,20 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
-    request_id: int
-    prompt: Prompt
-    params: SamplingParams
-    salt: bytes
-    asked_s: float
+class _Joined:
+    """Somebody is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """A grammar is compiled, or refused."""
+
+    asked: Submit
+    form: "CompiledForm | RequestError"
+
+
+# Another process's command, or what a thread of our own has done.
+_Heard = Command | _Joined | _Compiled
 
 
 class EngineLoop:
@@ -106,12 +131,12 @@ class EngineLoop:
         self,
         engine: TextEngine,
         owner: socket.socket,
-        described: Mapping[str, Any],
+        described: ModelInfo,
         keepalive_s: float | None = None,
     ) -> None:
         self._engine, self._described = engine, described
         self._keepalive_s = keepalive_s
-        self._commands: SimpleQueue[tuple[Peer | None, Message | None]] = SimpleQueue()
+        self._commands: SimpleQueue[tuple[Peer | None, _Heard | None]] = SimpleQueue()
         self._owner = Peer(owner)
         self._peers = [self._owner]
         self._compilers = ThreadPoolExecutor(2, "grammar")
@@ -122,7 +147,7 @@ class EngineLoop:
         self._busy_since_s: float | None = None
         self._stops_by_s = 0.0
 
-    def receive(self, peer: Peer | None, message: Message | None) -> None:
+    def receive(self, peer: Peer | None, message: _Heard | None) -> None:
         """Take a command, from any thread; None: the peer is gone."""
         self._commands.put((peer, message))
 
@@ -130,12 +155,14 @@ class EngineLoop:
         """Let others join, in a thread of its own."""
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
-    def run(self, unpacker: Unpacker | None = None) -> None:
-        """Until there is nobody to answer; `unpacker` holds what was read of the owner's already.
+    def run(self, unpacker: Unpacker[Command] | None = None) -> None:
+        """Until there is nobody to answer, of whom the owner is told first that it is ready;
+        `unpacker` holds what was read of the owner's already.
 
         Raises: DeviceError.
         """
-        self._read(self._owner, unpacker or Unpacker())
+        self._owner.send(self._ready(self._owner))
+        self._read(self._owner, unpacker or Unpacker(COMMANDS))
         has_idle_work = True
         while not self._is_over:
             patience = self._patience(has_idle_work=has_idle_work)
@@ -202,9 +229,9 @@ class EngineLoop:
                 self._carry_out(peer, message)
         return any_came
 
-    def _carry_out(self, peer: Peer | None, message: Message) -> None:
+    def _carry_out(self, peer: Peer | None, message: _Heard) -> None:
         is_own = peer is None or self._keepalive_s is not None
-        if message["type"] == "stop" and is_own and not self._is_stopping:
+        if isinstance(message, Stop) and is_own and not self._is_stopping:
             self._is_stopping, self._stops_by_s = True, time.monotonic() + _OWED_S
         if peer is None or peer.is_gone:
             return
@@ -215,146 +242,129 @@ class EngineLoop:
         except Exception:
             if peer is self._owner:
                 raise
-            logger.debug("in a command", exc_info=True)
-            logger.warning("what somebody sent was no command; it is not heard any more")
+            _warn_of_nonsense()
             self._leave(peer)
 
-    def _answer(self, peer: Peer, message: Message) -> None:
-        match message["type"]:
-            case "joined":
+    def _answer(self, peer: Peer, message: _Heard) -> None:
+        match message:
+            case _Joined():
                 self._peers.append(peer)
-            case "submit":
+            case Submit():
                 self._submit(peer, message)
-            case "compiled" if message["asked"].request_id in peer.compiling:
-                self._go_on(peer, message)
-            case "abort":
-                peer.compiling.discard(message["id"])
-                own = peer.own.pop(message["id"], None)
+            case _Compiled(asked, form) if asked.id in peer.compiling:
+                peer.compiling.discard(asked.id)
+                if isinstance(form, RequestError):
+                    peer.send(Refused(asked.id, form))
+                else:
+                    self._start(peer, asked, form)
+            case Abort(request_id):
+                peer.compiling.discard(request_id)
+                own = peer.own.pop(request_id, None)
                 if own is not None:
                     self._engine.forget(own)
-            case "keepalive" if self._keepalive_s is not None:
-                self.keep_for(float(message["seconds"]))
-            case "stop":
-                peer.send({"type": "stopping" if self._is_stopping else "kept"})
+            case KeepAlive(seconds) if self._keepalive_s is not None:
+                self.keep_for(seconds)
+            case Stop():
+                peer.send(Stopping() if self._is_stopping else Staying())
 
-    def _kept(self, asker: Peer) -> Message:
-        """How it is used, and how long it stays: a number of seconds, or None for ever."""
+    def _ready(self, asker: Peer) -> Ready:
+        """What it is, how it is used, and how long it stays."""
         left_s = None
         if self._keepalive_s is not None and self._keepalive_s >= 0:
             left_s = max(0.0, self._left_s + self._keepalive_s - time.monotonic())
-        return {
-            "requests": len(self._engine.engine.scheduler.unfinished()),
-            "is_used": any(peer not in (asker, self._owner) for peer in self._peers)
+        use = EngineUse(
+            requests=len(self._engine.engine.scheduler.unfinished()),
+            is_used=any(peer not in (asker, self._owner) for peer in self._peers)
             or (self._owner in self._peers),
-            "left_s": left_s,
-            "memory_bytes": resident_bytes(),
-        }
+            left_s=left_s,
+            memory_bytes=resident_bytes(),
+        )
+        return Ready(self._described, use)
 
-    def _submit(self, peer: Peer, message: Message) -> None:
-        request_id, peer.has_asked = message["id"], True
-        if request_id in peer.own or request_id in peer.compiling:
-            raise ValueError("a number that is in use")
-        try:
-            if self._is_stopping:
-                raise RequestError("the engine is being stopped", hint="ask again in a moment")
-            prompt, params = (
-                prompt_from_wire(message["prompt"]),
-                params_from_wire(message["params"]),
-            )
-        except RequestError as error:
-            _refuse(peer, request_id, error)
-            return
-        if not isinstance(message["salt"], bytes) or len(message["salt"]) > _MAX_SALT_BYTES:
-            raise ValueError("a salt that is none")
-        asked = _Pending(request_id, prompt, params, message["salt"], time.monotonic())
-        if params.grammar is None:
+    def _submit(self, peer: Peer, asked: Submit) -> None:
+        peer.has_asked = True
+        if asked.id in peer.own or asked.id in peer.compiling:
+            raise MessageError("a number that is in use")
+        if self._is_stopping:
+            error = RequestError("the engine is being stopped", hint="ask again in a moment")
+            peer.send(Refused(asked.id, error))
+        elif asked.params.grammar is None:
             self._start(peer, asked)
         else:
-            peer.compiling.add(request_id)
-            self._compilers.submit(self._compile, peer, asked)
+            peer.compiling.add(asked.id)
+            self._compilers.submit(self._compile, peer, asked, time.monotonic())
 
-    def _start(self, peer: Peer, asked: _Pending, form: "CompiledForm | None" = None) -> None:
+    def _start(self, peer: Peer, asked: Submit, form: "CompiledForm | None" = None) -> None:
         try:
             own = self._engine.submit(asked.prompt, asked.params, asked.salt, form)
         except RequestError as error:
-            _refuse(peer, asked.request_id, error)
+            peer.send(Refused(asked.id, error))
         else:
-            peer.own[asked.request_id] = own
-            peer.send({"type": "accepted", "id": asked.request_id})
+            peer.own[asked.id] = own
+            peer.send(Accepted(asked.id))
 
-    def _compile(self, peer: Peer, asked: _Pending) -> None:
+    def _compile(self, peer: Peer, asked: Submit, asked_s: float) -> None:
         """Have a grammar compiled, in a thread of its own."""
         assert asked.params.grammar is not None
-        message: Message = {"type": "compiled", "asked": asked, "form": None, "error": None}
+        form: CompiledForm | RequestError
         try:
-            if time.monotonic() > asked.asked_s + MAX_GRAMMAR_QUEUE_SECONDS:
+            if time.monotonic() > asked_s + MAX_GRAMMAR_QUEUE_SECONDS:
                 raise BusyError("other grammars are being compiled", param="grammar")
-            message["form"] = self._engine.compile(asked.params.grammar, asked.prompt)
+            form = self._engine.compile(asked.params.grammar, asked.prompt)
         except RequestError as refused:
-            message["error"] = refused
+            form = refused
         except Exception:
             logger.exception("in a grammar")
-            message["error"] = RequestError("the grammar cannot be followed", param="grammar")
-        self.receive(peer, message)
+            form = RequestError("the grammar cannot be followed", param="grammar")
+        self.receive(peer, _Compiled(asked, form))
 
-    def _write(self, peer: Peer, job_id: int, job: Message) -> None:
+    def _write(self, peer: Peer, asked: Write) -> None:
         """Do what concerns texts alone, in a thread of its own."""
+        result: TextResult | Failed
         try:
-            reply = run_text_job(self._engine.tokenizer, job)
+            result = run_text_job(self._engine.tokenizer, asked.job)
         except LocalLLMError as error:
-            reply = {"type": "error", "error": error_to_wire(error)}
+            result = Failed(error)
         except Exception:
             logger.debug("in a prompt", exc_info=True)
-            reply = {"type": "error", "error": error_to_wire(RequestError("it cannot be read"))}
-        peer.send({"type": "wrote", "id": job_id, "reply": reply})
-
-    def _go_on(self, peer: Peer, message: Message) -> None:
-        """A grammar is compiled, or refused."""
-        asked, error = message["asked"], message["error"]
-        peer.compiling.discard(asked.request_id)
-        if error is None:
-            self._start(peer, asked, message["form"])
-        else:
-            _refuse(peer, asked.request_id, error)
+            result = Failed(RequestError("it cannot be read"))
+        peer.send(Wrote(asked.id, result))
 
     def _send_events(self) -> None:
         now = time.monotonic()
         is_due = now >= self._told_s + _PROGRESS_S
         for peer in self._peers:
-            events: list[Any] = []
+            events: list[tuple[int, TextEvent]] = []
             for request_id, own in list(peer.own.items()):
                 while (event := self._engine.take(own)) is not None:
-                    events.append(event_to_wire(event, request_id))
+                    events.append((request_id, event))
                 if not self._engine.is_open(own):
                     self._engine.forget(own)
                     del peer.own[request_id]
                 elif is_due and peer is not self._owner:
                     progress = self._engine.prompt_progress(own)
-                    peer.send({"type": "progress", "id": request_id, "progress": progress})
+                    peer.send(Progress(request_id, progress))
             if events:
-                peer.send({"type": "events", "events": events})
+                peer.send(Events(tuple(events)))
         if is_due:
             self._told_s = now
 
-    def _told(self) -> Message:
+    def _pong(self, ping: Ping) -> Pong:
         """What the engine's thread is at; from any thread, while it is."""
         since_s = self._busy_since_s
-        return {
-            "stats": self._stats(),
-            "busy_s": 0.0 if since_s is None else time.monotonic() - since_s,
-            "is_compiling": not self._engine.engine.is_warm,
-        }
+        busy_s = 0.0 if since_s is None else time.monotonic() - since_s
+        return Pong(ping.id, self._stats(), busy_s, not self._engine.engine.is_warm)
 
-    def _stats(self) -> Message:
+    def _stats(self) -> Stats:
         scheduler = self._engine.engine.scheduler
         running = len(scheduler.running)
-        return {
-            "running": running,
-            "waiting": len(scheduler.unfinished()) - running,
-            "used_blocks": scheduler.num_usable_blocks - scheduler.num_free_blocks,
-            "blocks": scheduler.num_usable_blocks,
-            "preemptions": scheduler.num_preemptions,
-        }
+        return Stats(
+            running=running,
+            waiting=len(scheduler.unfinished()) - running,
+            used_blocks=scheduler.num_usable_blocks - scheduler.num_free_blocks,
+            blocks=scheduler.num_usable_blocks,
+            preemptions=scheduler.num_preemptions,
+        )
 
     def _leave(self, peer: Peer) -> None:
         """End what a peer has asked for."""
@@ -374,28 +384,34 @@ class EngineLoop:
         if peer is self._owner and self._keepalive_s is None:
             self._is_over = True
 
-    def _read(self, peer: Peer, unpacker: Unpacker) -> None:
+    def _read(self, peer: Peer, unpacker: Unpacker[Command]) -> None:
         threading.Thread(target=self._read_all, args=(peer, unpacker), daemon=True).start()
 
-    def _read_all(self, peer: Peer, unpacker: Unpacker) -> None:
+    def _read_all(self, peer: Peer, unpacker: Unpacker[Command]) -> None:
         try:
             while data := peer.channel.recv(_CHUNK):
                 for message in unpacker.feed(data):
-                    if message.get("type") not in _COMMANDS:
-                        raise ValueError("no command")
-                    # At once, however long a step takes.
-                    if message["type"] == "hello":
-                        peer.send({"type": "ready", **self._described, **self._kept(peer)})
-                    elif message["type"] == "ping":
-                        peer.send({"type": "pong", "id": message["id"], **self._told()})
-                    elif message["type"] == "write":
-                        self._writers.submit(self._write, peer, message["id"], message["job"])
-                    else:
-                        self.receive(peer, message)
-        except Exception:  # a broken channel, or what is no message
+                    self._hear(peer, message)
+        except MessageError:
+            _warn_of_nonsense()
+        except Exception:
             logger.debug("a channel is broken", exc_info=True)
         finally:
             self.receive(peer, None)
+
+    def _hear(self, peer: Peer, message: Command) -> None:
+        """Take a command; what wants no step is answered at once, however long one takes."""
+        match message:
+            case Hello():
+                peer.send(self._ready(peer))
+            case Ping():
+                peer.send(self._pong(message))
+            case Write():
+                self._writers.submit(self._write, peer, message)
+            case Open():
+                raise MessageError("a model is open already")
+            case _:
+                self.receive(peer, message)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -404,9 +420,10 @@ class EngineLoop:
             except OSError:
                 return
             peer = Peer(channel)
-            self.receive(peer, {"type": "joined"})
-            self._read(peer, Unpacker())
+            self.receive(peer, _Joined())
+            self._read(peer, Unpacker(COMMANDS))
 
 
-def _refuse(peer: Peer, request_id: int, error: RequestError) -> None:
-    peer.send({"type": "refused", "id": request_id, "error": error_to_wire(error)})
+def _warn_of_nonsense() -> None:
+    logger.debug("in a command", exc_info=True)
+    logger.warning("what somebody sent was no command; it is not heard any more")

@@ -224,9 +224,9 @@ class RemoteEngine:
 
     def step(self) -> None:
         """Wait a little for what comes. Raises: LocalLLMError."""
-        for request_id, opened in list(self._requests.items()):
+        for opened in list(self._requests.values()):
             try:
-                self._advance(request_id, opened)
+                self._advance(opened)
             except LocalLLMError:
                 opened.is_open = False
                 opened.reader.leave()
@@ -262,7 +262,7 @@ class RemoteEngine:
             body["structured_outputs"] = {kind: grammar.source}
         return {name: value for name, value in body.items() if value is not None}
 
-    def _advance(self, request_id: int, opened: _Open) -> None:
+    def _advance(self, opened: _Open) -> None:
         try:
             arrived = opened.reader.take()
         except Empty:
@@ -275,21 +275,21 @@ class RemoteEngine:
             return
         opened.silent_s = 0.0
         if arrived is not None:
-            self._book(request_id, opened, arrived)
+            self._book(opened, arrived)
             return
         opened.is_open = False
         if opened.last is None:
             raise LocalLLMError("the server ended its answer in the middle", hint="ask again")
         opened.inbox.append(opened.last)
 
-    def _book(self, request_id: int, opened: _Open, arrived: _Arrived) -> None:
+    def _book(self, opened: _Open, arrived: _Arrived) -> None:
         chunk, time_s = arrived.chunk, arrived.time_s
         opened.usage = chunk.usage or opened.usage
         if chunk.finish_reason is not None:
             reason = _REASONS.get(chunk.finish_reason, FinishReason.STOP)
-            opened.last = _event(request_id, chunk.text, chunk.thinking, reason, time_s)
+            opened.last = _event(chunk.text, chunk.thinking, reason, time_s)
         elif chunk.text or chunk.thinking:
-            opened.inbox.append(_event(request_id, chunk.text, chunk.thinking, None, time_s))
+            opened.inbox.append(_event(chunk.text, chunk.thinking, None, time_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +318,7 @@ class RemoteModel(LoadedModel):
         completion.is_remote = True
 
         def count(event: TextEvent) -> None:
-            usage = engine.usage(event.request_id)
+            usage = engine.usage(events.request_id)
             if event.finish_reason is not None and usage is not None:
                 completion.num_prompt_tokens = usage.prompt_tokens or 0
                 completion.num_cached_tokens = usage.cached_tokens or 0
@@ -355,12 +355,9 @@ def open_remote(url: str, model: str | None, api_key: str | None) -> RemoteModel
     return RemoteModel(name, engine, GenerationDefaults({}, ()), time.monotonic() - began_s)
 
 
-def _event(
-    request_id: int, text: str, thinking: str, reason: FinishReason | None, time_s: float
-) -> TextEvent:
+def _event(text: str, thinking: str, reason: FinishReason | None, time_s: float) -> TextEvent:
     token = TokenInfo(_CHUNK_ID, None, is_draft=False) if text or thinking else None
     return TextEvent(
-        request_id=request_id,
         sample=0,
         text=text,
         thinking=thinking,

@@ -1,8 +1,9 @@
 """`localllm ps` and `localllm stop`: the engines that run, for whoever asks next."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,6 +11,9 @@ from localllm.cli.common_flags import JsonLines
 from localllm.cli.output import json_line, note, show_controls, write_stdout
 from localllm.cli.words import age, duration, size
 from localllm.errors import LocalLLMError, RequestError
+
+if TYPE_CHECKING:
+    from localllm.attach.messages import Ready  # --help wants none
 
 
 def ps(
@@ -19,7 +23,7 @@ def ps(
     found = _engines()
     if json_output:
         for _, engine in found:
-            write_stdout(json_line(engine))
+            write_stdout(json_line(asdict(engine.model) | asdict(engine.use)))
         return
     if not found:
         note("no model is loaded; localllm chat --keepalive 5m keeps one for the next question")
@@ -28,12 +32,12 @@ def ps(
     for _, engine in found:
         rows.append(
             (
-                show_controls(engine["name"]),
-                str(engine["pid"]),
-                size(engine["memory_bytes"]) if engine["memory_bytes"] else "?",
-                f"{engine['context_length']:,}",
-                str(engine["requests"]),
-                age(time.time() - engine["started_s"]),
+                show_controls(engine.model.name),
+                str(engine.model.pid),
+                size(engine.use.memory_bytes) if engine.use.memory_bytes else "?",
+                f"{engine.model.context_length:,}",
+                str(engine.use.requests),
+                age(time.time() - engine.model.started_s),
                 _kept(engine),
             )
         )
@@ -50,11 +54,12 @@ def stop(
 ) -> None:
     """End engines that wait for the next question, once they have answered what they were asked."""
     from localllm.attach.attached import ask_engine
+    from localllm.attach.messages import Stop, Stopping
 
     found = [
-        (address, engine)
+        (address, engine.model)
         for address, engine in _engines()
-        if model in (None, engine["name"], str(engine["pid"]))
+        if model in (None, engine.model.name, str(engine.model.pid))
     ]
     if not found and model is not None:
         raise RequestError(
@@ -63,36 +68,32 @@ def stop(
     if not found:
         note("no engine runs")
     for address, engine in found:
-        name = show_controls(engine["name"])
-        if engine["owner_pid"] is not None:
-            told = f"{name} is served by process {engine['owner_pid']}"
+        name = show_controls(engine.name)
+        if engine.owner_pid is not None:
+            told = f"{name} is served by process {engine.owner_pid}"
             if model is not None:
-                raise LocalLLMError(told, hint=f"kill {engine['owner_pid']} ends that server")
+                raise LocalLLMError(told, hint=f"kill {engine.owner_pid} ends that server")
             note(f"{told}, and goes on")
             continue
-        answer = ask_engine(address, {"type": "stop"})
-        ends = answer is not None and answer["type"] == "stopping"
-        note(f"{name}, process {engine['pid']}, {'ends' if ends else 'does not answer'}")
+        ends = isinstance(ask_engine(address, Stop()), Stopping)
+        note(f"{name}, process {engine.pid}, {'ends' if ends else 'does not answer'}")
 
 
-def _engines() -> list[tuple[Path, dict[str, Any]]]:
+def _engines() -> "list[tuple[Path, Ready]]":
     """Those that answer, the oldest first."""
     from localllm.attach.addresses import addresses
     from localllm.attach.attached import ask_engine
+    from localllm.attach.messages import Hello, Ready
 
-    asked = [(address, ask_engine(address, {"type": "hello"})) for address in addresses()]
-    found = [
-        (address, {key: value for key, value in answer.items() if key != "type"})
-        for address, answer in asked
-        if answer is not None
-    ]
-    return sorted(found, key=lambda each: float(each[1]["started_s"]))
+    asked = [(address, ask_engine(address, Hello())) for address in addresses()]
+    found = [(address, answer) for address, answer in asked if isinstance(answer, Ready)]
+    return sorted(found, key=lambda each: each[1].model.started_s)
 
 
-def _kept(engine: dict[str, Any]) -> str:
-    if engine["owner_pid"] is not None:
-        return f"by its server, process {engine['owner_pid']}"
-    if engine["is_used"]:
+def _kept(engine: "Ready") -> str:
+    if engine.model.owner_pid is not None:
+        return f"by its server, process {engine.model.owner_pid}"
+    if engine.use.is_used:
         return "in use"
-    left_s = engine["left_s"]
+    left_s = engine.use.left_s
     return "for ever" if left_s is None else f"for {duration(left_s)}"

@@ -8,7 +8,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from localllm.answer.completion import TextEvent
-from localllm.attach.engine_client import Stats
+from localllm.attach.messages import Stats
 
 _PREFIX = "localllm:"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

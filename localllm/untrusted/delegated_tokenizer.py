@@ -2,19 +2,33 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tokenizers import Tokenizer as Backend
 
 from localllm.errors import BusyError, RequestError, TemplateError
-from localllm.process.frames import Message, prompt_from_wire
 from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
 from localllm.text.tokenizer import Tokenizer
+from localllm.untrusted.messages import (
+    ChatPrompt,
+    CountTokens,
+    EncodeChat,
+    EncodeText,
+    RenderChat,
+    Rendered,
+    Result,
+    TextJob,
+    TokenCount,
+    TokenIds,
+    bytes_to_text,
+    text_to_bytes,
+)
 from localllm.untrusted.worker import StoppedError, WaitedError
 
 # For a text or conversation of no length, and what each byte adds: a loaded machine encodes a
 # megabyte in a second.
 _JOB_S, _BYTES_PER_S = 3.0, 250_000
+R = TypeVar("R", TokenIds, TokenCount, ChatPrompt, Rendered)
 _HINT = "a shorter text; or the model's tokenizer or chat template is at fault"
 
 
@@ -24,7 +38,7 @@ class Elsewhere(Protocol):
     def warm(self) -> None:
         """Get ready, without waiting for it."""
 
-    def ask(self, message: Mapping[str, Any], seconds: float) -> Message:
+    def ask(self, job: TextJob, seconds: float) -> Result:
         """Have a job done. Raises: LocalLLMError, StoppedError."""
 
 
@@ -49,17 +63,12 @@ class DelegatedTokenizer(Tokenizer):
         self, text: str, *, add_special_tokens: bool, parse_special: bool = False
     ) -> list[int]:
         """See Tokenizer. Raises: also RequestError for a text that takes too long or too much."""
-        asked = {
-            "text": text,
-            "add_special_tokens": add_special_tokens,
-            "parse_special": parse_special,
-        }
-        ids: list[int] = self._have_done("encode", asked)["ids"]
-        return ids
+        job = EncodeText(text_to_bytes(text), add_special_tokens, parse_special)
+        return list(self._have_done(job, TokenIds).token_ids)
 
     def count_at_least(self, text: str, limit: int) -> int:
         """See Tokenizer."""
-        return int(self._have_done("count", {"text": text, "limit": limit})["count"])
+        return self._have_done(CountTokens(text_to_bytes(text), limit), TokenCount).count
 
     def encode_chat(
         self,
@@ -71,14 +80,8 @@ class DelegatedTokenizer(Tokenizer):
         **variables: Any,
     ) -> Prompt:
         """See Tokenizer."""
-        asked = {
-            "messages": list(map(dict, messages)),
-            "tools": None if tools is None else list(map(dict, tools)),
-            "think": think,
-            "parse_special": parse_special,
-            "variables": variables,
-        }
-        return prompt_from_wire(self._have_done("chat", asked)["prompt"])
+        told = _conversation_to_bytes(messages, tools, variables)
+        return self._have_done(EncodeChat(told, think, parse_special), ChatPrompt).prompt
 
     def render_chat(
         self,
@@ -89,32 +92,38 @@ class DelegatedTokenizer(Tokenizer):
         **variables: Any,
     ) -> str:
         """See Tokenizer."""
-        asked = {
-            "messages": list(map(dict, messages)),
-            "tools": None if tools is None else list(map(dict, tools)),
-            "think": think,
-            "variables": variables,
-        }
-        return str(self._have_done("render", asked)["text"])
+        told = _conversation_to_bytes(messages, tools, variables)
+        return bytes_to_text(self._have_done(RenderChat(told, think), Rendered).text)
 
-    def _have_done(self, job: str, asked: Mapping[str, Any]) -> Message:
-        is_chat = job in ("chat", "render")
+    def _have_done(self, job: TextJob, expected: type[R]) -> R:
         try:
-            told = json.dumps(asked, ensure_ascii=False).encode("utf-8", "surrogatepass")
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(
-                f"the conversation cannot be written as JSON: {error!s:.100}",
-                param="messages" if is_chat else "prompt",
-            ) from error
-        seconds = _JOB_S + len(told) / _BYTES_PER_S
-        message = {"job": job, "asked": told, "num_bytes": len(told)}
-        try:
-            return self._elsewhere.ask(message, seconds)
+            result = self._elsewhere.ask(job, _JOB_S + job.num_bytes / _BYTES_PER_S)
+            if not isinstance(result, expected):
+                raise StoppedError("its process answered something else")
         except WaitedError as error:
             raise BusyError("other prompts are being read", hint="ask again in a moment") from error
         except StoppedError as error:
-            if is_chat:
+            if isinstance(job, EncodeChat | RenderChat):
                 what = "the chat template was stopped"
                 raise TemplateError(what, where=str(error), hint=_HINT) from error
             what = "the text could not be encoded"
             raise RequestError(what, param="prompt", where=str(error), hint=_HINT) from error
+        return result
+
+
+def _conversation_to_bytes(
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any],
+) -> bytes:
+    told = (
+        list(map(dict, messages)),
+        None if tools is None else list(map(dict, tools)),
+        dict(variables),
+    )
+    try:
+        return text_to_bytes(json.dumps(told, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"the conversation cannot be written as JSON: {error!s:.100}", param="messages"
+        ) from error

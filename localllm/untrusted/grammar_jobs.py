@@ -11,27 +11,35 @@ from localllm.engine.form_ends import FormEnds
 from localllm.engine.matcher import LONGEST_WAY, MAX_FORCED
 from localllm.grammars.parser_limits import parser_limits
 from localllm.grammars.vocabulary import single_token
-from localllm.process.frames import Message
 from localllm.process.memory import resident_bytes
-from localllm.untrusted.worker_process import Job
+from localllm.untrusted.messages import OpenGrammars, Trial, TryGrammar, Work
+from localllm.untrusted.worker_process import Jobs
 
 # Tokens that a trial follows a grammar for: its states cost most where they are met first.
 _STEPS = 24
 
 
-def open_grammar_jobs(opening: Message) -> Job:
+def open_grammar_jobs(opening: OpenGrammars) -> Jobs:
     """The jobs for the tokens of one model."""
     tokens = LLTokenizer(
-        opening["tokenizer"], n_vocab=opening["vocab_size"], eos_token=opening["eos"] or None
+        opening.tokenizer, n_vocab=opening.vocab_size, eos_token=list(opening.eos) or None
     )
-    return lambda message: try_grammar(tokens, message["source"])
+
+    def do(work: Work) -> Trial:
+        match work:
+            case TryGrammar(source):
+                return try_grammar(tokens, source)
+            case _:
+                raise ValueError(f"no grammar: {type(work).__name__}")
+
+    return do
 
 
-def try_grammar(tokens: LLTokenizer, source: str) -> Message:
+def try_grammar(tokens: LLTokenizer, source: str) -> Trial:
     """Compile `source`, and do at its beginning and behind some tokens that it admits what a step
     of an engine does.
 
-    The reply tells what is wrong with it, or the seconds of the slowest step, and the bytes that
+    The trial tells what is wrong with it, or the seconds of the slowest step, and the bytes that
     all of it took.
     """
     before = _held_bytes()
@@ -55,7 +63,7 @@ def try_grammar(tokens: LLTokenizer, source: str) -> Message:
         if token_id is None or not state.consume_token(token_id):
             break
     taken = max(0, _held_bytes() - before)
-    return {"type": "done", "error": error, "step_s": slowest_s, "num_bytes": taken}
+    return Trial(error, slowest_s, taken)
 
 
 def _nth_allowed(mask: bytes, count: int) -> int | None:

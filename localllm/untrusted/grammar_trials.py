@@ -1,10 +1,10 @@
 """Grammars of strangers are compiled in another process first, which shows what they cost."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from localllm.errors import BusyError, RequestError
 from localllm.text.grammar import MAX_GRAMMAR_SECONDS
+from localllm.untrusted.messages import OpenGrammars, Trial, TryGrammar
 from localllm.untrusted.worker import StoppedError, WaitedError
 from localllm.untrusted.worker_pool import WorkerPool
 
@@ -13,30 +13,11 @@ STEP_S, GRAMMAR_BYTES = 0.1, 64 << 20
 _HINT = "a simpler schema or grammar"
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """How a grammar fared. `error`: what is wrong with it, as the compiler says, or nothing;
-    `step_s`: what a token takes of a step, at its slowest.
-    """
-
-    error: str
-    step_s: float
-    num_bytes: int
-
-
 class GrammarTrials:
     """Tries grammars for the tokens of one model. Any thread may call it."""
 
     def __init__(self, tokenizer_json: str, vocab_size: int, eos: Collection[int]) -> None:
-        self._pool = WorkerPool(
-            {
-                "kind": "grammars",
-                "tokenizer": tokenizer_json,
-                "vocab_size": vocab_size,
-                "eos": sorted(eos),
-                "num_bytes": len(tokenizer_json),
-            }
-        )
+        self._pool = WorkerPool(OpenGrammars(tokenizer_json, vocab_size, tuple(sorted(eos))))
 
     def warm(self) -> None:
         """Start the process, without waiting for it."""
@@ -48,20 +29,20 @@ class GrammarTrials:
         Raises: RequestError for a grammar that takes too long, or too much memory.
         """
         try:
-            reply = self._pool.ask(
-                {"source": source, "num_bytes": len(source)}, MAX_GRAMMAR_SECONDS
-            )
+            trial = self._pool.ask(TryGrammar(source), MAX_GRAMMAR_SECONDS)
+            if not isinstance(trial, Trial):
+                raise StoppedError("its process answered something else")
         except WaitedError as error:
             raise BusyError(
                 "other grammars are being compiled", param="grammar", hint="ask again in a moment"
             ) from error
         except StoppedError as error:
             raise _too_complex(f"it could not be compiled: {error}") from error
-        if reply["step_s"] > STEP_S:
+        if trial.step_s > STEP_S:
             raise _too_complex("what may come next takes too long to find out")
-        if reply["num_bytes"] > GRAMMAR_BYTES:
-            raise _too_complex(f"it takes {reply['num_bytes'] >> 20:,} MB of memory")
-        return Trial(reply["error"], reply["step_s"], reply["num_bytes"])
+        if trial.num_bytes > GRAMMAR_BYTES:
+            raise _too_complex(f"it takes {trial.num_bytes >> 20:,} MB of memory")
+        return trial
 
 
 def _too_complex(why: str) -> RequestError:

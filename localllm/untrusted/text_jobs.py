@@ -4,30 +4,59 @@ import json
 from pathlib import Path
 from typing import Any
 
-from localllm.process.frames import Message, prompt_to_wire
 from localllm.text.tokenizer import Tokenizer
-from localllm.untrusted.worker_process import Job
+from localllm.untrusted.messages import (
+    ChatPrompt,
+    CountTokens,
+    EncodeChat,
+    EncodeText,
+    OpenTexts,
+    RenderChat,
+    Rendered,
+    TextResult,
+    TokenCount,
+    TokenIds,
+    Work,
+    bytes_to_text,
+    text_to_bytes,
+)
+from localllm.untrusted.worker_process import Jobs
 
 
-def open_text_jobs(opening: Message) -> Job:
+def open_text_jobs(opening: OpenTexts) -> Jobs:
     """The jobs for the tokenizer of a folder. Raises: CheckpointError."""
-    tokenizer = Tokenizer.from_folder(Path(opening["folder"]), opening["fallback_template"])
-    return lambda message: run_text_job(tokenizer, message)
+    tokenizer = Tokenizer.from_folder(Path(opening.folder), opening.fallback_template)
+    return lambda work: run_text_job(tokenizer, work)
 
 
-def run_text_job(tokenizer: Tokenizer, message: Message) -> Message:
-    """Encode, count or render, as DelegatedTokenizer asks. Raises: RequestError, TemplateError."""
-    asked: dict[str, Any] = json.loads(message["asked"].decode("utf-8", "surrogatepass"))
-    match message["job"]:
-        case "encode":
-            return {"type": "done", "ids": tokenizer.encode(**asked)}
-        case "count":
-            return {"type": "done", "count": tokenizer.count_at_least(**asked)}
-        case "chat":
-            variables = asked.pop("variables")
-            prompt = tokenizer.encode_chat(**asked, **variables)
-            return {"type": "done", "prompt": prompt_to_wire(prompt)}
-        case "render":
-            variables = asked.pop("variables")
-            return {"type": "done", "text": tokenizer.render_chat(**asked, **variables)}
-    raise ValueError(f"no such job: {message['job']!r}")
+def run_text_job(tokenizer: Tokenizer, work: Work) -> TextResult:
+    """Encode, count or render, as DelegatedTokenizer asks.
+
+    Raises: RequestError, TemplateError; ValueError or TypeError for what it would not ask.
+    """
+    match work:
+        case EncodeText(text, add_special_tokens, parse_special):
+            ids = tokenizer.encode(
+                bytes_to_text(text),
+                add_special_tokens=add_special_tokens,
+                parse_special=parse_special,
+            )
+            return TokenIds(tuple(ids))
+        case CountTokens(text, limit):
+            return TokenCount(tokenizer.count_at_least(bytes_to_text(text), limit))
+        case EncodeChat(conversation, think, parse_special):
+            messages, tools, variables = _read(conversation)
+            prompt = tokenizer.encode_chat(
+                messages, tools, think=think, parse_special=parse_special, **variables
+            )
+            return ChatPrompt(prompt)
+        case RenderChat(conversation, think):
+            messages, tools, variables = _read(conversation)
+            rendered = tokenizer.render_chat(messages, tools, think=think, **variables)
+            return Rendered(text_to_bytes(rendered))
+    raise ValueError(f"no text: {type(work).__name__}")
+
+
+def _read(conversation: bytes) -> Any:
+    """Its messages, its tools and the template's variables."""
+    return json.loads(bytes_to_text(conversation))

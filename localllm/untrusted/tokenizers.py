@@ -19,6 +19,7 @@ from localllm.text.tokenizer import (
     read_special_tokens,
 )
 from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer
+from localllm.untrusted.messages import OpenTexts
 from localllm.untrusted.worker import StoppedError
 from localllm.untrusted.worker_pool import WorkerPool
 from localllm.user.places import cache_folder
@@ -38,14 +39,7 @@ def open_tokenizer(folder: Path, fallback_template: str | None = None) -> Tokeni
         return Tokenizer.from_folder(folder, fallback_template)
     path = folder / "tokenizer.json"
     data = read_model_file(path, MAX_TOKENIZER_BYTES)
-    pool = WorkerPool(
-        {
-            "kind": "texts",
-            "folder": str(folder.absolute()),
-            "fallback_template": fallback_template,
-            "num_bytes": len(data),
-        }
-    )
+    pool = WorkerPool(OpenTexts(str(folder.absolute()), fallback_template, len(data)))
     mark = _mark_of(data)
     if mark is None or not mark.exists():
         try:

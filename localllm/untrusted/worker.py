@@ -8,18 +8,30 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
-from localllm.errors import LocalLLMError
-from localllm.process.frames import Message, Unpacker, error_from_wire, pack
+from localllm.process.frames import Unpacker
+from localllm.process.messages import Failed
+from localllm.process.shapes import MessageError
+from localllm.untrusted.messages import (
+    FROM_WORKER,
+    TO_WORKER,
+    FromWorker,
+    Job,
+    Opened,
+    Opening,
+    Result,
+    Stopped,
+    ToWorker,
+    Work,
+)
 
 _CHUNK = 1 << 18
 # Replies are token ids and rendered prompts; messages are as large as texts that are encoded.
 _MAX_REPLY_BYTES = 1 << 30
 # For the process to start and to read what its work is about: a large vocabulary takes a second.
 OPEN_S = 60.0
+_NONSENSE = "its process answered something else"
 # How often who waits looks up, so that Ctrl-C is heard.
 _LOOK_S = 0.1
 
@@ -35,12 +47,12 @@ class WaitedError(StoppedError):
 class Worker:
     """One process; it does one job at a time, and one thread asks at a time."""
 
-    def __init__(self, opening: Mapping[str, Any]) -> None:
-        """`opening` says what the work is about (see worker_process.py)."""
-        self._opening = dict(opening)
+    def __init__(self, opening: Opening) -> None:
+        """`opening` says what the work is about."""
+        self._opening = opening
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
-        self._unpacker = Unpacker()
+        self._unpacker = Unpacker(FROM_WORKER, _MAX_REPLY_BYTES)
         self._is_open = False
 
     def warm(self) -> None:
@@ -60,7 +72,7 @@ class Worker:
             self._receive(time.monotonic() + OPEN_S, OPEN_S)
             self._is_open = True
 
-    def ask(self, message: Mapping[str, Any], seconds: float) -> Message:
+    def ask(self, work: Work, seconds: float) -> Result:
         """Have a job done. The process is killed after `seconds`, which its start does not count
         to.
 
@@ -69,11 +81,15 @@ class Worker:
         self.open()
         deadline = time.monotonic() + seconds
         try:
-            self._send({**message, "seconds": seconds}, deadline)
+            self._send(Job(seconds, work), deadline)
         except OSError as error:
             self._kill()
             raise StoppedError("its process has ended") from error
-        return self._receive(deadline, seconds)
+        reply = self._receive(deadline, seconds)
+        if isinstance(reply, Opened):
+            self._kill()
+            raise StoppedError(_NONSENSE)
+        return reply
 
     def close(self) -> None:
         """End the process."""
@@ -97,13 +113,14 @@ class Worker:
                 ours.close()
                 raise StoppedError(f"its process cannot be started: {error}") from error
         ours.settimeout(_LOOK_S)
-        self._channel, self._unpacker, self._is_open = ours, Unpacker(_MAX_REPLY_BYTES), False
+        self._channel, self._is_open = ours, False
+        self._unpacker = Unpacker(FROM_WORKER, _MAX_REPLY_BYTES)
         with suppress(OSError):  # it has died, which is told when its reply is waited for
-            self._send({"type": "open", **self._opening}, time.monotonic() + OPEN_S)
+            self._send(self._opening, time.monotonic() + OPEN_S)
 
-    def _send(self, message: Message, deadline: float) -> None:
+    def _send(self, message: ToWorker, deadline: float) -> None:
         assert self._channel is not None
-        rest = memoryview(pack(message))
+        rest = memoryview(TO_WORKER.pack(message))
         while rest:
             try:
                 rest = rest[self._channel.send(rest) :]
@@ -111,22 +128,22 @@ class Worker:
                 if time.monotonic() > deadline:
                     raise
 
-    def _receive(self, deadline: float, seconds: float) -> Message:
+    def _receive(self, deadline: float, seconds: float) -> Opened | Result:
         """The reply. Whatever else ends the wait, Ctrl-C too, ends the process."""
         try:
             reply = self._next_message(deadline, seconds)
         except BaseException:
             self._kill()
             raise
-        match reply["type"]:
-            case "error":
-                raise _with_code(error_from_wire(reply["error"]), reply)
-            case "stopped":
+        match reply:
+            case Failed(error):
+                raise error
+            case Stopped(reason):
                 self._kill()
-                raise StoppedError(reply["reason"])
+                raise StoppedError(reason)
         return reply
 
-    def _next_message(self, deadline: float, seconds: float) -> Message:
+    def _next_message(self, deadline: float, seconds: float) -> FromWorker:
         assert self._channel is not None
         while True:
             try:
@@ -139,8 +156,11 @@ class Worker:
                 data = b""
             if not data:
                 raise StoppedError("its process has ended, as one does that takes too much memory")
-            for message in self._unpacker.feed(data):
-                return message
+            try:
+                for message in self._unpacker.feed(data):
+                    return message
+            except MessageError as error:
+                raise StoppedError(_NONSENSE) from error
             if time.monotonic() > deadline:
                 raise StoppedError(f"it took longer than {seconds:.3g} s")
 
@@ -152,8 +172,3 @@ class Worker:
         if process is not None:
             process.kill()
             process.wait()
-
-
-def _with_code(error: LocalLLMError, reply: Message) -> LocalLLMError:
-    error.exit_code = type(error.exit_code)(reply["code"])
-    return error

@@ -2,11 +2,9 @@
 
 import time
 import weakref
-from collections.abc import Mapping
 from threading import BoundedSemaphore, Condition
-from typing import Any
 
-from localllm.process.frames import Message
+from localllm.untrusted.messages import Opening, Result, Work
 from localllm.untrusted.worker import OPEN_S, WaitedError, Worker
 
 # One of them is never with a large job.
@@ -18,7 +16,7 @@ _WAITED = "other work took the time that it had"
 class WorkerPool:
     """Up to two workers of one kind; the second is started when the first is busy."""
 
-    def __init__(self, opening: Mapping[str, Any]) -> None:
+    def __init__(self, opening: Opening) -> None:
         """`opening`: see Worker."""
         self._opening = opening
         self._free = [Worker(opening)]
@@ -41,19 +39,19 @@ class WorkerPool:
         finally:
             self._give_back(worker)
 
-    def ask(self, message: Mapping[str, Any], seconds: float) -> Message:
+    def ask(self, work: Work, seconds: float) -> Result:
         """Have a job done within `seconds`, which waiting for the jobs of others counts to.
 
         Raises: as Worker.ask.
         """
         deadline = time.monotonic() + seconds
-        is_large = message["num_bytes"] > LARGE_BYTES
+        is_large = work.num_bytes > LARGE_BYTES
         if is_large and not self._large.acquire(timeout=seconds):
             raise WaitedError(_WAITED)
         try:
             worker = self._take(deadline)
             try:
-                return worker.ask(message, max(0.0, deadline - time.monotonic()))
+                return worker.ask(work, max(0.0, deadline - time.monotonic()))
             finally:
                 self._give_back(worker)
         finally:

@@ -1,7 +1,4 @@
-"""The process of a Worker: `python -m localllm.untrusted.worker_process FD`.
-
-    open {kind, …} → opened | error {error, code} | stopped {reason}
-    then jobs of that kind {seconds, …} → done {…} | error | stopped
+"""The process of a Worker: `python -m localllm.untrusted.worker_process FD`; see messages.py.
 
 It can neither write files nor take more memory than a job may. A timer of the system ends it where
 a job goes over its seconds and nobody is left to kill it.
@@ -15,8 +12,23 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from localllm.errors import LocalLLMError
-from localllm.process.frames import Message, Unpacker, error_to_wire, pack
+from localllm.process.frames import Unpacker
 from localllm.process.memory import address_bytes
+from localllm.process.messages import Failed
+from localllm.untrusted.messages import (
+    FROM_WORKER,
+    TO_WORKER,
+    FromWorker,
+    Job,
+    Opened,
+    OpenGrammars,
+    Opening,
+    OpenTexts,
+    Result,
+    Stopped,
+    ToWorker,
+    Work,
+)
 
 _CHUNK = 1 << 18
 _MAX_MESSAGE_BYTES = 1 << 30
@@ -27,22 +39,20 @@ JOB_BYTES, JOB_BYTES_PER_BYTE = 512 << 20, 128
 OPEN_BYTES, OPEN_BYTES_PER_BYTE = 1 << 30, 16
 _OPEN_S, _SPARE_S = 60.0, 2.0
 
-Job = Callable[[Message], Message]
+Jobs = Callable[[Work], Result]
 
 
-def open_jobs(message: Message) -> Job:
+def open_jobs(opening: Opening) -> Jobs:
     """What does the jobs of a kind. Raises: LocalLLMError."""
-    match message["kind"]:
-        case "texts":
+    match opening:
+        case OpenTexts():
             from localllm.untrusted.text_jobs import open_text_jobs
 
-            return open_text_jobs(message)
-        case "grammars":
+            return open_text_jobs(opening)
+        case OpenGrammars():
             from localllm.untrusted.grammar_jobs import open_grammar_jobs
 
-            return open_grammar_jobs(message)
-        case _:
-            raise ValueError(f"no kind of work: {message['kind']!r}")
+            return open_grammar_jobs(opening)
 
 
 def _limit(num_bytes: int) -> None:
@@ -57,23 +67,23 @@ def _limit(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _answer(work: Callable[[], Message], seconds: float, num_bytes: int) -> Message:
+def _answer(work: Callable[[], FromWorker], seconds: float, num_bytes: int) -> FromWorker:
     _limit(num_bytes)
     signal.setitimer(signal.ITIMER_REAL, seconds + _SPARE_S)  # SIGALRM ends a process
     try:
         return work()
     except LocalLLMError as error:
-        return {"type": "error", "error": error_to_wire(error), "code": int(error.exit_code)}
+        return Failed(error)
     except MemoryError:
-        return {"type": "stopped", "reason": f"it took over {num_bytes >> 20:,} MB of memory"}
+        return Stopped(f"it took over {num_bytes >> 20:,} MB of memory")
     except BaseException as error:  # panics of Rust code are no Exceptions
-        return {"type": "stopped", "reason": f"{type(error).__name__}: {error!s:.200}"}
+        return Stopped(f"{type(error).__name__}: {error!s:.200}")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _messages(channel: socket.socket) -> Iterator[Message]:
-    unpacker = Unpacker(_MAX_MESSAGE_BYTES)
+def _messages(channel: socket.socket) -> Iterator[ToWorker]:
+    unpacker = Unpacker(TO_WORKER, _MAX_MESSAGE_BYTES)
     while data := channel.recv(_CHUNK):
         yield from unpacker.feed(data)
 
@@ -86,23 +96,25 @@ def main() -> int:
     channel = socket.socket(fileno=int(sys.argv[1]))
     messages = _messages(channel)
     opening = next(messages, None)
-    if opening is None:
+    if opening is None or isinstance(opening, Job):
         return 0
-    do: Job | None = None
+    do: Jobs | None = None
 
-    def open_() -> Message:
+    def open_() -> Opened:
         nonlocal do
         do = open_jobs(opening)
-        return {"type": "opened"}
+        return Opened()
 
-    room = OPEN_BYTES + OPEN_BYTES_PER_BYTE * opening["num_bytes"]
-    channel.sendall(pack(_answer(open_, _OPEN_S, room)))
+    room = OPEN_BYTES + OPEN_BYTES_PER_BYTE * opening.num_bytes
+    channel.sendall(FROM_WORKER.pack(_answer(open_, _OPEN_S, room)))
     if do is None:
         return 1
     for message in messages:
-        room = JOB_BYTES + JOB_BYTES_PER_BYTE * message["num_bytes"]
-        reply = _answer(partial(do, message), message["seconds"], room)
-        channel.sendall(pack(reply))
+        if not isinstance(message, Job):
+            return 1
+        room = JOB_BYTES + JOB_BYTES_PER_BYTE * message.work.num_bytes
+        reply = _answer(partial(do, message.work), message.seconds, room)
+        channel.sendall(FROM_WORKER.pack(reply))
     return 0
 
 

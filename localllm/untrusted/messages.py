@@ -1,0 +1,192 @@
+"""What a worker is told, and what it says.
+
+    OpenTexts or OpenGrammars → Opened | Failed | Stopped
+    then, any number of times, Job → a result | Failed | Stopped
+
+What strangers wrote is bytes here: only the job that reads it takes it apart, within its limits.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, get_args
+
+from localllm.process.frames import Codec
+from localllm.process.limits import AtMost, Within
+from localllm.process.messages import Failed
+from localllm.text.prompt import Prompt, ThinkLevel
+
+# JSON and texts may hold half a pair of surrogates, which is found out where they are encoded.
+_TEXT_CODING = ("utf-8", "surrogatepass")
+_Seconds = Annotated[float, Within(0, 1e6)]
+
+
+def text_to_bytes(text: str) -> bytes:
+    """See `bytes_to_text`."""
+    return text.encode(*_TEXT_CODING)
+
+
+def bytes_to_text(data: bytes) -> str:
+    """The text that `text_to_bytes` was given. Raises: UnicodeDecodeError."""
+    return data.decode(*_TEXT_CODING)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTexts:
+    """The jobs are texts for the tokenizer of a folder, whose vocabulary has so many bytes."""
+
+    folder: Annotated[str, AtMost(1 << 16)]
+    fallback_template: str | None
+    num_bytes: Annotated[int, Within(0, 1 << 40)]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenGrammars:
+    """The jobs are grammars for a tokenizer, given as JSON."""
+
+    tokenizer: str
+    vocab_size: Annotated[int, Within(0, 1 << 31)]
+    eos: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what is read to begin with."""
+        return len(self.tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeText:
+    """See Tokenizer.encode. → TokenIds."""
+
+    text: bytes
+    add_special_tokens: bool
+    parse_special: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what strangers wrote."""
+        return len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokens:
+    """See Tokenizer.count_at_least. → TokenCount."""
+
+    text: bytes
+    limit: Annotated[int, Within(0, 1 << 40)]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what strangers wrote."""
+        return len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeChat:
+    """See Tokenizer.encode_chat. → ChatPrompt. `conversation`: messages, tools and the template's
+    variables, as JSON.
+    """
+
+    conversation: bytes
+    think: ThinkLevel | None
+    parse_special: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what strangers wrote."""
+        return len(self.conversation)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderChat:
+    """See Tokenizer.render_chat. → Rendered. `conversation`: see EncodeChat."""
+
+    conversation: bytes
+    think: ThinkLevel | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what strangers wrote."""
+        return len(self.conversation)
+
+
+@dataclass(frozen=True, slots=True)
+class TryGrammar:
+    """Compile a grammar, and follow it for a while. → Trial."""
+
+    source: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what strangers wrote."""
+        return len(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A text's tokens."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCount:
+    """How many tokens a text has at least."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation's prompt."""
+
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as text."""
+
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """How a grammar fared. `error`: what is wrong with it, as the compiler says, or nothing;
+    `step_s`: what a token takes of a step, at its slowest.
+    """
+
+    error: str
+    step_s: float
+    num_bytes: Annotated[int, Within(0, 1 << 50)]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A worker is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The work went over a limit, or died."""
+
+    reason: Annotated[str, AtMost(1 << 16)]
+
+
+Opening = OpenTexts | OpenGrammars
+TextJob = EncodeText | CountTokens | EncodeChat | RenderChat
+TextResult = TokenIds | TokenCount | ChatPrompt | Rendered
+Work = TextJob | TryGrammar
+Result = TextResult | Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Work, and the seconds that it may take."""
+
+    seconds: _Seconds
+    work: Work
+
+
+ToWorker = Opening | Job
+FromWorker = Opened | Result | Failed | Stopped
+TO_WORKER: Codec[ToWorker] = Codec(get_args(ToWorker))
+FROM_WORKER: Codec[FromWorker] = Codec(get_args(FromWorker))
