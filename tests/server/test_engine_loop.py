@@ -5,13 +5,15 @@ import subprocess
 import sys
 import time
 
-from localllm.process.frames import Message, Unpacker, pack
+from localllm.attach.messages import COMMANDS, REPLIES, Ping, Pong
+from localllm.process.frames import Unpacker
 
 # An engine whose step takes a minute, in C.
 BUSY = """
 import ctypes, socket, sys
 from localllm.process.ending import end_with
 from localllm.attach.engine_loop import EngineLoop
+from localllm.attach.messages import ModelInfo, Stats
 
 class Engine:
     is_warm = {is_warm}
@@ -29,8 +31,8 @@ class TextEngine:
 
 channel = socket.socket(fileno=int(sys.argv[1]))
 end_with(channel)
-loop = EngineLoop(TextEngine(), channel, {{}})
-loop._stats = lambda: {{}}
+loop = EngineLoop(TextEngine(), channel, ModelInfo("model", 1, "", 1, None, 0.0))
+loop._stats = Stats
 loop.run()
 """
 
@@ -46,12 +48,13 @@ def start(*, is_warm: bool) -> tuple["subprocess.Popen[bytes]", socket.socket]:
     return process, ours
 
 
-def ping(channel: socket.socket) -> Message:
-    channel.sendall(pack({"type": "ping", "id": 3}))
-    unpacker = Unpacker()
+def ping(channel: socket.socket) -> Pong:
+    channel.sendall(COMMANDS.pack(Ping(3)))
+    unpacker = Unpacker(REPLIES)
     while True:
         for message in unpacker.feed(channel.recv(1 << 16)):
-            return message
+            if isinstance(message, Pong):
+                return message
 
 
 def test_an_engine_whose_owner_is_gone_ends_whatever_it_is_doing() -> None:
@@ -70,10 +73,9 @@ def test_a_busy_engine_says_for_how_long_and_whether_it_may_compile() -> None:
         ping(channel)
         time.sleep(1)
         told = ping(channel)
-        assert told["type"] == "pong"
-        assert told["id"] == 3
-        assert told["busy_s"] > 0.5
-        assert told["is_compiling"] is not is_warm
+        assert told.id == 3
+        assert told.busy_s > 0.5
+        assert told.is_compiling is not is_warm
         process.kill()
         process.wait()
         channel.close()

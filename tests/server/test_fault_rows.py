@@ -29,6 +29,7 @@ from server.test_server_faults import CHAT, assert_refused, golden, load
 
 from localllm.attach import engine_client
 from localllm.attach.engine_client import EngineClient, EngineDownError
+from localllm.attach.messages import EngineUse, ModelInfo, Pong, Ready, Stats
 from localllm.engine.config import EngineConfig
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError, StepMemoryError
@@ -146,8 +147,8 @@ def test_an_engine_that_does_not_answer_is_called_unhealthy(
 
 def test_a_step_that_takes_long_is_told_from_one_that_compiles() -> None:
     engine = EngineClient("pocket", EngineConfig(), 8, 30)
-    engine._take({"type": "ready", "name": "x", "context_length": 9, "longer_context": ""})
-    stats = {"running": 1, "waiting": 0, "used_blocks": 1, "blocks": 2, "preemptions": 0}
+    engine._take(Ready(ModelInfo("x", 9, "", 1, None, 0.0), EngineUse(0, False, None, 0)))
+    stats = Stats(running=1, waiting=0, used_blocks=1, blocks=2, preemptions=0)
     for busy_s, is_compiling, state in (
         (0.0, False, "ready"),
         (9.0, False, "ready"),
@@ -155,8 +156,7 @@ def test_a_step_that_takes_long_is_told_from_one_that_compiles() -> None:
         (11.0, True, "compiling"),
     ):
         engine._heard_s = time.monotonic()
-        pong = {"type": "pong", "busy_s": busy_s, "is_compiling": is_compiling}
-        engine._take({**pong, "stats": stats})
+        engine._take(Pong(0, stats, busy_s, is_compiling))
         assert engine.state == state
 
 

@@ -18,10 +18,26 @@ from server.conftest import ROOT, Server
 
 from localllm.attach.addresses import addresses, connect
 from localllm.attach.attached import ask_engine, attach
+from localllm.attach.messages import (
+    COMMANDS,
+    REPLIES,
+    Abort,
+    EngineUse,
+    Hello,
+    KeepAlive,
+    Open,
+    Ping,
+    Ready,
+    Staying,
+    Submit,
+    Write,
+)
 from localllm.engine.config import EngineConfig
+from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError, RequestError
 from localllm.hub.checkpoint import find_model, open_checkpoint
-from localllm.process.frames import pack
+from localllm.text.prompt import Prompt
+from localllm.untrusted.messages import EncodeChat
 
 QUESTION = "What is the KV cache?"
 ASK = ("chat", "pocket", "--greedy", "-n", "24")
@@ -49,6 +65,12 @@ def engines() -> list[dict[str, Any]]:
     listed = run("ps", "--json", stdin="")
     assert listed.returncode == 0, listed.stderr
     return [json.loads(line) for line in listed.stdout.splitlines()]
+
+
+def told_use(address: Path) -> EngineUse:
+    answer = ask_engine(address, Hello())
+    assert isinstance(answer, Ready)
+    return answer.use
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -104,9 +126,9 @@ def path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(ROOT / "kernels"))))
     yield
     for address in addresses():
-        found = ask_engine(address, {"type": "hello"})
-        if found is not None:
-            os.kill(found["pid"], signal.SIGKILL)
+        found = ask_engine(address, Hello())
+        if isinstance(found, Ready):
+            os.kill(found.model.pid, signal.SIGKILL)
 
 
 def test_the_next_question_finds_the_engine() -> None:
@@ -250,21 +272,24 @@ def test_who_leaves_ends_only_his_own_request(number: signal.Signals, warm: None
     leaving.send_signal(number)
     leaving.communicate(timeout=30)
     [address] = addresses()
-    wait_until(lambda: (ask_engine(address, {"type": "hello"}) or {}).get("requests") == 0)
+    wait_until(lambda: told_use(address).requests == 0)
 
 
 def test_nonsense_on_the_socket_hurts_nobody(warm: None) -> None:
     [address] = addresses()
+    valid = COMMANDS.pack(Ping(7))
     for message in (
         b"\xff" * 64,
-        pack({"type": "submit"}),
-        pack({"type": "submit", "id": [], "prompt": 3, "params": {}, "salt": b""}),
-        pack({"no": "type"}),
-        pack({"type": "keepalive", "seconds": "long"}),
-        pack({"type": "keepalive", "seconds": 1e300}),
-        pack({"type": "submit", "id": 1, "prompt": {"markers": {"silent": [1]}}}),
+        valid[:-1] + b"\xc1",
+        REPLIES.pack(Staying()),  # no command
+        COMMANDS.pack(Abort([])),  # type: ignore[arg-type]
+        COMMANDS.pack(Ping(-1)),
+        COMMANDS.pack(KeepAlive("long")),  # type: ignore[arg-type]
+        COMMANDS.pack(KeepAlive(1e300)),
+        COMMANDS.pack(Open("pocket", "", EngineConfig(), 0, None, None)),
+        COMMANDS.pack(Submit(1, Prompt([1]), SamplingParams(), bytes(65))),
+        COMMANDS.pack(Write(1, EncodeChat(b"[[[", None, parse_special=False))),
         b"\x00\x00\x00\x04\x81\x91\x01\x01",  # a map whose key is a list
-        pack({"type": "compiled"}),
     ):
         channel = connect(address)
         assert channel is not None
