@@ -92,6 +92,11 @@ def test_errors_are_those_of_the_same_process(delegated: Tokenizer, tmp_path: Pa
     assert told.value.hint == "change the messages"
 
 
+def test_half_a_pair_of_surrogates_is_rendered_as_in_the_same_process(delegated: Tokenizer) -> None:
+    half = [{"role": "user", "content": "half \ud800 of it"}]
+    assert delegated.render_chat(half) == Tokenizer.from_folder(POCKET).render_chat(half)
+
+
 def test_what_cannot_be_written_down_is_refused(delegated: Tokenizer) -> None:
     deep: list[Any] = []
     for _ in range(100_000):
