@@ -13,7 +13,7 @@ from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.int8_matmul import int8_matmul
 from localllm_kernels.launch import Workspace
 from localllm_kernels.linears import Product
-from localllm_kernels.traits import WeightLayout, has_triton_kernel
+from localllm_kernels.traits import WeightLayout, triton_multiplies
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class GpuLinears:
         """See Linears."""
         width_in = codes.shape[1]
         layout = WeightLayout("int4", width_in, width_in // scales.shape[1])
-        if Piece.INT4 in self._to_torch or not has_triton_kernel(layout, dtype, "cuda"):
+        if Piece.INT4 in self._to_torch or not triton_multiplies(layout, dtype, "cuda"):
             return None
         packed = PackedInt4.pack(codes, scales, zeros, permutation, bias)
         return Int4Product(packed, self.workspace)
@@ -73,6 +73,6 @@ class GpuLinears:
     ) -> Product | None:
         """See Linears."""
         layout = WeightLayout("fp8", codes.shape[1], block[1])
-        if Piece.FP8 in self._to_torch or not has_triton_kernel(layout, dtype, "cuda"):
+        if Piece.FP8 in self._to_torch or not triton_multiplies(layout, dtype, "cuda"):
             return None
         return lambda x: fp8_matmul(x, codes, scales, block, bias, self.workspace)

@@ -59,21 +59,21 @@ class Traits:
         return "int8" if kind in self.integer_kinds else "bf16"
 
 
-def has_torch_kernel(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
+def torch_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
     """torch has operators for a CPU and bfloat16."""
     if device != "cpu" or dtype != torch.bfloat16:
         return False
     return layout.kind == "int8" or (layout.kind == "int4" and layout.group in (32, 64, 128, 256))
 
 
-def has_c_kernel(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
+def c_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
     """In bfloat16, with groups of whole vectors; in float32 nothing is rounded."""
     return (
         dtype == torch.bfloat16 and layout.kind in ("int4", "int8") and layout.group % C_LANES == 0
     )
 
 
-def has_triton_kernel(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
+def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
     """As each kernel says of itself."""
     match layout.kind:
         case "int4":
@@ -90,16 +90,16 @@ C_LANES = 16
 # What torch's products in float32 need on a CPU, so that a row has the same bits in any batch; see
 # docs/architecture.md.
 _TORCH_ROWS = 8
-TORCH_TRAITS = Traits("torch", has_torch_kernel, gathers=True, row_unit=_TORCH_ROWS)
+TORCH_TRAITS = Traits("torch", torch_multiplies, gathers=True, row_unit=_TORCH_ROWS)
 C_TRAITS = Traits(
     "c",
-    has_c_kernel,
+    c_multiplies,
     rows_alike=True,
     wide_rows=True,
     halves_weights=True,
     integer_kinds=frozenset(("int4", "int8")),
 )
-TRITON_TRAITS = Traits("triton", has_triton_kernel, captures=True, fused_kinds=frozenset(("int4",)))
+TRITON_TRAITS = Traits("triton", triton_multiplies, captures=True, fused_kinds=frozenset(("int4",)))
 
 
 def wanted_traits(device: str, requested: str, dtype: torch.dtype) -> Traits:

@@ -8,7 +8,7 @@ from pathlib import Path
 from localllm import bench as own_package
 
 ROOT = Path(own_package.__file__).parents[1]
-EDITED, CODE = "engine/scheduler.py", "model/formats.py"
+EDITED, CODE = "engine/scheduler.py", "model/packed/int4_schemes.py"
 # In the edited file one name is another, and one line of so many is new.
 _RENAMED = ("block", "page")
 _LINES_TO_A_NEW_ONE = 12

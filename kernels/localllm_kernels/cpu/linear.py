@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind
-from localllm_kernels.traits import C_LANES, WeightLayout, has_c_kernel
+from localllm_kernels.traits import C_LANES, WeightLayout, c_multiplies
 
 _INT8_GROUPS = (128, 64, 32, 16)
 
@@ -111,7 +111,7 @@ class CpuLinears:
         """See Linears."""
         width_out, width_in = codes.shape
         group_size = width_in // scales.shape[1]
-        if not has_c_kernel(WeightLayout("int4", width_in, group_size), dtype, "cpu"):
+        if not c_multiplies(WeightLayout("int4", width_in, group_size), dtype, "cpu"):
             return None
         padding = -width_out % C_LANES
         blocks = F.pad(codes, (0, 0, 0, padding)).view(-1, C_LANES, width_in // 8, 2, 4)
@@ -141,7 +141,7 @@ class CpuLinears:
     ) -> CpuProduct | None:
         """See Linears."""
         width_out, width_in = codes.shape
-        if not has_c_kernel(WeightLayout("int8", width_in, width_in), dtype, "cpu"):
+        if not c_multiplies(WeightLayout("int8", width_in, width_in), dtype, "cpu"):
             return None
         padding = -width_out % C_LANES
         raised = F.pad(codes.view(torch.uint8) ^ 128, (0, 0, 0, padding))

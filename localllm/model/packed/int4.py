@@ -10,7 +10,7 @@ from torch import Tensor
 
 from localllm.model.packed.weight import MAX_OPERATOR_ROWS
 from localllm_kernels.linears import Linears, Product
-from localllm_kernels.traits import WeightLayout, has_torch_kernel
+from localllm_kernels.traits import WeightLayout, torch_multiplies
 
 SYMMETRIC_ZERO = 8
 
@@ -110,7 +110,7 @@ class Int4Weight:
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
         """See PackedWeight."""
-        if not has_torch_kernel(self.layout, dtype, self.codes.device.type):
+        if not torch_multiplies(self.layout, dtype, self.codes.device.type):
             return None
         block_rows = int4_block_rows()
         return None if block_rows is None else CpuInt4Linear.build(self, bias, block_rows)
