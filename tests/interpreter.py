@@ -11,6 +11,8 @@ def patch_the_language_once_a_launch() -> None:
 
     By itself it does so for every call of a function in a kernel, which takes a third of the time.
     """
+    if not hasattr(interpreter, "_patch_lang"):
+        return  # another version of Triton, which may be quick enough
     patch: Callable[[Any], Any] = interpreter._patch_lang
     launch = interpreter.GridExecutor.__call__
     patched: set[int] = set()
@@ -33,6 +35,8 @@ def patch_the_language_once_a_launch() -> None:
 
 def know_the_types_of_numpy() -> None:
     """Have it make its table of numpy's types once, and not for every value."""
+    if not hasattr(interpreter, "_get_np_dtype"):
+        return
     find: Callable[[Any], Any] = interpreter._get_np_dtype
     known: dict[str, Any] = {}
 
