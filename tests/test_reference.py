@@ -12,7 +12,7 @@ from localllm.cli.slash_commands import SLASH_COMMANDS
 from localllm.errors import ExitCode
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCS = ROOT / "docs"
 
 
 def test_the_reference_is_made_from_this_code() -> None:
@@ -26,19 +26,28 @@ def test_the_reference_is_made_from_this_code() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_readme_knows_every_command() -> None:
-    group = typer.main.get_command(app)
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+def test_a_page_names_every_command() -> None:
+    pages = [ROOT / "README.md", *(page for page in DOCS.glob("*.md") if page.name != "flags.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         if not command.hidden:
-            assert re.search(rf"`localllm {name}\b|, `{name} ", README), name
-    for name in SLASH_COMMANDS:
-        assert f"`{name}" in README, name
+            assert re.search(rf"localllm {name}\b|, `{name} ", text), name
 
 
-def test_the_readme_has_every_exit_code_with_its_meaning() -> None:
+def test_the_page_on_chat_has_every_slash_command_as_it_is_typed() -> None:
+    page = (DOCS / "chat.md").read_text(encoding="utf-8")
+    for command in SLASH_COMMANDS.values():
+        usage = command.usage.replace("|", "\\|")
+        assert f"| `{usage}` | " in page, command.usage
+
+
+def test_the_page_on_exit_codes_has_each_with_its_meaning() -> None:
+    page = (DOCS / "exit-codes.md").read_text(encoding="utf-8")
     for code in ExitCode:
         meaning = code.meaning.replace("|", "\\|")
-        assert f"| {code.value} | {meaning} |" in README
+        assert f"| {code.value} | {meaning} |" in page
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    assert documented == {int(code) for code in ExitCode}
 
 
 def test_every_command_says_what_it_does_and_every_flag_too() -> None:

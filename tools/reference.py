@@ -1,4 +1,4 @@
-"""Writes docs/reference.md from the code: every command's flags, exit codes, limits, places.
+"""Writes docs/flags.md from the code: every command's flags, and limits.
 
 python tools/reference.py          # writes it
 python tools/reference.py --check  # exits with 1 where the file is another
@@ -12,16 +12,20 @@ from typing import Any
 
 import typer
 
-from localllm import errors
 from localllm.cli.main import app
-from localllm.cli.slash_commands import SLASH_COMMANDS
 from localllm.cli.user_input import MAX_INPUT_BYTES
 from localllm.engine import sampling_params
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
-HEAD = """# Reference
+PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
+HEAD = """# Flags
 
-Made from the code by `python tools/reference.py`; a test holds it against the code.
+Every command with its arguments and flags. `python tools/reference.py` makes this page from the
+code, and `tests/test_reference.py` fails when it is out of date.
+
+Most flags can also be set by a variable and by a setting of the same name: `--top-k` is
+`LOCALLLM_TOP_K`, and `localllm config set top-k 40`. A flag wins over a variable, a variable over a
+setting. `localllm --no-config ...` ignores settings and your own models. See also
+[exit codes](exit-codes.md) and the [slash commands](chat.md#slash-commands) of a conversation.
 """
 LIMITS = (
     ("stop strings", sampling_params.MAX_STOP_STRINGS),
@@ -37,7 +41,7 @@ LIMITS = (
 def page() -> str:
     """The whole page."""
     group = typer.main.get_command(app)
-    parts = [HEAD, *_group("localllm", group), *_exit_codes(), *_limits(), *_slash_commands()]
+    parts = [HEAD, *_group("localllm", group), *_limits()]
     return "\n".join(parts).rstrip() + "\n"
 
 
@@ -80,22 +84,18 @@ def _text(help_text: str | None) -> str:
     return re.sub(r"\s+", " ", help_text or "").replace("|", "\\|")
 
 
-def _exit_codes() -> list[str]:
-    rows = [f"| {code.value} | {_text(code.meaning)} |" for code in errors.ExitCode]
-    return ["## Exit codes", "", "| code | meaning |", "|---|---|", *rows, ""]
-
-
 def _limits() -> list[str]:
     rows = [f"| {what} | {limit:,} |" for what, limit in LIMITS]
-    return ["## Limits", "", "| of | at most |", "|---|---|", *rows, ""]
-
-
-def _slash_commands() -> list[str]:
-    rows = [
-        f"| `{_text(command.usage)}` | {_text(command.meaning)} |"
-        for command in SLASH_COMMANDS.values()
+    return [
+        "## Limits",
+        "",
+        "What one request may ask for. `localllm limits` prints the limits of a server.",
+        "",
+        "| of | at most |",
+        "|---|---|",
+        *rows,
+        "",
     ]
-    return ["## In a conversation", "", "| command | what it does |", "|---|---|", *rows, ""]
 
 
 def main() -> int:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -334,12 +333,6 @@ def test_the_built_in_model_s_first_token_comes_within_4_s() -> None:
         if times[-1] < 4:
             break
     assert min(times) < 4
-
-
-def test_exit_codes_in_the_readme_are_those_of_the_code() -> None:
-    readme = (ROOT / "README.md").read_text()
-    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", readme, re.MULTILINE)}
-    assert documented == {int(code) for code in ExitCode}
 
 
 def test_a_form_that_is_cut_fails_and_says_so(localllm: Run) -> None:
