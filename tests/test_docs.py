@@ -241,7 +241,7 @@ _RUN = (
 _NEEDS_MORE = {"--url", "--compare", "--kernels", "--gpu", "--remote", "--calib-dataset"}
 # A last flag wins over an earlier one.
 _SMALL = {
-    "bench": "-p 16 -n 4 -r 1 --ctx 256 --max-num-seqs 4",
+    "bench": "-p 16 -n 4 -r 1",
     "chat": "-n 24",
     "quantize": "--calib-samples 2 --calib-seqlen 32",
 }
