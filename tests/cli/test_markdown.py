@@ -69,7 +69,7 @@ class Terminal:
         monkeypatch.setattr(
             markdown_stream.shutil,
             "get_terminal_size",
-            lambda: os.terminal_size((self.columns, self.rows)),
+            lambda *fallback, **named: os.terminal_size((self.columns, self.rows)),
         )
 
     def write(self, text: str) -> None:
