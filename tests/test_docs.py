@@ -1,5 +1,6 @@
 """Links, paths and commands of the documentation hold, and the commands that can be run, run."""
 
+import json
 import os
 import re
 import shlex
@@ -280,6 +281,10 @@ def folder(tmp_path: Path) -> Path:
     story = "The old lighthouse stood on a rock, and the keeper lit its lamp each night.\n"
     for name in ("book.txt", "report.md", "notes.txt"):
         (place / name).write_text(story * 200 if name == "book.txt" else story)
+    (place / "src").mkdir()
+    (place / "src" / "lamp.py").write_text("OIL = 12\n")
+    name_alone = {"type": "object", "properties": {"name": {"type": "string"}}}
+    (place / "person.json").write_text(json.dumps(name_alone))
     for name in ("small", "my-checkpoint"):
         shutil.copytree(ROOT / "localllm" / "pocket", place / name)
     return place
