@@ -88,7 +88,7 @@ def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> 
 # Values of a vector in the C library.
 C_LANES = 16
 # What torch's products in float32 need on a CPU, so that a row has the same bits in any batch; see
-# docs/architecture.md.
+# docs/architecture/exactness.md.
 _TORCH_ROWS = 8
 TORCH_TRAITS = Traits("torch", torch_multiplies, gathers=True, row_unit=_TORCH_ROWS)
 C_TRAITS = Traits(

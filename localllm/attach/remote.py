@@ -184,7 +184,7 @@ class RemoteEngine:
         """See Answering. Raises: LocalLLMError for what the server refuses."""
         if not isinstance(prompt, _RemotePrompt) or prompt.num_said:
             raise RequestError(
-                "an answer of a server cannot be gone on with", hint="/regen asks for another"
+                "a remote answer cannot be continued", hint="/regen asks for another"
             )
         body = {**prompt.body, **self._fields(params), "model": self._model, "stream": True}
         body["stream_options"] = {"include_usage": True}

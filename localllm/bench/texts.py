@@ -64,15 +64,15 @@ def _summary(quoted: list[str], own: list[str]) -> str:
 
 def _tests(code: str) -> str:
     """The frame of a test for each function, as one would have it written."""
-    parts = ["import pytest\n\nfrom localllm.model import formats\n"]
+    parts = ["import pytest\n\nfrom localllm.model.packed import int4_schemes\n"]
     functions = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)]
     for function in functions:
         names = [argument.arg for argument in function.args.args if argument.arg != "self"]
         given = "".join(f"    {name} = make_{name}(seed=0)\n" for name in names)
-        call = f"formats.{function.name}({', '.join(names)})"
+        call = f"int4_schemes.{function.name}({', '.join(names)})"
         parts.append(
             f"\n\ndef test_{function.name.strip('_')}_returns_what_is_expected() -> None:\n{given}"
-            f"    result = {call}\n    assert result == expected_result(formats.{function.name})\n"
+            f"    result = {call}\n    assert result == expected_result(int4_schemes.{function.name})\n"
         )
     return "".join(parts)
 

@@ -111,7 +111,7 @@ def find_code(text: str) -> str | None:
 def describe_completion(
     loaded: "LoadedModel", completion: "Completion", params: SamplingParams
 ) -> dict[str, Any]:
-    """The object of `chat --json`, as the README names it."""
+    """The object of `chat --json`, as docs/chat.md names it."""
     ended = completion.last_token_s or completion.started_s
     is_remote = completion.is_remote  # what was drafted, only the server knows
     described: dict[str, Any] = {

@@ -63,7 +63,7 @@ def find_model(
     config = config or EngineConfig()
     source = resolve_model(name or BUILT_IN_MODEL)
     if source.name in BUILT_IN_MODELS and config.dtype == "auto":
-        # So that the exactness contract holds as it comes; see docs/architecture.md.
+        # So that the exactness contract holds as it comes; see docs/architecture/exactness.md.
         config = replace(config, dtype="float32")
     folder = fetch_model(source, progress=progress)
     architecture = read_architecture(folder)
