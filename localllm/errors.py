@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a command's exit status means; the table in docs/exit-codes.md is held against this one."""
+    """What a command's exit status means; docs/exit-codes.md is held against this table."""
 
     OK = 0
     FAILURE = 1

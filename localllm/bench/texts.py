@@ -72,7 +72,8 @@ def _tests(code: str) -> str:
         call = f"int4_schemes.{function.name}({', '.join(names)})"
         parts.append(
             f"\n\ndef test_{function.name.strip('_')}_returns_what_is_expected() -> None:\n{given}"
-            f"    result = {call}\n    assert result == expected_result(int4_schemes.{function.name})\n"
+            f"    result = {call}\n"
+            f"    assert result == expected_result(int4_schemes.{function.name})\n"
         )
     return "".join(parts)
 
