@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    # On first use: `import localllm` and `localllm --help` must not wait for torch.
+    # Imported on first use: `import localllm` and `localllm --help` must not wait for torch.
     if name == "LLM":
         from localllm.engine.threads import let_torch_sleep
 

@@ -1,15 +1,17 @@
-"""The command, as `localllm` and as `python -m localllm`."""
+"""The entry point of `localllm` and `python -m localllm`."""
 
 import os
 import signal
 from types import FrameType
 
-_SIGINT_EXIT = 130  # errors.py has the table, which is an import away
+_SIGINT_EXIT = 130  # as in the table in errors.py, which would cost an import
 
 
 def main() -> None:
-    """Run it. Ctrl-C ends the program at once while it is still being imported: an exception out
-    of the middle of an import ends in odd ways, and nothing is lost by leaving.
+    """Run the command line.
+
+    While modules are still being imported, Ctrl-C exits at once: an exception in the middle of an
+    import fails in odd ways, and nothing is lost by exiting.
     """
     signal.signal(signal.SIGINT, _leave)
     from localllm.cli.main import main as run

@@ -1,10 +1,10 @@
-"""The only exception tree, and the only table of exit codes."""
+"""All exceptions of localllm, and the table of exit codes."""
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What a command's exit status means; docs/exit-codes.md is held against this table."""
+    """Exit codes of all commands; a test compares docs/exit-codes.md with this table."""
 
     OK = 0
     FAILURE = 1
@@ -23,30 +23,30 @@ class ExitCode(IntEnum):
 
     @property
     def meaning(self) -> str:
-        """In a few words, as the documentation has it."""
+        """The meaning in a few words, as in the documentation."""
         return _MEANINGS[self]
 
 
 _MEANINGS = {
     ExitCode.OK: "ok",
     ExitCode.FAILURE: "other failure",
-    ExitCode.USAGE: "wrong usage: a flag, a value, a path, an input that is not text",
+    ExitCode.USAGE: "wrong usage: a flag, a value, a path, or input that is not text",
     ExitCode.MODEL: "model unknown, gated or not authorised",
-    ExitCode.NETWORK: "network, or offline and not here",
-    ExitCode.DISK: "disk full, no permission, or a file that is damaged again and again",
+    ExitCode.NETWORK: "network failure, or offline and not downloaded",
+    ExitCode.DISK: "disk full, no permission, or a file that is damaged on every attempt",
     ExitCode.MEMORY: "no usable GPU, or not enough memory",
     ExitCode.CHECKPOINT: "broken checkpoint, config or chat template",
     ExitCode.CONTEXT: "prompt longer than the context",
-    ExitCode.LENGTH: "answer cut by the token limit, with `--fail-on-length` or a form",
-    ExitCode.QUALITY: "quality below the asked threshold",
+    ExitCode.LENGTH: "answer cut by the token limit, with `--fail-on-length` or a required format",
+    ExitCode.QUALITY: "quality below the requested threshold",
     ExitCode.SIGINT: "Ctrl-C",
-    ExitCode.CLOSED_PIPE: "whoever read stdout has gone (as after `| head -1`)",
+    ExitCode.CLOSED_PIPE: "the reader of stdout has gone (as after `| head -1`)",
     ExitCode.SIGTERM: "terminated",
 }
 
 
 class LocalLLMError(Exception):
-    """Something a user, a file or a client caused.
+    """An error caused by a user, a file or a client.
 
     `message` says what happened, `where` adds the place or the reason, `hint` is the next step;
     the command line prints them as three lines.
@@ -75,33 +75,33 @@ class LocalLLMError(Exception):
 
 
 class CatalogError(LocalLLMError):
-    """A name that is no model, or a catalogue that cannot be read."""
+    """An unknown model name, or an unreadable catalogue."""
 
     exit_code = ExitCode.MODEL
 
 
 class DownloadError(LocalLLMError):
-    """A repository that cannot be fetched; the exit code says why (3, 4 or 5)."""
+    """A repository cannot be downloaded; the exit code says why (3, 4 or 5)."""
 
     exit_code = ExitCode.NETWORK
 
 
 class CheckpointError(LocalLLMError):
-    """A file of a model that is missing, broken or contradicts another one."""
+    """A file of a model is missing, broken or contradicts another one."""
 
     exit_code = ExitCode.CHECKPOINT
 
 
 class UnsupportedModelError(CheckpointError):
-    """A sound checkpoint of a kind that is not supported."""
+    """The checkpoint is sound, but its kind is not supported."""
 
 
 class TemplateError(CheckpointError):
-    """A chat template that cannot be rendered, or refuses the conversation."""
+    """A chat template cannot be rendered, or rejects the conversation."""
 
 
 class DiskError(LocalLLMError):
-    """A place that cannot be written to, for want of room or because somebody else is at it."""
+    """A path cannot be written: no space is left, or another process is using it."""
 
     exit_code = ExitCode.DISK
 
@@ -113,13 +113,13 @@ class GpuMemoryError(LocalLLMError):
 
 
 class BackendError(LocalLLMError):
-    """The device or the kernels asked for are not to be had here."""
+    """The requested device or kernels are not available here."""
 
     exit_code = ExitCode.MEMORY
 
 
 class DeviceError(LocalLLMError):
-    """The GPU reported an error after which nothing can be computed in this process."""
+    """The GPU reported an error, and this process can compute nothing more on it."""
 
 
 class RequestError(LocalLLMError):
@@ -133,13 +133,13 @@ class RequestError(LocalLLMError):
 
 
 class BusyError(RequestError):
-    """What one request needs is taken by others for now."""
+    """A resource that the request needs is in use by others for now."""
 
     exit_code = ExitCode.FAILURE
 
 
 class StepMemoryError(RequestError):
-    """Memory did not suffice to compute one request."""
+    """Memory ran out while one request was computed."""
 
     exit_code = ExitCode.MEMORY
 
@@ -151,7 +151,7 @@ class ContextLengthError(RequestError):
 
 
 def brief(value: object) -> str:
-    """A value for a message: short, whatever a stranger put there."""
+    """A value for an error message, kept short even if the input is hostile."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length()} bits"  # Python refuses to print much larger ones
     try:

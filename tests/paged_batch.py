@@ -75,7 +75,13 @@ class Batch:
         value, value_scales = quantize_rows(self.value_cache, self.kv_dtype)
         return KVCache(key, value, key_scales, value_scales)
 
-    def expected(self, scale: float, window: int | None) -> torch.Tensor:
+    def expected(
+        self,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """What attention should give, in float64, from the keys and values as they are kept."""
         cache, out = self.cache, []
         starts = self.cu_seqlens_q.tolist()
@@ -96,7 +102,13 @@ class Batch:
             hidden = keys > positions
             if window is not None:
                 hidden |= keys <= positions - window
-            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            if cap is not None:
+                scores = cap * torch.tanh(scores / cap)
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if sinks is not None:
+                sink = sinks.double().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+                scores = torch.cat((scores, sink), dim=-1)
+            weights = scores.softmax(-1)[..., :length]
             out.append(torch.einsum("hqk,khd->qhd", weights, value))
         return torch.cat(out)
 

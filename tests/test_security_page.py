@@ -10,24 +10,22 @@ from localllm.untrusted import delegated_tokenizer, grammar_trials, worker, work
 
 PAGE = (Path(__file__).parents[1] / "SECURITY.md").read_text()
 ELSEWHERE = {
-    "a helper process, to start and read a tokenizer": f"{worker.OPEN_S:g} s",
-    "a prompt, to be rendered and encoded": f"{delegated_tokenizer._JOB_S:g} s and 1 s for each "
+    "start of a helper process, which reads a tokenizer": f"{worker.OPEN_S:g} s",
+    "rendering and encoding a prompt": f"{delegated_tokenizer._JOB_S:g} s and 1 s for each "
     f"{delegated_tokenizer._BYTES_PER_S:,} bytes",
-    "a job of a helper process": f"{worker_process.JOB_BYTES >> 20} MB and "
+    "memory of a job in a helper process": f"{worker_process.JOB_BYTES >> 20} MB and "
     f"{worker_process.JOB_BYTES_PER_BYTE} bytes for each byte of its text",
     "a chat template's own Python": f"{template.RENDER_TIME_S:g} s",
     "a chat template's numbers": f"{template_sandbox.MAX_INTEGER_BITS} bits",
     "chat_template.jinja": f"{tokenizer.MAX_TEMPLATE_BYTES >> 20} MB",
     "tokenizer.json": f"{tokenizer.MAX_TOKENIZER_BYTES // 10**6} MB",
     "a token's text": f"{tokenizer_check.MAX_TOKEN_CHARS:,} characters",
-    "a decoder": f"{tokenizer_check.MAX_GROWTH} times the length",
-    "a grammar, of a step": f"{grammar_trials.STEP_S:g} s",
+    "growth of a text in a decoder": f"{tokenizer_check.MAX_GROWTH} times the length",
+    "a grammar's slowest step": f"{grammar_trials.STEP_S:g} s",
     "a grammar's memory": f"{grammar_trials.GRAMMAR_BYTES >> 20} MB",
-    "an engine that says nothing, until it is called unresponsive": (
-        f"{engine_client.UNRESPONSIVE_S:g} s"
-    ),
-    "and until it is started again": f"{engine_client.HANGS_S:g} s",
-    "a command that was told to end": f"{ENDS_S:g} s",
+    "silence of an engine until it is called unresponsive": f"{engine_client.UNRESPONSIVE_S:g} s",
+    "silence of an engine until it is restarted": f"{engine_client.HANGS_S:g} s",
+    "end of a command after a signal": f"{ENDS_S:g} s",
 }
 
 

@@ -1,19 +1,19 @@
-"""Everything that wants a GPU, in the order in which a first run should see it; one JSON.
+"""Runs everything that needs a GPU, in the order that suits a first run; writes one JSON file.
 
     PYTHONPATH=.:kernels python tools/gpu_suite.py --group first --out first.json
 
 Runs from a bare checkout. The groups, each in under ten minutes:
 
     first     the driver, every operator against its reference, the tests of the kernels
-    engine    the tests of the engine, float32, reads and writes outside of memory
+    engine    the tests of the engine, float32, out-of-bounds reads and writes
     steps     8B models at their default context, greedy and sampled, with traces
     kernels   each kernel against torch's, tuning, NVIDIA's profiler
-    serving   who waits for whom, compilations, starts, load, other engines
+    serving   prompts beside running answers, compilations, starts, load, other engines
     context   long contexts, 8-bit caches, windows, prefill, drafts
 
-Every part is a process of its own with a limit of time, so one that fails, or a GPU that is lost,
-costs that part alone; one that is ended leaves what it has measured. The file is written after
-each, and names what there was no time for. `--only NAME` runs some parts; `--on-cpu` tries the
+Every part is a process of its own with a time limit, so a failure or a lost GPU costs only that
+part; a part that is killed leaves what it has measured. The file is written after each part, and
+names the parts that there was no time for. `--only NAME` runs some parts; `--on-cpu` tries the
 script itself with the built-in model.
 """
 
@@ -31,7 +31,7 @@ from typing import Any
 from gpu_parts import first, serving, steps
 from gpu_parts.place import LARGE, MIDDLE, ROOT, SMALL, Part, Place, say
 
-# By group: the name of each part, and the seconds it may take; what matters most first.
+# By group: the name of each part, and the seconds it may take; the most important first.
 GROUPS: dict[str, dict[str, tuple[Part, int]]] = {
     "first": {
         "driver": (first.driver, 60),
@@ -98,7 +98,7 @@ def environment(place: Place) -> dict[str, Any]:
 
 
 def run_part(name: str, place: Place, seconds: float) -> dict[str, Any]:
-    """A part in a process of its own: what it found, and why it ended where it did not finish."""
+    """Run a part in its own process: what it found, and the error if it did not finish."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
@@ -114,12 +114,12 @@ def run_part(name: str, place: Place, seconds: float) -> dict[str, Any]:
             error = ""
             try:
                 if process.wait(seconds):
-                    error = f"ended with {process.returncode}; "
+                    error = f"exited with {process.returncode}; "
             except subprocess.TimeoutExpired:
-                # With whatever it has started, which would disturb the next.
+                # Its children too, which would disturb the next part.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-                error = f"not done in {seconds:.0f} s; "
+                error = f"timed out after {seconds:.0f} s; "
             log.seek(0)
             told = log.read()[-4000:]
         found = json.loads(out.read_text()) if out.exists() else {}
@@ -130,12 +130,12 @@ def run_part(name: str, place: Place, seconds: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    """The exit code: 1 where a part failed."""
+    """Run the parts; returns the exit code, 1 if a part failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     parser.add_argument("--group", nargs="*", choices=list(GROUPS), default=list(GROUPS))
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=[])
-    parser.add_argument("--budget", type=float, default=570.0, help="seconds in all")
+    parser.add_argument("--budget", type=float, default=570.0, help="total seconds")
     parser.add_argument("--on-cpu", action="store_true")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     parser.add_argument("--first-token", type=Path, help=argparse.SUPPRESS)

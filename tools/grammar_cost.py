@@ -1,7 +1,7 @@
 """What a grammar costs a step, side by side: `python tools/grammar_cost.py [MODEL] [--pairs 10]`.
 
-The same engine answers the same question freely and as JSON in turns, without drafts, so that each
-step brings one token; what is compared is the time of a step.
+The same engine answers the same question freely and as JSON in turn, without drafts, so that each
+step gives one token. The times of a step are compared.
 """
 
 import argparse

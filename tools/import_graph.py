@@ -1,8 +1,8 @@
-"""Who imports whom, read from the source: `python tools/import_graph.py [CHECKOUT]`.
+"""What imports what, read from the source: `python tools/import_graph.py [CHECKOUT]`.
 
-A room is a folder of modules, or a module that lies loose at the root of `localllm`; the kernels
-are one room. An arrow is an import from one room into another. A room's floor is the longest chain
-of arrows down from it.
+A room is a folder of modules, or a single module at the root of `localllm`; the kernels are one
+room. An arrow is an import from one room into another. A room's floor is the longest chain of
+arrows down from it.
 """
 
 import ast
@@ -24,13 +24,13 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 
 def room_of(module: str) -> str:
-    """The room that a module lies in; folders within a room belong to it."""
+    """The room that a module belongs to; folders within a room belong to it."""
     parts = module.split(".")
     return parts[0] if parts[0] != "localllm" else ".".join(parts[:2])
 
 
 def imports_of(path: Path, modules: dict[str, Path]) -> set[str]:
-    """The modules of ours that a file imports, wherever in it."""
+    """Our modules that a file imports, anywhere in it."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -49,13 +49,13 @@ def arrows_of(root: Path) -> dict[str, set[str]]:
     for module, path in modules.items():
         here = room_of(module)
         rooms = {room_of(name) for name in imports_of(path, modules)}
-        # The version stands in the package's own __init__, which imports nothing at first.
+        # The version is in the package's own __init__, which imports only on first use.
         arrows[here] |= rooms - {here, "localllm"}
     return dict(arrows)
 
 
 def floors_of(arrows: dict[str, set[str]]) -> dict[str, int]:
-    """The floor of each room, 0 where it imports from none. Raises: ValueError for a cycle."""
+    """The floor of each room, 0 if it imports from none. Raises: ValueError for a cycle."""
     floors: dict[str, int] = {}
 
     def floor(room: str, above: tuple[str, ...]) -> int:

@@ -1,11 +1,11 @@
-"""The bits of logits, for comparing two states of the code.
+"""Prints digests of logits, for comparing two states of the code bit by bit.
 
     PYTHONPATH=.:kernels python tools/logits.py FOLDER > before.txt    # in one checkout
     PYTHONPATH=.:kernels python tools/logits.py FOLDER > after.txt     # in another
     diff before.txt after.txt
 
 The first run writes small random checkpoints to FOLDER. Each line is a digest of all logits that
-the answers to a fixed set of prompts are drawn from: whole, in chunks, and behind a cached prefix.
+the answers to a fixed set of prompts are drawn from: whole, in chunks, and after a cached prefix.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ QUANTIZED = {
 
 
 def write_checkpoint(folder: Path, family: dict[str, Any]) -> None:
-    """Random weights, and a tokenizer of bytes."""
+    """Write random weights and a byte tokenizer."""
     folder.mkdir(parents=True)
     config = {**SIZES, "model_type": "x", **family}
     generator = torch.Generator().manual_seed(0)
@@ -108,7 +108,7 @@ def write_checkpoint(folder: Path, family: dict[str, Any]) -> None:
 
 
 def write_all(folder: Path) -> None:
-    """Every checkpoint that is not there yet."""
+    """Write every checkpoint that does not exist yet."""
     for name, family in FAMILIES.items():
         if not (folder / name).exists():
             write_checkpoint(folder / name, family)
@@ -125,7 +125,7 @@ def write_all(folder: Path) -> None:
 
 
 def configurations(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Checkpoints, and options of the engine."""
+    """Names of checkpoints, with options of the engine."""
     names = sorted(path.name for path in folder.iterdir() if (path / "config.json").exists())
     for name, backend, kv in itertools.product(names, ("auto", "torch"), ("auto", "int8", "fp8")):
         if kv == "auto" or "-" not in name:
@@ -140,7 +140,7 @@ PROMPTS = [[1 + (7 * i * i + 3 * i) % 250 for i in range(length)] for length in 
 
 
 def digest(folder: Path, options: dict[str, Any]) -> str:
-    """Of the logits that a model's answers were drawn from, whatever their order."""
+    """The digest of the logits that a model's answers are drawn from, in any order."""
     rows: set[bytes] = set()
     plain = ModelRunner.forward
 
@@ -159,11 +159,11 @@ def digest(folder: Path, options: dict[str, Any]) -> str:
             threads=1,
             kv_cache_tokens=2048,
             max_num_batched_tokens=tokens,
-            speculation=SpeculationConfig(drafter="off"),  # drafts go by the clock
+            speculation=SpeculationConfig(drafter="off"),  # drafting depends on timing
             **given,
         ) as llm:
             params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-            # Torch's products in bfloat16 depend on how many rows there are, and that on the clock.
+            # Torch's bfloat16 products depend on the number of rows, and that depends on timing.
             is_exact = given.get("backend") != "torch"
             for prompts in (PROMPTS, PROMPTS[::-1]):
                 for part in [prompts] if is_exact else [[prompt] for prompt in prompts]:

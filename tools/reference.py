@@ -1,7 +1,7 @@
 """Writes docs/flags.md from the code: every command's flags, and limits.
 
 python tools/reference.py          # writes it
-python tools/reference.py --check  # exits with 1 where the file is another
+python tools/reference.py --check  # exits with 1 if the file is out of date
 """
 
 import inspect

@@ -1,9 +1,10 @@
-"""Pictures of the program for the README: what a terminal shows, as SVG under docs/pictures.
+"""Makes pictures for the README: what a terminal shows, as SVG under docs/pictures.
 
     PYTHONPATH=.:kernels:tests python tools/screenshots.py [NAME...]
 
-Each scene runs in a pseudo-terminal, whose screen is drawn cell by cell. The conversation's model
-says what it is told to; the rest is as a user gets it, and `pull` is from a hub on loopback.
+Each scene runs in a pseudo-terminal, whose screen is drawn cell by cell. The model of the
+conversation outputs a given text; the rest is what a user sees, and `pull` is from a hub on
+loopback.
 """
 
 import os
@@ -44,7 +45,7 @@ def primes(limit: int) -> Iterator[int]:
 
 
 def draw(window: Window, name: str, title: str) -> None:
-    """The screen of a window as a picture; empty rows at its end are left out."""
+    """Draw the screen of a window as a picture, without the empty rows at its end."""
     rows = [_row(window.screen, y) for y in range(window.screen.lines)]
     while rows and not rows[-1].plain.strip():
         rows.pop()
@@ -54,7 +55,7 @@ def draw(window: Window, name: str, title: str) -> None:
             console.print(row, no_wrap=True, overflow="crop")
     PICTURES.mkdir(exist_ok=True)
     path = PICTURES / f"{name}.svg"
-    # A name of its own for the styles, so that the same picture is the same file.
+    # A fixed name for the styles, so that the same picture gives the same file.
     path.write_text(console.export_svg(title=title, unique_id=name), encoding="utf-8")
 
 
@@ -103,7 +104,7 @@ def _finished(window: Window) -> Window:
 
 
 def chat(home: Path) -> None:
-    """An answer with code and a table, while it comes."""
+    """An answer with code and a table, while it is being generated."""
     folder = write_checkpoint(home / "model", tiny_config("Qwen3ForCausalLM"))
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
@@ -129,7 +130,7 @@ def plan(home: Path) -> None:
 
 
 def ls(home: Path) -> None:
-    """What is here."""
+    """The models on this machine."""
     draw(_finished(_command(home, "ls")), "ls", "localllm ls")
 
 
@@ -152,7 +153,7 @@ def bench(home: Path) -> None:
 
 
 def doctor(home: Path) -> None:
-    """A report."""
+    """The report of `localllm doctor`."""
     draw(_finished(_command(home, "doctor")), "doctor", "localllm doctor")
 
 
@@ -162,7 +163,7 @@ SCENES: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> None:
-    """Draw the scenes that are named, or all."""
+    """Draw the named scenes, or all of them."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         for name in sys.argv[1:] or SCENES:

@@ -1,8 +1,8 @@
 """The operators a decoder needs, as one table: `Ops`.
 
 The table is filled once, when a model is loaded, and passed down as an argument; a model never
-asks what it runs on. `TORCH_OPS` runs wherever torch does. Shapes and layouts stand with each
-operator, in the file of its name.
+asks what it runs on. `TORCH_OPS` runs wherever torch does. Shapes and layouts are documented with
+each operator, in the file of its name.
 """
 
 import logging
@@ -41,7 +41,12 @@ from localllm_kernels.rms_norm import (
 from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
 from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.sample import SamplingRows, sample, sample_reference
-from localllm_kernels.silu_mul import silu_mul, silu_mul_reference
+from localllm_kernels.silu_mul import (
+    gelu_mul,
+    gelu_mul_reference,
+    silu_mul,
+    silu_mul_reference,
+)
 from localllm_kernels.traits import (
     C_TRAITS,
     TORCH_TRAITS,
@@ -58,7 +63,7 @@ logger = logging.getLogger(__name__)
 class Ops:
     """Every callable a decoder uses beyond matrix products and embedding look-ups.
 
-    `choice`: which of them are torch's after all.
+    `choice`: which of them are left to torch after all.
     """
 
     traits: Traits
@@ -66,12 +71,13 @@ class Ops:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotate_and_store: Callable[..., Tensor]
     silu_mul: Callable[[Tensor], Tensor]
+    gelu_mul: Callable[[Tensor], Tensor]
     paged_attention: Callable[..., Tensor]
     row_maxima: Callable[[Tensor], tuple[Tensor, Tensor]]
     gumbel_argmax: Callable[[Tensor, float, Tensor | None, int], int]
-    # Products with weights where the library has them; else torch's are taken.
+    # Products with weights, if the library has its own; else torch's are used.
     linears: Linears | None = None
-    # The tokens of a whole batch in one launch, where that spares waiting for the device.
+    # Samples the tokens of a whole batch in one launch, where that avoids waiting for the device.
     sample: Callable[[Tensor, SamplingRows], Tensor] | None = None
     choice: Choice = ALL_OWN
 
@@ -82,6 +88,7 @@ TORCH_OPS = Ops(
     add_rms_norm=add_rms_norm_reference,
     rotate_and_store=rotate_and_store_reference,
     silu_mul=silu_mul_reference,
+    gelu_mul=gelu_mul_reference,
     paged_attention=paged_attention_reference,
     row_maxima=row_maxima_reference,
     gumbel_argmax=gumbel_argmax_reference,
@@ -99,12 +106,13 @@ def select_ops(
     choose: Callable[[], Choice] = lambda: ALL_OWN,
 ) -> Ops:
     """The table for a device type (`cpu`, `cuda`), a `--backend` (`auto`, `torch`, `triton`) and
-    weights of `dtype`; `library_folder`: where the C library is kept, see `load_library`;
-    `deterministic`: one path for every row, where there would be several;
-    `tunings`: what Triton's kernels take for a shape; `choose`: asked which of them are taken,
-    where they can be launched on a GPU.
+    weights of `dtype`.
 
-    Raises: ValueError for a backend that is not to be had.
+    `library_folder`: where the C library is kept, see `load_library`; `deterministic`: one path for
+    every row, where there would be several; `tunings`: configurations of Triton's kernels by shape;
+    `choose`: which of them to use, asked only if they can be launched on a GPU.
+
+    Raises: ValueError for a backend that is not available.
     """
     if requested not in ("auto", "torch", "triton"):
         raise ValueError(f"unknown backend {requested!r}; known: auto, torch, triton")
@@ -141,8 +149,8 @@ def triton_ops(
 ) -> Ops:
     """The table of the Triton kernels, for the current device of that type.
 
-    `deterministic`: a row's sums are split among no programs, and attention takes one kernel for
-    few queries and many; products have to be given the same number of rows always.
+    `deterministic`: sums are never split among programs, and attention uses one kernel for few and
+    many queries; products must always be given the same number of rows.
     """
     workspace = Workspace(
         torch.device(device),
@@ -153,6 +161,9 @@ def triton_ops(
     )
 
     def paged_attention(query: Tensor, cache: KVCache, **arguments: Any) -> Tensor:
+        cap, sinks = arguments.pop("cap", None), arguments.pop("sinks", None)
+        if cap is not None or sinks is not None:  # which the kernels do not know yet
+            return paged_attention_reference(query, cache, cap=cap, sinks=sinks, **arguments)
         group = query.shape[1] // cache.key.shape[1]
         rows = arguments["max_query_len"] * group
         has_few = not deterministic and rows <= max_decode_rows(query.itemsize)
@@ -160,8 +171,8 @@ def triton_ops(
             return paged_attention_reference(query, cache, **arguments)
         if has_few:
             return paged_attention_decode(query, cache, workspace, **arguments)
-        # Who is answered beside somebody's prompt has many keys and one query: that is the other
-        # kernel's work, whose programs share the keys.
+        # A request in decode beside another one's prefill has many keys and one query: that is for
+        # the decode kernel, whose programs share the keys.
         few = 0 if deterministic or len(arguments["seq_lens"]) == 1 else MIN_DOT_ROWS // group
         if not few or Piece.FEW_QUERIES in choice.to_torch:
             return paged_attention_prefill(query, cache, workspace, **arguments)
@@ -178,6 +189,7 @@ def triton_ops(
         add_rms_norm=own(Piece.NORMS, add_rms_norm, add_rms_norm_reference),
         rotate_and_store=own(Piece.ROTATION, rotate_and_store, rotate_and_store_reference),
         silu_mul=own(Piece.GATE, silu_mul, silu_mul_reference),
+        gelu_mul=own(Piece.GATE, gelu_mul, gelu_mul_reference),
         paged_attention=paged_attention,
         row_maxima=row_maxima_reference,
         gumbel_argmax=gumbel_argmax_reference,
@@ -188,7 +200,7 @@ def triton_ops(
 
 
 def cpu_ops(library_folder: Path | None = None) -> Ops:
-    """The table of the C library, compiled if need be, see `load_library`. Raises: BuildError."""
+    """The table of the C library, compiled if need be; see `load_library`. Raises: BuildError."""
     library = load_library(library_folder)
     own = CpuOps(library)
     return Ops(
@@ -197,6 +209,7 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         add_rms_norm=own.add_rms_norm,
         rotate_and_store=own.rotate_and_store,
         silu_mul=own.silu_mul,
+        gelu_mul=own.gelu_mul,
         paged_attention=own.paged_attention,
         row_maxima=own.row_maxima,
         gumbel_argmax=own.gumbel_argmax,

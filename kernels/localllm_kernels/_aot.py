@@ -2,9 +2,9 @@
 
     python -m localllm_kernels._aot [--amd]
 
-prints a line for each: registers, shared memory, spills. The exit code is 1 if one does not
-compile, needs more shared memory than its target has, or spills. It shows neither speed nor that
-the results are right.
+It prints one line for each: registers, shared memory, spills. The exit code is 1 if one does not
+compile, needs more shared memory than its target has, or spills. It tests neither speed nor
+correctness.
 """
 
 import argparse
@@ -36,7 +36,7 @@ AMD_TARGETS = ("gfx942", "gfx1100")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a compiled kernel takes: registers of a thread, bytes of shared memory and of stack."""
+    """What a compiled kernel uses: registers per thread, bytes of shared memory and of stack."""
 
     registers: int
     shared: int
@@ -44,7 +44,7 @@ class Usage:
 
 
 def all_specs() -> Iterator[tuple[str, AotSpec]]:
-    """Every spec of every file beside this one, with the name of its file."""
+    """Every spec of every file in this package, with the name of its file."""
     for module in pkgutil.iter_modules(localllm_kernels.__path__):
         if not module.ispkg and module.name != "_aot":
             loaded = importlib.import_module(f"localllm_kernels.{module.name}")
@@ -56,8 +56,8 @@ def compile_spec(spec: AotSpec, target: GPUTarget) -> Any:
     """The compiled kernel. Raises: whatever Triton raises for what it cannot compile."""
     names = spec.kernel.arg_names
     signature = {name: spec.signature.get(name, "constexpr") for name in names}
-    # Tensors begin at multiples of sixteen bytes, as torch allocates them; sizes that are
-    # multiples of sixteen are told to the compiler when a kernel is launched, too.
+    # Tensors begin at multiples of sixteen bytes, as torch allocates them. Sizes that are multiples
+    # of sixteen are declared to the compiler, as they are when a kernel is launched.
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(names)
@@ -82,13 +82,13 @@ def usage_of(compiled: Any) -> Usage:
 
 
 def check_nvidia(name: str, spec: AotSpec, capability: int) -> tuple[str, bool]:
-    """A line about one kernel on one target, and whether it is as it should be."""
+    """A line about one kernel on one target, and whether it passes."""
     label = f"{name}.{spec.kernel.__name__} {spec.label} sm_{capability}"
     if capability < spec.min_capability:
         return f"{label}: needs sm_{spec.min_capability}", True
     try:
         usage = usage_of(compile_spec(spec, GPUTarget("cuda", capability, 32)))
-    except Exception as error:  # whatever the compiler says is what is to be told
+    except Exception as error:  # whatever the compiler says is reported
         return f"{label}: FAILED, {_innermost(error)}", False
     limit = SHARED_KIB[capability] << 10
     line = (
@@ -103,14 +103,14 @@ def check_nvidia(name: str, spec: AotSpec, capability: int) -> tuple[str, bool]:
 
 
 def _innermost(error: BaseException) -> str:
-    """Triton wraps an error once for each call; the first one says what is wrong."""
+    """Triton wraps an error once per call; the innermost one says what is wrong."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
 
 
 def check_amd(name: str, spec: AotSpec, architecture: str) -> str:
-    """A line; what fails here fails nothing."""
+    """A line about one kernel; a failure here does not count."""
     label = f"{name}.{spec.kernel.__name__} {spec.label} {architecture}"
     lanes = 64 if architecture.startswith("gfx9") else 32
     try:
@@ -123,7 +123,7 @@ def check_amd(name: str, spec: AotSpec, architecture: str) -> str:
 def main() -> int:
     """Compile, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="localllm_kernels._aot")
-    parser.add_argument("--amd", action="store_true", help="AMD's GPUs instead; fails nothing")
+    parser.add_argument("--amd", action="store_true", help="AMD's GPUs instead; never fails")
     parser.add_argument("--only", default="", help="files whose name contains this")
     parser.add_argument(
         "--targets", type=int, nargs="*", choices=[*SHARED_KIB], default=[*SHARED_KIB]
@@ -132,7 +132,7 @@ def main() -> int:
     chosen = [(i, spec) for i, (name, spec) in enumerate(all_specs()) if args.only in name]
     targets: list[int | str] = [*AMD_TARGETS] if args.amd else args.targets
     are_good = True
-    # Compilers keep to one core each; a kernel does not travel to another process, its number does.
+    # Each compiler uses one core. A kernel cannot be sent to another process, but its index can.
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         jobs = (
             (i, target)

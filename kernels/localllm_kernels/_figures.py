@@ -1,8 +1,8 @@
-"""The instructions that stand for each kernel: `_sass --check` holds the compiler to them.
+"""The instructions expected of each kernel: `_sass --check` compares the compiler's with them.
 
-Of the largest of A100, RTX 4090 and H100, with Triton 3.6 and 3.7. A figure that grows is a kernel
-that became slower; one that shrinks is to be written here. A weight, a value and a logit are what a
-thread works off; of 64 keys a thread issues what is told, all threads being at work on them.
+They are the largest of A100, RTX 4090 and H100, with Triton 3.6 and 3.7. A figure that grows means
+that a kernel became slower; one that shrinks is to be updated here. Weights, values and logits are
+counted per thread; for 64 keys, the count is what one thread issues while all work on them.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from localllm_kernels.aot import AotSpec
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """At most so many a unit, and barriers a turn; `why`: what keeps it from its goal, where it has
-    one that is not reached.
+    """The most instructions per unit, and barriers per turn; `why`: what keeps it from its goal, if
+    there is one that it misses.
     """
 
     instructions: float
@@ -21,10 +21,10 @@ class Figure:
     why: str = ""
 
 
-# By file, and the beginning of the kernel's label.
+# By file and by the beginning of the kernel's label.
 FIGURES: dict[tuple[str, str], Figure] = {
     ("int4_matmul", "_row_kernel 1 rows groups of 128 norm"): Figure(
-        6.9, 0, "what runs where the matrix units are not used: every code is a float of its own"
+        6.9, 0, "runs where the matrix units are not used: every code becomes a float of its own"
     ),
     ("int4_matmul", "_row_kernel 1 rows groups of 128 residual"): Figure(5.7, 0),
     ("int4_matmul", "_row_kernel 1 rows groups of 32 gate"): Figure(8.0, 0),
@@ -39,11 +39,11 @@ FIGURES: dict[tuple[str, str], Figure] = {
         4.0,
         0,
         "goal 3: the squares of the norm are steps of their own; without them it is 2.5 to 3.1 and "
-        "a launch more, and memory takes longer than either",
+        "one launch more, and memory takes longer than either",
     ),
     ("int4_matmul", "_fragment_kernel 64 rows groups of 128 gate"): Figure(4.8, 0),
     ("int4_matmul", "_tile_kernel 16 rows groups of 128 norm"): Figure(
-        15.3, 10, "what runs where the fragments are not used"
+        15.3, 10, "runs where the fragments are not used"
     ),
     ("int4_matmul", "_tile_kernel 16 rows groups of 32 gate"): Figure(15.4, 20),
     ("int4_matmul", "_tile_kernel 64 rows groups of 128 gate"): Figure(23.9, 16),
@@ -91,17 +91,18 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("rms_norm", "_rms_norm_kernel alone"): Figure(22, 4),
     ("rms_norm", "_rms_norm_kernel with residual"): Figure(37, 6),
     ("silu_mul", "_silu_mul_kernel bf16"): Figure(32, 1),
+    ("silu_mul", "_silu_mul_kernel bf16, gelu"): Figure(35, 1),
     ("rotate_and_store", "_rotate_and_store_kernel plain cache"): Figure(50, 0),
     ("rotate_and_store", "_rotate_and_store_kernel int8 cache"): Figure(90, 0),
     ("rotate_and_store", "_rotate_and_store_kernel fp8 cache"): Figure(98, 0),
     ("sample", "_scan_kernel any filters"): Figure(
-        158.0, 9, "the whole kernel, noise and masses too; no row takes both"
+        158.0, 9, "the whole kernel, with noise and masses; no row needs both"
     ),
 }
 
 
 def figure_of(name: str, spec: AotSpec) -> Figure | None:
-    """The figure that stands for a kernel: of those that fit, the one of the longest label."""
+    """The figure of a kernel: of those that match, the one with the longest label."""
     label = f"{spec.kernel.__name__} {spec.label}"
     fitting = [
         (len(start), figure)

@@ -1,15 +1,15 @@
-"""Count what a GPU has to issue for a kernel, from its machine code and without a GPU.
+"""Count the instructions that a GPU issues for a kernel, from its machine code, without a GPU.
 
     python -m localllm_kernels._sass [--targets 80 89 90] [--only NAME] [--check]
 
-Compiles each kernel that says what its inner loop works off (`AotSpec.work`), disassembles it, and
+Compiles each kernel that states the work of its inner loop (`AotSpec.work`), disassembles it, and
 counts in the largest of its innermost loops. The floors are those of a processor that never waits:
 
-    by issue    the busiest of its pipes, for a unit: a weight, a key, a logit
+    by issue    the busiest of its pipes, per unit: a weight, a key, a logit
     by memory   the bytes of a unit at the bandwidth of the card
 
-A real run is slower than the larger of both. `--check` holds each kernel to the figure that stands
-for it in `_figures.py`, and is the exit code.
+A real run is slower than the larger of both. With `--check` the exit code is 1 if a kernel exceeds
+its figure in `_figures.py`.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from localllm_kernels.aot import AotSpec
 
 _LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
 _LANES = 32
-# Results a clock of each pipe of a processor: CUDA C++ Programming Guide, "Throughput of Native
-# Arithmetic Instructions"; an instruction of a warp is 32 of them, and four are issued a clock.
+# Results per clock of each pipe of a processor: CUDA C++ Programming Guide, "Throughput of Native
+# Arithmetic Instructions". A warp's instruction gives 32 of them, and four are issued per clock.
 _ISSUE = 128
 _FMA = {80: 64, 86: 128, 89: 128, 90: 128, 100: 128, 120: 128}
 _ALU, _SPECIAL, _MEMORY = 64, 16, 32
@@ -43,16 +43,16 @@ _ON_FMA = ("FADD", "FMUL", "FFMA", "IMAD", "HFMA2", "HADD2", "HMUL2", "VIADD")
 _ON_SPECIAL = ("MUFU", "I2F", "F2I", "F2F", "FRND", "POPC", "FLO", "BREV")
 _ON_MEMORY = ("LDG", "STG", "LDS", "STS", "LDGSTS", "LDSM", "STSM", "ATOM", "ATOMG", "RED", "SHFL")
 _ON_TENSOR = ("HMMA", "IMMA", "HGMMA", "IGMMA", "QGMMA", "QMMA")
-# Of m16n8k16 with sums in float32: 2,048 products, of which a processor does 1,024 a clock on data
-# centre cards (without the products of wide tiles of sm_90) and 256 on GeForce.
+# m16n8k16 with sums in float32 is 2,048 products, of which a processor does 1,024 per clock on data
+# centre cards (without sm_90's products of wide tiles) and 256 on GeForce.
 _TENSOR = {80: 16, 86: 4, 89: 4, 90: 16, 100: 16, 120: 4}
-# What the front end takes without a pipe.
+# Instructions that the front end handles without a pipe.
 _ON_NOTHING = ("BAR", "BRA", "NOP", "BSSY", "BSYNC", "WARPSYNC", "EXIT", "DEPBAR", "LDGDEPBAR")
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Data sheet of a GPU: processors, clock under load in Hz, bytes a second."""
+    """Data sheet of a GPU: processors, clock under load in Hz, bytes per second."""
 
     title: str
     num_processors: int
@@ -82,24 +82,25 @@ class Instruction:
 
     @property
     def target(self) -> int | None:
-        """Where a branch goes; None for what is no branch."""
+        """Where a branch goes; None if it is not a branch."""
         found = re.search(r"0x([0-9a-f]+)", self.operands)
         return int(found[1], 16) if self.name == "BRA" and found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a kernel's inner loop takes; a turn is once through it.
+    """What a kernel's inner loop takes; a turn is one pass through it.
 
     `slots`: how many instructions could have been issued while the busiest pipe, `pipe`, is busy;
-    `loads`: how many of each width in bits read global memory; `programs`: on a processor at once.
+    `loads`: how many of each width in bits read global memory; `programs`: how many fit on a
+    processor at once.
     """
 
-    instructions: float  # a unit
-    slots: float  # a unit
+    instructions: float  # per unit
+    slots: float  # per unit
     pipe: str
-    num_barriers: int  # a turn
-    loads: Counter[int]  # a turn
+    num_barriers: int  # per turn
+    loads: Counter[int]  # per turn
     registers: int
     stack: int
     shared: int
@@ -107,7 +108,7 @@ class Counts:
 
 
 def read_listing(text: str) -> list[Instruction]:
-    """Of `cuobjdump -sass`, in the order of addresses."""
+    """The instructions in the output of `cuobjdump -sass`, in order of address."""
     return [
         Instruction(int(address, 16), opcode, operands.strip())
         for address, _, opcode, operands in _LINE.findall(text)
@@ -115,7 +116,7 @@ def read_listing(text: str) -> list[Instruction]:
 
 
 def innermost_loops(listing: Sequence[Instruction]) -> Iterator[list[Instruction]]:
-    """The bodies of loops that have no loop in them; a branch to itself ends a kernel."""
+    """The bodies of loops that have no loop inside; a branch to itself ends a kernel."""
     spans = [
         (line.target, line.address)
         for line in listing
@@ -127,12 +128,12 @@ def innermost_loops(listing: Sequence[Instruction]) -> Iterator[list[Instruction
 
 
 def largest_loop(listing: Sequence[Instruction]) -> list[Instruction]:
-    """The innermost loop of most instructions; the whole kernel where there is none."""
+    """The innermost loop with the most instructions; the whole kernel if there is no loop."""
     return max(innermost_loops(listing), key=len, default=list(listing))
 
 
 def busiest_pipe(body: Sequence[Instruction], capability: int) -> tuple[str, float]:
-    """Which pipe is busy longest, and the slots of issue that pass meanwhile."""
+    """The pipe that is busy longest, and the issue slots that pass meanwhile."""
     slots: dict[str, float] = {"issue": len(body)}
     for line in body:
         pipe, rate = _pipe(line.name, capability)
@@ -158,7 +159,7 @@ def _pipe(name: str, capability: int) -> tuple[str, float]:
 def count(spec: AotSpec, capability: int) -> Counts:
     """Compile and count. Raises: whatever Triton raises; ValueError for a spec without work."""
     if spec.work is None:
-        raise ValueError(f"{spec.label}: nothing says what its loop works off")
+        raise ValueError(f"{spec.label}: the spec does not state the work of its loop")
     compiled = compile_spec(spec, GPUTarget("cuda", capability, 32))
     usage = usage_of(compiled)
     body = largest_loop(read_listing(_disassemble(compiled)))
@@ -194,7 +195,7 @@ def _bits(opcode: str) -> int:
 
 
 def _programs(registers: int, shared: int, threads: int, capability: int) -> int:
-    """How many fit on a processor (CUDA C++ Programming Guide, "Technical Specifications")."""
+    """How many programs fit on a processor (CUDA guide, "Technical Specifications")."""
     by_registers = 65536 // (-(-registers // 8) * 8 * threads)
     by_shared = (SHARED_KIB[capability] + 1 << 10) // (shared + 1024)
     most = 2048 if capability in (80, 90, 100) else 1536
@@ -202,7 +203,7 @@ def _programs(registers: int, shared: int, threads: int, capability: int) -> int
 
 
 def floors(counts: Counts, spec: AotSpec, card: Card) -> tuple[float, float]:
-    """Seconds of a unit by issue and by memory, all processors at work."""
+    """Seconds per unit by issue and by memory, with all processors at work."""
     assert spec.work is not None
     lanes = counts.slots * (_LANES * spec.num_warps if spec.work.is_shared else 1)
     by_issue = lanes / (_ISSUE * card.num_processors * card.clock)
@@ -214,10 +215,10 @@ def describe(label: str, spec: AotSpec, counts: Counts, capability: int) -> str:
     assert spec.work is not None
     loads = ", ".join(f"{number} x {bits}" for bits, number in sorted(counts.loads.items()))
     line = (
-        f"{label} sm_{capability}: {counts.instructions:.2f} instructions a {spec.work.unit}, "
+        f"{label} sm_{capability}: {counts.instructions:.2f} instructions per {spec.work.unit}, "
         f"{counts.slots:.2f} by the {counts.pipe} pipe, {counts.num_barriers} barriers, "
         f"loads {loads or 'none'}, {counts.registers} registers, {counts.stack} B spilled, "
-        f"{counts.shared} B shared, {counts.programs} a processor"
+        f"{counts.shared} B shared, {counts.programs} per processor"
     )
     card = CARDS.get(capability)
     if card:
@@ -233,7 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="localllm_kernels._sass")
     parser.add_argument("--targets", type=int, nargs="*", choices=[*_FMA], default=[*CARDS])
     parser.add_argument("--only", default="", help="files whose name contains this")
-    parser.add_argument("--check", action="store_true", help="hold each to its figure")
+    parser.add_argument("--check", action="store_true", help="fail if a kernel exceeds its figure")
     args = parser.parse_args()
     jobs = [
         (i, target)
@@ -255,7 +256,7 @@ def _count_one(index: int, capability: int) -> tuple[str, bool]:
     line = describe(f"{name}.{spec.kernel.__name__} {spec.label}", spec, counts, capability)
     figure = figure_of(name, spec)
     if figure is None:
-        return f"{line}: FAILED, no figure stands for it", False
+        return f"{line}: FAILED, it has no figure", False
     if counts.instructions > figure.instructions or counts.num_barriers > figure.num_barriers:
         most = f"more than {figure.instructions} or {figure.num_barriers} barriers"
         return f"{line}: FAILED, {most}", False

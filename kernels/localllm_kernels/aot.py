@@ -1,4 +1,4 @@
-"""What a kernel is compiled for ahead of time, without a GPU: types and constants."""
+"""The types and constants that a kernel is compiled for ahead of time, without a GPU."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a program works off in one turn of its inner loop.
+    """The work of a program in one turn of its inner loop.
 
-    `unit`: what is counted, in the singular ("weight"); `count`: how many; `bytes_each`: of memory
-    that a unit takes; `is_shared`: all threads work at each unit together, so that what one of them
-    issues is told, and not the sum of a warp's.
+    `unit`: what is counted, in the singular ("weight"); `count`: how many; `bytes_each`: bytes of
+    memory per unit; `is_shared`: all threads work on each unit together, so the instructions of one
+    of them are counted, not the sum over a warp.
     """
 
     unit: str
@@ -24,11 +24,11 @@ class Work:
 class AotSpec:
     """One compilation of a kernel.
 
-    `label`: what tells it from the others of the kernel; `signature`: the type of each argument
-    that is no constant, in Triton's words ("*bf16", "i32"); `constants`: the other arguments;
+    `label`: distinguishes it from the kernel's other specs; `signature`: the type of each argument
+    that is not a constant, in Triton's notation ("*bf16", "i32"); `constants`: the other arguments;
     `min_capability`: the first GPU that has what it needs, as 89; `max_stack`: bytes a thread may
-    spill; `multiples_of_16`: arguments that are, in what it is compiled for;
-    `only`: the GPUs it is for, as 90; all where there are none; `work`: for `_sass`, which counts.
+    spill; `multiples_of_16`: arguments that are multiples of 16 in this compilation; `only`: the
+    GPUs it is for, as 90; all if empty; `work`: for `_sass`, which counts instructions.
     """
 
     kernel: Any

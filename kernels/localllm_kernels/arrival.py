@@ -1,7 +1,7 @@
-"""Which of the programs that share a task comes last: it adds up their parts.
+"""Which of the programs that share a task arrives last: it adds up their parts.
 
-So a sum that was split among programs takes one launch, and its order is that of the parts, never
-that of the arrivals.
+A sum that is split among programs therefore takes one launch, and its order is that of the parts,
+never that of the arrivals.
 """
 
 import triton
@@ -10,9 +10,9 @@ import triton.language as tl
 
 @triton.jit
 def is_last(counter_ptr, count):
-    """Whether all of `count` programs have come here, what each stored before being visible now.
+    """Whether all `count` programs have arrived; what each stored before is then visible.
 
-    The counter is zero before the first and after the last, so it serves the next launch.
+    The counter is zero before the first and after the last, so that the next launch can use it.
     """
     tl.debug_barrier()  # every thread of this program has stored its part
     num_before = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")

@@ -1,17 +1,17 @@
-"""Attention of few new tokens over keys in 8 bits, on the matrix units, without shared memory.
+"""Attention of few new tokens over 8-bit keys, on the matrix units, without shared memory.
 
 The formula is that of `paged_attention.py`, and keys are split among programs as in
-`attention_parts.py`. Sixteen keys are the rows of a step of `matrix_units.py`, eight queries
-its columns; of the values sixteen dimensions are the rows, and sixteen keys what is summed over. A
-thread reads the codes that it multiplies and no others, since neither the order of dimensions nor
-that of keys matters as long as both operands have the same:
+`attention_parts.py`. In a step of `matrix_units.py`, sixteen keys are the rows and eight queries
+the columns; for the values, sixteen dimensions are the rows, and the sum is over sixteen keys. A
+thread reads exactly the codes that it multiplies, since neither the order of dimensions nor that of
+keys matters as long as both operands have the same:
 
     keys     lane 4 g + t: of keys g and g + 8, dimensions 64 p + 16 t + {0 to 15}
-    values   of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, an eighth of the dimensions, the g-th
+    values   of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, the g-th eighth of the dimensions
 
-What the first product leaves, queries by keys, is what the second takes but for its rows being
-columns; `movmatrix` turns it. Each warp has its own 32 keys a turn, and its own maximum, sum and
-values until the end.
+The result of the first product, queries by keys, is an operand of the second, except that its rows
+are columns there; `movmatrix` transposes it. Each warp has its own 32 keys per turn, and its own
+maximum, sum and values until the end.
 """
 
 import triton
@@ -29,7 +29,7 @@ from localllm_kernels.matrix_units import (
     transpose_pairs,
 )
 
-KEYS_EACH = 32  # of a warp in a turn
+KEYS_EACH = 32  # per warp and turn
 CHUNKS = tl.constexpr(2)  # of sixteen keys
 
 
@@ -64,12 +64,12 @@ def _fragment_decode_kernel(
     PTX: tl.constexpr,
 ):
     """`query_ptr`: int64, four 16-bit floats each, of the type of `out_ptr`; `key_ptr`,
-    `value_ptr`: int32, four codes each; EIGHTS: of queries.
+    `value_ptr`: int32, four codes each; EIGHTS: the number of queries over 8, rounded up.
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     GROUP: tl.constexpr = HEADS // KV_HEADS
     THREADS: tl.constexpr = 32 * WARPS
-    STEPS: tl.constexpr = HEAD_DIM // 16  # of the first product, and of the second's rows
+    STEPS: tl.constexpr = HEAD_DIM // 16  # of the first product; also the second's row tiles
     TURN: tl.constexpr = WARPS * 16 * CHUNKS
     IS_INT8: tl.constexpr = KIND == 1
     seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -82,7 +82,7 @@ def _fragment_decode_kernel(
         first_turn = tl.maximum(length - num_queries - window + 1, 0) // TURN
     num_turns = tl.cdiv(length, TURN) - first_turn
     low, high, num_parts = tiles_of_part(num_turns, num_splits, split, MIN_TURNS)
-    # Requests of more queries are those of another launch.
+    # Requests with more queries belong to another launch.
     if (split >= num_parts) | (num_queries > most_queries):
         return
     first_key = (first_turn + low) * TURN
@@ -146,7 +146,7 @@ def _fragment_decode_kernel(
                         is_seen &= key > positions[2 * n + c % 2] - window
                     score = sums[c] * key_scales[c // 2]
                     scores = scores + (tl.where(is_seen, score, float("-inf")),)
-        # Of query n, column c: in chunk k and half h, scores[4 * (k * EIGHTS + n) + 2 * h + c].
+        # Eighth n, column c, chunk k, half h: scores[4 * (k * EIGHTS + n) + 2 * h + c].
         most_now, total_now, keep, weights = (), (), (), ()
         for n in tl.static_range(EIGHTS):
             for c in tl.static_range(2):
@@ -156,7 +156,7 @@ def _fragment_decode_kernel(
                     for h in tl.static_range(2):
                         of_turn = tl.maximum(of_turn, scores[4 * (k * EIGHTS + n) + 2 * h + c])
                 greater = tl.maximum(greatest, max_of_rows(of_turn, PTX))
-                # A query that has seen nothing yet: nothing goes off its minus infinities.
+                # If a query has seen nothing yet, nothing is subtracted from its minus infinities.
                 reference = tl.where(greater == float("-inf"), 0.0, greater)
                 kept = tl.exp2(greatest - reference)
                 sum_now = total[2 * n + c] * kept
@@ -216,7 +216,7 @@ def _fragment_decode_kernel(
 
 @triton.jit
 def _of_all_warps(values, most, total, WARPS: tl.constexpr, STEPS: tl.constexpr):
-    """Values [32, places], and maxima and sums [32] of each of a lane's queries: of all keys that
+    """Values [32, places], and maxima and sums [32] of each of a lane's queries, over all keys that
     the warps have seen.
     """
     factors, mosts, totals, scaled = (), (), (), ()
@@ -237,7 +237,7 @@ def _of_all_warps(values, most, total, WARPS: tl.constexpr, STEPS: tl.constexpr)
 
 @triton.jit
 def _store_part(part_ptr, found, mosts, totals):
-    """A part: values, then maximum and sum of each of a lane's queries."""
+    """Store a part: values, then maximum and sum of each of a lane's queries."""
     lane = tl.arange(0, 32)
     COUNT: tl.constexpr = found.shape[1]
     tl.store(part_ptr + lane[:, None] * COUNT + tl.arange(0, COUNT)[None, :], found)
@@ -257,7 +257,7 @@ def _of_all_parts(
     part = tl.arange(0, MAX_PARTS)[:, None]
     references, sums = (), ()
     for at in tl.static_range(len(totals)):
-        # Those of all parts come in one round trip.
+        # One round trip fetches those of all parts.
         of_part = parts_ptr + part * PART + 32 * (COUNT + 2 * at) + lane[None, :]
         is_part = part < num_parts
         mosts = tl.load(of_part, mask=is_part, other=float("-inf"), cache_modifier=".cg")
@@ -280,14 +280,14 @@ def _of_all_parts(
 
 @triton.jit
 def _second_third_exchanged(four):
-    """Of four 16-bit values in int64, as `code_pairs_8` gives those of keys."""
+    """Four 16-bit values in int64, ordered as `code_pairs_8` orders those of keys."""
     outer = four & -0x0000FFFFFFFF0001
     return outer | ((four & 0xFFFF0000) << 16) | ((four >> 16) & 0xFFFF0000)
 
 
 @triton.jit
 def _two_as_four(low, high):
-    """Two int32 in int64."""
+    """Two int32 packed into int64."""
     return (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)
 
 
@@ -320,8 +320,8 @@ def _value_pairs(
     words, step: tl.constexpr, COUNT: tl.constexpr, IS_INT8: tl.constexpr, dtype: tl.constexpr,
     PTX: tl.constexpr,
 ):  # fmt: skip
-    """Two dimensions of four keys as the rows of a step: `words` has COUNT of each key, in the
-    order 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
+    """Two dimensions of four keys as the rows of a step: `words` has COUNT words of each key, in
+    the order 2 t, 2 t + 1, 2 t + 8, 2 t + 9.
     """
     pairs = ()
     for h in tl.static_range(2):
@@ -342,7 +342,7 @@ def _halvings(count):
 
 @triton.jit
 def _half_as_many(values):
-    """Tensors joined, each with the one half of the list behind it."""
+    """Join each tensor of the first half of the list with its counterpart in the second half."""
     pairs = ()
     for at in tl.static_range(len(values) // 2):
         pairs = pairs + (tl.join(values[at], values[at + len(values) // 2]),)
@@ -351,7 +351,7 @@ def _half_as_many(values):
 
 @triton.jit
 def _joined(values):
-    """Tensors [threads], a power of two of them, as [threads, 2, 2, …], the first ones first."""
+    """A power of two of tensors [threads], as one [threads, 2, 2, …], in their order."""
     for _ in tl.static_range(_halvings(len(values))):
         values = _half_as_many(values)
     return values[0]
@@ -359,7 +359,7 @@ def _joined(values):
 
 @triton.jit
 def _of_query(of_queries, places, STEPS: tl.constexpr):
-    """Of tensors [32], one for each of a lane's queries: that of the query at each of `places`."""
+    """From tensors [32], one per query of a lane, those of the queries at `places`."""
     chosen = tl.where(places % 2 == 0, of_queries[0][:, None], of_queries[1][:, None])
     for n in tl.static_range(1, len(of_queries) // 2):
         others = tl.where(

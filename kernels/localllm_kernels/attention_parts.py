@@ -1,4 +1,4 @@
-"""The keys of a task split among programs, and their parts added up by the one that comes last.
+"""The keys of a task, split among programs; the one that arrives last adds up their parts.
 
     out = Σ_i values_i · 2^(most_i − most) / Σ_i total_i · 2^(most_i − most)
 
@@ -14,8 +14,8 @@ from localllm_kernels.arrival import is_last
 
 @triton.jit
 def tiles_of_part(num_tiles, num_splits, split, MIN_TILES: tl.constexpr):
-    """The first tile of a part, behind its last one, and how many parts have any: where there are
-    fewer tiles than it takes to fill all splits, the others have none.
+    """The first tile of a part, the end of its tiles, and how many parts have any. If there are
+    fewer tiles than it takes to fill all splits, the other splits have none.
     """
     tiles_each = tl.maximum(tl.cdiv(num_tiles, num_splits), MIN_TILES)
     num_parts = tl.maximum(tl.cdiv(num_tiles, tiles_each), 1)

@@ -1,8 +1,8 @@
-"""A tile of keys after the other, for the rows of one program: what both attention kernels share.
+"""One tile of keys after another, for the rows of one program; both attention kernels use this.
 
 Softmax is online (Milakov and Gimelshein 2018) and in base 2. Rows are queries times the heads that
 share a key/value head, so a key is read once for all of them. The scales of an 8-bit cache are
-applied to scores and weights, not to keys and values: a column of the first, a row of the second.
+applied to the columns of scores and weights, not to keys and values.
 """
 
 import triton
@@ -52,8 +52,8 @@ def attend_tiles(
 ):
     """Maximum [BLOCK_M], sum [BLOCK_M] and weighted values [BLOCK_M, BLOCK_D] of a run of keys.
 
-    `query`: [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]; keys from `first_key`, a multiple of
-    BLOCK_N, up to `end_key`, of `length` that there are; `scale` is in base 2.
+    `query`: [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]; the keys are those from `first_key`, a
+    multiple of BLOCK_N, up to `end_key`, of `length` in all; `scale` is in base 2.
     """
     columns = tl.arange(0, BLOCK_D)
     is_column = columns < HEAD_DIM
@@ -79,7 +79,7 @@ def attend_tiles(
             is_seen &= keys[None, :] > positions[:, None] - window
         scores = tl.where(is_seen, scores, float("-inf"))
         most_now = tl.maximum(most, tl.max(scores, axis=1))
-        # A row that has seen nothing yet: nothing is subtracted from its minus infinities.
+        # If a row has seen nothing yet, nothing is subtracted from its minus infinities.
         reference = tl.where(most_now == float("-inf"), 0.0, most_now)
         weights = tl.exp2(scores - reference[:, None])
         keep = tl.exp2(most - reference)
@@ -100,7 +100,7 @@ def attend_tiles(
 
 
 def aot_signature(cache_type: str, dtype: str) -> dict[str, str]:
-    """Types of the arguments that both kernels have; `cache_type`: of keys and values."""
+    """Types of the arguments that both kernels have; `cache_type`: that of keys and values."""
     return {
         "query_ptr": f"*{dtype}",
         "key_ptr": cache_type,

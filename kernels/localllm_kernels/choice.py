@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Piece(StrEnum):
-    """What can be left to torch by itself, by the name that users read."""
+    """A piece that can be left to torch on its own, by the name that users see."""
 
     NORMS = "norms"
     ROTATION = "rotation and KV write"
@@ -16,14 +16,14 @@ class Piece(StrEnum):
     INT8 = "int8 products"
     FP8 = "fp8 products"
     SAMPLING = "sampling"
-    # Second ways, which are taken only where they were found right and faster than the first.
+    # Alternative ways, used only where they were found right and faster than the first.
     FRAGMENTS = "int4 products by fragments"
     KEY_FRAGMENTS = "attention over 8-bit keys by fragments"
 
 
-# Pieces of which torch's operator waits for values that the device computes.
+# Pieces whose torch operator waits for values that the device computes.
 LOOKING = frozenset((Piece.ROTATION, Piece.FEW_QUERIES, Piece.MANY_QUERIES))
-# What a layer in few launches is made of.
+# The pieces of a layer in few launches.
 FUSED = frozenset((Piece.NORMS, Piece.ROTATION, Piece.FEW_QUERIES, Piece.INT4))
 
 
@@ -33,7 +33,7 @@ SECOND_WAYS = frozenset((Piece.FRAGMENTS, Piece.KEY_FRAGMENTS))
 @dataclass(frozen=True, slots=True)
 class Choice:
     """`to_torch`: the pieces that torch computes; `fragment_rows`: the most rows of a product that
-    take the fragments, 0 for none; `key_fragments`: whether attention over 8-bit keys does.
+    uses the fragments, 0 for none; `key_fragments`: whether attention over 8-bit keys uses them.
     """
 
     to_torch: frozenset[Piece] = frozenset()
@@ -41,7 +41,7 @@ class Choice:
     key_fragments: bool = False
 
     def __str__(self) -> str:
-        """In one way only, since the keys of cached prefixes contain it."""
+        """Always written in one way, since the keys of cached prefixes contain it."""
         return f"{','.join(sorted(self.to_torch))};{self.fragment_rows};{int(self.key_fragments)}"
 
 

@@ -1,10 +1,10 @@
 """Four 8-bit codes in a word as 16-bit floats, two pairs: bytes 0 and 2, then bytes 1 and 3.
 
-Signed integers, in bfloat16: seven bits become the mantissa of 128, the sign makes that 128 or 256,
-and the difference of the two is the code. In float16, which has room for eight bits, the code plus
-128 becomes the mantissa of 1,024. Floats (e4m3) have their bits moved to where those of the wider
-type are, which is the value but for a power of two (see `e4m3.py`). Nothing is rounded, and no
-instruction is one of those that convert, of which a GPU does a quarter as many.
+In bfloat16, seven bits of a signed integer become the mantissa of 128, its sign makes a second
+float 128 or 256, and the difference of the two is the code. In float16, which has room for eight
+bits, the code plus 128 becomes the mantissa of 1,024. Floats (e4m3) have their bits moved to the
+places of the wider type, which gives the value except for a power of two (see `e4m3.py`). Nothing
+is rounded, and no conversion instructions are used, of which a GPU does a quarter as many.
 """
 
 import triton
@@ -43,11 +43,11 @@ _FP8_F16 = tl.constexpr(
 
 @triton.jit
 def _asm_constants(IS_INT8: tl.constexpr, dtype: tl.constexpr):
-    """What the code reads from registers: no instruction takes two constants of its own."""
+    """The constants that the code reads from registers: no instruction takes two immediates."""
     if IS_INT8:
         # 128 and -1; the code's sign and 1,024, and -1,152.
         return (0x43004300, -0x407F4080) if dtype == tl.bfloat16 else (0x64806480, -0x1B7F1B80)
-    # 2^120 or 2^8, and -0: the sum with it is the product.
+    # 2^120 or 2^8, and -0: adding it leaves the product unchanged.
     return (0x7B807B80, -0x7FFF8000) if dtype == tl.bfloat16 else (0x5C005C00, -0x7FFF8000)
 
 

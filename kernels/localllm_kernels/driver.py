@@ -1,4 +1,4 @@
-"""What Triton compiles: its own module for the GPU's driver, and kernels at their first launch."""
+"""Triton's compilations: its own module for the GPU's driver, and kernels at their first launch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,28 +11,28 @@ class DriverError(Exception):
 
 
 def start_driver() -> None:
-    """Have the module made now, where torch's operators can still be taken in its place.
+    """Build the module now, while torch's operators can still be used instead.
 
-    Raises: DriverError, with what is missing.
+    Raises: DriverError, naming what is missing.
     """
     try:
         triton.runtime.driver.active.get_current_device()
     except Exception as error:  # of a compiler, of a loader, of the driver
         reason = str(error).strip().partition("\n")[0]
         raise DriverError(
-            "Triton cannot make its module for the GPU's driver, which needs a C compiler and "
+            "Triton cannot build its module for the GPU driver, which needs a C compiler and "
             f"Python's headers (apt install gcc python3-dev): {type(error).__name__}: {reason:.200}"
         ) from error
 
 
 class KernelCompiledError(Exception):
-    """A kernel was compiled, and not launched."""
+    """A kernel was compiled but not launched."""
 
 
 @contextmanager
 def stopping_at_compilation() -> Iterator[None]:
-    """Within it, the first launch whose kernel is not there yet has it compiled and raises
-    KernelCompiledError. So whoever has time for one kernel at a time gets through a step of many.
+    """While the block runs, the first launch of a kernel that is not compiled yet compiles it and
+    raises KernelCompiledError. A caller with time for one kernel at a time can thus prepare a step.
     """
 
     def stop(**compiled: object) -> None:

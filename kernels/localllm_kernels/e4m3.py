@@ -1,7 +1,7 @@
 """8-bit floats with 4 bits of exponent and 3 of mantissa (e4m3), by integer arithmetic.
 
-A code has the bits of a float that is smaller by 2^120, but for zeros between sign and exponent and
-behind the mantissa; that holds for subnormal codes too. So it runs on GPUs that do not know the
+A code has the bits of a float that is smaller by 2^120, except for zeros between sign and exponent
+and after the mantissa; that holds for subnormal codes too. This therefore runs on GPUs without the
 type, and in Triton's interpreter. Source: Micikevicius et al. 2022, section 3.
 """
 

@@ -1,4 +1,4 @@
-"""What stands for the code of the kernels: what was found out with another one holds no more."""
+"""A fingerprint of the kernels' code: what was measured with other code no longer holds."""
 
 import hashlib
 from functools import cache
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @cache
 def sources_fingerprint() -> str:
-    """Of every file of Triton's kernels, twelve hexadecimal digits."""
+    """Twelve hexadecimal digits over all files of Triton's kernels."""
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())

@@ -1,11 +1,11 @@
-"""Products with weights in e4m3, with a scale for each output or for each block of the weight.
+"""Products with weights in e4m3, with one scale per output or per block of the weight.
 
     y[m, n] = Σ_b scale[n, b] · Σ_{k in b} code[n, k] · x[m, k]  (+ bias[n])
 
-GPUs that multiply 8-bit floats (from 8.9 on) get x in e4m3 too, with a scale for each row that is
-found as it comes:  x ≈ code · max |x| / 448. Their sums are kept in float32 after at most 128
-inputs: the adders of Hopper drop bits (DeepSeek-V3 technical report, section 3.3.2). On others the
-codes are widened to the type of x, where they are exact.
+GPUs that multiply 8-bit floats (capability 8.9 and newer) get x in e4m3 too, with one scale per row
+that is computed on the fly:  x ≈ code · max |x| / 448. Their sums are kept in float32 after at most
+128 inputs: the adders of Hopper drop bits (DeepSeek-V3 technical report, section 3.3.2). On other
+GPUs the codes are widened to the type of x, where they are exact.
 """
 
 import torch
@@ -25,7 +25,7 @@ NATIVE_CAPABILITY = 89
 
 @triton.jit
 def _quantize_kernel(x_ptr, codes_ptr, scales_ptr, width, BLOCK: tl.constexpr):
-    """A row of x a program."""
+    """One row of x per program."""
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     at, inside = row.to(tl.int64) * width + columns, columns < width
@@ -33,7 +33,7 @@ def _quantize_kernel(x_ptr, codes_ptr, scales_ptr, width, BLOCK: tl.constexpr):
     largest = tl.max(tl.abs(x), axis=0)
     factor = tl.where(largest > 0.0, 448.0 / largest, 0.0)
     tl.store(codes_ptr + at, (x * factor).to(codes_ptr.dtype.element_ty), mask=inside)
-    # What is not finite makes the scale so, and with it the row's results.
+    # A value that is not finite makes the scale so too, and with it the row's results.
     tl.store(scales_ptr + row, largest / 448.0 + tl.sum(x - x, axis=0))
 
 
@@ -69,7 +69,7 @@ def _fp8_kernel(
     end = tl.minimum(first + steps_each * BLOCK_K, width_in)
     row_at = rows.to(tl.int64)[:, None] * width_in
     column_at = columns.to(tl.int64)[:, None] * width_in
-    # A scale of 0 inputs stands for one that covers them all.
+    # SCALE_K is 0 if one scale covers all inputs.
     scales_each = 1 if SCALE_K == 0 else tl.cdiv(width_in, SCALE_K)
     scale_at = columns // SCALE_N * scales_each
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -110,12 +110,12 @@ def _fp8_kernel(
 
 
 def takes_blocks(block_width: int, width_in: int) -> bool:
-    """Whether the kernel knows scales for blocks of so many inputs."""
+    """Whether the kernel supports scales for blocks of `block_width` inputs."""
     return block_width >= width_in or block_width % 128 == 0
 
 
 def rounds_inputs(device: torch.device) -> bool:
-    """Whether inputs are rounded to e4m3 there, since its matrix units multiply that."""
+    """Whether inputs are rounded to e4m3 on `device`, since its matrix units multiply that."""
     return Workspace(device).capability >= NATIVE_CAPABILITY
 
 
@@ -130,12 +130,12 @@ def fp8_matmul(
     """`x`: [rows, in]; `codes`: float8_e4m3fn [out, in]; `scales`: [ceil(out / block[0]),
     ceil(in / block[1])] -> [rows, out].
 
-    Raises: ValueError for blocks that `takes_blocks` does not know.
+    Raises: ValueError for blocks that `takes_blocks` rejects.
     """
     num_rows, width_in = x.shape
     width_out = codes.shape[0]
     if not takes_blocks(block[1], width_in):
-        raise ValueError(f"scales for {block[1]} inputs are not meant")
+        raise ValueError(f"scales for blocks of {block[1]} inputs are not supported")
     out = x.new_empty(num_rows, width_out)
     if num_rows == 0:
         return out
@@ -186,7 +186,7 @@ def quantize_inputs(x: Tensor) -> tuple[Tensor, Tensor]:
 def fp8_matmul_reference(
     x: Tensor, codes: Tensor, scales: Tensor, block: tuple[int, int], bias: Tensor | None
 ) -> Tensor:
-    """The same in float64, x as it is."""
+    """The same in float64, with x unrounded."""
     width_out, width_in = codes.shape
     rows = scales.double().repeat_interleave(block[0], 0)[:width_out]
     weight = codes.double() * rows.repeat_interleave(block[1], 1)[:, :width_in]
@@ -217,7 +217,7 @@ def _spec(num_rows: int, config: TileConfig, is_native: bool, scale_k: int) -> A
         config.num_warps,
         min_capability=NATIVE_CAPABILITY if is_native else 80,
         multiples_of_16=("width_in", "width_out"),
-        max_stack=8,  # for sm_100 the compiler keeps two values of before the loop there
+        max_stack=8,  # on sm_100 the compiler spills two values from before the loop
         work=Work("weight", config.block_n * config.block_k, 1),
     )
 

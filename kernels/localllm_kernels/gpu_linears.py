@@ -18,7 +18,7 @@ from localllm_kernels.traits import WeightLayout, triton_multiplies
 
 @dataclass(frozen=True, slots=True)
 class Int4Product:
-    """A product with a 4-bit weight, and what may be computed around it."""
+    """A product with a 4-bit weight, which can include the operations around it."""
 
     weight: PackedInt4
     workspace: Workspace
@@ -29,7 +29,7 @@ class Int4Product:
 
 
 class GpuLinears:
-    """Makes products; all share one workspace. Of the kinds that `choice` leaves to torch none."""
+    """Makes products, all in one workspace; none of the kinds that `choice` leaves to torch."""
 
     def __init__(self, workspace: Workspace, choice: Choice = ALL_OWN) -> None:
         self.workspace, self._to_torch = workspace, choice.to_torch

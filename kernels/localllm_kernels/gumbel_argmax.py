@@ -16,7 +16,7 @@ _MASK32 = (1 << 32) - 1
 def gumbel_argmax_reference(
     values: Tensor, temperature: float, token_ids: Tensor | None, key: int
 ) -> int:
-    """Index of the value that wins.
+    """Index of the winning value.
 
     `values`: [count]; `token_ids`: int64 [count], or None where they are 0, 1, 2, …; `key`: 64
     bits.

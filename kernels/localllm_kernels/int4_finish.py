@@ -1,4 +1,4 @@
-"""What the kernels with 4-bit weights do once their sums are there."""
+"""The last part of the kernels with 4-bit weights, after their sums."""
 
 import triton
 import triton.language as tl
@@ -15,7 +15,7 @@ def silu(x):
 @triton.jit
 def sums_of_programs(mine, COUNT: tl.constexpr, parts_ptr, counters_ptr, task, split, num_splits):
     """The sums of all `num_splits` programs that share a task, in the order of their parts; and
-    whether this is the program that has them, the one that comes last.
+    whether this is the program that has them, the one that arrives last.
 
     `mine`: COUNT vectors of one length, this program's.
     """

@@ -1,12 +1,12 @@
 """The product of up to 64 rows with a 4-bit weight, on the matrix units, without shared memory.
 
-Weights are the 16 rows of a step of `matrix_units.py`, eight rows of x its columns; codes become
-mantissas of 128 (of 1,024 in float16). For up to eight rows of bfloat16 what is too much goes off
-at the end with the zero: that takes the sum of x, a step of the units by ones. Else it goes off
-each code, once for all rows (and 1,024 would cost the sum too many digits). The norm takes the sum
-of the squares of x: a step by x itself, whose diagonal it is.
+In a step of `matrix_units.py`, weights are the 16 rows and eight rows of x the columns; codes
+become mantissas of 128 (of 1,024 in float16). For up to eight rows of bfloat16 the excess is
+subtracted at the end together with the zero, which takes the sum of x: a step of the units with
+ones. Otherwise it is subtracted from each code, once for all rows (and 1,024 would cost the sum too
+many digits). The norm takes the sum of the squares of x: the diagonal of a step with x itself.
 
-A turn is 128 inputs of each warp; the words of the next one are under way meanwhile.
+A turn is 128 inputs per warp; the words of the next turn are loaded meanwhile.
 """
 
 import triton
@@ -61,8 +61,8 @@ def _fragment_kernel(
     WARPS: tl.constexpr,
     PTX: tl.constexpr,
 ):
-    """`x_ptr` and `norm_ptr`: int64, four 16-bit floats each, of the type of `out_ptr`; EIGHTS: of
-    rows; IS_EVEN: the inputs are whole turns.
+    """`x_ptr` and `norm_ptr`: int64, four 16-bit floats each, of the type of `out_ptr`; EIGHTS: the
+    number of rows over 8, rounded up to a power of two; IS_EVEN: the inputs are whole turns.
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     is_bf16: tl.constexpr = dtype == tl.bfloat16
@@ -85,7 +85,7 @@ def _fragment_kernel(
     ones = tl.full([THREADS], 0x3F803F80 if is_bf16 else 0x3C003C00, tl.int32)
     no_bits = tl.zeros([THREADS], tl.int32)
     nothing = tl.zeros([THREADS], tl.float32)
-    # Of both tiles, eight rows after the other, four values of a step each.
+    # For both tiles and every eight rows, the four values of a step.
     totals = (nothing,) * (8 * EIGHTS)
     squares = (nothing,) * (4 * EIGHTS)
     of_words = word_pointers(words_ptr, tiles, num_blocks, lane)
@@ -102,7 +102,7 @@ def _fragment_kernel(
             zeros = of_groups(of_zeros, tiles, g, block, num_groups, width_out, GROUP, IS_EVEN)
         sums, sums_x = (nothing,) * (8 * EIGHTS), (nothing,) * 4
         for step in tl.static_range(8):
-            # Rows that are not there are computed like the last one, and not stored.
+            # Missing rows are computed as copies of the last one, and not stored.
             xs = ()
             for n in tl.static_range(EIGHTS):
                 row = tl.minimum(8 * n + g, num_rows - 1).to(tl.int64)
@@ -190,7 +190,7 @@ def _fragment_kernel(
 
 @triton.jit
 def _four_inputs(ptr, block, t, step: tl.constexpr, fours, IS_EVEN: tl.constexpr):
-    """The inputs of a step, four of each thread; 0 behind the last one."""
+    """The inputs of a step, four per thread; 0 after the last one."""
     four = block * 16 + t
     if IS_EVEN:
         return tl.load(ptr + four + 4 * step)
@@ -205,7 +205,7 @@ def _over_warps(values, WARPS: tl.constexpr):
 
 @triton.jit
 def _diagonal(values, c: tl.constexpr):
-    """Of lanes 4 g + t: what lane g = 2 t + c has, in all lanes of that t; [32]."""
+    """For lanes 4 g + t: the value of lane g = 2 t + c, in all lanes of that t; [32]."""
     lane = tl.arange(0, 32)
     kept = tl.where(lane // 4 == 2 * (lane % 4) + c, values, 0.0)
     of_columns = tl.sum(tl.reshape(kept, [8, 4]), axis=0)

@@ -2,18 +2,18 @@
 
     y[m, n] = Σ_g scale[g, n] · Σ_{k in g} (code[k, n] − zero[g, n]) · x[m, k]  (+ bias[n])
 
-Scales and zeros are applied once a group, to sums of products: Σ code · x − zero · Σ x.
+Scales and zeros are applied once per group, to sums of products: Σ code · x − zero · Σ x.
 
-The layout of the weight is that of `int4_weight.py`. Up to 64 rows take `int4_fragments.py` where
-it is allowed; without it one row takes `int4_row.py`, more take `int4_tiles.py`, and a few times 64
-one part after the other. More rows dequantize a slice of the weight at a time and leave it to the
-library. Inputs are split among programs where outputs are few, and the last program adds up in
-order.
+The layout of the weight is that of `int4_weight.py`. Up to 64 rows use `int4_fragments.py` where
+that is allowed; otherwise one row uses `int4_row.py` and more use `int4_tiles.py`. A few times 64
+rows are done in parts of 64. For more rows, a slice of the weight at a time is dequantized and left
+to the library. If outputs are few, inputs are split among programs, and the last program adds up
+the parts in order.
 
-Around the product, to spare launches: the norm before it (the weight of the norm goes to x, the
-factor of the row to the sum), the gate behind it (`silu(gate) · up`, two halves of the outputs),
-and the residual. Sources: Frantar et al. 2024, "MARLIN", section 3 (codes in mantissas); Hoque et
-al. 2024 (arXiv 2402.00025; split inputs).
+Fused with the product, to save launches: the norm before it (the weight of the norm goes to x, the
+factor of the row to the sum), the gate after it (`silu(gate) · up`, two halves of the outputs), and
+the residual. Sources: Frantar et al. 2024, "MARLIN", section 3 (codes in mantissas); Hoque et al.
+2024 (arXiv 2402.00025; split inputs).
 """
 
 from dataclasses import replace
@@ -35,14 +35,14 @@ from localllm_kernels.silu_mul import silu_mul
 from localllm_kernels.tiles import Ranges, TileConfig, neighbours
 
 MAX_TILE_ROWS = 64
-# Of more rows the norm takes more steps of the matrix units than a launch of its own.
+# With more rows the norm costs more, in steps of the matrix units, than a launch of its own.
 MAX_NORM_ROWS = 16
-# Up to here a slice of rows after the other is better than to dequantize the weight, whose values
-# are written and read again: 4.5 bytes each, in place of a half for each slice.
+# Up to here it is better to take slices of rows than to dequantize the weight, whose values are
+# then written and read again: 4.5 bytes each, instead of half a byte for each slice.
 MAX_SLICED_ROWS = 192
 SYMMETRIC_ZERO = 8
-TURN = 2 * BLOCK  # inputs that a warp has at a time in the kernels without tiles
-# Warps of a processor that keep enough loads under way.
+TURN = 2 * BLOCK  # inputs per warp and turn in the kernels without tiles
+# Warps per processor that keep enough loads in flight.
 WARPS_EACH = 16
 MAGIC = 0x4B000000  # the bits of 2^23
 Way = Literal["fragments", "row", "tiles"]
@@ -51,17 +51,17 @@ Way = Literal["fragments", "row", "tiles"]
 def int4_matmul(
     x: Tensor, weight: PackedInt4, workspace: Workspace, around: Around = NOTHING
 ) -> Tensor:
-    """`x`: [rows, in] -> [rows, out], of half the outputs where they are gated.
+    """`x`: [rows, in] -> [rows, out], or half the outputs if they are gated.
 
-    Raises: ValueError where more than 64 rows are asked for with something around.
+    Raises: ValueError for more than 64 rows with anything fused.
     """
     num_rows = x.shape[0]
     if num_rows > MAX_TILE_ROWS and around is not NOTHING:
-        raise ValueError(f"{num_rows} rows have their norm and gate computed apart")
+        raise ValueError(f"{num_rows} rows are too many for a fused norm, gate or residual")
     if num_rows > MAX_SLICED_ROWS:
         return _by_library(x, weight, workspace)
     if around.is_gated and weight.width_out % (2 * TILE):
-        # Outputs that are gated together lie in different places of their tiles.
+        # An output and its gate are at different places in their tiles.
         return silu_mul(int4_matmul(x, weight, workspace, replace(around, is_gated=False)))
     way = _way(x, weight, workspace)
     if around.norm is not None and way == "fragments" and num_rows > MAX_NORM_ROWS:
@@ -138,7 +138,7 @@ def _launch(
 
 
 def _way(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Way:
-    """Of all rows alike, a rest of one too: a kernel less to be compiled."""
+    """The same for all parts, even if the last has one row: that is one kernel less to compile."""
     takes_fragments = min(len(x), MAX_TILE_ROWS) <= workspace.fragment_rows and x.itemsize == 2
     if takes_fragments and weight.permutation is None:
         return "fragments"
@@ -146,12 +146,12 @@ def _way(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Way:
 
 
 def _eights(num_rows: int) -> int:
-    """Rows of x in the steps that have them."""
+    """`num_rows` rounded up to eight times a power of two."""
     return 8 * int(triton.next_power_of_2(triton.cdiv(num_rows, 8)))
 
 
 def _part_size(way: Way, rows: int, config: TileConfig) -> int:
-    """Floats that a program leaves for the one that adds up."""
+    """Floats that a program leaves for the program that adds up."""
     if way == "tiles":
         return config.block_m * (2 * config.block_n + 1)
     return 5 * 8 if way == "row" else 10 * 32 * (rows // 8)
@@ -160,7 +160,7 @@ def _part_size(way: Way, rows: int, config: TileConfig) -> int:
 def _choose(
     way: Way, rows: int, outputs: int, num_blocks: int, num_processors: int, is_gated: bool
 ) -> TileConfig:
-    """Tiles such that each processor of the GPU has enough to do, if the weight is large enough."""
+    """Tiles such that each processor of the GPU has enough work, if the weight is large enough."""
     if way == "tiles":
         block_m = max(16, rows)
         # 64 outputs of 64 rows would not fit into the registers.
@@ -179,14 +179,14 @@ def _choose(
             num_warps *= 2
         block_k = num_warps * TURN
         wanted = triton.cdiv(WARPS_EACH * num_processors, num_tasks * num_warps)
-    # Parts below a turn, or below two blocks, cost more to add up than they spare.
+    # Parts shorter than a turn, or than two blocks, cost more to add up than they save.
     most = max(1, num_blocks * BLOCK // max(block_k, TURN))
     num_splits = 1 if num_processors == 1 else min(wanted, most)
     return TileConfig(block_m, block_n, block_k, num_splits, num_warps)
 
 
 def _vary(config: TileConfig) -> list[TileConfig]:
-    """What else may be taken: only tiles may have more outputs or fewer."""
+    """The alternatives to try: only the kernel with tiles can have more or fewer outputs."""
     if config.block_k == BLOCK:
         return neighbours(config, Ranges((16, 128), (BLOCK, BLOCK)))
     outputs = config.block_n
@@ -197,12 +197,12 @@ def _vary(config: TileConfig) -> list[TileConfig]:
 
 
 def _by_library(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Tensor:
-    """A slice of the weight after the other, dequantized and multiplied."""
+    """Dequantize and multiply one slice of the weight after another."""
     if weight.permutation is not None:
         x = x[:, weight.permutation]
     out = x.new_empty(x.shape[0], weight.width_out)
     most = max(64, workspace.slice_bytes // (weight.width_in * x.itemsize) // 64 * 64)
-    # As many as are needed, of about one size.
+    # As many slices as are needed, of about equal size.
     num_slices = triton.cdiv(weight.width_out, most)
     rows_each = triton.cdiv(triton.cdiv(weight.width_out, num_slices), 64) * 64
     for first in range(0, weight.width_out, rows_each):
@@ -245,7 +245,7 @@ def int4_matmul_reference(
     bias: Tensor | None = None,
     around: Around = NOTHING,
 ) -> Tensor:
-    """The same from the codes as `pack` takes them, in float64."""
+    """The same in float64, from the codes as `pack` takes them."""
     wide = x.double()
     if around.norm is not None:
         mean = wide.square().mean(-1, keepdim=True)
@@ -308,7 +308,7 @@ def _spec(way: Way, rows: int, group: int, around: str) -> AotSpec:
         {name: value for name, value in constants.items() if name in arguments},
         config.num_warps,
         multiples_of_16=("width_in", "width_out", "num_blocks", "magic"),
-        # On sm_100 and sm_120 a few values of before the loop.
+        # A few values from before the loop, on sm_100 and sm_120.
         max_stack=24 if way == "fragments" else 0,
         work=Work("weight", inputs * outputs, 0.5 + (3 if group == 32 else 2) / group),
     )

@@ -1,9 +1,9 @@
 """The product of one row with a 4-bit weight, on the plain cores.
 
-Each thread has four outputs and its share of the inputs, as the weight lies in memory
+Each thread has four outputs and its share of the inputs, in the layout of the weight in memory
 (`int4_weight.py`), so that nothing moves between threads before the sums are done. A code stays
-where it is in its word and becomes the mantissa of a float of 2^23 by one operation; the place it
-stood at goes into x. (Frantar et al. 2024, "MARLIN", section 3, for the mantissas.)
+where it is in its word and becomes the mantissa of 2^23 with one operation; x is scaled to make up
+for the code's place. (Frantar et al. 2024, "MARLIN", section 3, for the mantissas.)
 """
 
 import triton
@@ -51,8 +51,8 @@ def _row_kernel(
     IS_EVEN: tl.constexpr,
     WARPS: tl.constexpr,
 ):
-    """`magic`: 0x4B000000, the bits of 2^23, which the compiler is not to know: as a constant it
-    would take an instruction more for every code. IS_EVEN: the inputs are whole turns.
+    """`magic`: 0x4B000000, the bits of 2^23, hidden from the compiler: a constant would take one
+    more instruction per code. IS_EVEN: the inputs are whole turns.
     """
     COUNT: tl.constexpr = groups_of_turn(GROUP)
     task, split = tl.program_id(0), tl.program_id(1)
@@ -148,7 +148,7 @@ def _inputs(
     HAS_PERMUTATION: tl.constexpr,
     IS_EVEN: tl.constexpr,
 ):
-    """Four neighbours of each thread in a step of 16 inputs, in float32; 0 behind the last one."""
+    """Four neighbouring inputs per thread in a step of 16, in float32; 0 after the last one."""
     at = place[:, None] + tl.arange(0, 4)[None, :]
     if IS_EVEN and not HAS_PERMUTATION:
         return split_four(tl.load(ptr + at + 16 * step).to(tl.float32))

@@ -1,8 +1,8 @@
 """The product of 2 to 64 rows with a 4-bit weight by Triton's own products of tiles; and the weight
 in 16 bits, for more rows.
 
-Codes become mantissas of 128 in bfloat16 (of 1,024 in float16, which goes off at once), which goes
-off with the zero. (Frantar et al. 2024, "MARLIN", section 3.)
+In bfloat16 codes become mantissas of 128, which is subtracted with the zero; in float16, mantissas
+of 1,024, which is subtracted at once. (Frantar et al. 2024, "MARLIN", section 3.)
 """
 
 import triton
@@ -32,7 +32,7 @@ def _codes_of(words, s: tl.constexpr):
 
 @triton.jit
 def _values_of(codes, dtype: tl.constexpr):
-    """Codes as mantissas: 128 too large in bfloat16, as they are in other types."""
+    """Codes as mantissas: 128 too large in bfloat16, exact in other types."""
     if dtype == tl.bfloat16:
         return (codes | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
     if dtype == tl.float16:
@@ -62,7 +62,7 @@ def _add_block(
     HAS_PERMUTATION: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):
-    """`acc` [rows, columns] and `squares` [rows] with the 64 inputs of one more block."""
+    """`acc` [rows, columns] and `squares` [rows] plus the 64 inputs of one more block."""
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     offset: tl.constexpr = 128.0 if dtype == tl.bfloat16 else 0.0
     part = tl.zeros_like(acc)
@@ -207,7 +207,7 @@ def _dequantize_kernel(
     HAS_ZEROS: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Outputs of the weight as a slice [end_column - first_column, width_in], a block a program."""
+    """Dequantize outputs into [end_column - first_column, width_in], one program per block."""
     block = tl.program_id(0)
     inside = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     columns = first_column + inside

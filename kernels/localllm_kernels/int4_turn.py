@@ -1,5 +1,5 @@
 """What a warp reads of a 4-bit weight in one turn of the kernels without tiles: 128 inputs of two
-tiles, 32 outputs, as it lies in memory (`int4_weight.py`). Everything is [threads].
+tiles, 32 outputs, in the layout of `int4_weight.py`. All tensors are [threads].
 """
 
 import triton
@@ -8,13 +8,13 @@ import triton.language as tl
 
 @triton.constexpr_function
 def ends_group(step, group_size):
-    """Whether sums are scaled after step `step` of the eight of a turn, 16 inputs each."""
+    """Whether sums are scaled after step `step` of the eight in a turn, with 16 inputs each."""
     return step == 7 or (step + 1) * 16 % group_size == 0
 
 
 @triton.constexpr_function
 def groups_of_turn(group_size):
-    """Groups that begin within a turn; a larger one has the whole turn."""
+    """Groups that begin within a turn; 1 if a group is larger than a turn."""
     return max(128 // group_size, 1)
 
 
@@ -30,7 +30,7 @@ def split_four(values):
 
 @triton.jit
 def two_tiles(task, width_out, IS_GATED: tl.constexpr):
-    """The tiles of a program, int64: neighbours, or those of the same outputs of both halves."""
+    """The two tiles of a program, int64: neighbours, or the same outputs of both halves."""
     if IS_GATED:
         return task.to(tl.int64), (task + width_out // 32).to(tl.int64)
     last = tl.cdiv(width_out, 16) - 1
@@ -39,15 +39,15 @@ def two_tiles(task, width_out, IS_GATED: tl.constexpr):
 
 @triton.jit
 def word_pointers(words_ptr, tiles, num_blocks, lane):
-    """Where each thread's four words of the first block of both tiles are: [threads, 4] each."""
+    """Pointers to each thread's four words of the first block of both tiles: [threads, 4] each."""
     words_ptr += lane[:, None] * 4 + tl.arange(0, 4)[None, :]
     return words_ptr + tiles[0] * num_blocks * 128, words_ptr + tiles[1] * num_blocks * 128
 
 
 @triton.jit
 def words_of_turn(pointers, block, num_blocks):
-    """Sixteen words of each thread: of tile m and block b of the turn from 8 m + 4 b on. Behind the
-    end of the inputs the last block is read again.
+    """Sixteen words per thread: those of tile m and block b of the turn begin at 8 m + 4 b. Past
+    the end of the inputs the last block is read again.
     """
     words = ()
     for m in tl.static_range(2):
@@ -59,8 +59,8 @@ def words_of_turn(pointers, block, num_blocks):
 
 @triton.jit
 def group_pointers(ptr, tiles, g, num_groups, GROUP: tl.constexpr, IS_EVEN: tl.constexpr):
-    """Where the groups of a thread's four rows of outputs begin: of tile m, outputs 8 h + g, at
-    2 m + h.
+    """Pointers to the groups of a thread's four rows of outputs: that of tile m and output 8 h + g
+    is at 2 m + h.
     """
     if IS_EVEN:
         num_groups = tl.multiple_of(num_groups, groups_of_turn(GROUP))
@@ -73,8 +73,8 @@ def group_pointers(ptr, tiles, g, num_groups, GROUP: tl.constexpr, IS_EVEN: tl.c
 def of_groups(
     pointers, tiles, g, block, num_groups, width_out, GROUP: tl.constexpr, IS_EVEN: tl.constexpr
 ):
-    """What each group of the turn has in a thread's four rows of outputs: a tuple of rows times
-    groups. 0 where there is none.
+    """The values of the turn's groups for a thread's four rows of outputs: a tuple of rows times
+    groups, with 0 where there is none.
     """
     COUNT: tl.constexpr = groups_of_turn(GROUP)
     WIDE: tl.constexpr = COUNT if COUNT < 4 else 4

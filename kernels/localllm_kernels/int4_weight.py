@@ -1,19 +1,19 @@
-"""A 4-bit weight as the GPU's kernels read it, and what may be computed around its product.
+"""A 4-bit weight as the GPU's kernels read it, and what can be fused with its product.
 
-It lies as the matrix units take it, so that no thread has to hand a code to another one. A block is
-16 outputs by 64 inputs, 512 bytes that a warp reads at once: of lane 4 g + t the four words
+It is laid out as the matrix units take it, so that no thread has to hand a code to another. A block
+is 16 outputs by 64 inputs, 512 bytes that a warp reads at once; lane 4 g + t has the four words
 
     word 2 h + i  =  outputs g + 8 h, inputs 32 i + 4 t + {0 to 3} and 32 i + 16 + 4 t + {0 to 3}
 
-Within a word the codes of two neighbouring inputs stand 16 bits apart, so that one operation makes
+Within a word the codes of two neighbouring inputs are 16 bits apart, so that one operation makes
 both into halves of a register:
 
     input 32 i + 16 s + 4 t + q  at bit  8 s + 4 (q / 2) + 16 (q mod 2)
 
 A step of the matrix units (`mma` m16n8k16 in the PTX ISA, "Matrix Fragments for mma.m16n8k16") has
-sixteen inputs, in an order that does not matter as long as it is that of x too: here a lane has
-four neighbours, which are eight bytes of x. The idea of a layout that is that of the fragments is
-from Frantar et al. 2024, "MARLIN", section 3.
+sixteen inputs, in an order that does not matter as long as x has the same one: here a lane has four
+neighbours, which are eight bytes of x. The idea of a layout that matches the fragments is from
+Frantar et al. 2024, "MARLIN", section 3.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class PackedInt4:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the inputs, the last one filled up with zeros."""
+        """Blocks of the inputs, the last one padded with zeros."""
         return self.words.shape[1]
 
     @property
@@ -63,11 +63,11 @@ class PackedInt4:
     ) -> "PackedInt4":
         """`codes`: uint8 [out, in] below 16; `scales`, `zeros`: [out, num_groups].
 
-        Raises: ValueError for groups that `takes_groups` does not know.
+        Raises: ValueError for groups that `takes_groups` rejects.
         """
         width_out, width_in = codes.shape
         if not takes_groups(width_in // scales.shape[1]):
-            raise ValueError(f"groups of {width_in // scales.shape[1]} are not meant")
+            raise ValueError(f"group size {width_in // scales.shape[1]} is not supported")
         padded = F.pad(codes, (0, -width_in % BLOCK, 0, -width_out % TILE))
         tiles, blocks = padded.shape[0] // TILE, padded.shape[1] // BLOCK
         # Tile, h, g, block, i, s, t, q.
@@ -89,13 +89,13 @@ class PackedInt4:
 
 
 def takes_groups(group_size: int) -> bool:
-    """Whether the kernels know groups of this size: steps of 16 inputs do not straddle them."""
+    """Whether the kernels support groups of this size, which steps of 16 inputs cannot straddle."""
     return group_size in (16, 32, 64) or group_size % 128 == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What is computed with a product: the norm before it, and the gate and the sum behind it."""
+    """What is fused with a product: the norm before it, and the gate and the residual after it."""
 
     norm: Tensor | None = None  # its weight, [in]
     eps: float = 0.0

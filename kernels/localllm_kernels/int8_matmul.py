@@ -1,10 +1,10 @@
-"""Products with 8-bit weights that have a scale for each output.
+"""Products with 8-bit weights that have one scale per output.
 
     y[m, n] = scale[n] · Σ_k code[n, k] · x[m, k]  (+ bias[n])
 
 A code is exact in any type of x, so the sum is that of a plain product, and the scale is applied to
-it once. Weights are read once for up to BLOCK_M rows. Inputs are split among programs where outputs
-are few, and the last program adds up in order.
+it once. Weights are read once for up to BLOCK_M rows. If outputs are few, inputs are split among
+programs, and the last program adds up the parts in order.
 """
 
 import torch.nn.functional as F

@@ -1,9 +1,9 @@
-"""The paged keys and values of a layer: plain, or in 8 bits with a scale for each token and head.
+"""The paged keys and values of a layer: plain, or in 8 bits with one scale per token and head.
 
     value ≈ code · scale,   scale = max |row| / (greatest code)
 
 Codes are int8 up to 127, rounded half to even, or e4m3 (4 bits of exponent, 3 of mantissa) up to
-448. A row is rounded by itself, so a token's keys and values are the same bits in any batch.
+448. Each row is rounded by itself, so a token's keys and values have the same bits in any batch.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ CODE_LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """Keys and values, [num_blocks, num_kv_heads, block_size, head_dim] each, so that the keys of
-    one head in a block stand together; block 0 is the null block, which is never written.
+    one head in a block are contiguous; block 0 is the null block, which is never written.
 
     Scales: float32 [num_blocks, num_kv_heads, block_size]; None where the values are plain.
     """
@@ -38,7 +38,7 @@ class KVCache:
 
 
 def row_bytes(head_dim: int, dtype: torch.dtype) -> int:
-    """What a key (or value) of one token and head takes in `dtype`, its scale included."""
+    """Bytes of a key (or value) of one token and head in `dtype`, including its scale."""
     return head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in CODE_LIMITS else 0)
 
 
@@ -47,7 +47,7 @@ def quantize_rows(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     limit = CODE_LIMITS[dtype]
     wide = rows.float()
     largest = wide.abs().amax(dim=-1)
-    # A number over a tensor would be the number times its reciprocal, which is rounded twice.
+    # A number divided by a tensor would be number times reciprocal, which is rounded twice.
     factors = torch.where(largest > 0, torch.full_like(largest, limit) / largest, 0.0)
     scaled = (wide * factors.unsqueeze(-1)).clamp(-limit, limit)
     codes = scaled.round() if dtype == torch.int8 else scaled

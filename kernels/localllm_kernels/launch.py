@@ -1,4 +1,4 @@
-"""What launchers share: the pointers of a cache, absent tensors."""
+"""Shared by the launchers: the pointers of a cache, absent tensors, and working memory."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.tiles import TileConfig, choose_tiles, vary_8_bits
 from localllm_kernels.tunings import Tunings
 
-# How keys and values are kept: KIND of the kernels, and the type they are compiled for (None: that
-# of the model).
+# How keys and values are stored: KIND of the kernels, and the type they are compiled for (None: the
+# model's).
 KINDS = {"plain": 0, "int8": 1, "fp8": 2}
 CACHE_TYPES = {"plain": None, "int8": "*i8", "fp8": "*u8"}
 CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -16,12 +16,12 @@ _KINDS = {torch.int8: KINDS["int8"], torch.float8_e4m3fn: KINDS["fp8"]}
 
 
 def cache_kind(cache: KVCache) -> int:
-    """How keys and values are kept: KIND of `attention_tiles`."""
+    """How keys and values are stored: KIND of `attention_tiles`."""
     return _KINDS.get(cache.key.dtype, KINDS["plain"])
 
 
 def cache_pointers(cache: KVCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Keys, values and their scales; where there are none, something that is not read."""
+    """Keys, values and their scales; if there are no scales, tensors that are not read."""
     key, value = cache.key, cache.value
     if key.dtype == torch.float8_e4m3fn:
         key, value = key.view(torch.uint8), value.view(torch.uint8)
@@ -29,21 +29,21 @@ def cache_pointers(cache: KVCache) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def present(tensor: Tensor | None, instead: Tensor) -> Tensor:
-    """`tensor`, or what stands for an argument that the kernel does not read."""
+    """`tensor`, or `instead` for an argument that the kernel does not read."""
     return instead if tensor is None else tensor
 
 
-# Of a weight that is dequantized a slice at a time.
+# Of the slices in which a weight is dequantized.
 MIN_SLICE_BYTES, MAX_SLICE_BYTES = 16 << 20, 64 << 20
 
 
 class Workspace:
-    """Memory that launches on one stream use one after the other.
+    """Memory that the launches on one stream use one after another.
 
-    `num_processors` and `capability` (as 90) of the device are what tiles are chosen by; as if
-    there were one processor where sums are not to be split among programs. `fragment_rows`: the
-    most rows for which products take the kernel that reads operands as the matrix units want them;
-    `key_fragments`: whether attention over 8-bit keys does.
+    `num_processors` and `capability` (as 90) of the device determine the tiles; `num_processors` is
+    1 if sums must not be split among programs. `fragment_rows`: the most rows for which products
+    use the kernel that reads operands as the matrix units want them; `key_fragments`: whether
+    attention over 8-bit keys does.
     """
 
     def __init__(
@@ -62,30 +62,30 @@ class Workspace:
             properties = torch.cuda.get_device_properties(device)
             self.num_processors = properties.multi_processor_count if splits else 1
             self.capability = 10 * properties.major + properties.minor
-            # A dequantized slice is read again at once, and stays in the second cache till then.
+            # A dequantized slice is read again at once, and stays in the L2 cache until then.
             in_cache = getattr(properties, "L2_cache_size", 0) * 3 // 4
             self.slice_bytes = min(max(in_cache, self.slice_bytes), MAX_SLICE_BYTES)
         self._parts = torch.empty(0, dtype=torch.float32, device=device)
         self._slice = torch.empty(0, dtype=torch.uint8, device=device)
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
-        # Launches that were captured go on using it.
+        # Captured launches go on using these.
         self._outgrown: list[Tensor] = []
 
     def splits_for(self, num_tasks: int) -> int:
-        """Programs of a task, such that each processor has two; one where sums are not split."""
+        """Programs per task such that each processor has two; one if sums are not split."""
         if self.num_processors == 1:
             return 1
         return max(1, 2 * self.num_processors // max(1, num_tasks))
 
     def parts(self, count: int) -> Tensor:
-        """At least `count` floats, of any value."""
+        """At least `count` uninitialised floats."""
         if self._parts.numel() < count:
             self._outgrown.append(self._parts)
             self._parts = self._parts.new_empty(max(count, 2 * self._parts.numel()))
         return self._parts
 
     def slice(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """[num_rows, width] of any value; the same memory each time."""
+        """Uninitialised values [num_rows, width]; the same memory each time."""
         size = num_rows * width * dtype.itemsize
         if self._slice.numel() < size:
             self._outgrown.append(self._slice)
@@ -93,7 +93,7 @@ class Workspace:
         return self._slice[:size].view(dtype).view(num_rows, width)
 
     def counters(self, count: int) -> Tensor:
-        """At least `count` counters, all zero: whoever counts leaves them so, see `arrival.py`."""
+        """At least `count` counters, all zero; launches leave them at zero, see `arrival.py`."""
         if self._counters.numel() < count:
             self._outgrown.append(self._counters)
             self._counters = self._counters.new_zeros(max(count, 2 * self._counters.numel()))
@@ -114,5 +114,5 @@ def tile_config(
 
 
 def row_bucket(num_rows: int) -> int:
-    """What stands for a number of rows where tiles are chosen, so that those are chosen once."""
+    """The bucket that a number of rows belongs to; tiles are chosen once per bucket."""
     return next((most for most in (1, 16, 32, 64, 128, 256, 512, 1024) if num_rows <= most), 2048)

@@ -1,4 +1,4 @@
-"""Products with weights as a library makes them, whatever it runs on."""
+"""The interface of products with weights, whatever the library and the device."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -10,8 +10,8 @@ Product = Callable[[Tensor], Tensor]
 
 
 class Linears(Protocol):
-    """Makes products from weights, and packs each weight once. All [rows, in] -> [rows, out] in
-    `dtype`, or in float32 where rows are wide; None where there is no kernel (see Traits).
+    """Makes products from weights, and packs each weight once. They take [rows, in] and return
+    [rows, out] in `dtype`, or in float32 if rows are wide. None: no kernel for it (see Traits).
     """
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:

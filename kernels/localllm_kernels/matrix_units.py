@@ -1,17 +1,18 @@
 """One step of a GPU's matrix units on registers, as each thread sees it.
 
-Triton's `tl.dot` takes tiles and moves them between threads as it sees fit, through shared memory
-and barriers. Where operands lie in memory as the units want them (`int4_weight.py`) nothing needs
-to move. The instruction is PTX's `mma.sync.aligned.m16n8k16` with sums in float32 (PTX ISA, "Matrix
-Fragments for mma.m16n8k16 with floating point type"), and all of its operands are tensors [threads]
-with one value a thread:
+Triton's `tl.dot` takes tiles and moves them between threads through shared memory and barriers.
+Where operands are in memory as the units want them (`int4_weight.py`), nothing needs to move. The
+instruction is PTX's `mma.sync.aligned.m16n8k16` with sums in float32 (PTX ISA, "Matrix Fragments
+for mma.m16n8k16 with floating point type"). All of its operands are tensors [threads] with one
+value per thread:
 
     a   four int32 of two 16-bit floats each: rows g and g + 8 with the first half of the inputs,
         then with the second
     b   one int64 of four 16-bit floats: column g
     c   four float32: row g, columns 2 t and 2 t + 1; then row g + 8
 
-of lane 4 g + t. Without PTX the same is computed by what every backend has, the interpreter too.
+for lane 4 g + t. Without PTX the same is computed with operations that every backend has, including
+the interpreter.
 """
 
 import triton
@@ -80,7 +81,7 @@ def _pack(first, second, dtype: tl.constexpr):
 
 @triton.jit
 def pack_pair(first, second, dtype: tl.constexpr, PTX: tl.constexpr):
-    """Two float32 as 16-bit floats in int32, the first one below."""
+    """Two float32 as 16-bit floats in int32, the first one in the lower half."""
     if PTX:
         code: tl.constexpr = (
             "cvt.rn.bf16x2.f32 $0, $2, $1;"
@@ -93,8 +94,8 @@ def pack_pair(first, second, dtype: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def transpose_pairs(x, dtype: tl.constexpr, PTX: tl.constexpr):
-    """Of 8 rows of 8 columns, where lane 4 g + t has columns 2 t and 2 t + 1 of row g: those of
-    row g of the transposed; int32 [threads] (PTX ISA, "movmatrix").
+    """The transpose of 8 rows by 8 columns, int32 [threads]: lane 4 g + t has columns 2 t and
+    2 t + 1 of row g, before and after (PTX ISA, "movmatrix").
     """
     if PTX:
         return tl.inline_asm_elementwise(_TRANSPOSE, "=r,r", [x], tl.int32, False, 1)
@@ -108,7 +109,7 @@ def transpose_pairs(x, dtype: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def max_of_rows(x, PTX: tl.constexpr):
-    """The greatest of the eight lanes 4 g + t of each t, in all of them; float32 [threads]."""
+    """For each t, the greatest of the eight lanes 4 g + t, in all of them; float32 [threads]."""
     if PTX:
         return tl.inline_asm_elementwise(_MAX_OF_ROWS, "=f,f", [x], tl.float32, False, 1)
     WARPS: tl.constexpr = x.shape[0] // 32

@@ -2,14 +2,17 @@
 
     out = softmax(scale · q kᵀ, over keys j with  p − window < j ≤ p) · v      (p: query position)
 
-Built so that a query's result has the same bits whatever else is in the batch and however the
-prompt was cut: keys are taken in tiles of `KEY_TILE` at absolute positions, each tile is summed on
-its own, and the tiles are added from left to right. A tile that is masked for a query adds an
-exact zero. Matrix products get a multiple of 8 rows, below which float32 products of the CPU
-libraries change bits with the row count (`tests/kernels` holds this on the machine at hand).
+With a `cap`, scores become cap · tanh(score / cap) (Gemma 2). A sink is a score of a head's own
+that takes its share of the weights and has no value (gpt-oss).
 
-Queries of the heads that share a key/value head stand as rows of one product (grouped-query
-attention reads each key once). Sources: Kwon et al. 2023 (paged KV); Dao et al. 2022, section 3.1
+Built so that a query's result has the same bits whatever else is in the batch and however the
+prompt was split: keys are taken in tiles of `KEY_TILE` at absolute positions, each tile is summed
+on its own, and the tiles are added from left to right. A tile that is masked for a query adds an
+exact zero. Matrix products get a multiple of 8 rows, below which float32 products of the CPU
+libraries change bits with the row count (`tests/kernels` checks this on the machine at hand).
+
+Queries of the heads that share a key/value head are rows of one product (grouped-query attention
+reads each key once). Sources: Kwon et al. 2023 (paged KV); Dao et al. 2022, section 3.1
 (tiled softmax; here the maximum is taken over all tiles first, which needs no rescaling).
 """
 
@@ -23,9 +26,9 @@ from localllm_kernels.kv_cache import KVCache, dequantize_rows
 
 KEY_TILE = 64
 ROW_MULTIPLE = 8
-# Queries of one prompt that are attended to at once: bounds the score matrix.
+# Queries of one prompt per tile; bounds the score matrix.
 QUERY_TILE = 64
-# Numbers in the keys that are gathered at once: in four bytes each they stay near the processor.
+# Values of keys that are gathered at once; in float32 they stay in the processor's caches.
 MAX_GATHERED_VALUES = 1 << 20
 
 
@@ -39,20 +42,22 @@ def paged_attention_reference(
     max_query_len: int,
     scale: float,
     window: int | None,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend for every request of a batch.
 
-    `query`: [num_tokens, num_heads, head_dim], requests one after the other, rows behind the last
-    request are padding; `block_tables`: integer [num_seqs, max_blocks], padded
-    with 0 (the null block); `cu_seqlens_q`: [num_seqs + 1], where each request's queries start;
-    `seq_lens`: [num_seqs], keys of each request including its new tokens; `max_query_len`: the most
-    new tokens of a request, which some kernels choose their tiles by. Returns [num_tokens,
-    num_heads, head_dim]; padding rows are zero.
+    `query`: [num_tokens, num_heads, head_dim], one request after another, rows after the last
+    request are padding; `block_tables`: integer [num_seqs, max_blocks], padded with 0 (the null
+    block); `cu_seqlens_q`: [num_seqs + 1], where each request's queries start; `seq_lens`:
+    [num_seqs], keys of each request including its new tokens; `max_query_len`: the most new tokens
+    of a request, by which some kernels choose their tiles. Returns [num_tokens, num_heads,
+    head_dim]; padding rows are zero.
     """
     out = torch.zeros_like(query)
     starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
     spans = list(pairwise(starts))
-    # Requests with one new token go together, as many as their keys, padded to the longest, allow.
+    # Requests with one new token go together, as many as the keys, padded to the longest, allow.
     singles = [i for i, (start, end) in enumerate(spans) if end - start == 1]
     longest = max((lengths[i] for i in singles), default=1)
     gathered_keys = -(-longest // KEY_TILE) * KEY_TILE
@@ -69,6 +74,8 @@ def paged_attention_reference(
             positions=positions,
             scale=scale,
             window=window,
+            cap=cap,
+            sinks=sinks,
             max_position=max(lengths[i] for i in single) - 1,
             min_position=min(lengths[i] for i in single) - 1,
         )
@@ -89,6 +96,8 @@ def paged_attention_reference(
                 positions=positions,
                 scale=scale,
                 window=window,
+                cap=cap,
+                sinks=sinks,
                 max_position=low + count - 1,
                 min_position=low,
             ).squeeze(0)
@@ -103,6 +112,8 @@ def _attend(
     positions: Tensor,
     scale: float,
     window: int | None,
+    cap: float | None,
+    sinks: Tensor | None,
     max_position: int,
     min_position: int,
 ) -> Tensor:
@@ -130,6 +141,9 @@ def _attend(
         row_positions = torch.cat((row_positions, last), dim=1)
 
     scores = torch.matmul(packed, key.transpose(-1, -2))
+    if cap is not None:
+        # Not torch's tanh, whose vector loop and scalar tail differ in the last bit.
+        scores = cap - 2 * cap / (1 + (scores * (2 / cap)).exp())
     row_positions = row_positions.view(seqs, 1, 1, -1, 1)
     keys = torch.arange(first_key, first_key + num_tiles * KEY_TILE, device=query.device)
     keys = keys.view(1, 1, num_tiles, 1, KEY_TILE)
@@ -138,10 +152,17 @@ def _attend(
         hidden = hidden | (keys <= row_positions - window)
     scores = scores.masked_fill_(hidden, -torch.inf)
     maximum = scores.amax(dim=(2, 4), keepdim=True)
+    if sinks is not None:
+        # A row is a query of a head, the heads of a key/value head side by side.
+        sink = sinks.float().view(1, kv_heads, 1, groups).repeat(1, 1, queries, 1)
+        sink = F.pad(sink.flatten(2), (0, padding)).view(1, kv_heads, 1, -1, 1)
+        maximum = torch.maximum(maximum, sink)
     weights = scores.sub_(maximum).exp_()
     tile_sums = weights.sum(dim=-1, keepdim=True)
     tile_outputs = torch.matmul(weights, value)
     total, denominator = tile_outputs[:, :, 0], tile_sums[:, :, 0]
+    if sinks is not None:
+        denominator = denominator + (sink - maximum).exp()[:, :, 0]
     for tile in range(1, num_tiles):
         total = total + tile_outputs[:, :, tile]
         denominator = denominator + tile_sums[:, :, tile]
@@ -158,8 +179,8 @@ def _gather(
     num_keys: int,
 ) -> tuple[Tensor, Tensor]:
     """Keys and values from position `first_key` on, new float32 tensors [seqs, kv_heads, num_keys,
-    head_dim]. Values behind `last_positions` [seqs, 1] are not written yet, and are zero: they
-    weigh exactly zero, but zero times a stale infinity would be NaN.
+    head_dim]. Values after `last_positions` [seqs, 1] are not written yet, and are set to zero:
+    their weight is exactly zero, but zero times a stale infinity would be NaN.
     """
     seqs, device = len(block_tables), block_tables.device
     _, kv_heads, block_size, head_dim = cache.key.shape
@@ -191,6 +212,6 @@ def _rows_of_blocks(codes: Tensor, scales: Tensor | None, rows: Tensor) -> Tenso
     """Blocks of heads, [len(rows), block_size, head_dim]; `rows` counts the heads of all blocks."""
     if scales is None:
         return codes.flatten(0, 1)[rows]
-    # Bytes are bytes: most operators do not know float8.
+    # As bytes, since most operators do not support float8.
     chosen = codes.view(torch.uint8).flatten(0, 1)[rows].view(codes.dtype)
     return dequantize_rows(chosen, scales.flatten(0, 1)[rows])

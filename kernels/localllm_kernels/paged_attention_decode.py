@@ -1,9 +1,9 @@
-"""Attention of few new tokens a request: one, or a draft window, over many keys.
+"""Attention of a few new tokens per request (one, or a draft window) over many keys.
 
 The formula and the layout are those of `paged_attention.py`. The keys of a request are split among
 programs (`attention_parts.py`). The grid depends on the number of requests alone, so that a
-captured launch serves any lengths: how many programs have a part follows from the request's own
-length; the others return at once, and nobody waits for them.
+captured launch serves any lengths. A request's length determines how many programs have a part; the
+others return at once, and nothing waits for them.
 """
 
 from typing import Any
@@ -84,7 +84,7 @@ def _decode_kernel(
         first_tile = tl.maximum(length - num_queries - window + 1, 0) // BLOCK_N
     num_tiles = tl.cdiv(length, BLOCK_N) - first_tile
     low, high, num_parts = tiles_of_part(num_tiles, num_splits, split, MIN_TILES)
-    # Requests of more queries are those of another launch.
+    # Requests with more queries belong to another launch.
     if (split >= num_parts) | (num_queries > most_queries):
         return
     most, total, values = attend_tiles(
@@ -124,13 +124,13 @@ def _decode_kernel(
 
 
 def max_decode_rows(itemsize: int) -> int:
-    """Rows of a request, queries times heads that share keys, that a program has registers for."""
+    """The most rows of a request, queries times heads that share keys, that fit in registers."""
     return 32 if itemsize == 4 else 64
 
 
 def _tile(block_m: int, block_d: int, itemsize: int, capability: int) -> dict[str, int]:
-    """Keys at a time, warps, and parts that are added up at a time; as many as fit into registers
-    and shared memory (`python -m localllm_kernels._aot`).
+    """Keys at a time, warps, and parts added up at a time: as many as fit into registers and shared
+    memory (`python -m localllm_kernels._aot`).
     """
     values = block_m * block_d
     if itemsize == 4:  # products on the plain cores, which keep much more in registers
@@ -160,11 +160,12 @@ def paged_attention_decode(
     num_splits: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See paged_attention_reference; rows behind the last request are not written, nor those of
-    requests with more than `max_query_len` queries; `out`: where the others go.
+    """See paged_attention_reference. Rows after the last request are not written, nor those of
+    requests with more than `max_query_len` queries; `out`: the tensor that the others are written
+    to.
 
     `num_splits`: programs that may share the keys of a request and head; None: as many as fill the
-    device. Each has MIN_SPLIT_KEYS at least.
+    device. Each has at least MIN_SPLIT_KEYS.
     """
     _, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
@@ -233,8 +234,8 @@ def paged_attention_decode(
 
 
 def takes_fragments(query: Tensor, cache: KVCache, rows: int) -> bool:
-    """Whether `attention_fragments.py` has a kernel for that: `rows` of a request, its queries
-    times the heads that share keys.
+    """Whether `attention_fragments.py` has a kernel for this; `rows`: a request's queries times the
+    heads that share keys.
     """
     _, _, cache_block, head_dim = cache.key.shape
     is_8_bit = cache_kind(cache) != KINDS["plain"]
@@ -267,7 +268,7 @@ def _spec(
             "MAX_PARTS": MAX_SPLITS,
         },
         num_warps,
-        # The largest tiles spill a few registers on some, and Triton 3.6 one more.
+        # The largest tiles spill a few registers on some GPUs, and one more with Triton 3.6.
         max_stack=32 if block_m == 64 or dtype == "fp32" else 8 if kind != "plain" else 0,
         only=targets,
         work=_work(kind, dtype, head_dim, tile["BLOCK_N"]),
@@ -275,7 +276,7 @@ def _spec(
 
 
 def _work(kind: str, dtype: str, head_dim: int, block_n: int) -> Work:
-    """Keys and values of 64 tokens, for one of the heads that have keys."""
+    """Keys and values of 64 tokens, for one key/value head."""
     row = row_bytes(head_dim, CODES.get(kind, torch.bfloat16 if dtype == "bf16" else torch.float32))
     return Work("64 keys", block_n / 64, 2 * 64 * row, is_shared=True)
 
@@ -297,7 +298,7 @@ def _fragment_spec(kind: str, rows: int, head_dim: int, *, has_window: bool) -> 
             "PTX": True,
         },
         FRAGMENT_WARPS,
-        max_stack=16,  # what stands before the loop
+        max_stack=16,  # values from before the loop
         work=_work(kind, "bf16", head_dim, FRAGMENT_WARPS * KEYS_EACH),
     )
 

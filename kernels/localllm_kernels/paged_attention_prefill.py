@@ -1,10 +1,10 @@
-"""Attention of many new tokens a request, causal over a cached beginning and the new tokens.
+"""Attention of many new tokens per request, causal over a cached prefix and the new tokens.
 
 The formula and the layout are those of `paged_attention.py`. A program takes a tile of queries of
-one request with the heads that share a key/value head, over all the keys that it sees. Which
-request is its own it finds by a binary search: the tiles of request i are numbered from
-starts[i] // BLOCK_Q + i on, so that none is missing; one behind the last query has nothing to do.
-(vLLM's unified kernel numbers its tiles so; pull request 16828.)
+one request, for the heads that share a key/value head, over all the keys that they see. It finds
+its request by binary search: the tiles of request i are numbered from starts[i] // BLOCK_Q + i on,
+so that none is missing; a tile after the last query has nothing to do. (vLLM's unified kernel
+numbers its tiles in this way; pull request 16828.)
 """
 
 import torch
@@ -33,7 +33,7 @@ MIN_SPLIT_KEYS = 512
 
 @triton.jit
 def _request_of(starts_ptr, tile, num_seqs, BLOCK_Q: tl.constexpr):
-    """The last request whose first tile is not behind `tile`."""
+    """The last request whose first tile is not after `tile`."""
     low, high = 0, num_seqs
     while low < high:
         middle = (low + high) // 2
@@ -83,7 +83,7 @@ def _prefill_kernel(
     first_query = tl.load(starts_ptr + seq)
     num_queries = tl.load(starts_ptr + seq + 1) - first_query
     skipped = (tile - (first_query // BLOCK_Q + seq)) * BLOCK_Q
-    # Requests of fewer queries are those of another launch.
+    # Requests with fewer queries belong to another launch.
     if (skipped >= num_queries) | (num_queries < least_queries):
         return
     length = tl.load(lengths_ptr + seq).to(tl.int32)
@@ -154,7 +154,7 @@ def _tile(block_d: int, itemsize: int, capability: int) -> tuple[int, int]:
 
 
 def _max_splits(itemsize: int) -> int:
-    """Programs that share keys; of float32, which fills the registers as it is, one."""
+    """The most programs that share keys: one for float32, which already fills the registers."""
     return 1 if itemsize == 4 else 32
 
 
@@ -173,11 +173,11 @@ def paged_attention_prefill(
     least_queries: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See paged_attention_reference; rows behind the last request are not written, nor those of
-    requests with fewer than `least_queries`; `out`: where the others go.
+    """See paged_attention_reference. Rows after the last request are not written, nor those of
+    requests with fewer than `least_queries`; `out`: the tensor that the others are written to.
 
-    `num_splits`: programs that may share the keys of a tile of queries, but for float32; None: as
-    many as fill the device. Each has MIN_SPLIT_KEYS at least.
+    `num_splits`: programs that may share the keys of a tile of queries, except in float32; None: as
+    many as fill the device. Each has at least MIN_SPLIT_KEYS.
     """
     num_tokens, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
@@ -194,8 +194,8 @@ def paged_attention_prefill(
     num_tasks = num_tiles * kv_heads
     max_splits = _max_splits(query.itemsize)
     if num_splits is None:
-        # Tiles that are there already fill the device sooner than parts that have to be added up;
-        # those of other launches' requests return at once.
+        # Existing tiles fill the device better than parts that have to be added up; tiles of
+        # requests that belong to other launches do not count, since they return at once.
         prompts = min(num_seqs, num_tokens // max(1, least_queries))
         wanted = workspace.splits_for((num_tokens // block_q + prompts) * kv_heads)
         most = triton.cdiv(max_blocks * cache_block, MIN_SPLIT_KEYS)
@@ -263,7 +263,7 @@ def _spec(
             "MAX_PARTS": _max_splits(TYPE_BYTES[dtype]),
         },
         NUM_WARPS,
-        # Rows of float32 spill a few registers on some, with Triton 3.6 more.
+        # Rows of float32 spill a few registers on some GPUs, and more with Triton 3.6.
         max_stack=24 if dtype == "fp32" else 0,
         only=targets,
         work=Work("64 keys", block_n / 64, 2 * 64 * head_dim * TYPE_BYTES[dtype], is_shared=True),

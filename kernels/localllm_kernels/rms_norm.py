@@ -2,10 +2,11 @@
 
     y = x / sqrt(mean(x²) + eps) · weight
 
-Statistics in float32, the normed value rounded to the input's dtype before the weight is applied,
-as the checkpoints were trained. Source: Zhang and Sennrich 2019, section 3.
+Statistics are in float32; the normed value is rounded to the input's dtype before the weight is
+applied, unless that is in float32 (Gemma), as the checkpoints were trained. Source: Zhang and
+Sennrich 2019, section 3.
 
-The kernel takes a row a program and holds it whole.
+Each program of the kernel holds one whole row.
 """
 
 import torch
@@ -39,7 +40,9 @@ def _rms_norm_kernel(
         tl.store(total_ptr + at, wide.to(dtype), mask=inside)
         wide = wide.to(dtype).to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
-    normed = (wide * scale).to(dtype).to(tl.float32)
+    normed = wide * scale
+    if weight_ptr.dtype.element_ty != tl.float32:
+        normed = normed.to(dtype).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, (weight * normed).to(dtype), mask=inside)
 
@@ -81,13 +84,15 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Norm over the last dimension. `x`: [..., width]; `weight`: [width]; a new tensor."""
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight.dtype == torch.float32:
+        return (weight * normed).to(x.dtype)
     return weight * normed.to(x.dtype)
 
 
 def add_rms_norm_reference(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """`residual + x`, normed and as it is. All [num_tokens, width]; neither input is changed."""
+    """`residual + x`, normed and plain. All [num_tokens, width]; neither input is changed."""
     total = residual + x
     return rms_norm_reference(total, weight, eps), total
 

@@ -1,6 +1,6 @@
 """Rotary position embedding in the half-split layout of the Llama checkpoints.
 
-Element i of a head is paired with element i + head_dim/2 and the pair is turned by the angle
+Element i of a head is paired with element i + head_dim/2, and the pair is rotated by the angle
 `position · inv_freq[i]`:
 
     first'  = first · cos − second · sin
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def apply_rotary_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn every head. `x`: [num_tokens, heads, head_dim]; `cos`, `sin`: float32
+    """Rotate every head. `x`: [num_tokens, heads, head_dim]; `cos`, `sin`: float32
     [num_tokens, head_dim / 2], the rows of each token's position. A new tensor of x's dtype.
     """
     first, second = x.float().chunk(2, dim=-1)

@@ -1,8 +1,8 @@
-"""What stands between the query-key-value product and attention, as one operator.
+"""The operations between the query-key-value product and attention, as one operator.
 
-Queries and keys are normed head by head where the model does so (Qwen3), turned by their positions,
-and the new keys and values are written to their slots of the paged cache. The kernel takes a head
-of a token a program.
+Queries and keys are normed head by head if the model does so (Qwen3), and rotated by their
+positions; the new keys and values are written to their slots of the paged cache. Each program of
+the kernel takes one head of one token.
 """
 
 import triton
@@ -22,7 +22,7 @@ from localllm_kernels.store_kv import store_kv_reference
 def _store_row(
     values, cache_ptr, scales_ptr, row, columns, inside, HEAD_DIM: tl.constexpr, KIND: tl.constexpr
 ):
-    """A key or value, float32 [BLOCK], to row `row` of its cache."""
+    """Store a key or value, float32 [BLOCK], in row `row` of its cache."""
     at = cache_ptr + row * HEAD_DIM + columns
     if KIND == 0:
         tl.store(at, values.to(cache_ptr.dtype.element_ty), mask=inside)
@@ -31,10 +31,10 @@ def _store_row(
         largest = tl.max(tl.abs(values), axis=0)
         factor = tl.where(largest > 0.0, limit / largest, 0.0)
         codes = tl.minimum(tl.maximum(values * factor, -limit), limit)
-        # What is not finite has no scale: it makes it NaN (or infinite), and so all that is read.
+        # Values that are not finite make the scale NaN (or infinite), and so all that is read.
         tl.store(scales_ptr + row, largest / limit + tl.sum(values - values, axis=0))
         if KIND == 1:
-            # Adding this number rounds to a whole one, half to even.
+            # Adding this number rounds to a whole number, half to even.
             whole = (codes + 12582912.0) - 12582912.0
             tl.store(at, whole.to(tl.int8), mask=inside)
         else:
@@ -81,7 +81,7 @@ def _rotate_and_store_kernel(
             return
         block = slot // CACHE_BLOCK * KV_HEADS + kv_head
         kv_row = block * CACHE_BLOCK + slot % CACHE_BLOCK
-    # Sums and products are of float32, and rounded where torch's operators round.
+    # Sums and products are in float32, and rounded where torch's operators round.
     x = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
     if is_value:
         _store_row(x, value_ptr, value_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
@@ -95,8 +95,10 @@ def _rotate_and_store_kernel(
         norm_ptr = query_norm_ptr if is_query else key_norm_ptr
         weight = tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
         weight_y = tl.load(norm_ptr + others, mask=inside, other=0.0).to(tl.float32)
-        x = (weight * (x * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
-        y = (weight_y * (y * scale).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
+        x, y = x * scale, y * scale
+        if query_norm_ptr.dtype.element_ty != tl.float32:
+            x, y = x.to(dtype).to(tl.float32), y.to(dtype).to(tl.float32)
+        x, y = (weight * x).to(dtype).to(tl.float32), (weight_y * y).to(dtype).to(tl.float32)
     pair = tl.where(is_first, columns, columns - HALF)
     cos = tl.load(cos_ptr + token * HALF + pair, mask=inside, other=0.0)
     sin = tl.load(sin_ptr + token * HALF + pair, mask=inside, other=0.0)
@@ -164,7 +166,7 @@ def rotate_and_store_reference(
 
     `qkv`: [num_tokens, num_heads + 2 · num_kv_heads, head_dim]; `cos`, `sin`: float32
     [num_tokens, head_dim / 2]; `cache` is changed in place; norms: [head_dim] each, both or
-    neither. Rows behind `slot_mapping` are padding.
+    neither. Rows after those of `slot_mapping` are padding.
     """
     kv_heads = cache.key.shape[1]
     heads = qkv.shape[1] - 2 * kv_heads

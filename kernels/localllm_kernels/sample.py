@@ -1,7 +1,7 @@
 """The next token of each request of a batch, on the device: penalties, filters, a keyed draw.
 
-Many programs look at a row once (`sample_scan.py`), one decides (`sample_pick.py`). Which token it
-is depends on the row and its key, never on the batch.
+Many programs scan a row once (`sample_scan.py`), and one picks the token (`sample_pick.py`). The
+token depends on the row and its key, never on the batch.
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
 from localllm_kernels.sample_pick import _book_kernel, _pick_kernel
 from localllm_kernels.sample_scan import _scan_kernel
 
-# What one program looks at first: blocks of values, of which it keeps the greatest, and how many.
+# The scan: values per block, of which the greatest is kept, and blocks per program.
 WIDTH, BLOCKS = 32, 64
 KEPT = 128  # blocks that candidates come from
-BLOCK = 2048  # of a pass over a whole row
+BLOCK = 2048  # values at a time in a pass over a whole row
 
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """`counts`: int32 [slots, vocab], for each request twice the times that it generated a token,
-    plus one where its prompt has it; `factors`: float32 [rows, 3], repetition, presence and
-    frequency, which are 1, 0 and 0 for none.
+    """`counts`: int32 [slots, vocab], for each request twice the number of times it generated a
+    token, plus one if its prompt has the token; `factors`: float32 [rows, 3], repetition, presence
+    and frequency, which are 1, 0 and 0 for none.
     """
 
     counts: Tensor
@@ -35,7 +35,7 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class Biases:
-    """Of tokens from `starts[i]` to `starts[i + 1]` in row i, each token once."""
+    """Row i has the entries `starts[i]` to `starts[i + 1]`, each token at most once."""
 
     starts: Tensor  # int32 [rows + 1]
     tokens: Tensor  # int32 [count]
@@ -44,10 +44,10 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What is drafted for the positions of the rows; a request's rows stand together, in order.
+    """The tokens drafted for the positions of the rows; a request's rows are together, in order.
 
-    `tokens`: of each row, -1 behind the last one of a draft; `depths`: how many tokens are drafted
-    before a row's, 0 in the first row of each request.
+    `tokens`: the draft's token for each row, -1 after the end of a draft; `depths`: how many tokens
+    are drafted before a row's, 0 in the first row of each request.
     """
 
     depths: Tensor  # int32 [rows]
@@ -56,11 +56,11 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """How each row is sampled; all [rows] but `newest`.
+    """How each row is sampled; all are [rows] except `newest`.
 
-    `slots`: the place of the row's request in `newest`, int64 [slots], where its token is left,
-    and in the table of counts; -1 for a row that is not sampled. A temperature of 0 is greedy;
-    `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off; `keys`: of the noise, 64 bits.
+    `slots`: the slot of the row's request in `newest`, int64 [slots], which receives its token, and
+    in the table of counts; -1 for a row that is not sampled. A temperature of 0 is greedy; `top_k`
+    0, `top_p` 1 and `min_p` 0 switch those filters off; `keys`: the noise's keys, 64 bits each.
     """
 
     slots: Tensor  # int32
@@ -76,9 +76,11 @@ class SamplingRows:
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """`logits`: float32 [rows, vocab], changed where there are penalties or biases -> ids, int64
-    [rows]; -1 for a row that is not finite, or not sampled. Tokens are booked in `newest` and in
-    the counts; of a draft those that are drawn, and the first that is drawn instead.
+    """Token ids, int64 [rows], from `logits`: float32 [rows, vocab]; -1 for a row that is not
+    finite, or not sampled.
+
+    `logits` are changed if there are penalties or biases. Tokens are recorded in `newest` and in
+    the counts; of a draft, those that were drawn as drafted, and the first one drawn instead.
     """
     assert logits.is_contiguous()
     penalties, biases, drafts = rows.penalties, rows.biases, rows.drafts
@@ -159,8 +161,8 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _side_by_side(like: Tensor, dtype: torch.dtype, *counts: int) -> tuple[Tensor, ...]:
-    """So many values each, of any value, in one allocation. Each begins at a multiple of 16 bytes:
-    for a pointer that does not, Triton compiles a kernel anew.
+    """Uninitialised tensors of `counts` values, in one allocation. Each begins at a multiple of 16
+    bytes: for a pointer that does not, Triton compiles the kernel again.
     """
     padded = [-(-count // 4) * 4 for count in counts]
     whole = torch.empty(sum(padded), dtype=dtype, device=like.device)
@@ -168,7 +170,7 @@ def _side_by_side(like: Tensor, dtype: torch.dtype, *counts: int) -> tuple[Tenso
 
 
 def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """The same with torch's operators, a row at a time; `logits` stay as they are."""
+    """The same with torch's operators, a row at a time; `logits` are not changed."""
     ids = []
     for row, slot in enumerate(rows.slots.tolist()):
         if slot < 0:
@@ -184,7 +186,7 @@ def sample_reference(logits: Tensor, rows: SamplingRows) -> Tensor:
             rows.newest[slot] = max(token, 0)
             if rows.penalties is not None:
                 rows.penalties.counts[slot, max(token, 0)] += 2
-        # Nothing holds behind a token that is not the draft's.
+        # Tokens after the first one that differs from the draft are not recorded.
         is_booked = is_booked and token >= 0 and token == drafted[row]
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)
 

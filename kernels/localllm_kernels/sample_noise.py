@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def ordered(values):
-    """Integers in the order of the floats; both zeros are one."""
+    """Integers in the order of the floats; both zeros become the same integer."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -21,8 +21,8 @@ def _mix32(bits):
 
 @triton.jit
 def gumbel(key, ids):
-    """The noise of gumbel_argmax.py in float32; `key`: int64. Above a half u is held as 1 - w: a
-    float near one has no digits left (log(1 - w) as in Kahan's log1p).
+    """The noise of gumbel_argmax.py in float32; `key`: int64. Above one half, u is kept as 1 - w,
+    since a float near one has no digits left (log(1 - w) as in Kahan's log1p).
     """
     key_low, key_high = (key & 0xFFFFFFFF).to(tl.uint32), ((key >> 32) & 0xFFFFFFFF).to(tl.uint32)
     bits = _mix32(_mix32(ids.to(tl.uint32) * 0x9E3779B1 + key_low) ^ key_high)
@@ -40,6 +40,6 @@ def gumbel(key, ids):
 
 @triton.jit
 def winner(values, places, none):
-    """The greatest value and the least of its places; `none`: a place behind all."""
+    """The greatest value and the first place that has it; `none`: a place after all others."""
     most = tl.max(values, axis=0)
     return most, tl.min(tl.where(values == most, places, none), axis=0)

@@ -1,21 +1,21 @@
-"""The second look at a row of logits, by one program: filters, and the draw.
+"""The second pass over a row of logits, by one program: filters, and the draw.
 
-What is kept after top-k, top-p and min-p is what is at least a threshold, and each threshold is the
-greatest number at which enough is left: k values, or a mass of p. It is found by bisection on the
-bits of floats (whose order is that of integers), in thirds or eighths a pass.
+Top-k, top-p and min-p each keep the values that reach a threshold: the greatest number that leaves
+enough, that is k values or a mass of p. It is found by bisection on the bits of floats (whose order
+is that of integers), in thirds or eighths per step.
 
-The passes are over candidates: the values of the KEPT blocks with the greatest maxima, as
-`sample_scan.py` found them. Every value above the least of those maxima is among them, so a
-threshold above it is the row's. Where it is not, which takes a flat distribution or a top-k above
-KEPT, the passes are over the row. Then
+The steps go over candidates: the values of the KEPT blocks with the greatest maxima, as
+`sample_scan.py` found them. Every value above the least of those maxima is a candidate, so a
+threshold above it is the row's too. If the threshold is not above it, which takes a flat
+distribution or a top-k above KEPT, the steps go over the row. Then
 
     token = argmax over values of at least the threshold of  value + g(key, id)
 
 with the noise of `gumbel_argmax.py`. Only ids come back: -1 for a row that is not finite.
 
-A draft has a row for each of its positions, and one more; each counts what is drafted before it.
-Its tokens are booked as far as they agree with what is drawn, by a second kernel, since rows do not
-wait for each other.
+A draft has a row for each of its positions, and one more; each row counts the tokens drafted before
+it. A second kernel records a draft's tokens as far as they agree with the drawn ones, since rows do
+not wait for each other.
 """
 
 import triton
@@ -33,7 +33,7 @@ def _weights(values, most, BY_MASS: tl.constexpr):
 
 @triton.jit
 def _next_bounds(low, high, step, found, target):
-    """Bounds after a pass; `found`: what is at or above each of the pivots."""
+    """The bounds after a step; `found`: the count or mass at or above each of the pivots."""
     pivots = low + step * (tl.arange(0, found.shape[0]) + 1)
     num_enough = tl.sum(((found >= target) & (pivots < high)).to(tl.int64), axis=0)
     return low + step * num_enough, tl.minimum(low + step * (num_enough + 1), high)
@@ -47,7 +47,7 @@ def _least_of(values, weights, most, low, target):
     high = ordered(most).to(tl.int64) + 1
     keys = ordered(values)
     while high - low > 1:
-        # Of two pivots: candidates times pivots have to fit into the registers.
+        # Two pivots, since candidates times pivots have to fit into the registers.
         step = tl.maximum((high - low) // 3, 1)
         pivots = low + step * (tl.arange(0, 2) + 1)
         is_over = keys[:, None] >= pivots.to(tl.int32)[None, :]
@@ -72,7 +72,7 @@ def _least_of_row(
 
 @triton.jit
 def _above(row_ptr, vocab, temperature, most, pivots, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """For each of eight pivots how many values of the row are at least it, or their mass."""
+    """For each of eight pivots, how many values of the row reach it, or their mass."""
     found = tl.zeros([8], tl.float32)
     for first in range(0, vocab, BLOCK):
         columns = first + tl.arange(0, BLOCK)
@@ -119,25 +119,25 @@ def _filtered(
     KEPT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The token of a row with filters; `greatest`: its greatest value before the temperature."""
+    """The token of a row with filters; `greatest`: its greatest value before temperature."""
     most = greatest / temperature
     none = tl.full([], -2147483648, tl.int64)
-    # The blocks of the greatest maxima, one after the other; of equal ones as many as there is room
+    # The blocks with the greatest maxima, in their order; of equal ones as many as there is room
     # for.
     seen = (maxima > float("-inf")).to(tl.float32)
     least = _least_of(maxima, seen, greatest, none, KEPT)
     is_chosen = (ordered(maxima) >= least.to(tl.int32)) & (maxima > float("-inf"))
     at = tl.cumsum(is_chosen.to(tl.int32), axis=0) - 1
     tl.store(blocks_ptr + at, tl.arange(0, BLOCKS), mask=is_chosen & (at < KEPT))
-    tl.debug_barrier()  # what one thread has stored another one reads
+    tl.debug_barrier()  # a thread reads what another one has stored
     num_chosen = tl.minimum(tl.sum(is_chosen.to(tl.int32), axis=0), KEPT)
     rank = tl.arange(0, KEPT * WIDTH) // WIDTH
     block = tl.load(blocks_ptr + rank, mask=rank < num_chosen, other=0)
     columns = block * WIDTH + tl.arange(0, KEPT * WIDTH) % WIDTH
     inside = (rank < num_chosen) & (columns < vocab)
     values = tl.load(row_ptr + columns, mask=inside, other=float("-inf")) / temperature
-    # Above this all values of the row are candidates; not at it, since the division may have made
-    # values equal that were not.
+    # All values of the row above this are candidates. Those equal to it may not be, since the
+    # division may have made values equal that were not.
     of_least = tl.min(tl.where(is_chosen, maxima, float("inf")), axis=0)
     has_others = tl.sum(seen, axis=0) > KEPT
     complete = tl.where(has_others, ordered(of_least / temperature).to(tl.int64), none - 1)
@@ -206,7 +206,7 @@ def _pick_kernel(
     KEPT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCKS, CHUNKS: powers of two from the numbers of them on; BLOCK: of a pass over a row."""
+    """BLOCKS, CHUNKS: their numbers rounded up to powers of two; BLOCK: see sample.py."""
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     if slot < 0:
@@ -245,7 +245,7 @@ def _pick_kernel(
         place = winner(best, places, vocab)[1]
     tl.store(ids_ptr + row, place.to(tl.int64))
     if not HAS_DRAFTS:
-        # A row that is not finite has no token, but its request may be a step ahead already.
+        # A row that is not finite has no token; its request may be a step ahead, so 0 is stored.
         token = tl.maximum(place, 0)
         tl.store(newest_ptr + slot, token.to(tl.int64))
         if HAS_PENALTIES:
@@ -264,7 +264,7 @@ def _book_kernel(
     vocab,
     HAS_PENALTIES: tl.constexpr,
 ):
-    """The tokens of a request, from its first row to the first that its draft has not."""
+    """Record the tokens of a request, up to the first one that its draft does not have."""
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     if (slot < 0) | (tl.load(depths_ptr + row) > 0):

@@ -1,8 +1,8 @@
-"""The first look at a row of logits, by many programs: penalties, biases, and what each block of a
-few values has at most, so that the second look (`sample_pick.py`) need not read the row again.
+"""The first pass over a row of logits, by many programs: penalties, biases, and the maximum of each
+block of a few values, so that the second pass (`sample_pick.py`) need not read the row again.
 
 Penalties and biases change the row's logits in place: repetition (Keskar et al. 2019, section 4.1),
-presence and frequency (OpenAI's API reference), bias, in this order. Penalties go by a table of how
+presence and frequency (OpenAI's API reference), bias, in this order. Penalties use a table of how
 often each request has had each token, which stays on the device.
 """
 
@@ -14,8 +14,8 @@ from localllm_kernels.sample_noise import gumbel, winner
 
 @triton.jit
 def _penalized(values, columns, counts, factors_ptr, drafts_ptr, depth, HAS_DRAFTS: tl.constexpr):
-    """`values` after penalties; `depth` drafted tokens stand in front of `drafts_ptr`, which count
-    like the request's own.
+    """`values` after penalties. The `depth` drafted tokens before `drafts_ptr` count like the
+    request's own.
     """
     repetition = tl.load(factors_ptr)
     presence, frequency = tl.load(factors_ptr + 1), tl.load(factors_ptr + 2)
@@ -70,9 +70,9 @@ def _scan_kernel(
     WIDTH: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """BLOCKS blocks of WIDTH values a program. Of each block the greatest value, NaN where there is
-    one, and where top-p will ask for it the mass, in units of exp(greatest value / temperature);
-    where nothing is filtered, the program's winner.
+    """BLOCKS blocks of WIDTH values per program. Stores the greatest value of each block, NaN if
+    there is one; the block's mass, in units of exp(greatest value / temperature), if top-p will
+    need it; and the program's winner, if nothing is filtered.
     """
     chunk, row = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots_ptr + row).to(tl.int64)
@@ -94,7 +94,7 @@ def _scan_kernel(
         )
         tl.store(row_ptr + columns, values, mask=inside)
     if HAS_BIASES:
-        tl.debug_barrier()  # what one thread has stored another one changes
+        tl.debug_barrier()  # a thread changes what another one has stored
         _bias(row_ptr, row, first, first + SIZE, starts_ptr, tokens_ptr, biases_ptr, SIZE)
         tl.debug_barrier()
         values = tl.load(row_ptr + columns, mask=inside, other=float("-inf"))

@@ -17,7 +17,7 @@ def add_parts(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The whole sum, and whether this program has it: the one of `num_splits` that comes last.
+    """The whole sum, and whether this program has it: only the last of `num_splits` to arrive has.
 
     `acc`: this program's part, float32 [BLOCK_M, BLOCK_N]; parts are added in their order.
     """

@@ -10,7 +10,7 @@ from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, quantize_rows
 
 
 def store_kv_reference(key: Tensor, value: Tensor, cache: KVCache, slot_mapping: Tensor) -> None:
-    """Store the first `len(slot_mapping)` rows; rows behind them are padding.
+    """Store the first `len(slot_mapping)` rows; any rows after them are padding.
 
     `key`, `value`: [num_tokens, num_kv_heads, head_dim]; `cache` is changed in place; rows are
     rounded to its dtype; `slot_mapping`: int64.
@@ -31,6 +31,6 @@ def store_kv_reference(key: Tensor, value: Tensor, cache: KVCache, slot_mapping:
             continue
         assert stored.dtype in CODE_LIMITS
         codes, new_scales = quantize_rows(new_rows, stored.dtype)
-        # Bytes are bytes: most operators do not know float8.
+        # As bytes, since most operators do not support float8.
         stored.view(torch.uint8).view(-1, head_dim).index_copy_(0, rows, codes.view(torch.uint8))
         scales.view(-1).index_copy_(0, rows, new_scales)

@@ -1,15 +1,15 @@
-"""How a product is cut into tiles, and how else it might be."""
+"""How a product is cut into tiles, and the alternatives to try."""
 
 from dataclasses import dataclass, replace
 
 import triton
 
-MIN_STEPS = 4  # of a split: fewer cost more to add up than they spare
+MIN_STEPS = 4  # per split: with fewer, adding up costs more than splitting saves
 
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """Rows, outputs and inputs of a tile; programs that share the inputs; warps of a program."""
+    """Rows, outputs and inputs of a tile; programs that share the inputs; warps per program."""
 
     block_m: int
     block_n: int
@@ -31,7 +31,7 @@ class TileConfig:
         return by_outputs * by_rows
 
     def num_part_values(self, num_tasks: int) -> int:
-        """Floats that all parts take, where there are several."""
+        """Floats that all parts take together; 0 if there is only one part."""
         if self.num_splits == 1:
             return 0
         return num_tasks * self.num_splits * self.block_m * self.block_n
@@ -39,7 +39,7 @@ class TileConfig:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """Least and greatest outputs and inputs of a tile that are worth a try."""
+    """The least and the greatest outputs and inputs of a tile that are worth trying."""
 
     block_n: tuple[int, int]
     block_k: tuple[int, int]
@@ -49,7 +49,7 @@ MAX_SPLITS, MAX_WARPS = 64, 16
 
 
 def neighbours(config: TileConfig, ranges: Ranges) -> list[TileConfig]:
-    """`config` with one of its numbers halved or doubled, within the ranges; rows stay."""
+    """`config` with one of its numbers halved or doubled, within the ranges; rows never change."""
     bounds = {
         "block_n": ranges.block_n,
         "block_k": ranges.block_k,
@@ -66,12 +66,12 @@ def neighbours(config: TileConfig, ranges: Ranges) -> list[TileConfig]:
 
 
 def vary_8_bits(config: TileConfig) -> list[TileConfig]:
-    """What else the kernels with 8-bit weights may take."""
+    """The alternatives for kernels with 8-bit weights."""
     return neighbours(config, Ranges((32, 256), (32, 256)))
 
 
 def choose_tiles(num_rows: int, width_out: int, width_in: int, num_processors: int) -> TileConfig:
-    """Tiles such that each processor of the GPU has two programs, if there is enough to do."""
+    """Tiles such that each processor of the GPU has two programs, if there is enough work."""
     if num_rows <= 64:
         block_m = max(16, triton.next_power_of_2(num_rows))
         block_n, block_k, num_warps = (64, 128, 4) if block_m <= 32 else (64, 64, 4)

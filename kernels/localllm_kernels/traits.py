@@ -1,4 +1,4 @@
-"""What a table of operators is like: what planning, loading and benchmarks all ask.
+"""The properties of a table of operators, as planning, loading and benchmarks need them.
 
 Traits are known before a library is compiled, a weight read, or a GPU touched.
 """
@@ -18,8 +18,8 @@ Arithmetic = Literal["fp32", "bf16", "int8"]
 
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
-    """What a kernel for a packed weight is chosen by: its type, its inputs, and how many of them
-    share a scale.
+    """What decides the kernel for a packed weight: its kind, its inputs, and how many of them share
+    a scale.
     """
 
     kind: str
@@ -31,14 +31,14 @@ class WeightLayout:
 class Traits:
     """A table of operators.
 
-    `gathers`: attention takes keys and values out of their blocks before it reads them;
-    `rows_alike`: a row has the same bits whatever its batch, products included; `wide_rows`: rows
-    are float32 whatever the model's dtype; `halves_weights`: a float32 weight that bfloat16 holds
-    exactly is kept in that; `row_unit`: float32 rows of a batch are padded to a multiple of it;
-    `captures`: steps are captured as graphs, and tokens drawn on the device; `integer_kinds`:
-    packed weights that are multiplied in int8; `fused_kinds`: those whose products take the norm,
-    the gate and the residual around them in; `has_kernel`: whether there is one for a weight in a
-    model of that dtype, on a device of that type.
+    `gathers`: attention copies keys and values out of their blocks before it reads them;
+    `rows_alike`: a row has the same bits in any batch, products included; `wide_rows`: rows are
+    float32 whatever the model's dtype; `halves_weights`: a float32 weight that bfloat16 holds
+    exactly is kept in bfloat16; `row_unit`: float32 rows of a batch are padded to a multiple of it;
+    `captures`: steps are captured as graphs, and tokens are drawn on the device; `integer_kinds`:
+    packed weights that are multiplied in int8; `fused_kinds`: those whose products include the
+    norm, the gate and the residual around them; `has_kernel`: whether there is one for a weight, in
+    a model of that dtype, on a device of that type.
     """
 
     name: Literal["torch", "c", "triton"]
@@ -53,28 +53,28 @@ class Traits:
     fused_kinds: frozenset[str] = frozenset()
 
     def arithmetic(self, kind: str, dtype: torch.dtype) -> Arithmetic:
-        """What products with weights of a type (or plain ones) are computed in."""
+        """The arithmetic of products with weights of a kind, or with plain ones."""
         if dtype == torch.float32:
             return "fp32"
         return "int8" if kind in self.integer_kinds else "bf16"
 
 
 def torch_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
-    """torch has operators for a CPU and bfloat16."""
+    """torch has operators only for a CPU and bfloat16."""
     if device != "cpu" or dtype != torch.bfloat16:
         return False
     return layout.kind == "int8" or (layout.kind == "int4" and layout.group in (32, 64, 128, 256))
 
 
 def c_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
-    """In bfloat16, with groups of whole vectors; in float32 nothing is rounded."""
+    """Only in bfloat16, with groups of whole vectors; in float32 nothing is rounded."""
     return (
         dtype == torch.bfloat16 and layout.kind in ("int4", "int8") and layout.group % C_LANES == 0
     )
 
 
 def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
-    """As each kernel says of itself."""
+    """As each kernel states for itself."""
     match layout.kind:
         case "int4":
             return takes_groups(layout.group)
@@ -85,10 +85,10 @@ def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> 
     return False
 
 
-# Values of a vector in the C library.
+# Values per vector in the C library.
 C_LANES = 16
-# What torch's products in float32 need on a CPU, so that a row has the same bits in any batch; see
-# docs/architecture/exactness.md.
+# The multiple of rows with which torch's float32 products on a CPU give a row the same bits in any
+# batch; see docs/architecture/exactness.md.
 _TORCH_ROWS = 8
 TORCH_TRAITS = Traits("torch", torch_multiplies, gathers=True, row_unit=_TORCH_ROWS)
 C_TRAITS = Traits(
@@ -103,8 +103,8 @@ TRITON_TRAITS = Traits("triton", triton_multiplies, captures=True, fused_kinds=f
 
 
 def wanted_traits(device: str, requested: str, dtype: torch.dtype) -> Traits:
-    """Of the table that is best for a device type (`cpu`, `cuda`), a `--backend` (`auto`, `torch`,
-    `triton`) and weights of `dtype`.
+    """The traits of the best table for a device type (`cpu`, `cuda`), a `--backend` (`auto`,
+    `torch`, `triton`) and weights of `dtype`.
     """
     if requested == "triton" or (device == "cuda" and requested == "auto"):
         return TRITON_TRAITS
@@ -114,6 +114,6 @@ def wanted_traits(device: str, requested: str, dtype: torch.dtype) -> Traits:
 
 
 def find_traits(device: str, requested: str, dtype: torch.dtype) -> Traits:
-    """Of the table that `select_ops` takes, if nothing fails that shows only when it is tried."""
+    """The traits of the table that `select_ops` takes, unless something fails once it is tried."""
     wanted = wanted_traits(device, requested, dtype)
     return TORCH_TRAITS if wanted is C_TRAITS and not find_compiler() else wanted

@@ -1,7 +1,7 @@
-"""Which configuration a kernel takes for a shape: one that was found fastest here, or a default.
+"""The configuration that a kernel takes for a shape: the fastest one found here, or a default.
 
-Launchers ask by kernel and shape, every time; so the answer is kept. Who tunes listens to what is
-asked for, and forces one configuration after the other.
+Launchers ask by kernel and shape on every launch, so the answer is kept. A tuner listens to what is
+asked for, and forces one configuration after another.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from localllm_kernels.tiles import TileConfig
 
-# Given a configuration, others that are worth a try.
+# Given a configuration, others that are worth trying.
 Vary = Callable[[TileConfig], list[TileConfig]]
 
 
@@ -25,9 +25,9 @@ class Tunings:
     def config(
         self, kernel: str, shape: tuple[int, ...], choose: Callable[[], TileConfig], vary: Vary
     ) -> TileConfig:
-        """What `kernel` takes for `shape`; `choose` gives the default.
+        """The configuration of `kernel` for `shape`; `choose` gives the default.
 
-        The rows of a tile are always those of the default, which the shape says.
+        The rows of a tile are always those of the default, which the shape determines.
         """
         known = self._kept.get((kernel, *shape))
         if known is not None and self._asked is None and not self._forced:
@@ -46,7 +46,7 @@ class Tunings:
 
     @contextmanager
     def listening(self) -> Iterator[dict[str, tuple[TileConfig, Vary]]]:
-        """Within it, the keys that are asked for, with their defaults and what varies them."""
+        """Collects the keys that are asked for meanwhile, with their defaults and variations."""
         self._asked = {}
         try:
             yield self._asked
@@ -55,7 +55,7 @@ class Tunings:
 
     @contextmanager
     def forcing(self, key: str, config: TileConfig) -> Iterator[None]:
-        """Within it `key` gets `config`."""
+        """While the `with` block runs, `key` gets `config`."""
         self._forced[key] = config
         try:
             yield

@@ -1,20 +1,22 @@
-"""What comes back for a prompt: events while it grows, and the completion they add up to."""
+"""The result of a prompt: events while the answer grows, and the completion they add up to."""
 
 from dataclasses import dataclass, field
 
 from localllm.engine.request import FinishReason, TokenLogprobs
 from localllm.errors import LocalLLMError, RequestError
+from localllm.text.prompt import Prompt
+from localllm.text.thinking import Split
 
 # Characters of a text in a `repr`.
 _SHOWN = 60
-# Pieces that come faster than this one after the other were sent together.
+# Pieces that follow each other faster than this were sent together.
 _TOGETHER_S = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """One generated token; `logprobs` where they were asked for. `is_draft`: it had been proposed
-    before the model was asked.
+    """One generated token; `logprobs` if they were asked for; `is_draft`: it is an accepted draft
+    token.
     """
 
     token_id: int
@@ -26,10 +28,10 @@ class TokenInfo:
 class TextEvent:
     """A piece of one sample's text. The last event of a sample carries its finish reason.
 
-    `thinking` is text of the model's thoughts, `text` that of its answer. A token may bring no
-    text (half a character, the start of a stop string) and text may come
-    without a token (what was held back, at the end). `time_s` is on the monotonic clock.
-    `stop_string` comes last as well: it cut the answer, and is no part of it.
+    `thinking` is text of the model's thoughts, `text` that of its answer. A token may come without
+    text (half a character, the start of a stop string), and text without a token (at the end, when
+    text was held back). `time_s` is on the monotonic clock. `stop_string` comes with the last event
+    too: it cut the answer and is not part of it.
     """
 
     sample: int
@@ -46,7 +48,7 @@ class TextEvent:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What was left out of a prompt because the user wants that where it is too long."""
+    """What was left out of a prompt that was too long, under the user's policy for that."""
 
     num_turns: int
     num_tokens: int
@@ -55,7 +57,7 @@ class Truncation:
 
 @dataclass(slots=True)
 class Sample:
-    """One finished, or so far unfinished, answer."""
+    """One answer, finished or not."""
 
     text: str = ""
     thinking: str = ""
@@ -68,21 +70,24 @@ class Sample:
 
 @dataclass(slots=True, repr=False)
 class Completion:
-    """What came back for one prompt, with what it took; times in seconds."""
+    """The answers to one prompt, with counts of tokens and times in seconds."""
 
-    num_prompt_tokens: int  # 0: it is a server's, which does not count for its clients
+    num_prompt_tokens: int  # 0 for a server that does not report it
     started_s: float
     samples: list[Sample]
     num_cached_tokens: int = 0
     first_token_s: float | None = None
     last_token_s: float | None = None
     truncation: Truncation | None = None
-    # What a server counted, whose events may hold several tokens.
+    # A server's own count, since its events may hold several tokens each.
     num_counted_tokens: int | None = None
     is_remote: bool = False
+    # What the model read (None if only a server knows it), and the part of the answer within it.
+    prompt: Prompt | None = None
+    said: Split = field(default_factory=Split)
 
     def __repr__(self) -> str:
-        """The beginning of its text, and what it took."""
+        """The beginning of its text, and its counts."""
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}…"
         parts = [repr(text)]
         parts += [f"samples={len(self.samples)}"] if len(self.samples) > 1 else []
@@ -103,17 +108,17 @@ class Completion:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the first sample ended; None while it has not."""
+        """Why the first sample ended; None while it is unfinished."""
         return self.samples[0].finish_reason
 
     @property
     def stop_string(self) -> str | None:
-        """What cut the first sample, if that was a stop string."""
+        """The stop string that cut the first sample, if one did."""
         return self.samples[0].stop_string
 
     @property
     def error(self) -> LocalLLMError | None:
-        """What was wrong with this prompt, if anything; others are not touched."""
+        """What was wrong with this prompt, if anything; other prompts are not affected."""
         return self.samples[0].error
 
     @property
@@ -125,22 +130,22 @@ class Completion:
 
     @property
     def num_context_tokens(self) -> int:
-        """Tokens of prompt and answers; 0 where a server does not count those of the prompt."""
+        """Tokens of prompt and answers; 0 if a server does not report those of the prompt."""
         return self.num_prompt_tokens and self.num_prompt_tokens + self.num_generated_tokens
 
     @property
     def num_drafted_tokens(self) -> int:
-        """Tokens that were proposed, for all samples."""
+        """Draft tokens of all samples."""
         return sum(sample.num_drafted_tokens for sample in self.samples)
 
     @property
     def num_accepted_tokens(self) -> int:
-        """Generated tokens that had been proposed, of all samples."""
+        """Accepted draft tokens of all samples."""
         return sum(token.is_draft for sample in self.samples for token in sample.tokens)
 
     @property
     def ttft_s(self) -> float:
-        """Time to first token, 0 where none came."""
+        """Time to first token, 0 if none came."""
         return 0.0 if self.first_token_s is None else self.first_token_s - self.started_s
 
     @property
@@ -151,7 +156,7 @@ class Completion:
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Tokens after the first over the time they took; 0 where that is not known."""
+        """Tokens after the first over the time they took; 0 if that is unknown."""
         if self.first_token_s is None or self.last_token_s is None:
             return 0.0
         took = self.last_token_s - self.first_token_s
@@ -161,7 +166,7 @@ class Completion:
         return (self.num_generated_tokens - 1) / took
 
     def add(self, event: TextEvent) -> None:
-        """Book one event."""
+        """Add one event."""
         sample = self.samples[event.sample]
         sample.text += event.text
         sample.thinking += event.thinking
@@ -170,7 +175,7 @@ class Completion:
             sample.num_drafted_tokens = event.num_drafted_tokens
             self.first_token_s = self.first_token_s or event.time_s
             self.last_token_s = event.time_s
-            if event.sample == 0:  # the others share the blocks that it computed
+            if event.sample == 0:  # the other samples share the blocks that it computed
                 self.num_cached_tokens = event.num_cached_tokens
         if event.finish_reason is not None:
             sample.finish_reason, sample.error = event.finish_reason, event.error

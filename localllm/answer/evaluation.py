@@ -20,12 +20,12 @@ from localllm.errors import CheckpointError, RequestError
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 
 DEFAULT_WINDOW = 2048
-MAX_MEAN_NATS = 700.0  # the exponential of more is no number
+MAX_MEAN_NATS = 700.0  # the exponential of more overflows
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens `start` to `end` of the text; those from `first_scored` on count."""
+    """Tokens `start` to `end` of the text; those from `first_scored` on are scored."""
 
     start: int
     end: int
@@ -33,7 +33,7 @@ class Window:
 
 
 def plan_windows(num_tokens: int, length: int, stride: int) -> list[Window]:
-    """Windows over `num_tokens` tokens; the first token is never scored, nothing stands before it.
+    """Windows over `num_tokens` tokens; the first token has nothing before it, so it is not scored.
 
     Raises: RequestError for a length or stride that leaves a token out, or a text too short.
     """
@@ -59,8 +59,8 @@ def plan_windows(num_tokens: int, length: int, stride: int) -> list[Window]:
 class Comparison:
     """How far a model's distributions are from those of a reference, token by token.
 
-    KL divergences (nats) are of the model from the reference; `same_top1` is the share of places
-    where both hold the same token likeliest.
+    KL divergences (nats) are of the model from the reference; `same_top1` is the share of positions
+    where both find the same token most likely.
     """
 
     model: str
@@ -92,8 +92,8 @@ class LoadedScorer:
         )
         if window > loaded.plan.max_model_len:
             raise RequestError(
-                f"a window of {window:,} tokens is over the context of {self.name}, "
-                f"{loaded.plan.max_model_len:,}",
+                f"a window of {window:,} tokens does not fit the context of {self.name}, "
+                f"{loaded.plan.max_model_len:,} tokens",
                 param="ctx",
                 hint="a smaller --ctx",
             )
@@ -113,13 +113,13 @@ def evaluate(
     stride: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Perplexity of `text` for the first of `models`, against the second where there is one.
+    """Perplexity of `text` for the first of `models`, against the second if there is one.
 
-    The window is the context of `config`, else 2,048 or what the models have. Both models are
-    read side by side, so that no distribution is kept for more than a few rows. `progress` is told
-    the tokens done and in all.
+    The window is the context of `config`, else 2,048 tokens or, if smaller, the models' own limit.
+    Both models run side by side, so that distributions are kept for a few rows only. `progress` is
+    given the tokens scored so far, and their total.
 
-    Raises: what opening a model does; RequestError for a text that is too short, or models that
+    Raises: what opening a model raises; RequestError for a text that is too short, or models that
     do not share a vocabulary.
     """
     checkpoints = [open_checkpoint(name, config) for name in models]
@@ -127,7 +127,7 @@ def evaluate(
     for other in checkpoints[1:]:
         if other.tokenizer.encode(text, add_special_tokens=True) != token_ids:
             raise RequestError(
-                f"{checkpoints[0].name} and {other.name} read the text as different tokens",
+                f"{checkpoints[0].name} and {other.name} tokenize the text differently",
                 hint="compare models with the same tokenizer",
             )
     longest = min(c.architecture.max_position_embeddings for c in checkpoints)
@@ -152,7 +152,7 @@ def evaluate(
 
 
 class Tally:
-    """Sums over the scored tokens; per token only the divergence is kept, four bytes."""
+    """Sums over the scored tokens; per token, only the divergence is kept: four bytes."""
 
     def __init__(self, num_models: int) -> None:
         self.num_tokens = 0
@@ -167,7 +167,7 @@ class Tally:
             loss = torch.nn.functional.cross_entropy(each, targets, reduction="none")
             self._nats[i] += loss.double().sum().item()
         if len(logits) == 2:
-            # A head may be padded; both have the tokens of the shared tokenizer.
+            # A head may be padded; both heads have the tokens of the shared tokenizer.
             vocab_size = min(each.shape[1] for each in logits)
             model, reference = (each[:, :vocab_size].log_softmax(-1) for each in logits)
             divergence = (reference.exp() * (reference - model)).sum(-1)

@@ -1,6 +1,6 @@
-"""Grammars made into matchers for a model's tokens, by llguidance.
+"""Compiles grammars into matchers for a model's tokens, with llguidance.
 
-A model that thinks does so before its answer: the grammar begins behind its thoughts.
+A model that thinks does so before its answer: the grammar begins after its thoughts.
 """
 
 import json
@@ -26,31 +26,31 @@ from localllm.text.thinking import Markers
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.grammar_trials import GrammarTrials
 
-# What is kept of compiled grammars; each counts as much as its trial took, and something at least.
+# Bytes of compiled grammars to keep; each counts what its trial took, at least _LEAST_BYTES.
 _KEPT_BYTES, _LEAST_BYTES = 64 << 20, 64 << 10
-# What llguidance says of what a user did not write, or would not understand.
+# Messages of llguidance about things that users did not write or would not understand; and ours.
 _REASONS = (
     ("lookarounds not supported", "look-around, word boundaries and anchors within an expression"),
-    ("are not disjoint", "two of patternProperties may be about the same name"),
+    ("are not disjoint", "two of patternProperties may apply to the same name"),
     ("to determine if regex is empty", "pattern, format and lengths are too complex together"),
     ("Regex is empty", "no text has this pattern, format and length"),
-    ("NoExtension", "nothing can follow it"),
+    ("NoExtension", "no text matches it"),
 )
 _ANY_TEXT = r"/(.|\n)*/"
-# How llguidance names a place: "at 1(8): ", the line and the character.
+# How llguidance names a position: "at 1(8): ", the line and the character.
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 
 
 def check_grammar(grammar: Grammar) -> None:
-    """Whether it can be followed, as far as that is known without a model. Raises: RequestError."""
+    """Check a grammar, as far as possible without a model. Raises: RequestError."""
     message = LLMatcher.validate_grammar(_source(grammar), limits=parser_limits())
     if message and not message.startswith("WARNING"):
         raise _refused(grammar, message)
 
 
 def is_matched(grammar: Grammar, text: str) -> bool:
-    """Whether a whole answer has its form, as far as can be said of one that was not led by it: the
-    layout of JSON, and the order of names in it, are free, so it only has to be JSON.
+    """Whether a whole answer matches a grammar that did not constrain it. The layout of JSON and
+    the order of its names are then free, so for a schema it only has to be JSON.
     """
     if grammar.kind == "json_schema":
         try:
@@ -64,7 +64,7 @@ def is_matched(grammar: Grammar, text: str) -> bool:
 
 
 class CompiledForm(NamedTuple):
-    """What leads one answer, and its prompt, with the markers by which the answer is read."""
+    """The matcher of one answer, and its prompt, with the markers for reading the answer."""
 
     matcher: Matcher
     prompt: Prompt
@@ -74,7 +74,7 @@ class CompiledForm(NamedTuple):
 class _Kept:
     matcher: Matcher
     num_bytes: int
-    # How its answers are told from thoughts.
+    # The markers that tell its answers from thoughts.
     markers: Markers | None
 
 
@@ -82,10 +82,10 @@ _Key = tuple[Grammar, Markers | None, bool]
 
 
 class GrammarCompiler:
-    """Compiles for one tokenizer; what was compiled last is kept. Any thread may call it.
+    """Compiles grammars for one tokenizer, and keeps those last used. Any thread may call it.
 
-    Compiling lets other threads run. `tries`: what nobody has seen yet is first compiled in a
-    process that can be killed.
+    Other threads run while it compiles. `tries`: a new grammar is first compiled in a process that
+    can be killed.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         num_tokens = tokenizer.num_token_ids
         self._eos_token_ids = sorted(each for each in eos_token_ids if each < num_tokens)
-        # Without an end token it is one that has no text; else llguidance would take some other.
+        # Without an end token, an id that has no text; otherwise llguidance would choose a token.
         ends = self._eos_token_ids or [num_tokens]
         num_ids = max(vocab_size, ends[-1] + 1)
         self._trials: GrammarTrials | None = None
@@ -113,24 +113,24 @@ class GrammarCompiler:
             raise
         except BaseException as error:  # ValueError, and panics of its Rust side
             raise RequestError(
-                "the model's tokenizer is of a kind that no grammar can lead",
+                "the model's tokenizer cannot be used with a grammar",
                 param="grammar",
                 where=f"{error!s:.200}",
-                hint="an answer without a form, or another model",
+                hint="an answer without a grammar, or another model",
             ) from error
         self._compiled: dict[_Key, _Kept] = {}
         self._lock = Lock()
 
     def compile(self, grammar: Grammar, prompt: Prompt) -> CompiledForm:
-        """A matcher for the answer to `prompt`, behind what of it is said already.
+        """A matcher for the answer to `prompt`, advanced over the part of it that is said already.
 
-        Raises: RequestError for a grammar that cannot be followed.
+        Raises: RequestError for a grammar that cannot be used.
         """
         kept = self._find(grammar, prompt)
         matcher = kept.matcher.copy()
         if matcher.count_allowed(prompt.said) < len(prompt.said):
             raise RequestError(
-                "the beginning of the answer does not follow the grammar", param="grammar"
+                "the beginning of the answer does not match the grammar", param="grammar"
             )
         for token_id in prompt.said:
             matcher.advance(token_id)
@@ -143,7 +143,7 @@ class GrammarCompiler:
         if found is None:
             found = self._compile(grammar, prompt.markers, is_thinking=prompt.is_thinking)
         with self._lock:
-            self._compiled[key] = found  # the last one used stands last
+            self._compiled[key] = found  # the one used last is last
             while sum(each.num_bytes for each in self._compiled.values()) > _KEPT_BYTES:
                 del self._compiled[next(iter(self._compiled))]
         return found
@@ -160,7 +160,7 @@ class GrammarCompiler:
             num_bytes, cost_s = self._try(grammar, source)
         state = LLMatcher(self._tokens, source, log_level=0, limits=parser_limits())
         if not state.is_error():
-            state.compute_bitmask()  # what nothing can follow is found out here
+            state.compute_bitmask()  # finds grammars that no text matches
         if state.is_error():
             raise _refused(grammar, state.get_error())
         forced = state.compute_ff_bytes().decode(errors="ignore").encode()
@@ -171,7 +171,8 @@ class GrammarCompiler:
         return _Kept(Matcher(state, ends, cost_s), num_bytes, told_apart)
 
     def _try(self, grammar: Grammar, source: str) -> tuple[int, float]:
-        """The bytes that a grammar takes, and the seconds of its slowest step, where it is tried.
+        """The bytes that a grammar takes, and the seconds of its slowest step; small defaults if it
+        is not tried.
 
         Raises: RequestError.
         """
@@ -183,8 +184,8 @@ class GrammarCompiler:
         return max(_LEAST_BYTES, trial.num_bytes), trial.step_s
 
     def _closing_of(self, markers: Markers | None) -> list[int]:
-        """The tokens that end thoughts, where the first is one that no text has; of a text nobody
-        could tell how much is written.
+        """The tokens that end thoughts, if the first is a token that no text has; for a marker in
+        plain text, it would be unknown how much of it is already written.
         """
         if markers is None or not self._tokenizer.as_lark(markers.closes).startswith("<["):
             return []
@@ -195,12 +196,12 @@ class GrammarCompiler:
             return source
         as_lark = self._tokenizer.as_lark
         opens, closes = as_lark(markers.opens), as_lark(markers.closes)
-        if closes.startswith("<["):  # a token of its own, which no text is
+        if closes.startswith("<["):  # a token of its own, which no text has
             thoughts = f"rest: THOUGHTS {closes} SPACE\nTHOUGHTS: {_ANY_TEXT}"
         else:
             thoughts = f"rest: thoughts SPACE\nthoughts[lazy]: {_ANY_TEXT} {closes}"
         ways = [f"{opens} rest"]
-        if not markers.skip.startswith(markers.opens):  # else thoughts, which are empty
+        if not markers.skip.startswith(markers.opens):  # otherwise `skip` is empty thoughts
             ways.append(as_lark(markers.skip))
         start = "rest @answer" if is_thinking else f"({' | '.join(ways)})? @answer"
         space = '""' if markers.keeps_newlines else r"/\n{0,2}/"
@@ -211,9 +212,9 @@ class GrammarCompiler:
 
 
 def _told_apart(source: str, markers: Markers, *, is_thinking: bool) -> Markers | None:
-    """Markers by which an answer of this grammar can be told from thoughts.
+    """Markers that tell an answer in this grammar from thoughts.
 
-    None where the answer itself may begin with one: then the model answers at once.
+    None if the answer itself may begin with a marker: then the model answers at once.
     """
     state = LLMatcher(LLTokenizer("byte"), source, log_level=0, limits=parser_limits())
 
@@ -227,7 +228,7 @@ def _told_apart(source: str, markers: Markers, *, is_thinking: bool) -> Markers 
 
 
 def _source(grammar: Grammar) -> str:
-    """As llguidance reads it: a JSON object of grammars, the first of which is the whole.
+    """The source for llguidance: a JSON object of grammars, the first of which is the main one.
 
     Raises: RequestError.
     """
@@ -254,9 +255,9 @@ def _refused(grammar: Grammar, message: str) -> RequestError:
 
 
 def _reason_and_place(grammar: Grammar, lines: list[str]) -> tuple[str, str]:
-    """What llguidance says, in our words: what is wrong, and where (empty where it does not say).
+    """llguidance's message in our words: what is wrong, and where (empty if it does not say).
 
-    Of a regular expression it shows the expression, carets under it, and the reason last.
+    For a regular expression, its message has the expression, carets below it, then the reason.
     """
     carets = [i for i, line in enumerate(lines) if i and line.strip() and not line.strip(" ^")]
     reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

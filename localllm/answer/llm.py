@@ -1,7 +1,6 @@
 """The Python API: `LLM(model).generate(...)`, `.chat(...)`, `.stream(...)`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from os import PathLike, fspath
 from typing import Any
 
@@ -11,16 +10,17 @@ from localllm.answer.opening import open_model
 from localllm.engine.config import EngineConfig
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
+from localllm.text.prompt import Conversation, Text
 
-Prompt = str | Sequence[int]
-Conversation = Sequence[Mapping[str, Any]]
+TextOrIds = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
     """A loaded model. `model` is an alias, `org/name`, a folder, or None for the built-in one.
 
-    Options are the fields of EngineConfig; an unknown one is refused by name. An LLM is used by
-    one thread at a time; `close`, or the end of a `with`, saves what `cache_disk_bytes` keeps.
+    Options are the fields of EngineConfig; an unknown one is refused by name. Use an LLM from one
+    thread at a time. `close`, or the end of a `with`, saves what `cache_disk_bytes` keeps.
     """
 
     def __init__(self, model: str | PathLike[str] | None = None, **options: Any) -> None:
@@ -31,7 +31,7 @@ class LLM:
         self.model: LoadedModel = open_model(None if model is None else fspath(model), config)
 
     def close(self) -> None:
-        """End what is under way, and save what is kept of prompts."""
+        """End all requests, and save the cached prefixes."""
         self.model.close()
 
     def __enter__(self) -> "LLM":
@@ -41,41 +41,39 @@ class LLM:
         self.close()
 
     def sampling_params(self, **given: Any) -> SamplingParams:
-        """The model's own defaults, with what is given over them."""
+        """The model's own defaults, overridden by `given`."""
         return self.model.sampling_params(**given)
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self, prompts: TextOrIds | Sequence[TextOrIds], params: SamplingParams | None = None
     ) -> list[Completion]:
         """Complete prompts (texts or token ids) together; one completion each, in order.
 
-        Without `params` the model's defaults hold. A refused prompt has `error` set.
+        Without `params`, the model's defaults apply. A refused prompt has `error` set.
         """
         params = params or self.sampling_params()
         is_one = isinstance(prompts, str) or (len(prompts) > 0 and _is_integer(prompts[0]))
         several: Sequence[Any] = [prompts] if is_one else prompts
-        return self.model.complete([partial(self.model.prompts.text, p) for p in several], params)
+        return self.model.complete([Text(each) for each in several], params)
 
     def chat(
         self,
-        messages: str | Conversation | Sequence[Conversation],
+        messages: str | Messages | Sequence[Messages],
         params: SamplingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Completion]:
-        """Answer one conversation, or several together; one completion each, in order. A text alone
-        is a conversation of one message.
+        """Answer one conversation, or several together; one completion each, in order. A string is
+        a conversation of one message.
         """
         params = params or self.sampling_params()
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         several: Sequence[Any] = [messages] if is_one else messages
-        return self.model.complete(
-            [partial(self.model.prompts.chat, m, tools) for m in several], params
-        )
+        return self.model.complete([Conversation(each, tools) for each in several], params)
 
     def stream(
-        self, prompt: Prompt | Conversation, params: SamplingParams | None = None
+        self, prompt: TextOrIds | Messages, params: SamplingParams | None = None
     ) -> Iterator[str]:
         """Pieces of the answer to a prompt or a conversation, as they come.
 
@@ -83,8 +81,8 @@ class LLM:
         """
         params = params or self.sampling_params(n=1)
         is_conversation = len(prompt) > 0 and isinstance(prompt[0], Mapping)
-        read = self.model.prompts.chat if is_conversation else self.model.prompts.text
-        _, events = self.model.stream(read(prompt), params)  # type: ignore[arg-type]
+        asked = Conversation(prompt) if is_conversation else Text(prompt)  # type: ignore[arg-type]
+        _, events = self.model.ask(asked, params)
         try:
             for event in events:
                 if event.error is not None:

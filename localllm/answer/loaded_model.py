@@ -1,80 +1,121 @@
-"""A model that is ready to answer: conversations, many prompts at once, a stream of each."""
+"""A model with its engine and tokenizer: many prompts at once, with a stream of events for each."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from localllm.answer.completion import Completion, Sample
-from localllm.answer.text_engine import Answering, EventStream
+from localllm.answer.event_stream import EventSource, EventStream
+from localllm.answer.text_engine import said_in
 from localllm.engine.request import FinishReason
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError, TemplateError
 from localllm.hub.generation_config import GenerationDefaults
-from localllm.text.prompt import Prompt
+from localllm.text.prompt import Asked, Prompt
 from localllm.text.prompt_writer import PromptWriter
+from localllm.text.thinking import Split
 from localllm.text.tokenizer import Tokenizer
+
+
+class TextSource(EventSource, Protocol):
+    """An engine with text input and output, in this process or in another one."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+
+    @property
+    def context_length(self) -> int:
+        """See Answerer."""
+
+    @property
+    def way_to_longer_context(self) -> str:
+        """See Answerer."""
+
+    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
+        """Queue a request, and return its id for the other methods. Raises: RequestError."""
+
+    def work_ahead(self) -> bool:
+        """See Answerer."""
+
+    def finish(self) -> None:
+        """End all requests, and save the cached prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that is ready to answer."""
+    """See Answerer."""
 
     name: str
-    text_engine: Answering
+    text_engine: TextSource
     defaults: GenerationDefaults
     load_s: float
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's own."""
+        """The model's tokenizer."""
         return self.text_engine.tokenizer
 
     @property
     def context_length(self) -> int:
-        """Tokens that prompt and answer have together."""
+        """See Answerer."""
         return self.text_engine.context_length
 
-    def sampling_params(self, **given: Any) -> SamplingParams:
-        """The model's defaults (`generation_config.json`) with what is given over them.
+    @property
+    def way_to_longer_context(self) -> str:
+        """See Answerer."""
+        return self.text_engine.way_to_longer_context
 
-        Raises: RequestError for a value out of range.
-        """
-        return SamplingParams(**{**self.defaults.sampling, **given})
+    @property
+    def has_chat_template(self) -> bool:
+        """See Answerer."""
+        return self.tokenizer.has_chat_template
+
+    @property
+    def can_think(self) -> bool:
+        """See Answerer."""
+        return self.tokenizer.can_think
 
     @property
     def prompts(self) -> PromptWriter:
-        """Writes prompts for it."""
-        engine = self.text_engine
-        return PromptWriter(self.tokenizer, self.context_length, engine.way_to_longer_context)
+        """A writer of prompts for this model."""
+        return PromptWriter(self.tokenizer, self.context_length, self.way_to_longer_context)
 
-    def stream(self, prompt: Prompt, params: SamplingParams) -> tuple[Completion, EventStream]:
-        """Start one request: its growing completion, and the events that make it grow.
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        """See Answerer; the defaults are those of `generation_config.json`."""
+        return SamplingParams(**{**self.defaults.sampling, **given})
 
-        Closing the iterator aborts the request. Raises: RequestError.
-        """
-        samples = [Sample() for _ in range(params.n)]
-        completion = Completion(len(prompt.token_ids), time.monotonic(), samples)
-        request_id = self.text_engine.submit(prompt, params)
-        events = self.text_engine.events(request_id)
+    def ask(
+        self, asked: Asked, params: SamplingParams, said: Sequence[int] = ()
+    ) -> tuple[Completion, EventStream]:
+        """See Answerer."""
+        prompt = self.prompts.write(asked)
+        if said:
+            prompt = prompt.begun(said)
+        completion = Completion(
+            len(prompt.token_ids),
+            time.monotonic(),
+            [Sample() for _ in range(params.n)],
+            prompt=prompt,
+            said=said_in(prompt, self.tokenizer) if prompt.num_said else Split(),
+        )
+        events = EventStream(self.text_engine, self.text_engine.submit(prompt, params))
         events.on_event.append(completion.add)
         return completion, events
 
-    def complete(
-        self, prompts: Sequence[Callable[[], Prompt]], params: SamplingParams
-    ) -> list[Completion]:
-        """Run many prompts together, in one batch as far as it goes.
+    def complete(self, asked: Sequence[Asked], params: SamplingParams) -> list[Completion]:
+        """Run many requests together, in one batch as far as possible.
 
-        Each prompt is a call that encodes it. One that is refused, by that call or by the engine,
-        gives a completion with `error` set; the others go on.
+        A refused request gives a completion with `error` set; the others continue.
         """
         completions: list[Completion] = []
         streams: list[EventStream] = []
         try:
-            for encode in prompts:
+            for each in asked:
                 try:
-                    completion, events = self.stream(encode(), params)
+                    completion, events = self.ask(each, params)
                     streams.append(events)
                 except (RequestError, TemplateError) as error:
                     refused = Sample(finish_reason=FinishReason.ERROR, error=error)
@@ -88,6 +129,18 @@ class LoadedModel:
                 events.close()
         return completions
 
+    def count(self, asked: Asked, limit: int | None = None) -> int:
+        """See Answerer."""
+        return self.prompts.count(asked, limit)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See Answerer."""
+        return self.tokenizer.decode(token_ids)
+
+    def work_ahead(self) -> bool:
+        """See Answerer."""
+        return self.text_engine.work_ahead()
+
     def close(self) -> None:
-        """End what is under way, and save what is kept of prompts."""
+        """See Answerer."""
         self.text_engine.finish()

@@ -1,4 +1,4 @@
-"""From a checkpoint to a loaded model: weights, engine, the model that drafts."""
+"""Loads a model from a checkpoint: weights, engine, draft model."""
 
 import time
 
@@ -20,7 +20,7 @@ def open_model(
     progress: DownloadProgress | None = None,
 ) -> LoadedModel:
     """Open a checkpoint and load it into an engine; `listener` is told how memory is divided,
-    but not of what is built in, which takes next to none.
+    except for a built-in model, which takes next to none.
 
     Raises: as `open_checkpoint` and `load_checkpoint`.
     """
@@ -28,12 +28,18 @@ def open_model(
 
 
 def load_checkpoint(found: Checkpoint, listener: Listener = LOGGED) -> LoadedModel:
-    """Load what was opened into an engine; `listener`: see `open_model`.
-
-    Raises: CheckpointError, GpuMemoryError, BackendError; for a model that drafts, as
-    `open_checkpoint`.
-    """
+    """Load an opened checkpoint into an engine; see `open_model` and `load_text_engine`."""
     started = time.monotonic()
+    engine = load_text_engine(found, listener)
+    taken_s = found.open_s + time.monotonic() - started
+    return LoadedModel(found.name, engine, found.defaults, taken_s)
+
+
+def load_text_engine(found: Checkpoint, listener: Listener = LOGGED) -> TextEngine:
+    """The engine of an opened checkpoint; `listener`: see `open_model`.
+
+    Raises: CheckpointError, GpuMemoryError, BackendError; for a draft model, as `open_checkpoint`.
+    """
     engine = load_engine(
         found.folder,
         found.architecture,
@@ -42,18 +48,13 @@ def load_checkpoint(found: Checkpoint, listener: Listener = LOGGED) -> LoadedMod
         Listener(doing=listener.doing) if found.name in BUILT_IN_MODELS else listener,
         open_draft(found, listener),
     )
-    return LoadedModel(
-        name=found.name,
-        text_engine=TextEngine(engine, found.tokenizer),
-        defaults=found.defaults,
-        load_s=found.open_s + time.monotonic() - started,
-    )
+    return TextEngine(engine, found.tokenizer)
 
 
 def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder | None:
-    """Load the model that drafts for another, where its configuration names one.
+    """Load the draft model that the configuration names; None if it names none.
 
-    Raises: as `load_checkpoint`; RequestError where their vocabularies differ.
+    Raises: as `load_checkpoint`; RequestError if the two vocabularies differ.
     """
     name = found.engine_config.speculation.draft_model
     if name is None:
@@ -64,9 +65,9 @@ def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder 
         or draft.tokenizer.vocabulary() != found.tokenizer.vocabulary()
     ):
         raise RequestError(
-            f"{draft.name} cannot draft for {found.name}: they have other vocabularies",
+            f"{draft.name} cannot draft for {found.name}: their vocabularies differ",
             param="spec",
-            hint="a smaller model of the same family, or --spec ngram, which needs none",
+            hint="a smaller model of the same family, or --spec ngram, which needs no model",
         )
     told = Listener(doing=listener.doing)
     return load_draft(draft.folder, draft.architecture, draft.engine_config, told)

@@ -1,4 +1,4 @@
-"""What happens when a conversation no longer fits into the context: nothing in silence."""
+"""What happens when a conversation no longer fits into the context; the user is always told."""
 
 from typing import Literal, get_args
 
@@ -7,16 +7,16 @@ from localllm.errors import ContextLengthError
 OverflowPolicy = Literal["error", "drop-oldest"]
 OVERFLOW_POLICIES: tuple[OverflowPolicy, ...] = get_args(OverflowPolicy)
 
-# The length of a context that a server does not tell; nothing fills it.
+# The context length of a server that does not report it; no conversation fills it.
 UNKNOWN_CONTEXT = 1 << 30
-# Of the context; from here on the user is told.
+# Share of the context from which on the user is warned.
 WARNED_SHARE = 0.8
-# What dropping makes room for, where the length of the answer is not limited.
+# Share of the context that dropping turns frees for an answer whose length is not limited.
 _RESERVED_SHARE = 0.25
 
 
 def answer_reserve(context_length: int, max_tokens: int | None) -> int:
-    """Tokens of the context that are kept for the answer when turns are dropped for it."""
+    """Tokens of the context reserved for the answer when turns are dropped."""
     if max_tokens is not None:
         return min(max_tokens, context_length // 2)
     return max(1, int(context_length * _RESERVED_SHARE))
@@ -27,8 +27,8 @@ def with_way_out(
 ) -> ContextLengthError:
     """The same error, with what a conversation can do about it.
 
-    `longer_context`: how to get one; `fits_alone`: whether the question would fit without the turns
-    before it.
+    `longer_context`: how to get a longer context; `fits_alone`: whether the question would fit
+    without the turns before it.
     """
     if not fits_alone:
         return error

@@ -1,1 +1,1 @@
-"""Engines elsewhere: in another process, or behind HTTP."""
+"""Engines in another process, or on an HTTP server."""

@@ -1,6 +1,6 @@
-"""Where running engines are found: a socket each, named by its model and settings.
+"""Finds running engines: each listens on a Unix socket named after its model and settings.
 
-In a folder of the user's alone. Who may open a file there may ask; nobody else.
+The sockets are in a folder that only the user can access, so no other user can attach.
 """
 
 import fcntl
@@ -21,17 +21,17 @@ from localllm.user.places import runtime_folder
 
 logger = logging.getLogger(__name__)
 _ENDING = ".engine"
-# Of the settings these change nothing that an answer depends on.
+# Settings that do not change any answer.
 _FREE = ("max_num_seqs",)
 _CONNECT_S = 2.0
 
 
 def address_of(folder: Path, engine_config: EngineConfig) -> Path:
-    """Where an engine of the model in `folder` with these settings listens."""
+    """The socket path of an engine for the model in `folder` with these settings."""
     config = asdict(engine_config)
     for name in _FREE:
         del config[name]
-    # A model that is exchanged under the same name is another one.
+    # A model whose files are replaced gets another address.
     stamps = sorted(
         (path.name, path.stat().st_size, path.stat().st_mtime_ns)
         for path in folder.iterdir()
@@ -43,13 +43,13 @@ def address_of(folder: Path, engine_config: EngineConfig) -> Path:
 
 
 def addresses() -> list[Path]:
-    """Where engines may listen."""
+    """The paths of all engine sockets; their engines may have died."""
     folder = runtime_folder()
     return sorted(folder.glob(f"*{_ENDING}")) if is_own(folder) else []
 
 
 def is_own(folder: Path) -> bool:
-    """Whether a folder is there, and nobody else's."""
+    """Whether a folder exists and only the user can access it."""
     try:
         found = folder.lstat()
     except OSError:
@@ -59,7 +59,7 @@ def is_own(folder: Path) -> bool:
 
 
 def connect(address: Path) -> socket.socket | None:
-    """A connection to the engine there; None where there is none."""
+    """Connect to the engine at `address`; None if that fails."""
     if not is_own(address.parent):
         return None
     channel = socket.socket(socket.AF_UNIX)
@@ -74,17 +74,17 @@ def connect(address: Path) -> socket.socket | None:
 
 
 def listen_at(address: Path) -> socket.socket | None:
-    """A socket that listens there; None where another engine does, or where it cannot be."""
+    """A socket that listens at `address`; None if another engine does, or if listening fails."""
     folder = address.parent
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_own(folder):
-            logger.warning("%s is not this user's alone: nobody is let in there", folder)
+            logger.warning("other users can access %s; no program can attach to the engine", folder)
             return None
         with _locked(address):
             if _is_alive(address):
                 return None
-            address.unlink(missing_ok=True)  # of one that was killed
+            address.unlink(missing_ok=True)  # left by an engine that was killed
             listener = socket.socket(socket.AF_UNIX)
             previous = os.umask(0o177)
             try:
@@ -93,23 +93,23 @@ def listen_at(address: Path) -> socket.socket | None:
                 os.umask(previous)
             listener.listen(64)
     except OSError as error:
-        logger.warning("nobody can attach to this engine: %s", error)
+        logger.warning("no program can attach to the engine: %s", error)
         return None
     return listener
 
 
 def leave(address: Path, listener: socket.socket) -> None:
-    """Listen no more, and leave nothing behind."""
+    """Stop listening, and remove the socket file."""
     with suppress(OSError), _locked(address):
-        # Closing it is not enough while another thread waits for who comes.
+        # close() alone is not enough while another thread waits in accept().
         listener.shutdown(socket.SHUT_RDWR)
         listener.close()
-        if not _is_alive(address):  # else it is another one's by now
+        if not _is_alive(address):  # else another engine listens there by now
             address.unlink(missing_ok=True)
 
 
 def _is_alive(address: Path) -> bool:
-    """Whether somebody listens there, though he may be too busy to let anybody in."""
+    """Whether an engine listens at `address`, even one too busy to accept connections."""
     channel = socket.socket(socket.AF_UNIX)
     channel.settimeout(_CONNECT_S)
     with channel:
@@ -124,7 +124,7 @@ def _is_alive(address: Path) -> bool:
 
 @contextmanager
 def _locked(address: Path) -> Iterator[None]:
-    """No two engines come or go at once."""
+    """Let only one engine at a time add or remove its socket."""
     with (address.parent / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""An engine in another process, asked as if it were in this one."""
+"""An engine in another process, used as if it were in this one."""
 
 import os
 import select
@@ -13,7 +13,6 @@ from pathlib import Path
 
 from localllm.answer.completion import TextEvent
 from localllm.answer.loaded_model import LoadedModel
-from localllm.answer.text_engine import EventStream, said_in
 from localllm.attach.addresses import address_of, connect, is_own
 from localllm.attach.messages import (
     COMMANDS,
@@ -44,7 +43,6 @@ from localllm.process.frames import Unpacker
 from localllm.process.messages import Failed
 from localllm.process.shapes import MessageError
 from localllm.text.prompt import Prompt
-from localllm.text.thinking import Split
 from localllm.text.tokenizer import (
     Tokenizer,
     load_backend,
@@ -56,13 +54,13 @@ from localllm.untrusted.messages import TextJob, TextResult
 from localllm.untrusted.worker import StoppedError
 
 _CHUNK = 1 << 16
-# A look at what has come, so that Ctrl-C is heard; and for an engine to say that it is there.
+# Seconds of one wait for messages, short enough to notice Ctrl-C; and those an engine has to reply.
 _LOOK_S, _HELLO_S = 0.05, 2.0
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request: what has come and nobody took, and how many samples are to end yet."""
+    """A request: its events that nobody has read yet, and the number of unfinished samples."""
 
     num_left: int
     inbox: deque[TextEvent] = field(default_factory=deque)
@@ -72,11 +70,11 @@ class _Open:
 
 
 class AttachedEngine:
-    """See Answering. One thread calls it."""
+    """See TextSource. Must be used from one thread."""
 
     def __init__(self, channel: socket.socket, described: ModelInfo, found: FoundModel) -> None:
         self._channel, self._described = channel, described
-        # The engine has read the vocabulary; here it is only read for what asks for tokens' texts.
+        # The engine has read the vocabulary; this process reads it only if it needs tokens' texts.
         self._tokenizer = DelegatedTokenizer(
             lambda: load_backend(found.folder),
             read_special_tokens(found.folder),
@@ -90,21 +88,21 @@ class AttachedEngine:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """See Answering."""
+        """See TextSource."""
         return self._tokenizer
 
     @property
     def context_length(self) -> int:
-        """See Answering."""
+        """See TextSource."""
         return self._described.context_length
 
     @property
     def way_to_longer_context(self) -> str:
-        """See Answering."""
+        """See TextSource."""
         return self._described.longer_context
 
     def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
-        """See Answering. Raises: RequestError; LocalLLMError where the engine has ended."""
+        """See TextSource. Raises: RequestError; LocalLLMError if the engine has ended."""
         request_id, self._next_id = self._next_id, self._next_id + 1
         opened = self._requests[request_id] = _Open(params.n)
         self._send(Submit(request_id, prompt, params, salt))
@@ -119,46 +117,38 @@ class AttachedEngine:
             raise opened.refusal
         return request_id
 
-    def events(self, request_id: int) -> EventStream:
-        """See Answering."""
-        return EventStream(self, request_id)
-
     def take(self, request_id: int) -> TextEvent | None:
-        """See Answering."""
+        """See TextSource."""
         inbox = self._requests[request_id].inbox
         return inbox.popleft() if inbox else None
 
     def is_open(self, request_id: int) -> bool:
-        """See Answering."""
+        """See TextSource."""
         return self._requests[request_id].num_left > 0
 
     def forget(self, request_id: int) -> None:
-        """See Answering."""
+        """See TextSource."""
         known = self._requests.pop(request_id)
         if known.num_left > 0:
-            with suppress(LocalLLMError):  # who is gone does nothing any more
+            with suppress(LocalLLMError):  # an engine that has gone needs no Abort
                 self._send(Abort(request_id))
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
-        """See Answering."""
+        """See TextSource."""
         known = self._requests.get(request_id)
         return None if known is None else known.progress
 
-    def said(self, prompt: Prompt) -> Split:
-        """See Answering."""
-        return said_in(prompt, self._tokenizer) if prompt.num_said else Split()
-
     def warm(self) -> None:
-        """See Elsewhere: the engine has done."""
+        """See Elsewhere: the engine has done this already."""
 
     def ask(self, job: TextJob, seconds: float) -> TextResult:
-        """See Elsewhere. Raises: also LocalLLMError where the engine has ended."""
+        """See Elsewhere. Raises: also LocalLLMError if the engine has ended."""
         job_id, self._next_id = self._next_id, self._next_id + 1
         self._send(Write(job_id, job))
         deadline = time.monotonic() + seconds + _HELLO_S
         while job_id not in self._results:
             if time.monotonic() > deadline:
-                raise StoppedError(f"the engine did not write it within {seconds:.3g} s")
+                raise StoppedError(f"the engine did not reply within {seconds:.3g} s")
             self.step()
         result = self._results.pop(job_id)
         if isinstance(result, Failed):
@@ -166,7 +156,9 @@ class AttachedEngine:
         return result
 
     def step(self) -> None:
-        """Wait a little for what comes. Raises: LocalLLMError where the engine has ended."""
+        """Wait briefly for messages, and handle them. Raises: LocalLLMError if the engine has
+        ended.
+        """
         ready, _, _ = select.select([self._channel], [], [], _LOOK_S)
         if not ready:
             return
@@ -175,25 +167,26 @@ class AttachedEngine:
         except OSError:
             data = b""
         if not data:
-            raise LocalLLMError("the engine has ended", hint="ask again: another one is started")
+            raise LocalLLMError("the engine has ended", hint="ask again; a new engine will start")
         try:
             for message in self._unpacker.feed(data):
                 self._book(message)
         except MessageError as error:
             raise LocalLLMError(
-                f"the engine says what cannot be read: {error}", hint="localllm stop ends it"
+                f"the engine's message cannot be read: {error}",
+                hint="localllm stop, which ends the engine",
             ) from error
 
     def work_ahead(self) -> bool:
-        """See Answering: the engine does by itself."""
+        """See TextSource: the engine does this by itself."""
         return False
 
     def finish(self) -> None:
-        """See Answering: the engine stays, and saves what it keeps."""
+        """See TextSource: the engine keeps running, and saves its prefixes itself."""
         self._channel.close()
 
     def keep_for(self, seconds: float) -> None:
-        """Have the engine wait so long for somebody else, once nobody is there."""
+        """Set how long the engine waits for another program after the last one has left."""
         self._send(KeepAlive(seconds))
 
     def _send(self, message: Command) -> None:
@@ -220,8 +213,11 @@ class AttachedEngine:
                 self._requests[request_id].progress = progress
 
 
-def attach(found: FoundModel) -> LoadedModel | None:
-    """The engine of this model and these settings that runs already; None if there is none."""
+def attach(found: FoundModel, keepalive_s: float | None = None) -> LoadedModel | None:
+    """Attach to a running engine with this model and these settings; None if there is none.
+
+    `keepalive_s` replaces the time it waits for the next program; None leaves it unchanged.
+    """
     began_s = time.monotonic()
     channel = connect(address_of(found.folder, found.engine_config))
     if channel is None:
@@ -230,11 +226,14 @@ def attach(found: FoundModel) -> LoadedModel | None:
     if not isinstance(answer, Ready):
         channel.close()
         return None
-    return _loaded(found, channel, answer.model, began_s)
+    engine = AttachedEngine(channel, answer.model, found)
+    if keepalive_s is not None:
+        engine.keep_for(keepalive_s)
+    return _loaded(found, engine, began_s)
 
 
 def ask_engine(address: Path, message: Command) -> Reply | None:
-    """One question to the engine there, and its answer; None where none comes."""
+    """Send a message to the engine at `address`, and return its reply; None if there is none."""
     channel = connect(address)
     if channel is None:
         return None
@@ -245,11 +244,11 @@ def ask_engine(address: Path, message: Command) -> Reply | None:
 def start(
     found: FoundModel, keepalive_s: float, log_level: int, listener: Listener = LOGGED
 ) -> LoadedModel:
-    """Start an engine that waits `keepalive_s` for the next one when it is left; below 0: for ever.
-    `listener` is told what it does meanwhile.
+    """Start an engine that waits `keepalive_s` for the next program after the last one has left;
+    below 0: forever. `listener` is told the progress of loading.
 
-    Raises: LocalLLMError where the model cannot be loaded; OSError where there is no place for its
-    socket, or no process to be had.
+    Raises: LocalLLMError if the model cannot be loaded; OSError if there is no place for its
+    socket, or its process cannot be started.
     """
     began_s = time.monotonic()
     address = address_of(found.folder, found.engine_config)
@@ -273,39 +272,36 @@ def start(
         raise
     match answer:
         case Ready(model):
-            return _loaded(found, ours, model, began_s)
+            return _loaded(found, AttachedEngine(ours, model, found), began_s)
         case Failed(error):
             raise error
         case _:
             raise LocalLLMError(
                 "the engine's process ended before its model was loaded",
-                hint="--keepalive 0 loads it in this process, and shows more",
+                hint="--keepalive 0, which loads it in this process and shows more",
             )
 
 
 def ask(channel: socket.socket, message: Command) -> Reply | None:
-    """One question, and the answer, if there is one soon."""
+    """Send a message and return the reply; None if none comes soon."""
     try:
         channel.settimeout(_HELLO_S)
         channel.sendall(COMMANDS.pack(message))
         answer = _receive(channel)
         channel.settimeout(None)
-    except (OSError, MessageError):  # gone, or of another version
+    except (OSError, MessageError):  # the engine has gone, or is of another version
         return None
     return answer
 
 
-def _loaded(
-    found: FoundModel, channel: socket.socket, described: ModelInfo, began_s: float
-) -> LoadedModel:
-    engine = AttachedEngine(channel, described, found)
+def _loaded(found: FoundModel, engine: AttachedEngine, began_s: float) -> LoadedModel:
     defaults = read_generation_config(found.folder)
     taken_s = found.open_s + time.monotonic() - began_s
     return LoadedModel(found.name, engine, defaults, taken_s)
 
 
 def _spawn(channel: socket.socket, address: Path) -> "subprocess.Popen[bytes]":
-    # -P: the folder that this runs in is no place to import from.
+    # -P: import nothing from the current folder.
     command = [sys.executable, "-P", "-m", "localllm.attach.engine_process"]
     address.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = address.with_suffix(".log") if is_own(address.parent) else Path(os.devnull)
@@ -316,12 +312,12 @@ def _spawn(channel: socket.socket, address: Path) -> "subprocess.Popen[bytes]":
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=output,
-            start_new_session=True,  # it outlives this program, and its terminal
+            start_new_session=True,  # the engine outlives this program and its terminal
         )
 
 
 def _receive_loaded(channel: socket.socket, listener: Listener) -> Reply | None:
-    """What comes behind the messages that tell how loading goes on."""
+    """The first message after the progress of loading; None if the channel is closed before it."""
     unpacker = Unpacker(REPLIES)
     while data := channel.recv(_CHUNK):
         for message in unpacker.feed(data):

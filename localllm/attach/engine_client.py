@@ -1,7 +1,7 @@
-"""The front's side of the engine: starts its process, watches it, starts it again.
+"""The server's side of the engine: starts its process, watches it, and restarts it.
 
-A process that has died, or says nothing for too long, ends what it was at with an error, each
-request under its own number; the next process takes requests as soon as it is ready.
+When a process has died, or is killed because it hangs, each of its requests ends with an error that
+names the request; the next process takes requests as soon as it is ready.
 """
 
 import asyncio
@@ -44,36 +44,36 @@ from localllm.text.prompt import Prompt
 logger = logging.getLogger(__name__)
 
 State = Literal["starting", "ready", "compiling", "unresponsive", "stopped", "failed"]
-# A process is asked so often what it is at. One that says nothing, or is at one step, is called
-# unresponsive after the shorter time and ended after the longer one. A step on a CPU can take
-# seconds, and one for which kernels are compiled minutes.
+# Seconds between pings. A process that does not reply, or stays in one step, is called unresponsive
+# after the second time and killed after the third. A step on a CPU can take seconds, and one that
+# has to compile kernels can take minutes.
 PING_S, UNRESPONSIVE_S, HANGS_S = 2.0, 10.0, 180.0
-# Before a process is started again; twice as long after each one that did not become ready.
+# Seconds before a restart; doubled after each process that did not become ready.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
-# For a process to end that nobody talks to any more.
+# Seconds for a process to end after its channel is closed.
 _ENDS_S = 5.0
-# Events of a request that nobody has read; then its reader is too slow.
+# Unread events of a request; with more, its reader counts as too slow.
 _MAX_UNREAD = 8192
 
 
 class EngineDownError(LocalLLMError):
-    """There is no engine at the moment, or it died under a request."""
+    """There is no engine at the moment, or it died during a request."""
 
 
 class QueueFullError(LocalLLMError):
-    """As many requests as are taken are there already."""
+    """The largest number of requests is reached."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """The events of one request, to be read by one task; closing it ends the request."""
+    """The events of one request, to be read by one task; closing the stream ends the request."""
 
     client: "EngineClient"
     request_id: int
     num_samples: int
     events: "asyncio.Queue[TextEvent | LocalLLMError]" = field(default_factory=asyncio.Queue)
     num_ended: int = 0
-    num_delivered: int = 0  # ends that have come, read or not
+    num_delivered: int = 0  # samples whose last event has arrived, read or not
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
         """Raises: RequestError for a request that is refused; EngineDownError."""
@@ -94,7 +94,7 @@ class RequestStream:
 
 
 class EngineClient:
-    """One engine, whichever process it is in at the moment."""
+    """One engine, in whichever process it currently runs."""
 
     def __init__(
         self,
@@ -108,9 +108,9 @@ class EngineClient:
         hangs_s: float = HANGS_S,
         tell: Tell = logger.info,
     ) -> None:
-        """`name`: what the model is called; `address`: where programs of this user may join;
-        `hangs_s`: a process that says nothing for so long is ended; `tell` gets a line for what is
-        worth one while the model is loaded.
+        """`name`: the model's name; `address`: the socket where the user's programs may attach;
+        `hangs_s`: seconds until a process that hangs is killed; `tell` gets the lines to print
+        while the model is loaded.
         """
         self._tell = tell
         self._hangs_s = hangs_s
@@ -132,7 +132,7 @@ class EngineClient:
 
     @property
     def state(self) -> State:
-        """Where the engine stands."""
+        """The state of the engine."""
         if self._state != "ready" or self._stuck_s < UNRESPONSIVE_S:
             return self._state
         return "compiling" if self._is_compiling and self._busy_s > 0 else "unresponsive"
@@ -147,14 +147,14 @@ class EngineClient:
 
     @property
     def _stuck_s(self) -> float:
-        """Seconds that nothing was heard of it, or that it is at one step."""
+        """Seconds since the engine's last message, plus those it had been in one step by then."""
         silent_s = time.monotonic() - self._heard_s
         return self._busy_s + silent_s if self._busy_s else silent_s
 
     async def start(self) -> ModelInfo:
         """Start the engine, and wait until it is ready.
 
-        Raises: LocalLLMError where the model cannot be loaded.
+        Raises: LocalLLMError if the model cannot be loaded.
         """
         self._supervisor = asyncio.create_task(self._supervise())
         await self._settled.wait()
@@ -164,7 +164,7 @@ class EngineClient:
         return self.info
 
     async def stop(self) -> None:
-        """End the process; what it is at ends with an error."""
+        """End the process; its unfinished requests end with an error."""
         self._state = "stopped"
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -175,7 +175,7 @@ class EngineClient:
         if self._writer is None or not self._is_ready:
             raise EngineDownError("the engine is starting", hint="try again in a moment")
         if len(self._streams) >= self._max_requests:
-            raise QueueFullError(f"{len(self._streams)} requests are under way or wait already")
+            raise QueueFullError(f"{len(self._streams)} requests are already running or waiting")
         stream = RequestStream(self, self._next_id, params.n)
         self._next_id += 1
         self._streams[stream.request_id] = stream
@@ -183,7 +183,7 @@ class EngineClient:
         return stream
 
     def forget(self, stream: RequestStream) -> None:
-        """Nobody reads a request's events any more."""
+        """Drop a stream that nobody reads any more; its request is aborted if it is unfinished."""
         known = self._streams.pop(stream.request_id, None)
         if known is not None and stream.num_delivered < stream.num_samples:
             self._send(Abort(stream.request_id))
@@ -205,14 +205,14 @@ class EngineClient:
                 return
             pause = _FIRST_PAUSE_S if was_ready else min(2 * pause, _LONGEST_PAUSE_S)
             self.num_restarts += 1
-            logger.error("the engine's process ended; it is started again")
+            logger.error("the engine's process ended; starting it again")
             await asyncio.sleep(pause)
 
     async def _run_once(self) -> bool:
-        """One process, to its end; whether it was ready."""
+        """Run one process to its end; returns whether it was ever ready."""
         ours, theirs = socket.socketpair()
         self._state = "starting"
-        # -P: the folder that this runs in is no place to import from.
+        # -P: import nothing from the current folder.
         command = [sys.executable, "-P", "-m", "localllm.attach.engine_process"]
         try:
             process = await asyncio.create_subprocess_exec(
@@ -255,10 +255,10 @@ class EngineClient:
             self._writer = None
             if self._is_ready:
                 self._state = "starting"
-            if not was_ready and self._is_stopped:  # it keeps nothing yet
+            if not was_ready and self._is_stopped:  # it has nothing to save yet
                 with suppress(ProcessLookupError):
                     process.kill()
-            try:  # it ends by itself, and saves what it keeps
+            try:  # it ends by itself, after saving its prefixes
                 code = await asyncio.wait_for(process.wait(), _ENDS_S)
             except TimeoutError:
                 process.kill()
@@ -272,13 +272,13 @@ class EngineClient:
         return was_ready
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Ask the process whether it is there, and end one that hangs."""
+        """Ping the process, and kill it if it hangs."""
         while True:
             await asyncio.sleep(min(PING_S, self._hangs_s / 4))
             if self._is_ready:
                 self._send(Ping(0))
                 if self._stuck_s > self._hangs_s:
-                    logger.error("the engine has done nothing for %g s; it is ended", self._hangs_s)
+                    logger.error("the engine has hung for %g s; killing it", self._hangs_s)
                     process.kill()
 
     def _take(self, message: Reply) -> None:
@@ -292,8 +292,8 @@ class EngineClient:
             case Failed(failure):
                 if self.info is None:
                     self.failure = failure
-                else:  # it was there before, and may be again
-                    logger.error("the engine cannot be loaded again: %s", failure)
+                else:  # it was loaded before, so the next attempt may succeed
+                    logger.error("cannot load the engine again: %s", failure)
             case Events(events):
                 for request_id, event in events:
                     self._deliver(request_id, event)
@@ -309,7 +309,7 @@ class EngineClient:
         if stream.events.qsize() >= _MAX_UNREAD:
             self.forget(stream)
             stream.events.put_nowait(
-                RequestError("the answer was read too slowly, and is given up")
+                RequestError("the answer was read too slowly and has been dropped")
             )
             return
         stream.events.put_nowait(event)
@@ -318,15 +318,15 @@ class EngineClient:
         elif event.finish_reason is not None:
             stream.num_delivered += 1
             if stream.num_delivered == stream.num_samples:
-                del self._streams[request_id]  # its place is free, whoever still reads
+                del self._streams[request_id]  # its place is free, even while it is still read
 
     def _end_all(self) -> None:
-        """Tell everybody that the engine is gone."""
+        """End all streams with an error: the engine is gone."""
         streams, self._streams, self.stats = self._streams, {}, Stats()
         for stream in streams.values():
             stream.events.put_nowait(
                 EngineDownError(
-                    f"the engine ended under request {stream.request_id}",
-                    hint="it is started again; ask once more",
+                    f"the engine ended during request {stream.request_id}",
+                    hint="ask again; the engine is restarting",
                 )
             )

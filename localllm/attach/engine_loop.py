@@ -1,7 +1,7 @@
-"""Drives an engine by commands from several processes at once, each with its own numbers.
+"""Drives an engine by commands from several processes, each of which numbers its own requests.
 
-The commands, and what is answered to each, are those of messages.py. Nobody who reads slowly holds
-up the others: what is not taken is kept, to a limit.
+messages.py defines the commands and their replies. A process that reads slowly does not hold up the
+others: its replies are buffered, up to a limit.
 """
 
 import logging
@@ -59,16 +59,16 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 16
 _MAX_UNSENT_BYTES = 16 << 20
-# For what is owed when it is stopped, besides answers; and the longest that is waited.
+# Seconds after a Stop for pending grammars and unsent bytes; and the longest keep-alive.
 _OWED_S, _LONGEST_S = 5.0, 1e8
-# Until what could not be sent is tried again; and between two reports of a prompt's progress.
+# Seconds until a failed send is tried again; and between two reports of a prompt's progress.
 _RETRY_S, _PROGRESS_S = 0.02, 0.1
 
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """A process that asks. `own` are the engine's numbers of its requests, by its own; `compiling`
-    those whose grammar is being compiled, beside the others' steps.
+    """A process that sends commands. `own` maps its numbers of its requests to the engine's;
+    `compiling` holds those whose grammar is being compiled, in a thread beside the engine's steps.
     """
 
     channel: socket.socket
@@ -80,13 +80,13 @@ class Peer:
     is_gone: bool = False
 
     def send(self, message: Reply) -> None:
-        """Send, or keep what cannot be sent now; who takes nothing for long is given up."""
+        """Send, or buffer what cannot be sent now; a peer that falls too far behind is dropped."""
         with self.lock:
             self.unsent += REPLIES.pack(message)
             self._flush()
 
     def flush(self) -> None:
-        """Send what was kept, as far as it goes."""
+        """Send as much of the buffer as possible."""
         if self.unsent:
             with self.lock:
                 self._flush()
@@ -105,26 +105,27 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """Somebody is there."""
+    """A peer has connected."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A grammar is compiled, or refused."""
+    """A grammar has been compiled or refused."""
 
     asked: Submit
     form: "CompiledForm | RequestError"
 
 
-# Another process's command, or what a thread of our own has done.
+# A command from another process, or news from one of our own threads.
 _Heard = Command | _Joined | _Compiled
 
 
 class EngineLoop:
-    """The thread that runs it is the engine's only one.
+    """Serves one engine to several processes; only the thread in `run` steps the engine.
 
-    `described` is what it says of itself. It ends when `owner`, who started it, is gone; or, where
-    there is `keepalive_s`, so many seconds after the last one has left (below 0: never).
+    `described` is what Ready reports. Without `keepalive_s`, the loop ends when `owner`, the
+    process that started it, is gone; with it, that many seconds after the last peer has left (below
+    0: never).
     """
 
     def __init__(
@@ -143,21 +144,21 @@ class EngineLoop:
         self._writers = ThreadPoolExecutor(2, "prompt")
         self._left_s = self._told_s = time.monotonic()
         self._is_stopping = self._is_over = False
-        # Since when it is at this round; None while it waits for a command.
+        # When the current round began; None while waiting for a command.
         self._busy_since_s: float | None = None
         self._stops_by_s = 0.0
 
     def receive(self, peer: Peer | None, message: _Heard | None) -> None:
-        """Take a command, from any thread; None: the peer is gone."""
+        """Queue a command, from any thread; None: the peer is gone."""
         self._commands.put((peer, message))
 
     def listen(self, listener: socket.socket) -> None:
-        """Let others join, in a thread of its own."""
+        """Let other processes connect; a separate thread accepts them."""
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def run(self, unpacker: Unpacker[Command] | None = None) -> None:
-        """Until there is nobody to answer, of whom the owner is told first that it is ready;
-        `unpacker` holds what was read of the owner's already.
+        """Serve until there is nobody left to answer; the owner is told first that the engine is
+        ready. `unpacker` holds the bytes that were already read from the owner.
 
         Raises: DeviceError.
         """
@@ -190,15 +191,15 @@ class EngineLoop:
                 has_idle_work = self._engine.work_ahead()
 
     def keep_for(self, seconds: float) -> None:
-        """How long it waits for somebody else, once nobody is there; below 0: for ever."""
+        """Set how long to wait for another peer after the last one has left; below 0: forever."""
         self._keepalive_s = min(max(-1.0, seconds), _LONGEST_S)
 
     def _owes(self) -> bool:
-        """Whether somebody waits for what is still to come."""
+        """Whether a peer still waits for a grammar or for unsent bytes."""
         return any(peer.compiling or peer.unsent for peer in self._peers)
 
     def _patience(self, *, has_idle_work: bool) -> float | None:
-        """Seconds to wait for a command; None: for ever."""
+        """Seconds to wait for a command; None: forever."""
         if self._engine.engine.has_unfinished() or has_idle_work or self._is_stopping:
             return 0.0
         if any(peer.unsent for peer in self._peers):
@@ -213,7 +214,7 @@ class EngineLoop:
         return time.monotonic() >= self._left_s + self._keepalive_s
 
     def _take_commands(self, patience: float | None) -> bool:
-        """Carry out what has come; whether anything had."""
+        """Carry out the queued commands; returns whether there were any."""
         any_came = False
         while not self._is_over:
             try:
@@ -268,7 +269,7 @@ class EngineLoop:
                 peer.send(Stopping() if self._is_stopping else Staying())
 
     def _ready(self, asker: Peer) -> Ready:
-        """What it is, how it is used, and how long it stays."""
+        """The engine's model, its use, and how long it stays."""
         left_s = None
         if self._keepalive_s is not None and self._keepalive_s >= 0:
             left_s = max(0.0, self._left_s + self._keepalive_s - time.monotonic())
@@ -284,9 +285,9 @@ class EngineLoop:
     def _submit(self, peer: Peer, asked: Submit) -> None:
         peer.has_asked = True
         if asked.id in peer.own or asked.id in peer.compiling:
-            raise MessageError("a number that is in use")
+            raise MessageError("a request number that is in use")
         if self._is_stopping:
-            error = RequestError("the engine is being stopped", hint="ask again in a moment")
+            error = RequestError("the engine is stopping", hint="ask again in a moment")
             peer.send(Refused(asked.id, error))
         elif asked.params.grammar is None:
             self._start(peer, asked)
@@ -304,7 +305,7 @@ class EngineLoop:
             peer.send(Accepted(asked.id))
 
     def _compile(self, peer: Peer, asked: Submit, asked_s: float) -> None:
-        """Have a grammar compiled, in a thread of its own."""
+        """Compile a grammar; runs in a compiler thread."""
         assert asked.params.grammar is not None
         form: CompiledForm | RequestError
         try:
@@ -314,20 +315,20 @@ class EngineLoop:
         except RequestError as refused:
             form = refused
         except Exception:
-            logger.exception("in a grammar")
-            form = RequestError("the grammar cannot be followed", param="grammar")
+            logger.exception("compiling a grammar failed")
+            form = RequestError("the grammar cannot be used", param="grammar")
         self.receive(peer, _Compiled(asked, form))
 
     def _write(self, peer: Peer, asked: Write) -> None:
-        """Do what concerns texts alone, in a thread of its own."""
+        """Run a job on texts, which needs no step; runs in a writer thread."""
         result: TextResult | Failed
         try:
             result = run_text_job(self._engine.tokenizer, asked.job)
         except LocalLLMError as error:
             result = Failed(error)
         except Exception:
-            logger.debug("in a prompt", exc_info=True)
-            result = Failed(RequestError("it cannot be read"))
+            logger.debug("reading a prompt failed", exc_info=True)
+            result = Failed(RequestError("the prompt cannot be read"))
         peer.send(Wrote(asked.id, result))
 
     def _send_events(self) -> None:
@@ -350,7 +351,7 @@ class EngineLoop:
             self._told_s = now
 
     def _pong(self, ping: Ping) -> Pong:
-        """What the engine's thread is at; from any thread, while it is."""
+        """The engine's load and the age of its current step; from any thread, during the step."""
         since_s = self._busy_since_s
         busy_s = 0.0 if since_s is None else time.monotonic() - since_s
         return Pong(ping.id, self._stats(), busy_s, not self._engine.engine.is_warm)
@@ -367,7 +368,7 @@ class EngineLoop:
         )
 
     def _leave(self, peer: Peer) -> None:
-        """End what a peer has asked for."""
+        """Drop a peer and end its requests."""
         if peer not in self._peers:
             return
         self._peers.remove(peer)
@@ -377,7 +378,7 @@ class EngineLoop:
         peer.own.clear()
         peer.compiling.clear()
         with suppress(OSError):
-            peer.channel.shutdown(socket.SHUT_RDWR)  # whoever reads it in a thread stops
+            peer.channel.shutdown(socket.SHUT_RDWR)  # stops the thread that reads from it
         peer.channel.close()
         if peer.has_asked:
             self._left_s = time.monotonic()
@@ -400,7 +401,7 @@ class EngineLoop:
             self.receive(peer, None)
 
     def _hear(self, peer: Peer, message: Command) -> None:
-        """Take a command; what wants no step is answered at once, however long one takes."""
+        """Take a command; one that needs no step is answered at once, even during a long step."""
         match message:
             case Hello():
                 peer.send(self._ready(peer))
@@ -425,5 +426,5 @@ class EngineLoop:
 
 
 def _warn_of_nonsense() -> None:
-    logger.debug("in a command", exc_info=True)
-    logger.warning("what somebody sent was no command; it is not heard any more")
+    logger.debug("a command could not be carried out", exc_info=True)
+    logger.warning("a program sent an invalid command and was disconnected")

@@ -1,6 +1,7 @@
 """The engine in a process of its own: `python -m localllm.attach.engine_process FD`.
 
-What it is told first, by whoever started it, is the model (`Open`); then it is an EngineLoop's.
+The first message, from the process that started it, names the model (`Open`); an EngineLoop handles
+all others.
 """
 
 import logging
@@ -13,8 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from localllm.answer.loaded_model import LoadedModel
-from localllm.answer.opening import open_model
+from localllm.answer.opening import load_text_engine
 from localllm.answer.text_engine import TextEngine
 from localllm.attach.addresses import leave, listen_at
 from localllm.attach.engine_loop import EngineLoop
@@ -30,6 +30,7 @@ from localllm.attach.messages import (
 )
 from localllm.engine.listener import Listener
 from localllm.errors import DeviceError, LocalLLMError
+from localllm.hub.checkpoint import open_checkpoint
 from localllm.process.ending import end_with
 from localllm.process.frames import Unpacker
 from localllm.process.log_rate import LogRate
@@ -39,11 +40,10 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 
 
-def describe(model: LoadedModel, asked: Open) -> ModelInfo:
-    """What others have to know of a model."""
-    engine = model.text_engine
+def describe(engine: TextEngine, asked: Open) -> ModelInfo:
+    """What other processes need to know about a model."""
     return ModelInfo(
-        name=asked.name or model.name,
+        name=asked.name,
         context_length=engine.context_length,
         longer_context=engine.way_to_longer_context,
         pid=os.getpid(),
@@ -53,7 +53,7 @@ def describe(model: LoadedModel, asked: Open) -> ModelInfo:
 
 
 def _listener(channel: socket.socket) -> Listener:
-    """Sends what it is told to whoever started this."""
+    """A listener that forwards everything to the process that started this one."""
 
     def send(text: str, *, is_line: bool) -> None:
         logger.info("%s", text)
@@ -63,7 +63,7 @@ def _listener(channel: socket.socket) -> Listener:
 
 
 def _tell(channel: socket.socket, message: Reply) -> None:
-    with suppress(OSError):  # who is gone need not know
+    with suppress(OSError):  # a process that has gone needs no message
         channel.sendall(REPLIES.pack(message))
 
 
@@ -75,8 +75,8 @@ def _first(channel: socket.socket, unpacker: Unpacker[Command]) -> Command | Non
 
 
 def main() -> int:
-    """The process; returns its exit code."""
-    # What ends the front may reach this process too, which ends only behind it.
+    """Run the process; returns its exit code."""
+    # Signals that end the server may reach this process too, which must end only after it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     channel, unpacker = socket.socket(fileno=int(sys.argv[1])), Unpacker(COMMANDS)
@@ -89,21 +89,20 @@ def main() -> int:
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRate())
     try:
-        model = open_model(asked.model, asked.config, _listener(channel))
+        found = open_checkpoint(asked.model, asked.config)
+        engine = load_text_engine(found, _listener(channel))
     except LocalLLMError as error:
         _tell(channel, Failed(error))
         return int(error.exit_code)
-    assert isinstance(model.text_engine, TextEngine)
-    described = describe(model, asked)
-    loop = EngineLoop(model.text_engine, channel, described, asked.keepalive_s)
-    if asked.keepalive_s is not None:  # there is no front behind which it ends
+    loop = EngineLoop(engine, channel, describe(engine, asked), asked.keepalive_s)
+    if asked.keepalive_s is not None:  # no server ends this process
         signal.signal(signal.SIGTERM, lambda *_: loop.receive(None, Stop()))
     address = None if asked.address is None else Path(asked.address)
     listener = None if address is None else listen_at(address)
     if listener is not None:
         loop.listen(listener)
     elif asked.keepalive_s is not None:
-        loop.keep_for(0.0)  # nobody else would find it
+        loop.keep_for(0.0)  # no other program could find it
     try:
         loop.run(unpacker)
     except DeviceError as error:
@@ -112,7 +111,7 @@ def main() -> int:
     finally:
         if listener is not None and address is not None:
             leave(address, listener)
-    model.close()
+    engine.finish()
     return 0
 
 

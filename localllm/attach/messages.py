@@ -1,7 +1,6 @@
-"""What an engine in another process is told, and what it says.
+"""Messages to and from an engine in another process; an arrow (→) leads to the replies.
 
-Each of the engine's numbers for a request is chosen by whoever asks, and means something to those
-two alone.
+Each process that sends requests chooses their numbers, which are valid on its own connection only.
 """
 
 from dataclasses import dataclass
@@ -24,10 +23,10 @@ Line = Annotated[str, AtMost(1 << 16)]
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Load a model: the first that a new process is told, by whoever started it. → Loading, any
-    number of them, → Ready or Failed.
+    """Load a model: the first message to a new process, from the one that started it. → any number
+    of Loading, then Ready or Failed.
 
-    `address`: where others may join; `keepalive_s`: see EngineLoop.
+    `address`: the socket where other processes may connect; `keepalive_s`: see EngineLoop.
     """
 
     model: Line
@@ -40,7 +39,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Answer a prompt. → Accepted, then Events to the end, and Progress; or Refused."""
+    """Answer a prompt. → Accepted, then Events and Progress until the end; or Refused."""
 
     id: Number
     prompt: Prompt
@@ -50,7 +49,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Say what a text or a conversation is as a prompt. → Wrote."""
+    """Encode, count or render a text or a conversation. → Wrote."""
 
     id: Number
     job: TextJob
@@ -58,7 +57,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Nobody wants a request's answer any more."""
+    """Abort a request; its answer is no longer needed."""
 
     id: Number
 
@@ -77,19 +76,19 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
-    """How long the engine waits for somebody else, once nobody is there; below 0: for ever."""
+    """Set how long the engine waits for a new process after the last has left; below 0: forever."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End, once what was asked is answered. → Stopping, or Staying where a server ends it."""
+    """End once all requests are answered. → Stopping; or Staying if only a server may end it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a ready engine says of its model and its process; `owner_pid`: the server it is of."""
+    """A ready engine's model and process; `owner_pid`: the server that the engine belongs to."""
 
     name: Line
     context_length: Number
@@ -101,7 +100,10 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """How an engine is used; it stays `left_s` seconds if nobody asks, or for ever."""
+    """How an engine is used.
+
+    `left_s`: seconds until the engine ends if no process connects; None: never.
+    """
 
     requests: Number
     is_used: bool
@@ -111,7 +113,7 @@ class EngineUse:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What an engine says of its load."""
+    """An engine's load."""
 
     running: Number = 0
     waiting: Number = 0
@@ -122,7 +124,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How loading goes on; `is_line`: it is worth a line of its own."""
+    """The progress of loading; `is_line`: show it on a line of its own."""
 
     text: Line
     is_line: bool
@@ -130,7 +132,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """There is an engine."""
+    """The engine is ready."""
 
     model: ModelInfo
     use: EngineUse
@@ -138,14 +140,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request is taken."""
+    """A request is accepted."""
 
     id: Number
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request is not taken."""
+    """A request is refused."""
 
     id: Number
     error: RequestError
@@ -153,14 +155,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What came since the last, each with the number of its request."""
+    """New events, each with the number of its request."""
 
     events: tuple[tuple[Number, TextEvent], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How many of a prompt's tokens are computed, and how many there are; None: it is answered."""
+    """How many prompt tokens are computed, and how many there are; None once the request ended."""
 
     id: Number
     progress: tuple[Number, Number] | None
@@ -168,7 +170,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """What became of a Write."""
+    """The result of a Write."""
 
     id: Number
     result: TextResult | Failed
@@ -176,8 +178,8 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """`busy_s`: for how long the engine's thread is at one step; `is_compiling`: kernels may be
-    compiled in it.
+    """`busy_s`: seconds that the engine's thread has been in its current step; `is_compiling`: that
+    step may have to compile kernels.
     """
 
     id: Number
@@ -188,12 +190,12 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """It ends."""
+    """The engine will end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staying:
-    """It does not end."""
+    """The engine will not end."""
 
 
 Command = Open | Submit | Write | Abort | Ping | Hello | KeepAlive | Stop

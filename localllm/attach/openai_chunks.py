@@ -1,4 +1,4 @@
-"""What a server that speaks OpenAI's interface says, of which every type is checked."""
+"""Reads the replies of OpenAI-compatible servers, and checks every type in them."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,16 +8,16 @@ from typing import Any
 from localllm.errors import ContextLengthError, ExitCode, LocalLLMError, RequestError
 
 MAX_LINE_BYTES = 1 << 20
-# What may come without an event in it: comments that keep a connection, or no stream at all.
+# Bytes allowed without an event in them: comments that keep a connection alive, or another format.
 MAX_QUIET_BYTES = 1 << 20
 MAX_STREAM_BYTES = 256 << 20
-# More of a count than this is none.
+# A larger count is an error.
 _MAX_COUNT = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a server counted; None where it does not tell."""
+    """A server's token counts; None for those that it does not report."""
 
     prompt_tokens: int | None
     cached_tokens: int | None
@@ -35,7 +35,7 @@ class Chunk:
 
 
 def parse_json(data: bytes) -> Any:
-    """Raises: ValueError, also for what is not UTF-8 or nested too deeply."""
+    """Raises: ValueError, also for data that is not UTF-8 or is nested too deeply."""
     try:
         return json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -45,11 +45,11 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_models(data: bytes) -> dict[str, Mapping[str, Any]]:
-    """What a server says of its models, by their names. Raises: ValueError."""
+    """A server's descriptions of its models, by name. Raises: ValueError."""
     found = _object(parse_json(data), "the list of models") or {}
     listed = found.get("data")
     if not isinstance(listed, list):
-        raise ValueError("data is no list")
+        raise ValueError("data is not a list")
     models = {}
     for each in listed:
         model = _object(each, "a model") or {}
@@ -61,9 +61,9 @@ def read_models(data: bytes) -> dict[str, Mapping[str, Any]]:
 
 
 def read_stream(pieces: Iterable[bytes], kind: str) -> Iterator[Chunk]:
-    """The events of a streamed answer whose bytes come in pieces; `kind` is what it is said to be.
+    """The events of a streamed answer whose bytes come in pieces; `kind` is its content type.
 
-    Raises: LocalLLMError, also for more bytes than a server has a reason to send.
+    Raises: LocalLLMError, also if the server sends too many bytes.
     """
     num_chunks = quiet_bytes = 0
     for line in _lines(pieces):
@@ -77,23 +77,23 @@ def read_stream(pieces: Iterable[bytes], kind: str) -> Iterator[Chunk]:
             continue
         quiet_bytes += len(line) + 1
         if quiet_bytes > MAX_QUIET_BYTES:
-            raise LocalLLMError("the server sends on and on, and nothing of an answer")
+            raise LocalLLMError(f"the server sends over {MAX_QUIET_BYTES:,} bytes without an event")
     if not num_chunks:
         raise LocalLLMError(
-            "the server does not answer as an OpenAI-compatible one",
+            "the server does not answer like an OpenAI-compatible one",
             where=f"there is no event in its answer; content type: {kind:.100}",
         )
 
 
 def read_chunk(data: bytes) -> Chunk:
-    """An event of a stream. Raises: LocalLLMError, also where it is one of an error."""
+    """Reads one event of a stream. Raises: LocalLLMError, also if the event reports an error."""
     try:
         found = _object(parse_json(data), "an event") or {}
         if found.get("error") is not None:
             raise refusal(found, 500)
         choices = found.get("choices") or []
         if not isinstance(choices, list):
-            raise ValueError("choices are no list")
+            raise ValueError("choices is not a list")
         choice = (_object(choices[0], "a choice") if choices else None) or {}
         delta = _object(choice.get("delta"), "delta") or {}
         return Chunk(
@@ -104,12 +104,12 @@ def read_chunk(data: bytes) -> Chunk:
         )
     except ValueError as error:
         raise LocalLLMError(
-            "the server does not answer as an OpenAI-compatible one", where=f"{error!s:.200}"
+            "the server does not answer like an OpenAI-compatible one", where=f"{error!s:.200}"
         ) from error
 
 
 def refusal(told: Any, status: int, key_hint: str = "") -> LocalLLMError:
-    """What a server says is wrong, as an error of ours."""
+    """A server's error reply as an error of ours."""
     error = told.get("error") if isinstance(told, dict) else None
     error = error if isinstance(error, dict) else {"message": error}
     said = error.get("message")
@@ -155,13 +155,13 @@ def _usage(found: Mapping[str, Any] | None) -> Usage | None:
 
 def _object(value: Any, what: str) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, dict):
-        raise ValueError(f"{what} is no object")
+        raise ValueError(f"{what} is not an object")
     return value
 
 
 def _text(value: Any) -> str:
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} in the place of a text")
+        raise ValueError(f"{value!r:.40} instead of a text")
     return value or ""
 
 

@@ -1,7 +1,7 @@
-"""The client's side of OpenAI's interface: requests to a server, ours or another's.
+"""A client for OpenAI-compatible servers, ours or others.
 
-The server is not trusted. What it answers is bounded in bytes and in time, and a redirect is an
-error: a key and a question go only where their user sent them.
+The server is not trusted. Its replies are bounded in bytes and in time, and a redirect is an error,
+so that a key and a question go only where the user sent them.
 """
 
 import ipaddress
@@ -22,22 +22,22 @@ from localllm.attach.openai_chunks import Chunk, parse_json, read_models, read_s
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 
 CONNECT_S = 10.0
-# Between two pieces of an answer: the prompt may be long, and the machine slow.
+# Between two pieces of an answer: the prompt may be long and the machine slow.
 SILENCE_S = 600.0
-# For a list of models, or what is said with an error, as a whole.
+# For all of a list of models, or all of an error's body.
 SHORT_REPLY_S = 60.0
 MAX_JSON_BYTES = 8 << 20
 MAX_ERROR_BYTES = 64 << 10
 _PORTS = {"http": 80, "https": 443}
-# What httpx raises; ValueError for a name that no host can have.
+# What httpx raises; ValueError for an invalid host name.
 _FAILURES = (httpx.HTTPError, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server is, as what stands before `/v1`, and the key that it wants.
+    """A server's URL, without `/v1`, and its API key.
 
-    `key_hint`: how a user gives the key.
+    `key_hint`: how a user can give the key.
     """
 
     url: str
@@ -52,20 +52,20 @@ class Endpoint:
         try:
             parts = urlsplit(url.rstrip("/").removesuffix("/v1"))
             if parts.scheme not in _PORTS or not parts.hostname:
-                raise ValueError("no address of HTTP")
+                raise ValueError("not an HTTP address")
             if not parts.path.isascii() or not parts.path.isprintable() or " " in parts.path:
-                raise ValueError("no path of HTTP")
+                raise ValueError("not an HTTP path")
             host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
             port = "" if parts.port in (None, _PORTS[parts.scheme]) else f":{parts.port}"
             found = f"{parts.scheme}://{host}{port}{parts.path}"
-            httpx.URL(found)  # a host may be none for it alone
+            httpx.URL(found)  # httpx may refuse a host that urlsplit accepts
         except (ValueError, httpx.InvalidURL) as error:
             raise RequestError(
                 f"{flag} must be like http://127.0.0.1:8000, found {url!r:.100}",
                 param=flag.lstrip("-"),
             ) from error
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-            raise RequestError("the key has a character that no key has", hint=key_hint)
+            raise RequestError("the key has a character that is not allowed in keys", hint=key_hint)
         return cls(found, api_key, key_hint)
 
     @property
@@ -74,21 +74,21 @@ class Endpoint:
         return urlsplit(self.url).netloc
 
     def models(self) -> dict[str, Mapping[str, Any]]:
-        """What the server says of its models, by their names. Raises: LocalLLMError."""
+        """The server's descriptions of its models, by name. Raises: LocalLLMError."""
         with self.request("/v1/models") as reply:
             body = reply.read(MAX_JSON_BYTES)
         try:
             return read_models(body)
         except ValueError as error:
             raise LocalLLMError(
-                f"{self.url} does not answer as an OpenAI-compatible server",
+                f"{self.url} does not answer like an OpenAI-compatible server",
                 where=f"GET /v1/models: {error!s:.200}",
             ) from error
 
     def request(self, path: str, body: Mapping[str, Any] | None = None) -> "Reply":
-        """The reply to a GET, or to a POST of `body`, when its head has come.
+        """The reply to a GET, or to a POST of `body`, once its headers have arrived.
 
-        Raises: LocalLLMError where the server cannot be reached, refuses, or leads elsewhere.
+        Raises: LocalLLMError if the server cannot be reached, refuses, or redirects.
         """
         client = self._client()
         try:
@@ -109,9 +109,9 @@ class Endpoint:
             raise
 
     def _client(self) -> httpx.Client:
-        """For one request. Raises: LocalLLMError for a proxy that cannot be used."""
+        """A client for one request. Raises: LocalLLMError for a proxy that cannot be used."""
         headers = {"Connection": "close", "User-Agent": "localllm"}
-        headers["Accept-Encoding"] = "identity"  # what is compressed has no bound in bytes
+        headers["Accept-Encoding"] = "identity"  # compressed data has no bound in bytes
         if self.api_key is not None:
             headers["Authorization"] = f"Bearer {self.api_key}"
         parts = urlsplit(self.url)
@@ -122,38 +122,41 @@ class Endpoint:
             return httpx.Client(
                 headers=headers,
                 verify=tls,
-                trust_env=not _is_loopback(parts.hostname or ""),  # its proxies
+                trust_env=not _is_loopback(parts.hostname or ""),  # the environment's proxies
                 timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
                 event_hooks={"response": [self._refuse_redirect]},
             )
-        except (httpx.InvalidURL, ValueError, ImportError) as error:  # no package for SOCKS
+        except (httpx.InvalidURL, ValueError, ImportError) as error:  # ImportError: SOCKS missing
             raise LocalLLMError(
                 f"{self.name} cannot be reached: a proxy in your environment cannot be used",
                 where=f"{error!s:.200}",
-                hint="mend the variable, or unset it: env | grep -i proxy",
+                hint="fix or unset the variable: env | grep -i proxy",
                 exit_code=ExitCode.NETWORK,
             ) from error
 
     def _refuse_redirect(self, response: httpx.Response) -> None:
-        """Raises: LocalLLMError for one, before httpx reads the address."""
+        """Raises: LocalLLMError for a redirect, before httpx reads its address."""
         if not response.has_redirect_location:
             return
         location = response.headers["Location"]
         base, is_api, _ = location.partition("/v1/")
         is_other = is_api and base != self.url and base.startswith(("http://", "https://"))
         raise LocalLLMError(
-            f"{self.name} sends on to {location or 'nowhere':.300}",
+            f"{self.name} redirects to {location or 'nowhere':.300}",
             where="neither your key nor your question was sent there",
-            hint=f"if you trust that address, give it: {base:.300}" if is_other else "",
+            hint=f"if you trust that address, use it: {base:.300}" if is_other else "",
             exit_code=ExitCode.NETWORK,
         )
 
 
 class Reply:
-    """An answer whose head has come; what follows is read as it comes, and closed by who reads."""
+    """A reply whose headers have arrived; its body is read as it comes. The reader closes it."""
 
     def __init__(self, name: str, client: httpx.Client, question: httpx.Request) -> None:
-        """Ask the server `name`, by a client for this alone. Raises: LocalLLMError."""
+        """Send `question` to the server `name`; `client` is for this request alone.
+
+        Raises: LocalLLMError.
+        """
         self._name, self._client = name, client
         self._socket: socket.socket | None = None
         question.extensions["trace"] = self._watch
@@ -162,14 +165,14 @@ class Reply:
                 self._response = client.send(question, stream=True)
         except _FAILURES as error:
             is_broken = isinstance(error, httpx.ProtocolError)
-            what = "does not answer in HTTP" if is_broken else "cannot be reached"
+            what = "does not speak HTTP" if is_broken else "cannot be reached"
             by = "its proxy says " if isinstance(error, httpx.ProxyError) else ""
             said = f"{error!s:.200}"
-            if said.startswith("["):  # the system's number
+            if said.startswith("["):  # the system's error number
                 said = said.partition("] ")[2]
             raise LocalLLMError(
                 f"{name} {what}: {by}{said}",
-                hint="is it running, and is this its address?",
+                hint="check that it is running, and that this is its address",
                 exit_code=ExitCode.NETWORK,
             ) from error
 
@@ -181,11 +184,11 @@ class Reply:
 
     @property
     def status(self) -> int:
-        """The status of HTTP."""
+        """The HTTP status."""
         return self._response.status_code
 
     def read(self, max_bytes: int) -> bytes:
-        """All of a short reply. Raises: LocalLLMError for one that is too long, or too slow."""
+        """All of a short reply. Raises: LocalLLMError if it is too long or too slow."""
         body = bytearray()
         with self._within(SHORT_REPLY_S):
             for piece in self._pieces():
@@ -195,18 +198,18 @@ class Reply:
         return bytes(body)
 
     def chunks(self) -> Iterator[Chunk]:
-        """A streamed answer, to its end. Raises: LocalLLMError."""
+        """The events of a streamed answer, to its end. Raises: LocalLLMError."""
         return read_stream(self._pieces(), self._response.headers.get("Content-Type", "none"))
 
     def hang_up(self) -> None:
-        """Cut the connection, whatever is done with it; for any thread."""
+        """Cut the connection, even while it is in use; any thread may call this."""
         if self._socket is not None:
             with suppress(OSError):
-                # TLS would say goodbye first, and wait for the other side to.
+                # TLS would first say goodbye, and wait for the server to do the same.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client.close()
 
     def _pieces(self) -> Iterator[bytes]:
@@ -218,13 +221,13 @@ class Reply:
             ) from error
 
     def _watch(self, event: str, info: Mapping[str, Any]) -> None:
-        """Takes the socket when it is connected, and what TLS puts in its place."""
+        """Keep the socket once it is connected, and the one that TLS replaces it with."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._socket = info["return_value"].get_extra_info("socket")
 
     @contextmanager
     def _within(self, seconds: float) -> Iterator[None]:
-        """Hang up after so long: a server may send a byte a minute. Raises: LocalLLMError then."""
+        """Hang up after `seconds`: a server may send a byte a minute. Then raises LocalLLMError."""
         began_s = time.monotonic()
         timer = threading.Timer(seconds, self.hang_up)
         timer.daemon = True

@@ -1,35 +1,30 @@
-"""A model behind an OpenAI-compatible server, ours or another's, as one that is ready to answer.
+"""A model on an OpenAI-compatible server, ours or another, as an Answerer.
 
-What is known here is text: the server has the tokenizer, and a token is whatever comes at once.
+This side knows only text: the server has the tokenizer, and each chunk counts as one token.
 """
 
 import json
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from typing import Any
 
-from localllm.answer.completion import Completion, TextEvent, TokenInfo
-from localllm.answer.loaded_model import LoadedModel
+from localllm.answer.completion import Completion, Sample, TextEvent, TokenInfo
+from localllm.answer.event_stream import EventStream
 from localllm.answer.overflow import UNKNOWN_CONTEXT
-from localllm.answer.text_engine import EventStream
 from localllm.attach.openai_chunks import Chunk, Usage
 from localllm.attach.openai_client import SILENCE_S, Endpoint, Reply
 from localllm.engine.request import FinishReason
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError, RequestError
-from localllm.hub.generation_config import GenerationDefaults
-from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
-from localllm.text.prompt_writer import PromptWriter
-from localllm.text.thinking import Split
-from localllm.text.tokenizer import Tokenizer
+from localllm.text.prompt import Asked, Conversation, Prompt, Text
 
-# A look at what has come, so that Ctrl-C is heard.
+# One wait for a chunk, short enough to notice Ctrl-C.
 _LOOK_S = 0.05
-# Chunks that wait; a server that is faster than who reads waits too.
+# Unread chunks; a server that is faster than their reader has to wait.
 _MAX_WAITING = 64
 _CHUNK_ID = -1
 _REASONS = {"length": FinishReason.LENGTH, "abort": FinishReason.ABORT}
@@ -38,67 +33,15 @@ _OTHERS = ("top_k", "min_p", "repetition_penalty", "ignore_eos")
 
 
 @dataclass(frozen=True, slots=True)
-class _RemotePrompt(Prompt):
-    """What is sent: a path and a body; it has no tokens here."""
-
-    path: str = ""
-    body: Mapping[str, Any] = field(default_factory=dict)
-
-
-class _RemoteTokenizer(Tokenizer):
-    """Says of texts what is asked of a tokenizer before they are sent."""
-
-    def __init__(self) -> None:
-        """It has no vocabulary."""
-
-    @property
-    def has_chat_template(self) -> bool:
-        return True
-
-    @property
-    def can_think(self) -> bool:
-        return True
-
-    def count_at_least(self, text: str, limit: int) -> int:
-        return 0  # the server counts
-
-    def decode(self, token_ids: Sequence[int], shown: str = "") -> str:
-        return ""
-
-    def encode_chat(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        think: ThinkLevel | None = None,
-        parse_special: bool = False,
-        **variables: Any,
-    ) -> Prompt:
-        body: dict[str, Any] = {"messages": [dict(message) for message in messages]}
-        if tools:
-            body["tools"] = list(tools)
-        if think in ("on", "off"):
-            body["chat_template_kwargs"] = {"enable_thinking": think == "on"}
-        elif think is not None:
-            body["reasoning_effort"] = think
-        return _RemotePrompt([], path="/v1/chat/completions", body=body)
-
-
-class _RemotePrompts(PromptWriter):
-    def text(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Prompt:
-        return _RemotePrompt([], path="/v1/completions", body={"prompt": prompt})
-
-
-@dataclass(frozen=True, slots=True)
 class _Arrived:
-    """What a server sent, and when it was here."""
+    """A chunk and its time of arrival."""
 
     chunk: Chunk
     time_s: float
 
 
 class _Reader:
-    """Reads an answer in a thread of its own: whoever waits for it can be interrupted."""
+    """Reads an answer in a thread of its own, so that waiting for it can be interrupted."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -108,8 +51,8 @@ class _Reader:
         threading.Thread(target=self._read, name="remote-reader", daemon=True).start()
 
     def take(self) -> _Arrived | None:
-        """What comes next, or None at the end. Raises: Empty where nothing has come for a moment;
-        LocalLLMError for what cannot be read.
+        """The next chunk, or None at the end. Raises: Empty if none has come for a moment;
+        LocalLLMError if the answer cannot be read.
         """
         found = self._arrived.get(timeout=_LOOK_S)
         if isinstance(found, Exception):
@@ -117,7 +60,7 @@ class _Reader:
         return found
 
     def leave(self) -> None:
-        """Nobody takes anything any more."""
+        """Stop reading and hang up."""
         self._is_left.set()
         self._reply.hang_up()
 
@@ -128,7 +71,7 @@ class _Reader:
                     if not self._put(_Arrived(chunk, time.monotonic())):
                         return
             self._put(None)
-        except Exception as error:  # raised where it is taken
+        except Exception as error:  # take() raises it
             self._put(error)
 
     def _put(self, found: _Arrived | Exception | None) -> bool:
@@ -143,7 +86,9 @@ class _Reader:
 
 @dataclass(slots=True)
 class _Open:
-    """A request: who reads its answer, and what that became. `last` waits for the usage."""
+    """A request, the reader of its answer, and its events. `last`, the last event, is held back
+    until the usage has come.
+    """
 
     reader: _Reader
     inbox: deque[TextEvent] = field(default_factory=deque)
@@ -153,77 +98,88 @@ class _Open:
     silent_s: float = 0.0
 
 
-class RemoteEngine:
-    """See Answering. One thread calls it."""
+class RemoteModel:
+    """See Answerer and EventSource: a model on a server. Must be used from one thread."""
 
-    def __init__(self, endpoint: Endpoint, model: str, context_length: int) -> None:
-        self._endpoint, self._model = endpoint, model
-        self._context_length = context_length
-        self._tokenizer = _RemoteTokenizer()
+    # The server has the template, and ignores what it does not know about thinking.
+    has_chat_template = can_think = True
+    way_to_longer_context = "another server"
+
+    def __init__(self, endpoint: Endpoint, name: str, context_length: int, load_s: float) -> None:
+        self._endpoint = endpoint
+        self.name, self.context_length, self.load_s = name, context_length, load_s
         self._requests: dict[int, _Open] = {}
         self._next_id = 0
-        # Fields that were asked for, besides those that differ from what is usual.
-        self.given: frozenset[str] = frozenset()
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """See Answering."""
-        return self._tokenizer
+    def sampling_params(self, **given: Any) -> SamplingParams:
+        """See Answerer: the server decides on what is not given."""
+        return SamplingParams(**given, given=tuple(given))
 
-    @property
-    def context_length(self) -> int:
-        """See Answering."""
-        return self._context_length
-
-    @property
-    def way_to_longer_context(self) -> str:
-        """See Answering."""
-        return "another server"
-
-    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> int:
-        """See Answering. Raises: LocalLLMError for what the server refuses."""
-        if not isinstance(prompt, _RemotePrompt) or prompt.num_said:
+    def ask(
+        self, asked: Asked, params: SamplingParams, said: Sequence[int] = ()
+    ) -> tuple[Completion, EventStream]:
+        """See Answerer. Raises: LocalLLMError if the server refuses."""
+        if params.logprobs is not None:
+            raise RequestError("--logprobs and --remote cannot be combined", param="logprobs")
+        if said or isinstance(asked, Prompt):
             raise RequestError(
                 "a remote answer cannot be continued", hint="/regen asks for another"
             )
-        body = {**prompt.body, **self._fields(params), "model": self._model, "stream": True}
+        path, body = _described(asked)
+        body |= {**_fields(params), "model": self.name, "stream": True}
         body["stream_options"] = {"include_usage": True}
-        reader = _Reader(self._endpoint.request(prompt.path, body))
+        completion = Completion(0, time.monotonic(), [Sample()], is_remote=True)
+        opened = _Open(_Reader(self._endpoint.request(path, body)))
         request_id, self._next_id = self._next_id, self._next_id + 1
-        self._requests[request_id] = _Open(reader)
-        return request_id
+        self._requests[request_id] = opened
 
-    def events(self, request_id: int) -> EventStream:
-        """See Answering."""
-        return EventStream(self, request_id)
+        def book(event: TextEvent) -> None:
+            completion.add(event)
+            if event.finish_reason is not None and opened.usage is not None:
+                completion.num_prompt_tokens = opened.usage.prompt_tokens or 0
+                completion.num_cached_tokens = opened.usage.cached_tokens or 0
+                completion.num_counted_tokens = opened.usage.completion_tokens
+
+        events = EventStream(self, request_id)
+        events.on_event.append(book)
+        return completion, events
+
+    def count(self, asked: Asked, limit: int | None = None) -> int:
+        """See Answerer: only the server can count."""
+        return 0
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See Answerer: servers send no tokens."""
+        return ""
+
+    def work_ahead(self) -> bool:
+        """See Answerer."""
+        return False
+
+    def close(self) -> None:
+        """See Answerer."""
+        for opened in self._requests.values():
+            opened.reader.leave()
 
     def take(self, request_id: int) -> TextEvent | None:
-        """See Answering."""
+        """See EventSource."""
         inbox = self._requests[request_id].inbox
         return inbox.popleft() if inbox else None
 
     def is_open(self, request_id: int) -> bool:
-        """See Answering."""
+        """See EventSource."""
         return self._requests[request_id].is_open
 
     def forget(self, request_id: int) -> None:
-        """See Answering."""
+        """See EventSource."""
         self._requests.pop(request_id).reader.leave()
 
-    def usage(self, request_id: int) -> Usage | None:
-        """What the server counted, if it tells."""
-        return self._requests[request_id].usage
-
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
-        """See Answering: unknown."""
+        """See EventSource: unknown."""
         return None
 
-    def said(self, prompt: Prompt) -> Split:
-        """See Answering: nothing."""
-        return Split()
-
     def step(self) -> None:
-        """Wait a little for what comes. Raises: LocalLLMError."""
+        """Wait briefly for the next chunk of each request. Raises: LocalLLMError."""
         for opened in list(self._requests.values()):
             try:
                 self._advance(opened)
@@ -232,41 +188,11 @@ class RemoteEngine:
                 opened.reader.leave()
                 raise
 
-    def work_ahead(self) -> bool:
-        """See Answering."""
-        return False
-
-    def finish(self) -> None:
-        """See Answering."""
-        for opened in self._requests.values():
-            opened.reader.leave()
-
-    def _fields(self, params: SamplingParams) -> dict[str, Any]:
-        usual = SamplingParams()
-        asked = self.given | {
-            each.name
-            for each in fields(SamplingParams)
-            if getattr(params, each.name) != getattr(usual, each.name)
-        }
-        body = {name: getattr(params, name) for name in (*_OPENAI, *_OTHERS) if name in asked}
-        if params.stop:
-            body["stop"] = list(params.stop)
-        if params.logit_bias:
-            body["logit_bias"] = {str(i): bias for i, bias in params.logit_bias.items()}
-        grammar = params.grammar
-        if grammar is not None and grammar.kind == "json_schema":
-            named = {"name": "answer", "strict": True, "schema": json.loads(grammar.source)}
-            body["response_format"] = {"type": "json_schema", "json_schema": named}
-        elif grammar is not None:
-            kind = "regex" if grammar.kind == "regex" else "grammar"
-            body["structured_outputs"] = {kind: grammar.source}
-        return {name: value for name, value in body.items() if value is not None}
-
     def _advance(self, opened: _Open) -> None:
         try:
             arrived = opened.reader.take()
         except Empty:
-            # Counted in looks: a program that was stopped for an hour has heard nothing of it.
+            # Counted in waits: an hour for which this program was suspended must not count.
             opened.silent_s += _LOOK_S
             if opened.silent_s >= SILENCE_S:
                 raise LocalLLMError(
@@ -279,7 +205,7 @@ class RemoteEngine:
             return
         opened.is_open = False
         if opened.last is None:
-            raise LocalLLMError("the server ended its answer in the middle", hint="ask again")
+            raise LocalLLMError("the server broke off its answer", hint="ask again")
         opened.inbox.append(opened.last)
 
     def _book(self, opened: _Open, arrived: _Arrived) -> None:
@@ -292,46 +218,10 @@ class RemoteEngine:
             opened.inbox.append(_event(chunk.text, chunk.thinking, None, time_s))
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteModel(LoadedModel):
-    """A model that a server has."""
-
-    @property
-    def prompts(self) -> PromptWriter:
-        """See LoadedModel."""
-        engine = self.text_engine
-        return _RemotePrompts(engine.tokenizer, engine.context_length, engine.way_to_longer_context)
-
-    def sampling_params(self, **given: Any) -> SamplingParams:
-        """See LoadedModel: what is not given is the server's to say."""
-        assert isinstance(self.text_engine, RemoteEngine)
-        self.text_engine.given = frozenset(given)
-        return SamplingParams(**given)
-
-    def stream(self, prompt: Prompt, params: SamplingParams) -> tuple[Completion, EventStream]:
-        """See LoadedModel."""
-        engine = self.text_engine
-        assert isinstance(engine, RemoteEngine)
-        if params.logprobs is not None:
-            raise RequestError("--logprobs and --remote exclude each other", param="logprobs")
-        completion, events = LoadedModel.stream(self, prompt, params)
-        completion.is_remote = True
-
-        def count(event: TextEvent) -> None:
-            usage = engine.usage(events.request_id)
-            if event.finish_reason is not None and usage is not None:
-                completion.num_prompt_tokens = usage.prompt_tokens or 0
-                completion.num_cached_tokens = usage.cached_tokens or 0
-                completion.num_counted_tokens = usage.completion_tokens
-
-        events.on_event.append(count)
-        return completion, events
-
-
 def open_remote(url: str, model: str | None, api_key: str | None) -> RemoteModel:
-    """The model that a server calls `model`, or its first.
+    """The model named `model` on a server, or its first model.
 
-    Raises: LocalLLMError where no such server answers, or it has no such model.
+    Raises: LocalLLMError if no such server answers, or it has no such model.
     """
     began_s = time.monotonic()
     endpoint = Endpoint.parse(url, api_key, "--remote")
@@ -348,11 +238,46 @@ def open_remote(url: str, model: str | None, api_key: str | None) -> RemoteModel
         length = UNKNOWN_CONTEXT
     elif type(length) is not int or length < 1:
         raise LocalLLMError(
-            f"{endpoint.url} does not answer as an OpenAI-compatible server",
+            f"{endpoint.url} does not answer like an OpenAI-compatible server",
             where=f"GET /v1/models: max_model_len is {length!r:.40}",
         )
-    engine = RemoteEngine(endpoint, name, length)
-    return RemoteModel(name, engine, GenerationDefaults({}, ()), time.monotonic() - began_s)
+    return RemoteModel(endpoint, name, length, time.monotonic() - began_s)
+
+
+def _described(asked: Text | Conversation) -> tuple[str, dict[str, Any]]:
+    """The path that a question is sent to, and the body that describes it."""
+    if isinstance(asked, Text):
+        return "/v1/completions", {"prompt": asked.content}
+    body: dict[str, Any] = {"messages": [dict(message) for message in asked.messages]}
+    if asked.tools:
+        body["tools"] = list(asked.tools)
+    if asked.think in ("on", "off"):
+        body["chat_template_kwargs"] = {"enable_thinking": asked.think == "on"}
+    elif asked.think is not None:
+        body["reasoning_effort"] = asked.think
+    return "/v1/chat/completions", body
+
+
+def _fields(params: SamplingParams) -> dict[str, Any]:
+    """The sampling parameters to send: those that were given, or differ from the defaults."""
+    usual = SamplingParams()
+    body = {
+        name: getattr(params, name)
+        for name in (*_OPENAI, *_OTHERS)
+        if name in params.given or getattr(params, name) != getattr(usual, name)
+    }
+    if params.stop:
+        body["stop"] = list(params.stop)
+    if params.logit_bias:
+        body["logit_bias"] = {str(i): bias for i, bias in params.logit_bias.items()}
+    grammar = params.grammar
+    if grammar is not None and grammar.kind == "json_schema":
+        named = {"name": "answer", "strict": True, "schema": json.loads(grammar.source)}
+        body["response_format"] = {"type": "json_schema", "json_schema": named}
+    elif grammar is not None:
+        kind = "regex" if grammar.kind == "regex" else "grammar"
+        body["structured_outputs"] = {kind: grammar.source}
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def _event(text: str, thinking: str, reason: FinishReason | None, time_s: float) -> TextEvent:

@@ -1,4 +1,4 @@
-"""The same weights and prompts in transformers, alternating with ours."""
+"""The same weights and prompts in transformers, alternating with our engine."""
 
 import random
 import statistics
@@ -20,25 +20,28 @@ from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
 from localllm.model.weights import WeightSource, dense_weight, open_source
 
-# Fields of config.json that say how the weights are stored, and not what they are.
+# Fields of config.json that say how the weights are stored, not what the model is.
 _NOT_THEIRS = ("quantization_config", "model_type", "torch_dtype", "dtype", "architectures")
 
 
 class CompareSuite(Suite):
-    """Prefill of one prompt, and decode in batches; theirs in bfloat16, whatever ours has.
+    """Prefill of one prompt, and decode in batches; transformers always runs in bfloat16.
 
-    Their loop is the least there is: forward passes with a cache and the likeliest token, without
-    what `generate` does around it.
+    Its loop is minimal: forward passes with a cache and the most likely token, without the
+    overhead of `generate`.
     """
 
     def __init__(self, subject: Subject, tests: SpeedTests) -> None:
         self._subject, self._tests = subject, tests
         self._random = random.Random(tests.seed)
-        # (ours, theirs) in tokens a second by test and batch
+        # (ours, theirs) in tokens a second, by test and batch
         self._found: dict[tuple[str, int], list[tuple[float, float]]] = {}
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Load theirs beside ours, and alternate. Raises: RequestError without transformers."""
+        """Load the transformers model beside ours and alternate.
+
+        Raises: RequestError without transformers.
+        """
         progress("loading transformers")
         theirs = TheirModel(self._subject)
         for repeat in range(self._tests.repeats + 1):  # the first warms up
@@ -78,7 +81,7 @@ class CompareSuite(Suite):
 
 
 def ratio_row(test: str, batch: int, pairs: Sequence[tuple[float, float]], other: str) -> Result:
-    """Pairs of tokens a second, ours and the other's of one round, as a row."""
+    """A row from pairs of tokens a second: ours and the other's in the same round."""
     times = Spread.of([ours / theirs for ours, theirs in pairs])
     return Result(
         "compare",
@@ -94,7 +97,7 @@ def ratio_row(test: str, batch: int, pairs: Sequence[tuple[float, float]], other
 
 
 class TheirModel:
-    """A model of transformers with a subject's weights, dequantized where they are quantized."""
+    """A transformers model with a subject's weights, dequantized if they are quantized."""
 
     def __init__(self, subject: Subject) -> None:
         try:
@@ -115,7 +118,7 @@ class TheirModel:
             state = {name: dense_weight(source, name, torch.bfloat16) for name in names}
         kind = architecture.name.removesuffix("ForCausalLM").lower()
         with torch.device(subject.device):
-            make: Any = AutoModelForCausalLM.from_config  # which has no types
+            make: Any = AutoModelForCausalLM.from_config  # untyped
             self._model = make(AutoConfig.for_model(kind, **raw), dtype=torch.bfloat16)
         self._model.load_state_dict(state, strict=False)
         self._model.eval()
@@ -123,7 +126,7 @@ class TheirModel:
 
     @torch.inference_mode()
     def prefill(self, token_ids: list[int]) -> float:
-        """Seconds to the likeliest next token of a prompt."""
+        """Seconds to compute a prompt and its most likely next token."""
         ids = torch.tensor([token_ids], device=self._device)
         started = time.perf_counter()
         self._model(ids, use_cache=True, logits_to_keep=1).logits[0, -1].argmax().item()
@@ -131,7 +134,7 @@ class TheirModel:
 
     @torch.inference_mode()
     def decode(self, prompts: list[list[int]], num_tokens: int) -> float:
-        """Seconds of one step, on average, after the one that computes the prompts."""
+        """Average seconds of a decode step; the prefill is not timed."""
         ids = torch.tensor(prompts, device=self._device)
         found = self._model(ids, use_cache=True, logits_to_keep=1)
         synchronize(self._device)
@@ -145,13 +148,13 @@ class TheirModel:
         return (time.perf_counter() - started) / num_tokens
 
     def generate_batch(self, prompts: list[list[int]], num_tokens: int) -> float:
-        """Seconds to continue all prompts by `num_tokens` tokens with their continuous batching."""
+        """Seconds to add `num_tokens` tokens to every prompt, with transformers' own batching."""
         import transformers
 
-        make: Any = transformers.GenerationConfig  # which has no types
+        make: Any = transformers.GenerationConfig  # untyped
         config = make(max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1)
         started = time.perf_counter()
-        # One manager for all calls, so that what it captures is captured once, in the first.
+        # One manager for all calls, so that it captures only once, in the first call.
         found = self._model.generate_batch(
             inputs=prompts, generation_config=config, persistent_manager=True
         )
@@ -159,7 +162,7 @@ class TheirModel:
         seconds = time.perf_counter() - started
         lengths = {len(each.generated_tokens) for each in found.values()}
         if len(found) != len(prompts) or lengths != {num_tokens}:
-            raise RequestError(f"transformers gave answers of {sorted(lengths)} tokens")
+            raise RequestError(f"transformers returned answers of {sorted(lengths)} tokens")
         return seconds
 
 

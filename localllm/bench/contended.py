@@ -1,4 +1,4 @@
-"""Decoding beside other work: what is left of its speed where other processes keep cores busy."""
+"""Decoding beside other work: how much speed is left when other processes keep cores busy."""
 
 import random
 import statistics
@@ -14,7 +14,7 @@ from localllm.bench.subject import Subject
 from localllm.errors import RequestError
 
 LOADS = (1, 2)
-# A busy process ends by itself after so long, or when whoever started it has gone.
+# A busy process ends by itself after this time, or when its parent has gone.
 LOAD_LASTS_S = 600
 _BUSY = """
 import os, sys, time
@@ -28,9 +28,9 @@ _SETTLES_S = 0.2
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """So many processes that compute without a pause.
+    """Run `count` processes that compute without a pause.
 
-    Raises: RequestError where one ended before what was measured beside it did.
+    Raises: RequestError if one ends before the measurement beside it does.
     """
     command = [sys.executable, "-S", "-c", _BUSY, str(LOAD_LASTS_S)]
     started = [subprocess.Popen(command) for _ in range(count)]
@@ -40,8 +40,8 @@ def busy_processes(count: int) -> Iterator[None]:
         yield
         if any(process.poll() is not None for process in started):
             raise RequestError(
-                f"a busy process ended, after {LOAD_LASTS_S:,} s or by another's hand, before the "
-                "measurement did",
+                f"a busy process ended, after {LOAD_LASTS_S:,} s or because it was killed, before "
+                "the measurement did",
                 hint="fewer tokens with -n",
             )
     finally:
@@ -51,16 +51,16 @@ def busy_processes(count: int) -> Iterator[None]:
 
 
 class ContendedSuite(Suite):
-    """Decode of `num_tokens` tokens, batch 1, alternating: alone, and beside each of LOADS."""
+    """Decode of `num_tokens` tokens at batch 1, alternating: alone, and beside each of LOADS."""
 
     def __init__(self, subject: Subject, num_tokens: int, repeats: int, seed: int) -> None:
         self._subject, self._num_tokens, self._repeats = subject, num_tokens, repeats
         self._prompt = subject.random_tokens(random.Random(seed), 8)
-        # Pairs of tokens a second: alone, and right afterwards beside so many.
+        # Pairs of tokens a second: alone, and right afterwards beside that many processes.
         self._pairs: dict[int, list[tuple[float, float]]] = {count: [] for count in LOADS}
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """All pairs; what is measured when it is interrupted stays."""
+        """Measure all pairs; an interrupted run keeps what it has measured."""
         self._decode(0)
         for _ in range(self._repeats):
             for count, pairs in self._pairs.items():
@@ -75,14 +75,17 @@ class ContendedSuite(Suite):
         return [contended_row(name, count, pairs) for count, pairs in self._pairs.items() if pairs]
 
     def _decode(self, count: int) -> float:
-        """Tokens a second beside so many busy processes."""
+        """Tokens a second beside `count` busy processes."""
         with busy_processes(count):
             steps = run_decode(self._subject.engine, [self._prompt], self._num_tokens)
         return 1 / statistics.mean(steps)
 
 
 def contended_row(test: str, count: int, pairs: Sequence[tuple[float, float]]) -> Result:
-    """What `count` busy processes leave of a speed; `pairs`: tokens a second, alone and beside."""
+    """The share of speed kept beside `count` busy processes, as a row.
+
+    `pairs`: tokens a second, alone and beside them.
+    """
     kept = Spread.of([beside / alone for alone, beside in pairs])
     found = {
         "tokens_per_s": Spread.of([beside for _, beside in pairs]),

@@ -15,7 +15,7 @@ _LIBRARIES = ("torch", "triton", "numpy", "transformers", "safetensors")
 
 
 def describe_environment(device: torch.device | None) -> dict[str, Any]:
-    """Machine, versions and commit; no device where what is measured runs elsewhere."""
+    """Machine, versions and commit; `device` is None if the measured model runs elsewhere."""
     versions = {"localllm": __version__, "python": platform.python_version()}
     for name in _LIBRARIES:
         try:
@@ -58,7 +58,7 @@ def processor_name() -> str:
 
 
 def _commit() -> str | None:
-    """Of the checkout that this runs from, marked where it has changes; None outside of one."""
+    """The commit of this checkout, marked if it has changes; None outside a checkout."""
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None

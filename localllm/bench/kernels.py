@@ -1,8 +1,8 @@
-"""Each Triton kernel by itself, at the sizes of a model, against what torch has for it.
+"""Each Triton kernel on its own, at the sizes of a model, against torch's counterpart.
 
-A call is captured in a CUDA graph, so that launches cost nothing, and timed by the device; before
-each replay the second cache is overwritten, so that operands come from memory as they do in a
-model. Ours and torch's alternate.
+A call is captured in a CUDA graph, so that launches cost nothing, and timed by the device. Before
+each replay the L2 cache is overwritten, so that operands come from memory, as in a model. Our
+kernel and torch's alternate.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ DECODE_CONTEXT, PREFILL_TOKENS = 16_384, 8192
 class KernelSuite(Suite):
     """The kernels at the sizes of a model, alternating with torch's operators.
 
-    `timer`: None for graphs on `device`; `limits` likewise measured there.
+    `timer`: None times graphs on `device`; `limits`: None measures them there.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class KernelSuite(Suite):
 
     @property
     def limits(self) -> Rates | None:
-        """As measured before the first kernel."""
+        """The rates measured before the first kernel."""
         return self._limits
 
     def results(self) -> list[Result]:
-        """What is measured so far."""
+        """The results so far."""
         return list(self._results)
 
     @torch.inference_mode()
     def run(self, progress: Callable[[str], None]) -> None:
-        """Every case."""
+        """Measure every case."""
         if self._limits is None:
             self._limits = measure_rates(self._device)
         timer = self._timer or GraphTimer(self._device)
@@ -85,7 +85,7 @@ class KernelSuite(Suite):
 
 
 class KernelCases:
-    """Inputs of a model's sizes, with both ways to compute."""
+    """Makes cases: inputs at a model's sizes, our kernel and torch's counterpart."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class KernelCases:
         self.fragments = Workspace(device, fragment_rows=MAX_TILE_ROWS)
 
     def all(self) -> Iterator[Case]:
-        """Products, attention, what is between them, sampling."""
+        """Products, attention, norms and gates, sampling."""
         for group in self.products():
             for rows in ROWS:
                 yield from self.product_cases(group.kind, group.width_out, group.width_in, rows)
@@ -118,16 +118,16 @@ class KernelCases:
             yield self.sampling(rows)
 
     def products(self) -> list[LinearGroup]:
-        """The different products of the layers."""
+        """The distinct products of the layers."""
         return list(dict.fromkeys(group for _, group in self.architecture.groups()))
 
     def attentions(self) -> list[AttentionSpec]:
-        """The different attentions, all without their windows."""
+        """The distinct attention blocks, without their windows."""
         found = self.architecture.blocks_of(AttentionSpec)
         return list(dict.fromkeys(replace(each, window=None) for each in found))
 
     def product_cases(self, name: str, width_out: int, width_in: int, rows: int) -> Iterator[Case]:
-        """Weights in 4 and 8 bits against torch's product with plain ones."""
+        """Products with 4-bit and 8-bit weights, against torch's with plain weights."""
         x = self.values(rows, width_in)
         plain = self.values(width_out, width_in)
         codes = torch.randint(16, (width_out, width_in), dtype=torch.uint8, device=self.device)
@@ -176,7 +176,7 @@ class KernelCases:
         *,
         by_fragments: bool = False,
     ) -> Case:
-        """Against torch's attention over contiguous keys and values in plain values."""
+        """Attention, against torch's over contiguous, unquantized keys and values."""
         ops = self.by_fragments if by_fragments else self.ops
         heads, kv_heads, dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
         blocks = -(-context // BLOCK_SIZE)
@@ -218,7 +218,7 @@ class KernelCases:
         )
 
     def norm(self, rows: int) -> Case:
-        """The norm with the residual."""
+        """The norm with the residual sum."""
         hidden = self.architecture.hidden_size
         x, residual, weight = (
             self.values(rows, hidden),
@@ -249,7 +249,7 @@ class KernelCases:
         )
 
     def sampling(self, rows: int) -> Case:
-        """Top-k and top-p at a vocabulary's size, against torch's maximum alone."""
+        """Top-k and top-p over the whole vocabulary, against torch's argmax alone."""
         logits = torch.randn(rows, self.architecture.vocab_size, device=self.device)
 
         def column(value: float, dtype: torch.dtype) -> Tensor:

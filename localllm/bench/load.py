@@ -1,4 +1,4 @@
-"""Many requests against one engine: throughput, latencies, and what batching them gives."""
+"""Many requests against one engine: throughput, latencies, and the gain from batching."""
 
 import time
 from collections import deque
@@ -20,7 +20,7 @@ LOADS = (0.5, 0.8)
 class Timeline:
     """When a request arrived and when its tokens came, in seconds from the start of the run.
 
-    `reported_tokens`: how many there were, where several may have come together.
+    `reported_tokens`: the server's count, since one chunk may carry several tokens.
     """
 
     arrival_s: float
@@ -44,16 +44,14 @@ class Timeline:
 
     @property
     def time_per_token_s(self) -> float | None:
-        """Mean time between tokens; None for a single one."""
+        """Mean time between tokens; None for a single token."""
         count = self.num_tokens - 1
         return (self.token_s[-1] - self.token_s[0]) / count if count else None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """The requests that got an answer, the time from the start to the last token, and how many got
-    none.
-    """
+    """The answered requests, the seconds from start to end, and how many got no answer."""
 
     timelines: list[Timeline]
     seconds: float
@@ -66,7 +64,7 @@ class LoadRun:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens over the whole time."""
+        """Generated tokens per second of the whole run."""
         return self.num_tokens / self.seconds
 
     def latencies(self) -> dict[str, dict[str, float]]:
@@ -87,9 +85,9 @@ class LoadRun:
 def run_requests(
     engine: Engine, requests: Sequence[LoadRequest], max_at_once: int | None = None
 ) -> LoadRun:
-    """Submit each request when it arrives, at most `max_at_once` of them at a time, and step.
+    """Submit each request when it arrives, at most `max_at_once` at a time, and step the engine.
 
-    A request that waits for a place has arrived nevertheless.
+    The time that a request waits to be submitted counts towards its latency.
     """
     started = time.perf_counter()
     waiting = deque(requests)
@@ -123,10 +121,10 @@ def run_requests(
 
 
 def run_static(engine: Engine, requests: Sequence[LoadRequest], batch: int) -> float:
-    """Seconds for the same requests in fixed batches, as a plain generation loop runs them.
+    """Seconds for the requests in fixed batches, as a plain generation loop runs them.
 
-    A batch starts when the one before has ended, its prompts are padded to the longest of them,
-    and every row is computed until the longest answer is there.
+    A batch starts when the previous one has ended. Its prompts are padded to the longest, and
+    every row is computed until the longest answer is complete.
     """
     started = time.perf_counter()
     for first in range(0, len(requests), batch):
@@ -142,18 +140,18 @@ def run_static(engine: Engine, requests: Sequence[LoadRequest], batch: int) -> f
 
 
 class LoadSuite(Suite):
-    """Poisson arrivals, a full queue, so many at once, and static batches."""
+    """A full queue, Poisson arrivals, static batches, and fixed numbers of requests at once."""
 
     def __init__(self, subject: Subject, mix: Mix, static_batch: int = 16) -> None:
         self._subject, self._mix, self._static_batch = subject, mix, static_batch
         self._results: list[Result] = []
 
     def results(self) -> list[Result]:
-        """What is measured so far."""
+        """The results so far."""
         return list(self._results)
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Everything, the queue first: the arrivals take their rate from it."""
+        """Measure everything, the full queue first: its throughput sets the arrival rates."""
         engine, mix = self._subject.engine, self._mix
         progress("warming up")
         run_requests(engine, mix.draw()[:4])
@@ -162,15 +160,15 @@ class LoadSuite(Suite):
         self._results.append(load_row("full queue", {"requests": mix.num_requests}, full))
         rate = mix.num_requests / full.seconds
         for i, load in enumerate(LOADS):
-            progress(f"arrivals at {load:.0%} of that")
+            progress(f"arrivals at {load:.0%} of that rate")
             run = run_requests(engine, _fresh(mix, 6 + i).draw(rate * load))
             conditions = {"requests": mix.num_requests, "requests_per_s": rate * load}
             self._results.append(load_row(f"load {load:.0%}", conditions, run))
         progress("static batches")
         requests = _fresh(mix, 3).draw()
         static_s = run_static(engine, requests, self._static_batch)
-        progress("the same, continuously")
-        # The same lengths with other tokens: those of before are cached.
+        progress("the same with continuous batching")
+        # The same lengths with other tokens: the earlier ones are cached.
         others = [
             replace(each, prompt=tuple((token + 1) % mix.vocab_size for token in each.prompt))
             for each in requests
@@ -191,12 +189,12 @@ class LoadSuite(Suite):
         )
 
     def _at_once(self, progress: Callable[[str], None]) -> None:
-        """Decoding alone: the prompts are cached, so that a step is one token for each request."""
+        """Decoding alone: the prompts are cached, so that a step computes one token per request."""
         engine = self._subject.engine
         alone: float | None = None
         size = engine.scheduler.config.block_size
         requests = [
-            # All but the last token in whole blocks, so that nothing else is left to compute.
+            # All but the last token fill whole blocks, so that only the last is left to compute.
             replace(each, prompt=(*each.prompt[: len(each.prompt) // size * size], 0))
             for each in _fresh(self._mix, 5).draw()
         ]
@@ -205,7 +203,7 @@ class LoadSuite(Suite):
             if count > engine.scheduler.config.max_num_seqs:
                 break
             progress(f"{count} at once")
-            # Few at a time are slow, and need no large sample.
+            # Small batches are slow, and need no large sample.
             sample = requests[: 4 * count]
             speed = run_requests(engine, sample, count).tokens_per_s
             alone = alone or speed
@@ -215,13 +213,13 @@ class LoadSuite(Suite):
                     f"{count} at once",
                     {"at_once": count, "requests": len(sample)},
                     {"tokens_per_s": speed, "times": speed / alone},
-                    f"{speed / alone:.1f} times one at a time",
+                    f"{speed / alone:.1f} times the speed of one at a time",
                 )
             )
 
 
 def load_row(test: str, conditions: Mapping[str, float], run: LoadRun) -> Result:
-    """A run as a row."""
+    """The row of a run."""
     latencies = run.latencies()
     first = latencies["ttft_s"]
     failed = f"{run.num_failed} got no answer; " if run.num_failed else ""
@@ -236,5 +234,5 @@ def load_row(test: str, conditions: Mapping[str, float], run: LoadRun) -> Result
 
 
 def _fresh(mix: Mix, number: int) -> Mix:
-    """The same kind of requests with other tokens, so that nothing of them is cached."""
+    """The same kind of requests with other tokens, so that none of them is cached."""
     return replace(mix, seed=mix.seed * 1000 + number)

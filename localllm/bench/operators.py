@@ -1,5 +1,5 @@
-"""Each operator by itself, at the sizes of a model: time, rate, share of the limit, and how it
-stands against torch's.
+"""Each operator on its own, at the sizes of a model: time, rate, share of the limit, and speed
+relative to torch's.
 """
 
 import statistics
@@ -32,7 +32,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One operator on one set of inputs, and the same by torch alone."""
+    """One operator on one set of inputs: our implementation and torch's."""
 
     name: str
     conditions: dict[str, int]
@@ -44,7 +44,7 @@ class Case:
 
 
 class OperatorSuite(Suite):
-    """The operators of a subject's table, alternating with torch's."""
+    """The operators in a subject's table, alternating with torch's."""
 
     def __init__(self, subject: Subject, repeats: int) -> None:
         self._subject, self._repeats = subject, repeats
@@ -53,16 +53,16 @@ class OperatorSuite(Suite):
 
     @property
     def limits(self) -> Rates | None:
-        """As measured before the first operator."""
+        """The rates measured before the first operator."""
         return self._limits
 
     def results(self) -> list[Result]:
-        """What is measured so far."""
+        """The results so far."""
         return list(self._results)
 
     @torch.inference_mode()
     def run(self, progress: Callable[[str], None]) -> None:
-        """Every case."""
+        """Measure every case."""
         self._limits = limits = measure_rates(self._subject.device)
         for case in _cases(self._subject):
             progress(case.name)
@@ -79,7 +79,7 @@ class OperatorSuite(Suite):
 
 
 def operator_row(case: Case, own_s: list[float], plain_s: list[float], limits: Rates) -> Result:
-    """A case as a row, from the times of both ways, which alternated."""
+    """The row of a case, from the alternating times of both implementations."""
     seconds = statistics.median(own_s)
     roofline = Roofline.of(case.num_bytes, case.operations, limits, case.arithmetic)
     times = Spread.of([plain / own for own, plain in zip(own_s, plain_s, strict=True)])
@@ -100,7 +100,7 @@ def operator_row(case: Case, own_s: list[float], plain_s: list[float], limits: R
 
 
 def _cases(subject: Subject) -> Iterator[Case]:
-    """Everything in the table, for one row, a batch and a prompt."""
+    """Every operator in the table, for one row, a batch and a prompt."""
     bench = _Inputs(
         subject.architecture, subject.decoder.model.ops, subject.decoder.dtype, subject.device
     )
@@ -117,7 +117,7 @@ def _cases(subject: Subject) -> Iterator[Case]:
 
 
 class _Inputs:
-    """Makes cases: inputs of a model's sizes and both ways to compute."""
+    """Makes cases: inputs at a model's sizes, and both implementations."""
 
     def __init__(
         self, architecture: Architecture, ops: Ops, dtype: torch.dtype, device: torch.device
@@ -131,8 +131,8 @@ class _Inputs:
         return torch.randn(shape, device=self.device).to(self.between)
 
     def norms(self, rows: int) -> Iterator[Case]:
-        """The norm, and that of a sum."""
-        hidden, eps = self.architecture.hidden_size, self.architecture.rms_norm_eps
+        """The norm, and the norm of a sum with the residual."""
+        hidden, eps = self.architecture.hidden_size, self.architecture.norm.eps
         x, residual = self.values(rows, hidden), self.values(rows, hidden)
         weight = self.values(hidden)
         yield self._case(
@@ -180,7 +180,7 @@ class _Inputs:
         )
 
     def rotation(self, rows: int, sizes: AttentionSpec) -> Case:
-        """Rotary embedding with the norms of heads and the write to the cache."""
+        """Rotary embedding, with the norms of the heads and the write to the cache."""
         heads, kv_heads, dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
         qkv = self.values(rows, heads + 2 * kv_heads, dim)
         angles = torch.rand(rows, dim // 2, device=self.device)
@@ -197,7 +197,7 @@ class _Inputs:
                 slots,
                 query_norm=norm,
                 key_norm=norm,
-                eps=self.architecture.rms_norm_eps,
+                eps=self.architecture.norm.eps,
             )
 
         stored = 2 * rows * kv_heads * dim * cache.key.itemsize
@@ -249,7 +249,7 @@ class _Inputs:
 
 
 def _products(subject: Subject, inputs: _Inputs, rows: int) -> Iterator[Case]:
-    """The largest product of a layer with weights of every kind, against torch's plain one."""
+    """The largest product of a layer with every kind of weights, against torch's plain product."""
     architecture, device = subject.architecture, subject.device
     weights = {name: shape for name, shape, _ in architecture.layers[0].linears()}
     largest = max(weights, key=lambda name: prod(weights[name]))

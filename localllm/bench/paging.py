@@ -1,5 +1,6 @@
-"""How much of the KV cache is wasted in blocks, and how many requests fit that would not fit in
-contiguous memory. Counted, with the engine's own scheduler and no model.
+"""How much of the KV cache blocks waste, and how many more requests fit than in contiguous memory.
+
+Counted with the engine's own scheduler, without a model.
 """
 
 from collections.abc import Callable
@@ -25,18 +26,18 @@ class PagingSuite(Suite):
         self._results: list[Result] = []
 
     def results(self) -> list[Result]:
-        """What is counted so far."""
+        """The results so far."""
         return list(self._results)
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Count."""
+        """Count for every block size."""
         for block_size in BLOCK_SIZES:
             progress(f"counting blocks of {block_size}")
             self._results.append(self._count(block_size))
 
     def _count(self, block_size: int) -> Result:
         usage = count_usage(self._mix, block_size, CACHE_TOKENS)
-        # What contiguous memory would have to set aside: room for the longest.
+        # Contiguous memory would have to reserve room for the longest request.
         contiguous = CACHE_TOKENS // self._mix.max_tokens
         times = usage.mean_running / contiguous
         return Result(
@@ -53,8 +54,8 @@ class PagingSuite(Suite):
                 "running_contiguous": contiguous,
                 "times": times,
             },
-            f"{usage.waste:.1%} of the taken memory holds nothing; {times:.1f} times the requests "
-            f"of contiguous memory for {self._mix.max_tokens:,} tokens each",
+            f"{usage.waste:.1%} of the allocated memory is empty; {times:.1f} times the requests "
+            f"of contiguous memory with {self._mix.max_tokens:,} tokens each",
         )
 
 
@@ -62,8 +63,8 @@ class PagingSuite(Suite):
 class Usage:
     """Averages over the steps in which the queue was not empty.
 
-    `waste`: share of the slots of taken blocks that hold no token; `mean_tokens`: in the cache,
-    of a running request.
+    `waste`: share of the slots in allocated blocks that hold no token; `mean_tokens`: cached
+    tokens of a running request.
     """
 
     waste: float

@@ -1,4 +1,4 @@
-"""Pictures of a report: tokens a second over the batch, latency over load, and the roofline."""
+"""Plots of a report: tokens a second over batch size, latency over load, and the roofline."""
 
 import io
 from collections import defaultdict
@@ -15,7 +15,7 @@ _ENDINGS = (".png", ".html")
 
 
 def check_plot(path: Path) -> None:
-    """Raises: RequestError early, for an ending that is not drawn or a library that is missing."""
+    """Fail early. Raises: RequestError for an unsupported file suffix or a missing library."""
     if path.suffix not in _ENDINGS:
         raise RequestError(
             f"--plot writes {' or '.join(_ENDINGS)}, not {path.name!r:.80}", param="plot"
@@ -29,7 +29,7 @@ def check_plot(path: Path) -> None:
 
 
 def write_plot(report: Report, path: Path) -> None:
-    """Draw what the report has data for. Raises: OSError."""
+    """Draw every plot that the report has data for. Raises: OSError."""
     from matplotlib.figure import Figure
 
     pictures = [draw for draw, has_data in _pictures(report) if has_data]
@@ -62,7 +62,7 @@ def _pictures(report: Report) -> list[tuple[Callable[[Report, Any], None], bool]
 
 
 def _draw_batches(report: Report, axes: Any) -> None:
-    """Decode speed over the batch, a line for each depth."""
+    """Decode speed over batch size, with a line for each depth."""
     lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for result in report.results:
         if result.suite == "speed" and result.test.startswith("tg"):
@@ -81,7 +81,7 @@ def _draw_batches(report: Report, axes: Any) -> None:
 
 
 def _draw_load(report: Report, axes: Any) -> None:
-    """Time to first token over the requests that arrive in a second."""
+    """Time to first token over requests per second."""
     rows = [
         result
         for result in report.results
@@ -99,13 +99,13 @@ def _rooflined(report: Report) -> list[Mapping[str, Any]]:
 
 
 def _draw_roofline(report: Report, axes: Any) -> None:
-    """Operations a second over operations a byte, under what memory and arithmetic allow."""
+    """Operations a second over operations a byte, under the limits of memory and arithmetic."""
     limits = report.limits
     assert limits is not None
     points = _rooflined(report)
     arithmetic = points[0]["arithmetic"]
     memory = limits.memory_bytes_per_s
-    # Without the rate of its own, the products of twice the bits are what is known.
+    # If this arithmetic has no measured rate, the fastest measured one stands in.
     peak = limits.operations_per_s.get(arithmetic, max(limits.operations_per_s.values()))
     least = min(found["intensity"] for found in points) / 2
     most = max(*(found["intensity"] for found in points), peak / memory) * 4

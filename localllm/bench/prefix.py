@@ -1,4 +1,4 @@
-"""What the prefix cache gives and costs: a prompt whose beginning was computed before, and the
+"""What the prefix cache gains and costs: a prompt whose prefix was computed before, and the
 cache's own time in a step.
 """
 
@@ -29,7 +29,7 @@ class PrefixSuite(Suite):
         self._cost: Result | None = None
 
     def results(self) -> list[Result]:
-        """What is measured so far."""
+        """The results so far."""
         rows = []
         if self._ratios:
             times = Spread.of(self._ratios)
@@ -45,7 +45,7 @@ class PrefixSuite(Suite):
         return rows + ([self._cost] if self._cost is not None else [])
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Alternate prompts that share nothing with prompts that share their beginning."""
+        """Alternate prompts that share nothing with prompts that share a prefix."""
         engine = self._subject.engine
         num_shared = int(self._num_tokens * SHARED)
         shared = self._tokens(num_shared)
@@ -53,7 +53,7 @@ class PrefixSuite(Suite):
         for _ in range(self._repeats):
             progress("nothing shared")
             cold = run_prefill(engine, self._tokens(self._num_tokens))
-            progress("beginning shared")
+            progress("prefix shared")
             warm = run_prefill(engine, shared + self._tokens(self._num_tokens - num_shared))
             self._warm.append(warm.seconds)
             self._ratios.append(cold.seconds / warm.seconds)
@@ -67,10 +67,10 @@ class PrefixSuite(Suite):
         return self._subject.engine.scheduler.config.max_num_seqs
 
     def _own_time(self, step_s: float, batch: int) -> Result:
-        """Hashing, registering and looking up, as a share of a decode step.
+        """The time to hash, register and look up blocks, as a share of a decode step.
 
-        The scheduler runs without a model, with the cache and without; the difference is the
-        cache's.
+        The scheduler runs without a model, with the cache and without it; the difference is the
+        cache's time.
         """
         with_cache, without = (
             min(scheduling_time(is_enabled, batch) for _ in range(5))
@@ -90,7 +90,7 @@ class PrefixSuite(Suite):
 
 
 def scheduling_time(enable_prefix_caching: bool, batch: int, num_steps: int = 256) -> float:
-    """Seconds that the scheduler takes for a decode step of `batch` requests, on average."""
+    """Average seconds that the scheduler takes for a decode step of `batch` requests."""
     config = SchedulerConfig(16, batch, 4096, enable_prefix_caching, b"root")
     pool = BlockPool(batch * (64 + num_steps) // 16 + batch + 1)
     scheduler = Scheduler(config, [BlockGroup(pool, config.block_size)])
@@ -98,7 +98,7 @@ def scheduling_time(enable_prefix_caching: bool, batch: int, num_steps: int = 25
         scheduler.add(new_request(i, [i] * 64, num_steps + 1))
     started = 0.0
     for step in range(num_steps):
-        if step == 1:  # the prompts are computed
+        if step == 1:  # prefill is done
             started = time.perf_counter()
         scheduled = scheduler.schedule()
         scheduler.update(scheduled, [[SampledToken(step)] for _ in scheduled.requests])

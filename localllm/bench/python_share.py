@@ -1,7 +1,7 @@
-"""How much of a step is Python, and not the model.
+"""How much of a step is spent in Python rather than in the model.
 
-Python's part depends on the number of layers and requests, not on widths. So a hollow model, of as
-many layers but hardly any width, takes about as long as Python alone, and a little more.
+Python's part depends on the number of layers and requests, not on widths. So a hollow model, with
+as many layers but hardly any width, takes only a little longer than Python alone.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class PythonShareSuite(Suite):
         self._found: dict[int, list[tuple[float, float]]] = {}
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Time both."""
+        """Time both models."""
         hollow = build_hollow(self._subject, self._config)
         for _ in range(self._repeats):
             for batch in self._batches:
@@ -74,7 +74,7 @@ class PythonShareSuite(Suite):
 
 
 def build_hollow(subject: Subject, config: EngineConfig) -> Engine:
-    """An engine around a model of as many layers, and of the same kind of weights."""
+    """An engine with a hollow model that has as many layers and the same kind of weights."""
     architecture = architecture_of({**subject.config_json, **_HOLLOW})
     kind: WeightKind = "int4" if subject.arithmetic == "int8" else "bf16"
     source = RandomWeights(architecture, kind, subject.device)

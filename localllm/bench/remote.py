@@ -1,4 +1,4 @@
-"""The load suite against a server that speaks OpenAI's completions, ours or another's."""
+"""The load suite against a server with OpenAI's completions API, ours or another."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +19,16 @@ _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "life", "world
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where it is, and which of its models answers."""
+    """A server's address, and which of its models answers."""
 
     endpoint: Endpoint
     model: str
 
     @classmethod
     def find(cls, url: str, model: str | None, api_key: str | None = None) -> "Server":
-        """Ask a server for its models and take the first, if none is named.
+        """Use the named model, or else ask the server for its models and take the first.
 
-        Raises: LocalLLMError where nothing answers as such a server does.
+        Raises: LocalLLMError if no such server answers.
         """
         endpoint = Endpoint.parse(url, api_key, "--url", "its key is read from OPENAI_API_KEY")
         if model is not None:
@@ -47,25 +47,25 @@ class Server:
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "ignore_eos": True,  # not OpenAI's, but known to the servers that people run
+            "ignore_eos": True,  # not in OpenAI's API, but common servers know it
         }
         with self.endpoint.request("/v1/completions", body) as reply:
             yield from reply.chunks()
 
 
 class RemoteSuite(Suite):
-    """A full queue, then Poisson arrivals at shares of what it reached."""
+    """A full queue, then Poisson arrivals at shares of its throughput."""
 
     def __init__(self, server: Server, mix: Mix, at_once: int) -> None:
         self._server, self._mix, self._at_once = server, mix, at_once
         self._results: list[Result] = []
 
     def results(self) -> list[Result]:
-        """What is measured so far."""
+        """The results so far."""
         return list(self._results)
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Raises: RequestError where no request is answered."""
+        """Measure. Raises: RequestError if no request is answered."""
         progress("warming up")
         run_remote(self._server, self._mix.draw()[:2], 2)
         progress(f"{self._at_once} at once")
@@ -75,7 +75,7 @@ class RemoteSuite(Suite):
         self._results.append(load_row(f"{self._at_once} at once", conditions, full))
         rate = len(requests) / full.seconds
         for i, load in enumerate(LOADS):
-            progress(f"arrivals at {load:.0%} of that")
+            progress(f"arrivals at {load:.0%} of that rate")
             requests = replace(self._mix, seed=self._mix.seed + 2 + i).draw(rate * load)
             run = run_remote(self._server, requests, MAX_AT_ONCE)
             rates = {"requests": len(requests), "requests_per_s": rate * load}
@@ -85,7 +85,7 @@ class RemoteSuite(Suite):
 def run_remote(server: Server, requests: Sequence[LoadRequest], at_once: int) -> LoadRun:
     """Send each request when it arrives, at most `at_once` at a time.
 
-    Raises: RequestError where not one is answered, with what the first got instead.
+    Raises: RequestError if none is answered, with the error of the first.
     """
     started = time.perf_counter()
 
@@ -112,6 +112,6 @@ def run_remote(server: Server, requests: Sequence[LoadRequest], at_once: int) ->
         raise RequestError(
             f"{server.endpoint.url} answered none of {len(requests)} requests",
             where=f"POST /v1/completions: {first!s:.200}" if first else "the answers were empty",
-            hint="name its model, as --url URL MODEL",
+            hint="one of its models by name: --url URL MODEL",
         )
     return LoadRun(answered, seconds, num_failed=len(found) - len(answered))

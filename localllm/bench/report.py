@@ -1,4 +1,4 @@
-"""A run of the bench as one JSON file."""
+"""The report of a benchmark run, as one JSON file."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from localllm.cost.rates import Rates
 
 
 def describe_model(subject: Subject) -> dict[str, Any]:
-    """What was measured."""
+    """Describe the model that was measured."""
     return {
         "name": subject.name,
         "weights": subject.weights,
@@ -24,7 +24,7 @@ def describe_model(subject: Subject) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was measured, where, and on what."""
+    """The results of a run, with the machine and the model they were measured on."""
 
     environment: dict[str, Any]
     model: dict[str, Any]
@@ -43,5 +43,5 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
-        """Write it. Raises: OSError."""
+        """Write the report to `path`. Raises: OSError."""
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a test found: numbers with their spread, and one line that says what they mean."""
+"""The results of a test: numbers with their spread, and one line that says what they mean."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ from localllm.cost.rates import Rates
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, least and greatest of repeated measurements."""
+    """Median, minimum and maximum of repeated measurements."""
 
     median: float
     min: float
@@ -20,7 +20,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of at least one value."""
+        """The spread of `values`, of which there is at least one."""
         return cls(statistics.median(values), min(values), max(values))
 
 
@@ -32,10 +32,10 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One row: which test, under which conditions, what came out.
+    """One row: a test, its conditions and its results.
 
-    `suite` is the table that it stands in. `conditions` and `found` are the cells by their JSON
-    names; shares are of one, times in seconds.
+    `suite` is the table that the row belongs to. `conditions` and `found` are the cells by their
+    JSON names; shares are fractions of one, times are in seconds.
     """
 
     suite: str
@@ -45,7 +45,7 @@ class Result:
     verdict: str
 
     def as_json(self) -> dict[str, Any]:
-        """One flat object."""
+        """The row as one flat object."""
         found = {
             name: {"median": value.median, "min": value.min, "max": value.max}
             if isinstance(value, Spread)
@@ -62,16 +62,16 @@ class Result:
 
 
 class Suite(ABC):
-    """A part of the bench; what is measured when it is interrupted stays."""
+    """A part of the bench; an interrupted run keeps what it has measured."""
 
     @property
     def limits(self) -> Rates | None:
-        """The machine's rates, where the suite has measured them."""
+        """The machine's rates, if the suite has measured them."""
         return None
 
     @abstractmethod
     def run(self, progress: Callable[[str], None]) -> None:
-        """Measure; the progress is told what comes next."""
+        """Measure, and tell `progress` what comes next."""
 
     @abstractmethod
     def results(self) -> list[Result]:

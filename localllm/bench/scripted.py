@@ -1,7 +1,7 @@
-"""A model that says what it is told, at its own speed: the arithmetic is real, the text is given.
+"""A model that outputs a given text at its own speed: the computation is real, the text is set.
 
-How many drafts are accepted depends on the text alone, and what a step costs on the model alone. So
-the text may be one that a good model would write, where the weights are drawn at random.
+The number of accepted drafts depends on the text alone, and the cost of a step on the model alone.
+So even with random weights, the text can be one that a good model would write.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from localllm.engine.scheduler import SampledToken, ScheduledBatch
 
 
 class ScriptedRunner:
-    """Computes and samples as `runner` does; each request then gets its `scripts` by its id."""
+    """Computes and samples as `runner` does, but returns the tokens in `scripts`, by request id."""
 
     def __init__(self, runner: Runner, scripts: dict[int, Sequence[int]]) -> None:
         self._runner, self._scripts = runner, scripts

@@ -1,4 +1,4 @@
-"""What drafts give: the same text with them and without, alternating, on text of several kinds."""
+"""What drafts gain: the same text with and without them, alternating, on several kinds of text."""
 
 import random
 import time
@@ -17,14 +17,14 @@ from localllm.hub.catalog import BUILT_IN_MODEL
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.text.tokenizer import Tokenizer
 
-# Tokens of a prompt, at most: enough for what the answer repeats.
+# Maximum tokens of a prompt: enough for what the answer repeats.
 PROMPT_TOKENS = 700
 INDEX_TOKENS, LOOK_UPS = 1_000_000, 100
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A prompt and the answer that it gets, in tokens."""
+    """A prompt and its scripted answer, in tokens."""
 
     name: str
     prompt: list[int]
@@ -43,7 +43,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One batch from its first token on."""
+    """One run of a batch, from the first token on."""
 
     seconds: float
     num_steps: int
@@ -53,7 +53,7 @@ class Run:
 
 
 class SpeculationSuite(Suite):
-    """Every text in every batch, `repeats` pairs of runs."""
+    """Every text at every batch size, in `repeats` pairs of runs."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class SpeculationSuite(Suite):
         self._seed = seed
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """All pairs of a batch and a text one after the other, the first to be left out."""
+        """Run all pairs of each batch size and text in turn; the first pair is left out."""
         progress("the suffix index")
         self._index = measure_index(self._seed)
         for batch in self._batches:
@@ -109,15 +109,15 @@ class SpeculationSuite(Suite):
         found = self._found[script.name, batch] = _Found()
         plain, speculator = self._subject.engine, self._subject.speculator
         assert speculator is not None
-        # What steps take and how often drafts hold is learned once, as in a process that runs on;
-        # what was said is not known to the next, since all runs say the same.
+        # Step times and acceptance rates are learned once, as in a long-running process. The text
+        # of a run is not known to the next, since all runs produce the same text.
         for pair in range(self._repeats + 1):
             progress(f"{script.name}, batch {batch}, pair {pair}")
-            # In turns the one and the other goes first.
+            # The two take turns to go first.
             order = (None, speculator.renewed())[:: 1 if pair % 2 else -1]
             runs = {each is None: run_script(plain, each, script, batch) for each in order}
             if pair == 0:
-                continue  # the prompt is computed, and steps measured
+                continue  # it computes the prompt and measures step times
             found.plain_s.append(runs[True].seconds)
             found.drafting_s.append(runs[False].seconds)
             found.num_steps += runs[False].num_steps
@@ -127,7 +127,7 @@ class SpeculationSuite(Suite):
 
 
 def measure_index(seed: int, num_tokens: int = INDEX_TOKENS) -> Result:
-    """An index of tokens that do not repeat, which takes most memory, and looks at its end."""
+    """Measure a suffix index of text without repetition, the worst case for memory."""
     rng = random.Random(seed)
     text = [rng.randrange(1 << 17) for _ in range(num_tokens)]
     index = SuffixIndex(2, 8)
@@ -136,7 +136,7 @@ def measure_index(seed: int, num_tokens: int = INDEX_TOKENS) -> Result:
     build_s = time.perf_counter() - began
     times = []
     for start in range(0, 20 * LOOK_UPS, LOOK_UPS):
-        # Text from its middle: each look follows a match to its full length.
+        # Text seen before: each look-up follows a match to its full length.
         began = time.perf_counter()
         for token in text[start : start + LOOK_UPS]:
             index.extend([token])
@@ -153,7 +153,7 @@ def measure_index(seed: int, num_tokens: int = INDEX_TOKENS) -> Result:
 
 
 def make_scripts(subject: Subject, num_tokens: int, seed: int) -> list[Script]:
-    """The texts in tokens of the model, or of the built-in one where the weights are random."""
+    """The texts in the model's tokens, or in the built-in model's if the weights are random."""
     tokenizer = _tokenizer_of(subject)
     num_prompt = max(1, min(PROMPT_TOKENS, subject.engine.context_length - num_tokens - 1))
     scripts = []
@@ -167,7 +167,7 @@ def make_scripts(subject: Subject, num_tokens: int, seed: int) -> list[Script]:
 
 
 def run_script(engine: Engine, speculator: Speculator | None, script: Script, batch: int) -> Run:
-    """Let `batch` requests say the answer; timed from when all have their first token."""
+    """Let `batch` requests output the answer; timed from when all have their first token."""
     scripts: dict[int, Sequence[int]] = {}
     told = engine.beside(speculator=speculator, wrap=lambda runner: ScriptedRunner(runner, scripts))
     params = SamplingParams(temperature=0.0, max_tokens=len(script.answer), ignore_eos=True)

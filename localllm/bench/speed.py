@@ -1,4 +1,4 @@
-"""Prefill and decode by themselves: so many prompts of one length, then so many tokens of each."""
+"""Prefill and decode on their own, each with a fixed number of tokens."""
 
 import random
 import statistics
@@ -17,8 +17,8 @@ from localllm.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class SpeedTests:
-    """What is run: prefill of `num_prompt` tokens and decode of `num_decode`, each behind every
-    depth and in every batch; 0 leaves a test out.
+    """The tests to run: prefill of `num_prompt` tokens at every depth, and decode of `num_decode`
+    tokens at every depth and batch size; 0 leaves a test out.
     """
 
     num_prompt: int = 512
@@ -29,7 +29,7 @@ class SpeedTests:
     seed: int = 0
 
     def check(self, context_length: int, max_num_seqs: int) -> None:
-        """Raises: RequestError for what cannot run."""
+        """Raises: RequestError for a test that cannot run."""
         for name, values, low in (
             ("prompt-tokens", (self.num_prompt,), 0),
             ("decode-tokens", (self.num_decode,), 0),
@@ -43,19 +43,19 @@ class SpeedTests:
         longest = max(self.depths) + max(self.num_prompt, self.num_decode) + 2
         if longest > context_length:
             raise RequestError(
-                f"the longest test has {longest:,} tokens, the context {context_length:,}",
+                f"the longest test has {longest:,} tokens, the context only {context_length:,}",
                 hint="a smaller --depth, -p or -n, or a larger --ctx",
             )
         if max(self.batches) > max_num_seqs:
             raise RequestError(
-                f"--batch {max(self.batches)} is over the {max_num_seqs} requests of a step",
+                f"--batch {max(self.batches)} exceeds the limit of {max_num_seqs} requests a step",
                 hint=f"--max-num-seqs {max(self.batches)}",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """One prefill: what had to be computed, and the time to the first token."""
+    """One prefill: the tokens computed, the cached ones before them, seconds to the first token."""
 
     num_tokens: int
     depth: int
@@ -63,7 +63,7 @@ class Prefill:
 
 
 def run_prefill(engine: Engine, prompt: Sequence[int]) -> Prefill:
-    """Compute a prompt, as far as it is not cached, to its first token."""
+    """Compute the uncached part of a prompt, up to its first token."""
     started = time.perf_counter()
     engine.add_request(prompt, SamplingParams(temperature=0.0, max_tokens=1))
     while True:
@@ -75,9 +75,9 @@ def run_prefill(engine: Engine, prompt: Sequence[int]) -> Prefill:
 
 
 def run_decode(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[float]:
-    """Seconds of `num_tokens` steps, or fewer, in which every request got a token after its first.
+    """Seconds of each decode step in which every request got a token, `num_tokens` steps or fewer.
 
-    Fewer where the prompts are computed in several steps: then the first to be done are ahead.
+    There are fewer if the prefill takes several steps: then some requests start earlier.
     """
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens + 1, ignore_eos=True)
     for prompt in prompts:
@@ -96,14 +96,14 @@ def run_decode(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int
 
 
 class SpeedSuite(Suite):
-    """Runs every test once a round, so that all of them meet the same noise."""
+    """Runs every test once a round, so that all of them see the same noise."""
 
     def __init__(self, subject: Subject, tests: SpeedTests) -> None:
         self._subject, self._tests = subject, tests
         rng = random.Random(tests.seed)
         self._random = rng
         depth = max(tests.depths)
-        # Every depth is a beginning of these; they are cached once they were computed.
+        # Every depth is a prefix of these; once computed they are cached.
         self._prefixes = [self._tokens(depth) for _ in range(max(tests.batches))]
         self._limits: list[Rates] = []
         self._prefills: dict[int, list[Prefill]] = {depth: [] for depth in tests.depths}
@@ -112,7 +112,7 @@ class SpeedSuite(Suite):
         }
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """All rounds; what is measured when it is interrupted stays."""
+        """Run all rounds; an interrupted run keeps what it has measured."""
         self._warm_up()
         for _ in range(self._tests.repeats):
             self._limits.append(measure_rates(self._subject.device))
@@ -139,11 +139,11 @@ class SpeedSuite(Suite):
 
     @property
     def limits(self) -> Rates | None:
-        """The machine's, the middle of all rounds; None before the first."""
+        """The machine's rates, the median of all rounds; None before the first."""
         return Rates.median(self._limits) if self._limits else None
 
     def _warm_up(self) -> None:
-        """Compute what the tests take as given, and let every kernel run once."""
+        """Fill the cache that the tests rely on, and run every kernel once."""
         engine = self._subject.engine
         run_prefill(engine, self._tokens(max(1, self._tests.num_prompt)))
         for prefix in self._prefixes:

@@ -1,4 +1,4 @@
-"""What is measured: an engine around a real model, or around weights drawn at random."""
+"""The subject of a benchmark: an engine with a real model, or with random weights."""
 
 import random
 import time
@@ -37,11 +37,11 @@ from localllm_kernels.traits import Arithmetic
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A loaded model with what is known of its weights.
+    """A loaded model and what is known about its weights.
 
-    `weights`: their kind, as the report names it; `arithmetic`: what large products compute in;
-    `config_json`: the fields of that file. The engine drafts nothing; `speculator` is for one
-    beside it that does.
+    `weights`: their kind, as the report names it; `arithmetic`: the arithmetic of large products;
+    `config_json`: the fields of that file. `engine` does not draft; `speculator` is for a second
+    engine beside it that does.
     """
 
     name: str
@@ -61,17 +61,17 @@ class Subject:
         return self.work.architecture
 
     def random_tokens(self, rng: random.Random, count: int) -> list[int]:
-        """`count` token ids of the vocabulary."""
+        """`count` random token ids from the vocabulary."""
         return [rng.randrange(self.architecture.vocab_size) for _ in range(count)]
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device that the model runs on."""
         return self.decoder.device
 
 
 def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subject:
-    """Load a model; its context holds `longest` tokens where it can and nothing else is asked.
+    """Load a model; unless `config` sets a context, use `longest` tokens or the model's maximum.
 
     Raises: as `open_model`.
     """
@@ -107,16 +107,16 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
 def open_random(
     alias: str, kind: WeightKind, config: EngineConfig, longest: int, seed: int
 ) -> Subject:
-    """Draw the weights of a shape in the catalogue, and load them; `longest` as in `open_subject`.
+    """Load random weights of a shape in the catalogue; `longest` as in `open_subject`.
 
-    Raises: CatalogError for a name that is not in the catalogue, or has no shape there; as
+    Raises: CatalogError for a name that the catalogue does not have, or has no shape for; as
     `load_decoder`.
     """
     started = time.monotonic()
     architecture, raw = catalog_shape(alias)
     config = _fitted(config, architecture, longest)
     if config.speculation.draft_model is not None:
-        raise RequestError("weights drawn at random have no model that drafts", param="drafter")
+        raise RequestError("random weights have no draft model", param="drafter")
     source = RandomWeights(architecture, kind, select_device(config), seed)
     decoder = build_decoder(source, source.resident_bytes, architecture, config)
     engine = build_engine(decoder, config, frozenset(), f"random {alias} {kind} {seed}")
@@ -141,7 +141,7 @@ def _fitted(config: EngineConfig, model: Architecture, longest: int) -> EngineCo
 
 
 def _stored_bytes(weights: WeightMap, linear: str, decoder: LoadedDecoder) -> int:
-    """Bytes of a linear's weight in memory, from the files' headers; a tied head's too."""
+    """Bytes of a linear's weight in memory, from the file headers; also for a tied head."""
     if linear in weights.quantized:
         return sum(info.num_bytes for info in weights.quantized[linear].parts.values())
     info = weights.plain.get(f"{linear}.weight")
@@ -152,7 +152,7 @@ def _stored_bytes(weights: WeightMap, linear: str, decoder: LoadedDecoder) -> in
 
 
 def _arithmetic(decoder: LoadedDecoder, kinds: Iterable[str]) -> Arithmetic:
-    """That of the first packed weights, or of plain ones."""
+    """The arithmetic for the first kind of packed weights, or for plain ones if there is none."""
     traits = decoder.model.ops.traits
     return traits.arithmetic(next(iter(kinds), "plain"), decoder.dtype)
 

@@ -9,16 +9,16 @@ from localllm import bench as own_package
 
 ROOT = Path(own_package.__file__).parents[1]
 EDITED, CODE = "engine/scheduler.py", "model/packed/int4_schemes.py"
-# In the edited file one name is another, and one line of so many is new.
+# In the edited file one name is replaced, and a line is added after every twelve.
 _RENAMED = ("block", "page")
 _LINES_TO_A_NEW_ONE = 12
-# In a summary each sentence of its own is followed by so many that are quoted.
+# In a summary each sentence of its own is followed by this many quoted ones.
 _QUOTED_SENTENCES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A prompt, and what a good answer to it says."""
+    """A prompt and a good answer to it."""
 
     name: str
     prompt: str
@@ -26,7 +26,7 @@ class Text:
 
 
 def copying_texts() -> list[Text]:
-    """Texts that repeat what was there: an edited file, a summary with quotations, code."""
+    """Texts that repeat themselves: an edited file, a summary with quotations, code."""
     source = (ROOT / EDITED).read_text(encoding="utf-8")
     code = (ROOT / CODE).read_text(encoding="utf-8")
     sentences = _sentences()
@@ -39,7 +39,7 @@ def copying_texts() -> list[Text]:
 
 
 def prose() -> Text:
-    """English that repeats itself as little as English does."""
+    """English prose, which repeats itself little."""
     sentences = _sentences()
     half = len(sentences) // 2
     return Text("prose", " ".join(sentences[:half])[:3000], " ".join(sentences[half:]))
@@ -63,7 +63,7 @@ def _summary(quoted: list[str], own: list[str]) -> str:
 
 
 def _tests(code: str) -> str:
-    """The frame of a test for each function, as one would have it written."""
+    """A skeleton of a test for each function, as a user might ask for it."""
     parts = ["import pytest\n\nfrom localllm.model.packed import int4_schemes\n"]
     functions = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)]
     for function in functions:

@@ -1,4 +1,4 @@
-"""What the GPU does in a decode step, from a trace of the profiler: launches, gaps, idle time."""
+"""What the GPU does in a decode step, from a profiler trace: launches, gaps, idle time."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from localllm.engine.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that the device did: a kernel or a copy, in microseconds."""
+    """A kernel or a copy on the device; times in microseconds."""
 
     name: str
     start_us: float
@@ -22,13 +22,13 @@ class Span:
 
 
 def trace_decode(engine: Engine, batch: int, num_steps: int) -> list[Span]:
-    """What the GPU does in `num_steps` decode steps of `batch` requests that are under way."""
+    """Trace the GPU during `num_steps` decode steps of `batch` running requests."""
     from torch.profiler import ProfilerActivity, profile
 
     params = SamplingParams(temperature=0.0, max_tokens=num_steps + 24, ignore_eos=True)
     for i in range(batch):
         engine.add_request([i], params)
-    for _ in range(16):  # the prompts, the first steps, the captures
+    for _ in range(16):  # prefill, first steps, graph captures
         engine.step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -48,8 +48,8 @@ def trace_decode(engine: Engine, batch: int, num_steps: int) -> list[Span]:
 
 
 def summarize(spans: Sequence[Span], num_steps: int, num_layers: int) -> dict[str, Any]:
-    """Launches a step and a layer, the share of the time in which nothing ran, gaps, and where the
-    time went. `spans` in the order of their starts.
+    """Launches per step and per layer, the share of idle time, gaps, and the time of each kernel.
+    `spans` are sorted by start.
     """
     if not spans:
         return {"launches": 0}

@@ -1,5 +1,5 @@
-"""Whether the same request gives the same text: with drafts and without, from a cold cache and a
-warm one, its prompt in one piece and in chunks, alone and in a batch.
+"""Checks that the same request gives the same text: with and without drafts, from a cold and a
+warm cache, with its prompt in one piece and in chunks, alone and in a batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from localllm.engine.request import TokenEvent
 from localllm.engine.sampling_params import MAX_LOGPROBS, SamplingParams
 from localllm.engine.scheduler import Scheduler
 
-# The chunks that prompts are computed in, where they are.
+# Chunk size of the runs that prefill in chunks.
 CHUNK_TOKENS = 48
 _SAMPLINGS = (
     SamplingParams(temperature=0.0),
@@ -28,8 +28,8 @@ Answers = list[list[TokenEvent]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two runs of a request part: the position in the answer, the tokens, and by how much
-    each run had its own token's logit over the other's (NaN where that is not known).
+    """Where two runs of a request diverge: the position in the answer, the two tokens, and how far
+    each run had its own token's logit above the other's (NaN if unknown).
     """
 
     prompt: int
@@ -40,7 +40,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How requests are run: what is drafted, cached and cut; all at once or one after the other."""
+    """How to run the requests: with drafts, prefix cache or chunks; in one batch or one by one."""
 
     name: str
     drafts: bool = False
@@ -54,7 +54,7 @@ _WAYS = (
     _Way("from a warm cache", caches=True),
     _Way("prompts in chunks", chunks=True),
     _Way("in one batch", together=True),
-    _Way("all of it", drafts=True, caches=True, chunks=True, together=True),
+    _Way("all combined", drafts=True, caches=True, chunks=True, together=True),
 )
 
 
@@ -79,12 +79,12 @@ class VerifySuite(Suite):
         self._found: list[tuple[_Way, list[Difference], int]] = []
 
     def run(self, progress: Callable[[str], None]) -> None:
-        """Each prompt plainly, and then in every other way."""
-        progress("plainly")
-        plain = self._answers(_Way("plainly"))
+        """Run each prompt plainly, then in every other way."""
+        progress("plain")
+        plain = self._answers(_Way("plain"))
         for way in _WAYS:
             progress(way.name)
-            # Where the cache counts, the second time.
+            # A warm cache takes a second run.
             answers = [self._answers(way) for _ in range(1 + way.caches)][-1]
             num_accepted = sum(event.is_draft for answer in answers for event in answer)
             self._found.append((way, differences(plain, answers), num_accepted))
@@ -131,7 +131,7 @@ class VerifySuite(Suite):
 
 
 def run_together(engine: Engine, prompts: Sequence[Prompt]) -> Answers:
-    """The events of each prompt, all in the engine at once."""
+    """Run all prompts in the engine at once, and return the events of each."""
     answers: dict[int, list[TokenEvent]] = {engine.add_request(*each): [] for each in prompts}
     while engine.has_unfinished():
         for event in engine.step():
@@ -140,7 +140,7 @@ def run_together(engine: Engine, prompts: Sequence[Prompt]) -> Answers:
 
 
 def differences(plain: Answers, others: Answers) -> list[Difference]:
-    """The first difference of each pair of answers that are not the same."""
+    """The first difference in each pair of answers that differ."""
     found = []
     for prompt, (one, other) in enumerate(zip(plain, others, strict=True)):
         for position, (mine, theirs) in enumerate(zip(one, other, strict=True)):
@@ -154,7 +154,7 @@ def differences(plain: Answers, others: Answers) -> list[Difference]:
 
 
 def describe(found: Sequence[Difference], num_prompts: int, num_accepted: int | None) -> str:
-    """One line."""
+    """Summarise the differences in one line."""
     drafts = "" if num_accepted is None else f", {num_accepted:,} tokens from drafts"
     if not found:
         return f"identical{drafts}"
@@ -167,7 +167,7 @@ def describe(found: Sequence[Difference], num_prompts: int, num_accepted: int | 
 
 
 def _gap(event: TokenEvent, own: int, other: int) -> float:
-    """By how much the logit of `own`, the event's token, is over that of `other`."""
+    """How far the logit of `own`, the event's token, is above that of `other`."""
     assert event.logprobs is not None
     logprobs = dict(event.logprobs.top) | {own: event.logprobs.logprob}
     return logprobs[own] - logprobs.get(other, nan)

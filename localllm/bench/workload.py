@@ -1,4 +1,4 @@
-"""Requests as they come to a server: mixed lengths, and arrivals that keep no time."""
+"""Requests as a server receives them: mixed lengths and random arrivals."""
 
 import random
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """A prompt of tokens, the tokens it wants, and when it arrives, in seconds from the start."""
+    """A prompt, the number of tokens to generate, and the arrival in seconds from the start."""
 
     prompt: tuple[int, ...]
     num_new: int
@@ -15,10 +15,10 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What the requests of a workload are drawn from.
+    """The distribution of a workload's requests.
 
-    Lengths are exponential around their means, as those of chats roughly are, and at most
-    `longest` times that.
+    Lengths are exponentially distributed, roughly as those of chats are, and at most `longest`
+    times their mean.
     """
 
     num_requests: int = 64
@@ -30,7 +30,7 @@ class Mix:
 
     @classmethod
     def within(cls, context_length: int, vocab_size: int, seed: int) -> "Mix":
-        """The default mix, shorter where the context does not hold its longest."""
+        """The default mix, scaled down if the context cannot hold its longest request."""
         default = cls()
         scale = min(1.0, (context_length - 2) / default.max_tokens)
         return cls(
@@ -42,11 +42,11 @@ class Mix:
 
     @property
     def max_tokens(self) -> int:
-        """The longest request, prompt and answer together."""
+        """Tokens of the longest possible request, prompt and answer together."""
         return self.longest * (self.mean_prompt + self.mean_new)
 
     def draw(self, rate: float | None = None) -> list[LoadRequest]:
-        """The requests in order of arrival: Poisson with `rate` a second, all at once if None."""
+        """The requests in order of arrival: Poisson at `rate` a second, or all at once if None."""
         rng = random.Random(self.seed)
         requests, clock = [], 0.0
         for _ in range(self.num_requests):
@@ -56,7 +56,7 @@ class Mix:
             )
             prompt = tuple(rng.randrange(self.vocab_size) for _ in range(num_prompt))
             requests.append(LoadRequest(prompt, num_new, clock))
-            # Drawn in any case, so that the requests are the same at every rate.
+            # Always drawn, so that the requests are the same at every rate.
             gap = rng.expovariate(1.0)
             clock += gap / rate if rate is not None else 0.0
         return requests

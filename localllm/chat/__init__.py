@@ -1,1 +1,1 @@
-"""Conversations, and where they are saved."""
+"""Conversations, and their storage."""

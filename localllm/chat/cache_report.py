@@ -1,11 +1,12 @@
 """Why a prompt was or was not found in the cache: `/why`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from localllm.text.prompt import ChatMessage
-from localllm.text.tokenizer import Tokenizer
+
+Decode = Callable[[Sequence[int]], str]
 
 # Characters shown around the first difference.
 _SHOWN = 40
@@ -13,10 +14,10 @@ _SHOWN = 40
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """Where a prompt leaves what was computed before it.
+    """Where a prompt first differs from what was computed before it.
 
-    `message` counts from 1, None where the template itself differs; `before` and `now`: what stood
-    and stands there.
+    `message` counts from 1, None if the template itself differs; `before` and `now`: the old and
+    the new text at that place.
     """
 
     token: int
@@ -28,10 +29,10 @@ class FirstDifference:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """Tokens of a prompt by what became of them.
+    """How many tokens of a prompt were cached, and why not more.
 
-    `num_shared` of its first tokens are those of the request before it, of `num_earlier` tokens;
-    `difference` is None where it goes on from all of them.
+    Its first `num_shared` tokens are those of the request before it, which had `num_earlier`;
+    `difference` is None if the prompt continues all of them.
     """
 
     num_prompt: int
@@ -42,9 +43,7 @@ class CacheReport:
 
     @property
     def num_lost(self) -> int:
-        """Tokens that had been computed, and had to be again because something before them
-        differed.
-        """
+        """Tokens that had to be computed again because something before them differed."""
         if self.difference is None:
             return 0
         return max(
@@ -53,35 +52,35 @@ class CacheReport:
 
 
 def report_cache(
-    tokenizer: Tokenizer,
+    decode: Decode,
     earlier: Sequence[int],
     prompt: Sequence[int],
     messages: Sequence[ChatMessage],
     num_cached: int,
 ) -> CacheReport:
-    """Compare a prompt, made of `messages`, with the tokens of the request before it."""
+    """Compare a prompt, written from `messages`, with the tokens of the request before it."""
     shared = sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(earlier, prompt, strict=False))
     )
     difference = None
     if shared < len(earlier):
-        index = _message_at(tokenizer, prompt, messages, shared)
+        index = _message_at(decode, prompt, messages, shared)
         difference = FirstDifference(
             token=shared,
             message=None if index is None else index + 1,
             role="" if index is None else str(messages[index]["role"]),
-            before=_excerpt(tokenizer, earlier, shared),
-            now=_excerpt(tokenizer, prompt, shared),
+            before=_excerpt(decode, earlier, shared),
+            now=_excerpt(decode, prompt, shared),
         )
     return CacheReport(len(prompt), num_cached, shared, len(earlier), difference)
 
 
 def _message_at(
-    tokenizer: Tokenizer, prompt: Sequence[int], messages: Sequence[ChatMessage], token: int
+    decode: Decode, prompt: Sequence[int], messages: Sequence[ChatMessage], token: int
 ) -> int | None:
-    """The message whose text token number `token` is in, or is the first behind the token."""
-    place = len(tokenizer.decode(prompt[:token]))
-    text, end = tokenizer.decode(prompt), 0
+    """The message whose text holds token number `token`, or else the first one after that token."""
+    place = len(decode(prompt[:token]))
+    text, end = decode(prompt), 0
     for index, message in enumerate(messages):
         content = str(message.get("content") or "").strip()
         found = text.find(content, end)
@@ -93,6 +92,6 @@ def _message_at(
     return None
 
 
-def _excerpt(tokenizer: Tokenizer, token_ids: Sequence[int], token: int) -> str:
-    text = tokenizer.decode(token_ids[token : token + _SHOWN])
+def _excerpt(decode: Decode, token_ids: Sequence[int], token: int) -> str:
+    text = decode(token_ids[token : token + _SHOWN])
     return " ".join(text.split())[:_SHOWN]

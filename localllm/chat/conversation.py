@@ -1,21 +1,21 @@
-"""A conversation: turns that grow by questions and answers, and can be taken back."""
+"""A conversation: questions and answers, which can be taken back."""
 
 import gc
 import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import cache
 
+from localllm.answer.answerer import Answerer
 from localllm.answer.completion import Completion, Truncation
-from localllm.answer.loaded_model import LoadedModel
+from localllm.answer.event_stream import EventStream
 from localllm.answer.overflow import OverflowPolicy, answer_reserve, with_way_out
-from localllm.answer.text_engine import EventStream
 from localllm.chat.cache_report import CacheReport, report_cache
 from localllm.chat.transcript import SUMMARY_REQUEST, Transcript, Turn
 from localllm.engine.request import FinishReason
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError, LocalLLMError, RequestError
-from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
+from localllm.text.prompt import Asked, ChatMessage, Conversation, Prompt, Text, ThinkLevel
 
 # Turns at the end of a conversation that a summary leaves as they are.
 _KEPT_TURNS = 1
@@ -24,15 +24,15 @@ _KEPT_TURNS = 1
 class ChatSession:
     """A system prompt, the turns so far, and the model that answers them.
 
-    Every method that asks returns what `LoadedModel.stream` does. The answer joins the turns when
-    its stream ends or is closed, as far as it was read, so that an interrupted one is kept; one
-    that failed leaves the turns as they were, and its question in `unanswered`. A question that was
-    saved and never answered stays among the turns when another is asked, but no prompt holds it.
-    `raw`, and a model without a chat template, complete each text by itself.
+    Every method that asks returns what `Answerer.ask` does. The answer, as far as it was read,
+    joins the turns when its stream ends or is closed, so that an interrupted answer is kept; a
+    failed one leaves the turns as they were, and its question in `unanswered`. A question that was
+    saved but never answered stays among the turns when another is asked, but no prompt contains it.
+    With `raw`, or a model without a chat template, each text is completed by itself.
     """
 
-    def __init__(self, model: LoadedModel, system: str | None = None, *, raw: bool = False) -> None:
-        self._model: LoadedModel | None = model
+    def __init__(self, model: Answerer, system: str | None = None, *, raw: bool = False) -> None:
+        self._model: Answerer | None = model
         self.system = system
         self.raw = raw
         self.think: ThinkLevel | None = None
@@ -40,26 +40,26 @@ class ChatSession:
         self.overflow: OverflowPolicy = "error"
         self.turns: list[Turn] = []
         self.unanswered: str | None = None
-        self._was_restored = False  # what is unanswered
-        # Turns that were left out of the last prompt; the next one begins behind them too, so that
-        # what the cache holds is still its beginning.
+        self._was_restored = False  # whether `unanswered` was restored
+        # Turns that were left out of the last prompt; the next one leaves them out too, so that it
+        # still begins with what the cache holds.
         self._num_dropped = 0
         self._last_prompt: Prompt | None = None
-        # What the newest request read, and the tokens of the one before it.
-        self._asked: tuple[list[ChatMessage], Prompt, Completion] | None = None
+        # The newest request and its answer, and the tokens of the one before it.
+        self._asked: tuple[list[ChatMessage], Completion] | None = None
         self._earlier: list[int] = []
         self._under_way: Callable[[], list[Turn]] | None = None
 
     @property
-    def model(self) -> LoadedModel:
-        """Who answers."""
+    def model(self) -> Answerer:
+        """The model that answers."""
         assert self._model is not None, "between two models"
         return self._model
 
     @property
     def completes_text(self) -> bool:
         """Whether a text is continued, rather than answered."""
-        return self.raw or not self.model.tokenizer.has_chat_template
+        return self.raw or not self.model.has_chat_template
 
     @property
     def messages(self) -> list[ChatMessage]:
@@ -72,8 +72,8 @@ class ChatSession:
         return sum(turn.is_answered for turn in self.turns)
 
     def transcript(self) -> Transcript:
-        """All of it, with the answer that is being said now as far as it is, or the question that
-        got none.
+        """The whole conversation, with the answer in progress so far, or the question that has no
+        answer.
         """
         turns = self.turns if self._under_way is None else self._under_way()
         is_asked = bool(turns) and turns[-1].question == self.unanswered
@@ -82,7 +82,7 @@ class ChatSession:
         return Transcript(self.model.name, self.system, tuple(turns))
 
     def pose(self, text: str) -> None:
-        """Take `text` for the next question, which can be saved before `reply` asks it."""
+        """Make `text` the next question, so that it can be saved before `reply` asks it."""
         earlier = self.unanswered
         if self._was_restored and earlier is not None and earlier != text:
             self.turns.append(Turn(earlier, self.model.name))
@@ -94,37 +94,33 @@ class ChatSession:
         return self._ask(self.turns, text, params)
 
     def regenerate(self, params: SamplingParams) -> tuple[Completion, EventStream]:
-        """Answer the last question anew; the old answer is kept if this one fails.
+        """Answer the last question again; the old answer is kept if this one fails.
 
-        Raises: RequestError where nothing was asked.
+        Raises: RequestError if nothing was asked.
         """
         if not self.turns:
             raise RequestError("there is no answer yet", hint="ask something first")
         return self._ask(self.turns[:-1], self.turns[-1].question, params)
 
     def resume(self, params: SamplingParams) -> tuple[Completion, EventStream]:
-        """Go on with the last answer, which was interrupted or cut; its KV is still cached, unless
-        it is of an earlier day.
+        """Continue the last answer, which was interrupted or cut; its KV is still cached, unless it
+        is from an earlier session.
 
-        The completion holds what is new. Raises: RequestError where there is nothing to go on with.
+        The completion holds the new part only. Raises: RequestError if there is no answer to
+        continue.
         """
         if not self.turns:
-            raise RequestError("there is no answer to go on with", hint="ask something first")
+            raise RequestError("there is no answer to continue", hint="ask something first")
         last, prompt = self.turns[-1], self._last_prompt
         if last.finish_reason is FinishReason.STOP:
             raise RequestError("the answer is complete", hint="ask the next question, or /regen")
         if last.model != self.model.name:
             raise RequestError(
-                f"the answer is {last.model}'s, not {self.model.name}'s",
-                hint="/regen, or the model that began it",
+                f"the answer is by {last.model}, not by {self.model.name}",
+                hint="/regen, or the model that began the answer",
             )
-        if prompt is None:
-            prompt, _ = self._prompt(self.turns[:-1], last.question, params)
-        asked = prompt.token_ids[: len(prompt.token_ids) - prompt.num_said]
-        open_prompt = replace(
-            prompt, token_ids=[*asked, *last.token_ids], num_said=len(last.token_ids)
-        )
-        return self._stream(open_prompt, self.turns[:-1], last.question, params)
+        asked: Asked = prompt or self._asked_for(self.turns[:-1], last.question, params)[0]
+        return self._stream(asked, self.turns[:-1], last.question, params, last.token_ids)
 
     @property
     def can_be_summarised(self) -> bool:
@@ -135,10 +131,10 @@ class ChatSession:
         self, params: SamplingParams
     ) -> tuple[Completion, EventStream, Callable[[str], None]]:
         """Have all but the last turn summarised, or as many of the oldest as leave room for a
-        summary; the third value, called with the summary, puts it in their place.
+        summary; the third value is a function that replaces them with the summary.
 
-        Raises: RequestError where there is nothing before the last turn; ContextLengthError where
-        the oldest turn alone leaves no room.
+        Raises: RequestError if there is nothing before the last turn; ContextLengthError if the
+        oldest turn alone leaves no room.
         """
         older = self.turns[:-_KEPT_TURNS]
         if self.completes_text or not older:
@@ -146,17 +142,17 @@ class ChatSession:
         window = self.model.context_length
         room = window - answer_reserve(window, params.max_tokens)
 
-        def is_too_long(num_turns: int) -> bool:
-            return not self._fits(older[:num_turns], SUMMARY_REQUEST, room)
+        def length(num_turns: int) -> int:
+            return self.model.count(self._conversation(older[:num_turns], SUMMARY_REQUEST), room)
 
-        count = bisect_left(range(2, len(older) + 1), True, key=is_too_long) + 1
-        prompt = self._chat_prompt(older[:count], SUMMARY_REQUEST)
-        if len(prompt.token_ids) > room:
+        count = bisect_left(range(2, len(older) + 1), True, key=lambda n: length(n) > room) + 1
+        if count == 1 and (taken := length(1)) > room:
             raise ContextLengthError(
                 "the oldest turn leaves no room for a summary",
-                where=f"it takes {len(prompt.token_ids):,} tokens of {window:,}",
+                where=f"it takes at least {taken:,} tokens of {window:,}",
             )
-        completion, events = self.model.stream(prompt, params)
+        asked = self._conversation(older[:count], SUMMARY_REQUEST)
+        completion, events = self.model.ask(asked, params)
 
         def put(summary: str) -> None:
             turn = Turn(SUMMARY_REQUEST, self.model.name, summary, "", FinishReason.STOP)
@@ -166,32 +162,33 @@ class ChatSession:
         return completion, events, put
 
     def count_tokens(self) -> int:
-        """Tokens that the conversation so far takes of the context, about."""
+        """About how many tokens of the context the conversation takes so far."""
         if self.completes_text or not (self.turns or self.system):
             return 0
+        limit = 4 * self.model.context_length
         try:
-            return len(self._chat_prompt(self.turns, "").token_ids)
-        except LocalLLMError:  # far too long, or not to this template's liking
+            return self.model.count(self._conversation(self.turns, ""), limit)
+        except LocalLLMError:  # the template refuses this conversation
             text = "".join(turn.question + turn.answer for turn in self.turns)
-            return self.model.tokenizer.count_at_least(text, 4 * self.model.context_length)
+            return self.model.count(Text(text), limit)
 
     def report_cache(self) -> CacheReport | None:
-        """What of the newest prompt came from the cache, and why not all; None without one."""
+        """How much of the newest prompt came from the cache, and why not all; None without one."""
         if self._asked is None:
             return None
-        messages, prompt, completion = self._asked
-        if not prompt.token_ids:  # they are known elsewhere
+        messages, completion = self._asked
+        if completion.prompt is None:
             return None
         return report_cache(
-            self.model.tokenizer,
+            self.model.decode,
             self._earlier,
-            prompt.token_ids,
+            completion.prompt.token_ids,
             messages,
             completion.num_cached_tokens,
         )
 
     def undo(self) -> Turn | None:
-        """Take back the last question with its answer, if it has one, and return them; None where
+        """Take back the last question with its answer, if it has one, and return them; None if
         nothing was asked.
         """
         if self.unanswered is not None:
@@ -208,7 +205,7 @@ class ChatSession:
         self.restore([])
 
     def restore(self, turns: Sequence[Turn]) -> None:
-        """Go on from other turns. A last question without any answer is left unanswered."""
+        """Continue from other turns. If the last question has no answer, it is `unanswered`."""
         self.turns, self.unanswered = list(turns), None
         self._num_dropped, self._last_prompt = 0, None
         if self.turns and not self.turns[-1].is_answered:
@@ -216,17 +213,15 @@ class ChatSession:
         self._was_restored = self.unanswered is not None
 
     def close(self) -> None:
-        """Save what its model keeps of prompts."""
+        """Close the model, which saves its cached prefixes."""
         if self._model is not None:
             self._model.close()
 
-    def change_model(
-        self, load: Callable[[], LoadedModel], load_back: Callable[[], LoadedModel]
-    ) -> None:
-        """Go on with another model, which reads the conversation as it is.
+    def change_model(self, load: Callable[[], Answerer], load_back: Callable[[], Answerer]) -> None:
+        """Continue with another model, which reads the conversation as it is.
 
-        The one so far is let go first, since there may not be room for two; where the other one
-        cannot be loaded, `load_back` brings it back. Raises: what `load` does.
+        The current model is released first, since there may not be room for two; if the other one
+        cannot be loaded, `load_back` brings the first one back. Raises: what `load` raises.
         """
         self.close()
         self._model, self._last_prompt, self._num_dropped = None, None, 0
@@ -246,74 +241,69 @@ class ChatSession:
         self, history: Sequence[Turn], question: str, params: SamplingParams
     ) -> tuple[Completion, EventStream]:
         try:
-            prompt, truncation = self._prompt(history, question, params)
-            completion, events = self._stream(prompt, history, question, params)
+            asked, truncation = self._asked_for(history, question, params)
+            completion, events = self._stream(asked, history, question, params)
         except ContextLengthError as error:
             room = self.model.context_length - 1  # for one token of an answer
-            fits_alone = bool(history) and self._fits([], question, room)
-            more = self.model.text_engine.way_to_longer_context
+            alone = self._conversation([], question)
+            fits_alone = bool(history) and self.model.count(alone, room) <= room
+            more = self.model.way_to_longer_context
             raise with_way_out(error, more, fits_alone=fits_alone) from error
         completion.truncation = truncation
         return completion, events
 
-    def _prompt(
+    def _asked_for(
         self, history: Sequence[Turn], question: str, params: SamplingParams
-    ) -> tuple[Prompt, Truncation | None]:
-        """What the model reads: all of it, or, where that is too long and the user wants it so, as
-        many of the newest turns as fit. Raises: RequestError, TemplateError.
+    ) -> tuple[Asked, Truncation | None]:
+        """What the model is asked: the whole conversation, or, if that is too long and the user
+        allows it, as many of the newest turns as fit. Raises: RequestError, TemplateError.
         """
         if self.completes_text:
-            return self.model.prompts.text(question, parse_special=self.parse_special), None
+            return Text(question, self.parse_special), None
         if self.overflow == "error":
-            return self._chat_prompt(history, question), None
+            return self._conversation(history, question), None
         window = self.model.context_length
         room = window - answer_reserve(window, params.max_tokens)
-        whole = len(self._chat_prompt(history, question).token_ids)
 
-        def fits(num_dropped: int) -> bool:
-            return len(self._chat_prompt(history[num_dropped:], question).token_ids) <= room
+        @cache
+        def length(num_dropped: int) -> int:
+            return self.model.count(self._conversation(history[num_dropped:], question))
 
         start = min(self._num_dropped, len(history))
-        dropped = start + bisect_left(range(start, len(history)), True, key=fits)
-        prompt, self._num_dropped = self._chat_prompt(history[dropped:], question), dropped
+        places = range(start, len(history))
+        dropped = start + bisect_left(places, True, key=lambda n: length(n) <= room)
+        self._num_dropped = dropped
+        asked = self._conversation(history[dropped:], question)
         if dropped == 0:
-            return prompt, None
-        return prompt, Truncation(dropped, whole - len(prompt.token_ids), self.overflow)
+            return asked, None
+        return asked, Truncation(dropped, length(0) - length(dropped), self.overflow)
 
-    def _fits(self, history: Sequence[Turn], question: str, room: int) -> bool:
-        try:
-            return len(self._chat_prompt(history, question).token_ids) <= room
-        except ContextLengthError:
-            return False
-
-    def _chat_prompt(self, history: Sequence[Turn], question: str) -> Prompt:
+    def _conversation(self, history: Sequence[Turn], question: str) -> Conversation:
         messages = self._messages(history, question)
-        if self.overflow == "error":
-            return self.model.prompts.chat(
-                messages, think=self.think, parse_special=self.parse_special
-            )
-        # However long it is, since it becomes shorter.
-        return self.model.tokenizer.encode_chat(
-            messages, think=self.think, parse_special=self.parse_special
-        )
+        return Conversation(messages, think=self.think, parse_special=self.parse_special)
 
     def _messages(self, history: Sequence[Turn], question: str) -> list[ChatMessage]:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        # A template wants questions and answers to take turns.
+        # Templates expect questions and answers to alternate.
         said = [message for turn in history if turn.is_answered for message in turn.messages]
         return [*system, *said, {"role": "user", "content": question}]
 
     def _stream(
-        self, prompt: Prompt, history: Sequence[Turn], question: str, params: SamplingParams
+        self,
+        asked: Asked,
+        history: Sequence[Turn],
+        question: str,
+        params: SamplingParams,
+        said_ids: Sequence[int] = (),
     ) -> tuple[Completion, EventStream]:
-        completion, events = self.model.stream(prompt, params)
-        if self._asked is not None:
-            _, earlier, answer = self._asked
+        completion, events = self.model.ask(asked, params, said_ids)
+        earlier = self._asked[1] if self._asked is not None else None
+        if earlier is not None and earlier.prompt is not None:
             # The newest token of an answer has no keys and values yet.
-            said_ids = [token.token_id for token in answer.samples[0].tokens[:-1]]
-            self._earlier = [*earlier.token_ids, *said_ids]
-        self._asked = (self._messages(history, question), prompt, completion)
-        said, model = self.model.text_engine.said(prompt), self.model.name
+            answered = [token.token_id for token in earlier.samples[0].tokens[:-1]]
+            self._earlier = [*earlier.prompt.token_ids, *answered]
+        self._asked = (self._messages(history, question), completion)
+        said, model = completion.said, self.model.name
 
         def turns_so_far() -> list[Turn]:
             new = tuple(token.token_id for token in completion.samples[0].tokens)
@@ -323,7 +313,7 @@ class ChatSession:
                 said.answer + completion.text,
                 said.thinking + completion.thinking,
                 completion.finish_reason,
-                (*prompt.said, *new),
+                (*said_ids, *new),
             )
             return [*history, turn]
 
@@ -331,19 +321,19 @@ class ChatSession:
             self._under_way = None
             if completion.error is None and not _is_untouched(completion):
                 self.turns = turns_so_far()
-                self._last_prompt = prompt
+                self._last_prompt = completion.prompt
                 if self.unanswered == question:
                     self.unanswered = None
 
-        # The answer that this one takes the place of stays until this one has ended.
-        replaces = len(self.turns) > len(history) and not prompt.said
+        # The answer that this one replaces stays until this one has ended.
+        replaces = len(self.turns) > len(history) and not said_ids
         self._under_way = None if replaces else turns_so_far
         events.on_close.append(remember)
         return completion, events
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Of what the calls that an error came through hold: half a model, it may be."""
+    """Release what the stack frames of an error hold, which may be half a model."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -351,5 +341,5 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def _is_untouched(completion: Completion) -> bool:
-    """Whether it was interrupted before it said anything: nothing was asked, then."""
+    """Whether the answer was interrupted before its first token: then nothing counts as asked."""
     return completion.finish_reason is None and completion.num_generated_tokens == 0

@@ -1,4 +1,4 @@
-"""Keeps a conversation saved while it goes on, whatever becomes of the place it is saved in."""
+"""Keeps a conversation saved while it goes on, whatever happens to the file it is saved in."""
 
 import json
 import os
@@ -24,17 +24,17 @@ from localllm.files.private_files import make_private_folder, private_descriptor
 
 T = TypeVar("T")
 
-# An answer that is being said is written this often.
+# Seconds between two saves of an answer in progress.
 FLUSH_S = 0.5
-# A file that was locked is not waited for at every question.
+# Seconds to wait for a file that was locked before, so that not every question waits long.
 _IMPATIENCE_S = 0.05
 
 
 class Recorder:
     """Saves one conversation in a store, from its first question on.
 
-    A conversation is never stopped by this: a damaged file is set aside and a new one begun; where
-    none can be used, finished turns go to a file of JSON lines in its place. `warn` is told once.
+    Saving never stops a conversation: a damaged file is set aside and a new one is started; if no
+    store can be used, finished turns go to a file of JSON lines instead. `warn` is told once.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class Recorder:
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`path` is the store's; it is opened when there is something to save, or to find."""
+        """`path` is the store's; it is opened once there is something to save or to find."""
         self._path, self._warn, self._clock = path, warn, clock
         self._store: SessionStore | None = None
         self._patience_s = PATIENCE_S
         self._has_failed = self._has_given_up = False
         self._problem = ""
-        self.has_set_aside = False  # a damaged file
+        self.has_set_aside = False  # whether a damaged file was set aside
         self._begun_with: SavedSession | None = None
         self._session: SavedSession | None = None
         self._name: str | None = None
         self._flushed_s = 0.0
-        # What the file in place of a store holds.
+        # The file that is used instead of a store, and what it holds.
         self._lines_path: Path | None = None
         self._written = Transcript("", None, ())
 
@@ -69,12 +69,12 @@ class Recorder:
         return self._session.name if self._session is not None else self._name
 
     def begin(self, name: str | None = None, session: SavedSession | None = None) -> None:
-        """From here on it is a new conversation, or goes on with a saved one."""
+        """Start a new conversation, or continue a saved one."""
         self._session, self._begun_with, self._name = session, session, name
         self._written = Transcript("", None, ())
 
     def store(self) -> SessionStore:
-        """Raises: DiskError, where there is no store to be had."""
+        """The store, which is opened if necessary. Raises: DiskError if that fails."""
         if self._store is None:
             try:
                 self._store = SessionStore(self._path, self._patience_s)
@@ -100,24 +100,24 @@ class Recorder:
         return self._read(lambda store: store.rows())
 
     def check_writable(self) -> None:
-        """Raises: DiskError where there is no store that takes anything."""
+        """Raises: DiskError if nothing can be saved in a store."""
         self._read(lambda store: store.check_writable())
 
     def flush(self, transcript: Callable[[], Transcript]) -> None:
-        """While an answer is said: save it, if that was not done a moment ago."""
+        """Save an answer in progress, unless that was done a moment ago."""
         if self._has_failed or self._clock() - self._flushed_s < FLUSH_S:
             return
         self._save(transcript())
 
     def save(self, transcript: Transcript) -> None:
-        """Save it now."""
+        """Save the conversation now."""
         self._has_failed = False  # a disk may have room again
         self._save(transcript)
         if self._has_failed:
             self._write_lines(transcript)
 
     def take_back(self) -> None:
-        """Leave what is saved as it was when the conversation began: its question was refused."""
+        """Restore what was saved when the conversation began, because its question was refused."""
         with suppress(DiskError, ConflictError):
             if self._session is None:
                 return
@@ -128,7 +128,7 @@ class Recorder:
                 self._session = self.store().save(self._session, self._begun_with.transcript)
 
     def rename(self, name: str, transcript: Transcript) -> None:
-        """Give it a name. Raises: RequestError where it is taken; DiskError."""
+        """Give the conversation a name. Raises: RequestError if it is taken; DiskError."""
         session = self._session
         if session is None:
             if self.find(name) is not None:
@@ -143,7 +143,7 @@ class Recorder:
         self.save(transcript)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -171,8 +171,8 @@ class Recorder:
                 return
             except ConflictError:
                 self._warn(
-                    f"session {self._session.name or self._session.id} went on elsewhere, or was "
-                    "removed; this goes on as a new one"
+                    f"session {self._session.name or self._session.id} was continued elsewhere or "
+                    "removed; this conversation continues as a new session"
                 )
                 self._session, self._name = None, None
         if self._name is not None and store.find(self._name) is not None:
@@ -180,7 +180,7 @@ class Recorder:
         self._session = store.create(transcript, self._name)
 
     def _read(self, read: Callable[[SessionStore], T]) -> T:
-        self._set_patience(PATIENCE_S)  # the user waits for nothing else
+        self._set_patience(PATIENCE_S)  # the user waits for just this
         try:
             return read(self.store())
         except DamagedError as error:
@@ -199,10 +199,10 @@ class Recorder:
         aside = set_aside(self._path)
         self.has_set_aside = True
         self._name, self._session, self._begun_with = self.name, None, None
-        self._warn(f"{error.message}; the file is kept as {aside}, and a new one is begun")
+        self._warn(f"{error.message}; the file is kept as {aside}, and a new one is started")
 
     def _write_lines(self, transcript: Transcript) -> None:
-        """Append the turns that are not there yet, a line each; of one that changed both stay."""
+        """Append the turns that are not there yet, a line each; a changed turn is added again."""
         is_first = self._lines_path is None
         path = self._lines_path or self._path.with_name(f"transcript-{time.time_ns()}.jsonl")
         known = self._written.turns
@@ -228,7 +228,7 @@ class Recorder:
 
 
 def _append(path: Path, text: str) -> None:
-    """Add to a file all of a text or nothing. Raises: OSError."""
+    """Append a whole text to a file, or nothing. Raises: OSError."""
     make_private_folder(path.parent)
     with open(private_descriptor(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
         end = file.tell()

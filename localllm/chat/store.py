@@ -1,7 +1,7 @@
 """Saved conversations: one SQLite file for all of them.
 
-In WAL mode, so that a reader never waits for a writer, and what was committed survives a kill -9.
-Rows are written while an answer is said; see recorder.py for when.
+In WAL mode, so that a reader never waits for a writer, and committed data survives a kill -9. Rows
+are written while an answer is in progress; see recorder.py for when.
 """
 
 import difflib
@@ -27,10 +27,10 @@ from localllm.chat.transcript import SUMMARY_REQUEST, Transcript, Turn
 from localllm.errors import DiskError, RequestError
 from localllm.files.private_files import make_private_folder, private_descriptor
 
-# Seconds to wait for another process that uses the file.
+# Seconds to wait for another process that has locked the file.
 PATIENCE_S = 1.0
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}
-# What SQLite says of the place and the moment; all else that it says is of the file.
+# SQLite's errors about the environment, such as locks and permissions; all others are the file's.
 _OF_THE_PLACE = _LOCKED | {
     sqlite3.SQLITE_PERM,
     sqlite3.SQLITE_READONLY,
@@ -40,9 +40,9 @@ _OF_THE_PLACE = _LOCKED | {
     sqlite3.SQLITE_TOOBIG,
     sqlite3.SQLITE_AUTH,
 }
-# No version of ours is near it; a larger number is damage.
+# No version of ours is near this; a larger number is damage.
 _MAX_VERSION = 1000
-# Larger files are not read through at the start; damage shows when it is met.
+# Larger files are not checked when they are opened; damage shows when it is read.
 _CHECKED_BYTES = 64 << 20
 # Each brings the database from one version (its index) to the next.
 MIGRATIONS = (
@@ -73,23 +73,23 @@ MIGRATIONS = (
 
 
 class DamagedError(DiskError):
-    """The file is no database, or a broken one, or holds what was never written to it."""
+    """The file is not a database, or is a broken one, or holds what was never written to it."""
 
     def __init__(self, reason: str, path: Path) -> None:
         super().__init__(
             f"the saved sessions are damaged: {reason}",
             where=str(path),
-            hint="localllm chat keeps the file under another name, and begins a new one",
+            hint="localllm chat, which keeps the file under another name and starts a new one",
         )
 
 
 class ConflictError(Exception):
-    """Another process has gone on with the session in the meantime."""
+    """Another process has continued the session in the meantime."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedSession:
-    """One saved conversation. `revision` is what `SessionStore.save` wants to see unchanged."""
+    """One saved conversation. `SessionStore.save` checks that `revision` has not changed."""
 
     id: int
     name: str | None
@@ -105,14 +105,14 @@ class SessionStore:
     """
 
     def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
-        """Open the file, or begin it; one that is locked is waited for `patience_s`.
+        """Open or create the file; waits up to `patience_s` for one that is locked.
 
-        Raises: also DiskError for one that a newer version has written.
+        Raises: also DiskError for a file that a newer version has written.
         """
         self.path = path
         with self._told():
-            # Conversations are private: nobody else reads them. SQLite gives what it keeps beside
-            # the file the file's own mode.
+            # Conversations are private: no other user may read them. SQLite gives the files that it
+            # keeps beside this one the same mode.
             make_private_folder(path.parent)
             os.close(private_descriptor(path, os.O_RDWR))
             self._db = sqlite3.connect(path, timeout=patience_s, isolation_level=None)
@@ -124,21 +124,21 @@ class SessionStore:
             raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._db.close()
 
     def wait_for_locks(self, patience_s: float) -> None:
-        """From here on a file that is locked is waited for so long."""
+        """Set how long to wait for a locked file."""
         with self._told():
             self._db.execute(f"PRAGMA busy_timeout = {int(1000 * patience_s)}")
 
     def check_writable(self) -> None:
-        """Raises: DiskError where nothing can be saved now."""
+        """Raises: DiskError if nothing can be saved now."""
         with self._transaction():
             pass
 
     def create(self, transcript: Transcript, name: str | None = None) -> SavedSession:
-        """Save a new conversation. Raises: RequestError where the name is taken."""
+        """Save a new conversation. Raises: RequestError if the name is taken."""
         now = time.time()
         with self._transaction():
             self._refuse_taken(name)
@@ -158,7 +158,7 @@ class SessionStore:
     def save(self, session: SavedSession, transcript: Transcript) -> SavedSession:
         """Bring a saved conversation up to date; only turns that changed are written.
 
-        Raises: ConflictError where it is no longer as `session` says.
+        Raises: ConflictError if the saved conversation is no longer as `session` says.
         """
         old, new = session.transcript.turns, transcript.turns
         same = 0
@@ -185,7 +185,7 @@ class SessionStore:
         return SavedSession(session.id, session.name, transcript, session.revision + 1)
 
     def rename(self, session: SavedSession, name: str) -> SavedSession:
-        """Give a conversation a name. Raises: RequestError where it is taken."""
+        """Give a conversation a name. Raises: RequestError if it is taken."""
         if name != session.name:
             with self._transaction():
                 self._refuse_taken(name)
@@ -212,7 +212,7 @@ class SessionStore:
             return [read_row(row) for row in found]
 
     def latest(self) -> SavedSession | None:
-        """The conversation that was gone on with last."""
+        """The conversation that was continued last."""
         rows = self.rows()
         return self.load(rows[0].id) if rows else None
 
@@ -229,7 +229,7 @@ class SessionStore:
         return None if row is None else self.load(row[0])
 
     def get(self, name: str) -> SavedSession:
-        """As `find`. Raises: RequestError, with the nearest names, where there is none."""
+        """As `find`. Raises: RequestError, with the nearest names, if there is none."""
         session = self.find(name)
         if session is None:
             names = [row.name for row in self.rows() if row.name]
@@ -271,11 +271,11 @@ class SessionStore:
             (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
             if verdict != "ok":
                 raise DamagedError(f"{verdict:.200}", self.path)
-        # Who only reads waits for nobody who writes.
+        # A process that only reads must not wait for one that writes.
         if self._version() != len(MIGRATIONS):
             self._migrate()
         if is_small:
-            self.rows()  # what is listed is sound, whichever of them is asked for
+            self.rows()  # finds damage in any listed row, whichever is asked for later
 
     def _migrate(self) -> None:
         with self._transaction():
@@ -291,9 +291,9 @@ class SessionStore:
             raise DamagedError(f"their version is {version}", self.path)
         if version > len(MIGRATIONS):
             raise DiskError(
-                "the saved sessions are of a newer localllm",
+                "the saved sessions are from a newer localllm",
                 where=str(self.path),
-                hint="update localllm; nothing there was changed",
+                hint="update localllm; the file has not been changed",
             )
         return int(version)
 
@@ -341,13 +341,14 @@ class SessionStore:
 
     @contextmanager
     def _told(self) -> Iterator[None]:
-        """What SQLite, and a look at the rows, find wrong, as errors of ours."""
+        """Turns errors from SQLite, and from the checks of rows, into errors of ours."""
         try:
             yield
         except sqlite3.ProgrammingError:
-            raise  # a defect of ours, not of the file
+            raise  # a bug of ours, not damage to the file
         except sqlite3.DatabaseError as error:
-            # The lower byte; what Python finds itself, as text that is not UTF-8, has no code.
+            # The low byte; errors that Python finds itself, such as text that is not UTF-8, have no
+            # code.
             code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
             if code not in _OF_THE_PLACE:
                 raise DamagedError(f"{error!s:.200}", self.path) from error
@@ -355,7 +356,7 @@ class SessionStore:
                 raise DiskError(
                     "the saved sessions are locked by another program",
                     where=str(self.path),
-                    hint="try again when it is done; chat --no-save does without them",
+                    hint="try again when it is done; chat --no-save works without them",
                 ) from error
             raise DiskError(
                 f"the saved sessions cannot be used: {error}",
@@ -370,12 +371,12 @@ class SessionStore:
             raise DiskError(
                 f"the saved sessions cannot be used: {error.strerror}",
                 where=str(self.path),
-                hint="mend or remove what is there; chat --no-save does without it",
+                hint="fix or remove what is there; chat --no-save works without it",
             ) from error
 
 
 def set_aside(path: Path) -> Path:
-    """Give a damaged file, and what SQLite keeps beside it, another name, which is returned.
+    """Rename a damaged file, and those that SQLite keeps beside it; returns the new name.
 
     Raises: DiskError.
     """
@@ -393,5 +394,5 @@ def set_aside(path: Path) -> Path:
 
 
 def _clean(text: str | None) -> str | None:
-    """Text from a terminal can hold lone surrogates, which no file takes."""
+    """Replace lone surrogates, which text from a terminal can hold and a file cannot."""
     return None if text is None else text.encode("utf-8", errors="replace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Rows of saved conversations, read as they may have become: SQLite holds any type anywhere."""
+"""Reads rows of saved conversations, and checks them: SQLite holds any type in any column."""
 
 from array import array
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from localllm.chat.transcript import Turn, make_title
 from localllm.engine.request import FinishReason
 
-# Numbers that SQLite can count on from.
+# The largest number that is accepted; SQLite can still count on from it.
 _MAX_COUNT = 1 << 53
 
 
@@ -25,11 +25,11 @@ class SessionRow:
 
 
 class UnsoundError(Exception):
-    """A row holds what was never written."""
+    """A row holds a value that was never written."""
 
 
 def read_row(row: tuple[Any, ...]) -> SessionRow:
-    """A conversation in a list. Raises: UnsoundError."""
+    """A row of the list of conversations. Raises: UnsoundError."""
     session_id, name, model, created_s, updated_s, question, num_turns = row
     return SessionRow(
         id=read_count(session_id),
@@ -49,7 +49,7 @@ def read_turn(row: tuple[Any, ...], expected: int) -> Turn:
         raise UnsoundError(f"turn {expected} is missing")
     reason = read_text_or_none(finish_reason)
     if reason not in (None, *FinishReason):
-        raise UnsoundError(f"an answer ended by {reason!r:.40}")
+        raise UnsoundError(f"an answer has the finish reason {reason!r:.40}")
     return Turn(
         read_text(question),
         read_text(model),
@@ -63,7 +63,7 @@ def read_turn(row: tuple[Any, ...], expected: int) -> Turn:
 def read_text(value: object) -> str:
     """Raises: UnsoundError."""
     if not isinstance(value, str):
-        raise UnsoundError(f"{type(value).__name__} in the place of a text")
+        raise UnsoundError(f"{type(value).__name__} instead of a text")
     return value
 
 
@@ -75,21 +75,21 @@ def read_text_or_none(value: object) -> str | None:
 def read_count(value: object) -> int:
     """Raises: UnsoundError."""
     if not isinstance(value, int) or not 0 <= value <= _MAX_COUNT:
-        raise UnsoundError(f"{value!r:.40} in the place of a count")
+        raise UnsoundError(f"{value!r:.40} instead of a count")
     return value
 
 
 def _time(value: object) -> float:
     if not isinstance(value, (int, float)) or not 0 <= value <= _MAX_COUNT:
-        raise UnsoundError(f"{value!r:.40} in the place of a time")
+        raise UnsoundError(f"{value!r:.40} instead of a time")
     return float(value)
 
 
 def _token_ids(value: object) -> tuple[int, ...]:
     ids = array("i")
     if not isinstance(value, bytes) or len(value) % ids.itemsize:
-        raise UnsoundError("an answer's tokens are cut")
+        raise UnsoundError("an answer's token ids are truncated")
     ids.frombytes(value)
-    if min(ids, default=0) < -1:  # what a server sends is one token each, which has no id
-        raise UnsoundError("a negative token")
+    if min(ids, default=0) < -1:  # -1: a chunk from a server, which counts as a token without an id
+        raise UnsoundError("a negative token id")
     return tuple(ids)

@@ -1,4 +1,4 @@
-"""What was said in a conversation, apart from the model that says it."""
+"""What was said in a conversation, independent of the model."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from localllm.engine.request import FinishReason
 from localllm.text.prompt import ChatMessage
 
-# The question behind which a summary stands in place of older turns.
+# The question that is kept with a summary in place of older turns.
 SUMMARY_REQUEST = (
     "Summarise our conversation so far, so that it can go on from your summary alone: what was "
     "asked, what was found or decided, names, figures and code that will be needed again, and what "
@@ -18,10 +18,10 @@ SUMMARY_REQUEST = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question and its answer, as far as it came.
+    """A question and its answer so far.
 
-    `finish_reason` None: it was interrupted, or is still being said. `token_ids` are the answer's
-    own, thoughts included, in the vocabulary of `model`.
+    `finish_reason` is None if the answer was interrupted or is still in progress. `token_ids` are
+    those of the answer, thoughts included, in the vocabulary of `model`.
     """
 
     question: str
@@ -33,13 +33,13 @@ class Turn:
 
     @property
     def is_answered(self) -> bool:
-        """Whether anything was said, or that was all there is to say."""
+        """Whether there is an answer, even one that ended empty."""
         return bool(self.answer or self.thinking or self.token_ids or self.finish_reason)
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """As a chat template reads it. Thoughts go beside the answer, under the two names that
-        templates know; a template that feeds them back, or drops them, does as it was written to.
+        """The turn as a chat template reads it. Thoughts go beside the answer, under the two names
+        that templates know; each template feeds them back or drops them, as it was written to.
         """
         asked: dict[str, Any] = {"role": "user", "content": self.question}
         if not self.is_answered:
@@ -52,7 +52,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A whole conversation; `model` answers it now, each turn names its own."""
+    """A whole conversation; `model` is the current one, and each turn names its own."""
 
     model: str
     system: str | None
@@ -65,14 +65,14 @@ class Transcript:
         return [*system, *(message for turn in self.turns for message in turn.messages)]
 
     def asking(self, question: str, model: str) -> "Transcript":
-        """The conversation with a question of `model` at its end that has no answer yet."""
+        """The conversation with a question to `model` at its end that has no answer yet."""
         turns, last = [*self.turns], Turn(question, model)
         if turns and not turns[-1].is_answered and turns[-1].question == question:
             turns.pop()  # it is asked again
         return replace(self, turns=(*turns, last))
 
     def to_json(self) -> str:
-        """An object with `model` and `messages`, of which answers name their own model."""
+        """An object with `model` and `messages`; each answer among them names its own model."""
         models = iter([turn.model for turn in self.turns if turn.is_answered])
         messages = [
             {**message, "model": next(models)} if message["role"] == "assistant" else message
@@ -83,7 +83,7 @@ class Transcript:
 
     @classmethod
     def from_json(cls, text: str) -> "Transcript":
-        """What `to_json` gave, without the tokens. Raises: ValueError."""
+        """Read what `to_json` wrote, which has no token ids. Raises: ValueError."""
         try:
             raw = json.loads(text)
             text.encode()
@@ -91,7 +91,7 @@ class Transcript:
             raise ValueError("it is nested too deeply") from error
         messages = raw.get("messages") if isinstance(raw, dict) else None
         if not isinstance(messages, list) or not all(map(_is_message, messages)):
-            raise ValueError("it needs `messages`, each with a role and a text as content")
+            raise ValueError("it must have `messages`, each with a role and a text as content")
         system = None
         if messages and messages[0]["role"] == "system":
             system, messages = messages[0]["content"], messages[1:]

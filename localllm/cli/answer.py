@@ -1,4 +1,4 @@
-"""One answer on stdout, in one of its forms."""
+"""Print one answer on stdout, in the requested format."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -12,25 +12,25 @@ from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError
 
 if TYPE_CHECKING:
+    from localllm.answer.answerer import Answerer
     from localllm.answer.completion import Completion, TokenInfo
-    from localllm.answer.loaded_model import LoadedModel
-    from localllm.answer.text_engine import EventStream
+    from localllm.answer.event_stream import EventStream
 
 AnswerForm = Literal["text", "json", "stream-json", "code"]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPrinter:
-    """Prints the events of one completion; Ctrl-C ends it and keeps what is there."""
+    """Prints the events of one completion; Ctrl-C stops it and keeps the text so far."""
 
-    loaded: "LoadedModel"
+    loaded: "Answerer"
     completion: "Completion"
     params: SamplingParams
     printer: TextPrinter
     thoughts: ThoughtsMode
 
     def print(self, events: "EventStream", form: AnswerForm) -> None:
-        """Read `events` to their end and print them as `form` says."""
+        """Read `events` to the end and print them in the format `form`."""
         match form:
             case "text":
                 self._text(events)
@@ -42,7 +42,7 @@ class AnswerPrinter:
                 self._code_block(events)
 
     def exit_code(self, fail_on_length: bool = False) -> int:
-        """What the command ends with; a form that was cut fails, since it is none.
+        """The command's exit code; a cut answer fails if it had to follow a grammar.
 
         Raises: the request's error, if it had one.
         """
@@ -61,7 +61,7 @@ class AnswerPrinter:
             for event in with_progress(events):
                 view.push(event)
         finally:
-            # What came before an error is shown, and the error begins a row.
+            # Text before an error is shown, and the error starts on a new line.
             if self.completion.error is None or self.completion.samples[0].tokens:
                 view.finish()
 
@@ -86,7 +86,8 @@ class AnswerPrinter:
         code = find_code(self.completion.text)
         if code is None and self.completion.finish_reason in ("stop", "length"):
             raise LocalLLMError(
-                "the answer holds no fenced code block", hint="without --extract-code to see it"
+                "the answer contains no fenced code block",
+                hint="leave out --extract-code to see the answer",
             )
         if code is not None:
             printer = PlainPrinter()
@@ -101,7 +102,7 @@ class AnswerPrinter:
 
 
 def find_code(text: str) -> str | None:
-    """The first fenced code block of a markdown text, wherever it is nested."""
+    """The first fenced code block of a markdown text, at any nesting depth."""
     from markdown_it import MarkdownIt
 
     tokens = MarkdownIt("commonmark").parse(text)
@@ -109,11 +110,11 @@ def find_code(text: str) -> str | None:
 
 
 def describe_completion(
-    loaded: "LoadedModel", completion: "Completion", params: SamplingParams
+    loaded: "Answerer", completion: "Completion", params: SamplingParams
 ) -> dict[str, Any]:
-    """The object of `chat --json`, as docs/chat.md names it."""
+    """The object that `chat --json` prints, as documented in docs/chat.md."""
     ended = completion.last_token_s or completion.started_s
-    is_remote = completion.is_remote  # what was drafted, only the server knows
+    is_remote = completion.is_remote  # only the server knows what was drafted
     described: dict[str, Any] = {
         "model": loaded.name,
         "text": completion.text,
@@ -148,11 +149,11 @@ def describe_completion(
     return described
 
 
-def _describe_token(loaded: "LoadedModel", token: "TokenInfo") -> dict[str, Any]:
+def _describe_token(loaded: "Answerer", token: "TokenInfo") -> dict[str, Any]:
     assert token.logprobs is not None
     return {
         "id": token.token_id,
-        "text": loaded.tokenizer.decode([token.token_id]),
+        "text": loaded.decode([token.token_id]),
         "logprob": token.logprobs.logprob,
         "top": [{"id": i, "logprob": logprob} for i, logprob in token.logprobs.top],
     }

@@ -1,4 +1,4 @@
-"""`chat` with a question: ask it, print the answer, and say what was cut or kept."""
+"""`chat` with a question: ask it, print the answer, and say what was cut or dropped."""
 
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,13 @@ from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
     from localllm.answer.completion import Completion
-    from localllm.answer.text_engine import EventStream
+    from localllm.answer.event_stream import EventStream
     from localllm.chat.conversation import ChatSession
     from localllm.chat.recorder import Recorder
 
 
 def ask_once(request: ChatRequest, text: str) -> int:
-    """Print the answer to `text`; returns the exit code. Raises: LocalLLMError."""
+    """Print the answer to `text` and return the exit code. Raises: LocalLLMError."""
     recorder = _recorder(request)
     with question_saved(recorder, _transcript(request).asking(text, request.model or "")):
         session = request.open_session()
@@ -40,7 +40,7 @@ def ask_once(request: ChatRequest, text: str) -> int:
 
 
 def _recorder(request: ChatRequest) -> "Recorder | None":
-    """What runs in a pipe or a script is saved where that is asked for."""
+    """The recorder; in a pipe or a script only if --session or --continue asks for saving."""
     is_typed = is_on_terminal() and request.form == "text"
     return request.recorder if request.flags.conversation.goes_on or is_typed else None
 
@@ -55,7 +55,7 @@ def _transcript(request: ChatRequest) -> Transcript:
 def _note_unanswered(session: "ChatSession", text: str) -> None:
     if session.unanswered not in (None, text):
         title = make_title(session.unanswered or "")
-        note(f"not answered: {title}; it stays in the conversation, which goes on", dim=True)
+        note(f"not answered: {title}; it stays in the conversation", dim=True)
 
 
 def _keep_saved(recorder: "Recorder", session: "ChatSession", events: "EventStream") -> None:
@@ -85,21 +85,22 @@ def _print(
 
 
 def _check_form(request: ChatRequest, params: SamplingParams, completion: "Completion") -> None:
-    """Raises: LocalLLMError where a server, which may leave aside what it does not know, has given
-    the answer another form.
+    """Raises: LocalLLMError if a server, which may ignore fields it does not know, returned an
+    answer that does not match the requested format.
     """
     if not request.has_grammar:
         return
     if completion.stop_string is not None:
-        note(f"cut at the stop string {completion.stop_string!r}; the form is not complete")
+        note(f"cut at the stop string {completion.stop_string!r}; the answer is incomplete")
     is_whole = completion.finish_reason == "stop" and not params.stop
     if request.flags.prompt.remote is not None and is_whole:
         from localllm.answer.grammar_compiler import is_matched
 
         if not is_matched(request.sampling["grammar"], completion.text):
             raise LocalLLMError(
-                "the server's answer has not the form that was asked for",
-                hint="a server that knows response_format and structured_outputs, as localllm's",
+                "the server's answer does not match the requested format",
+                hint="a server that supports response_format and structured_outputs, such as "
+                "localllm's",
             )
 
 
@@ -109,6 +110,6 @@ def _note_cut(request: ChatRequest, session: "ChatSession", completion: "Complet
         return
     is_full = completion.num_context_tokens >= session.model.context_length
     limit = "the context is full" if is_full else "-n sets the limit"
-    cut = "; the form is not complete" if request.has_grammar else ""
+    cut = "; the answer is incomplete" if request.has_grammar else ""
     told = f"cut after {completion.num_generated_tokens} tokens{cut}; {limit}"
     note(told, dim=not request.has_grammar)

@@ -1,4 +1,4 @@
-"""`localllm bench`: how fast, and how far from what the hardware could do."""
+"""`localllm bench`: measure speed, and how close it comes to the hardware's limits."""
 
 import shutil
 import sys
@@ -43,9 +43,9 @@ def bench(
     engine: EngineFlags,
     drafts: BenchDraftFlags,
 ) -> int:
-    """Measure speed, as a share of what the memory and the arithmetic of this machine allow.
+    """Measure speed, as a share of what this machine's memory and arithmetic allow.
 
-    Without a flag that names a suite: prefill and decode.
+    Without a flag that selects a suite, it measures prefill and decode.
     """
     speculation = drafts.config()
     asked = read_suites(workload, suites, spec=drafts.spec)

@@ -1,4 +1,4 @@
-"""The flags of `bench`, and the suites and sizes that they ask for."""
+"""The flags of `bench`, and the suites and sizes that they select."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,98 +14,105 @@ from localllm.errors import RequestError
 
 PROMPT_TOKENS, DECODE_TOKENS = 512, 128
 PREFIX_TOKENS = 2000
-PREFIX_SEQS = 16  # the cache has to hold the shared beginning beside the others
+PREFIX_SEQS = 16  # the cache must hold the shared prefix beside the other prompts
 LOAD_SEQS, LOAD_TOKENS = 64, 1024
 SPEC_PROMPT_TOKENS, SPEC_DECODE_TOKENS, SPEC_BATCHES = 700, 64, "1,8,64"
 VERIFY_SEQS = 8
-ROOM = 64  # tokens of context beside what the tests need
+ROOM = 64  # tokens of context beyond what the tests need
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFlags(Flags):
-    """How much is asked, and how often."""
+    """How many tokens and requests, and how many rounds."""
 
     prompt_tokens: Annotated[
         int | None,
-        option("-p", "--prompt-tokens", help="Prefill so many tokens (512); 0: none."),
+        option("-p", "--prompt-tokens", help="Tokens to prefill (512); 0: none."),
     ] = None
     decode_tokens: Annotated[
         int | None,
-        option("-n", "--decode-tokens", help="Decode so many tokens (128); 0: none."),
+        option("-n", "--decode-tokens", help="Tokens to decode (128); 0: none."),
     ] = None
-    depth: Annotated[str, option("--depth", help="Tokens before those: 0 or 0,4096.")] = "0"
+    depth: Annotated[
+        str, option("--depth", help="Tokens in the context before those: 0 or 0,4096.")
+    ] = "0"
     batch: Annotated[
         str | None, option("--batch", help="Requests that decode together: 1 or 1,4,16.")
     ] = None
     repeats: Annotated[
-        int, option("-r", "--repeats", help="Rounds; the median is told, and the spread.")
+        int, option("-r", "--repeats", help="Rounds; the median and the spread are reported.")
     ] = 5
     seed: Annotated[
-        int, option("--seed", help="Of prompts, arrivals and weights.", section="Sampling")
+        int, option("--seed", help="Seed of prompts, arrivals and weights.", section="Sampling")
     ] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class RandomWeightFlags(Flags):
-    """Weights that are drawn in place of a model's own."""
+    """Random weights in place of a model's own."""
 
     random_weights: Annotated[
         bool,
         option(
             "--random-weights",
-            help="No download: a shape of the catalogue with weights drawn at random.",
+            help="No download: a shape from the catalogue with random weights.",
         ),
     ] = False
     weights: Annotated[
-        str | None, option("--weights", help="What the random ones are.", choices=WEIGHT_KINDS)
+        str | None, option("--weights", help="Format of the random weights.", choices=WEIGHT_KINDS)
     ] = None
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteFlags(Flags):
-    """What is measured; without a flag: prefill and decode."""
+    """What to measure; without a flag, prefill and decode."""
 
     serve_load: Annotated[
         bool, typer.Option("--serve-load", help="Many requests: latencies, throughput, batching.")
     ] = False
-    prefix: Annotated[
-        bool, typer.Option("--prefix", help="What the prefix cache gives, and costs.")
-    ] = False
+    prefix: Annotated[bool, typer.Option("--prefix", help="Gain and cost of the prefix cache.")] = (
+        False
+    )
     paging: Annotated[
-        bool, typer.Option("--paging", help="What blocks save against contiguous memory.")
+        bool, typer.Option("--paging", help="Memory that blocks save over contiguous allocation.")
     ] = False
     contended: Annotated[
         bool,
-        typer.Option("--contended", help="Decode beside busy processes, which it starts itself."),
+        typer.Option("--contended", help="Decode beside busy processes that it starts itself."),
     ] = False
     compare: Annotated[
-        str | None, typer.Option("--compare", help="Alternate with transformers.")
+        str | None,
+        typer.Option("--compare", help="Compare with transformers, in alternating runs."),
     ] = None
     url: Annotated[
-        str | None, typer.Option("--url", help="Load an OpenAI-compatible server instead.")
+        str | None, typer.Option("--url", help="Measure an OpenAI-compatible server instead.")
     ] = None
     verify: Annotated[
-        bool, typer.Option("--verify", help="Same text with drafts, cache, chunks and in a batch?")
+        bool,
+        typer.Option(
+            "--verify", help="Check that drafts, cache, chunks and batch do not change the text."
+        ),
     ] = False
-    ops: Annotated[bool, typer.Option("--ops", help="Each operator against torch's.")] = False
+    ops: Annotated[bool, typer.Option("--ops", help="Time each operator against torch's.")] = False
     kernels: Annotated[
-        bool, typer.Option("--kernels", help="Each Triton kernel at a model's sizes, on a GPU.")
+        bool,
+        typer.Option("--kernels", help="Time each Triton kernel at a model's sizes, on a GPU."),
     ] = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFlags(Flags):
-    """The files that the figures are written to, beside the table."""
+    """The files to write the results to, besides the printed table."""
 
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write all figures to this file.")
+        Path | None, typer.Option("--json", help="Write all results to this file.")
     ] = None
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Draw them: FILE.png or FILE.html.")
+        Path | None, typer.Option("--plot", help="Plot them to FILE.png or FILE.html.")
     ] = None
 
     def check(self) -> None:
-        """Raises: RequestError for a file that could not be written after all the work."""
+        """Raises: RequestError for a file that could not be written at the end of the run."""
         if self.plot is not None:
             from localllm.bench.plot import check_plot
 
@@ -117,29 +124,30 @@ class ReportFlags(Flags):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchDraftFlags(Flags):
-    """What drafts give, and who drafts for that."""
+    """Whether to measure the gain of drafts, and which drafter to use."""
 
     spec: Annotated[
         bool,
         typer.Option(
             "--spec",
-            help="What drafts give, on text that repeats and on other.",
+            help="Gain of drafts, on text that repeats and on text that does not.",
             rich_help_panel=DraftFlags.section,
         ),
     ] = False
     drafter: Annotated[
-        str, typer.Option("--drafter", help="Of --spec and --verify: ngram or draft:MODEL.")
+        str,
+        typer.Option("--drafter", help="Drafter for --spec and --verify: ngram or draft:MODEL."),
     ] = "ngram"
     lengths: Annotated[DraftFlags, only("spec_max", "spec_ngram")]
 
     def config(self) -> SpeculationConfig:
-        """The SpeculationConfig they ask for. Raises: RequestError."""
+        """The SpeculationConfig that the flags specify. Raises: RequestError."""
         return parse_speculation(self.drafter, self.lengths.spec_max, self.lengths.spec_ngram)
 
 
 @dataclass(frozen=True, slots=True)
 class Suites:
-    """Which suites, and their sizes; None: what fits."""
+    """Which suites to run, and their sizes; None: what fits."""
 
     speed: bool
     serve_load: bool
@@ -159,7 +167,7 @@ class Suites:
 
     @property
     def num_seqs(self) -> int:
-        """The most requests at once."""
+        """The largest number of requests at once."""
         own = max(LOAD_SEQS if self.serve_load else 1, PREFIX_SEQS if self.prefix else 1)
         own = max(own, VERIFY_SEQS if self.verify else 1)
         return max(own, *self.batches)
@@ -183,7 +191,7 @@ class Suites:
 
 
 def read_suites(workload: WorkloadFlags, flags: SuiteFlags, *, spec: bool) -> Suites:
-    """What the flags ask for. Raises: RequestError."""
+    """The suites that the flags select. Raises: RequestError."""
     compare = _check_compare(flags.compare)
     others = (flags.serve_load, flags.prefix, flags.paging, flags.contended, flags.compare)
     return Suites(
@@ -207,7 +215,7 @@ def read_suites(workload: WorkloadFlags, flags: SuiteFlags, *, spec: bool) -> Su
 
 def _check_compare(name: str | None) -> bool:
     if name not in (None, "transformers"):
-        raise RequestError(f"--compare knows transformers, not {name!r:.40}", param="compare")
+        raise RequestError(f"--compare must be transformers, found {name!r:.40}", param="compare")
     return name is not None
 
 

@@ -1,4 +1,4 @@
-"""The runs of `bench`: on a model here, on a server, on kernels alone."""
+"""The runs of `bench`: on a local model, on a server, or on kernels alone."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ DEFAULT_KERNEL_SHAPE = "llama-3.1-8b"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A report, and whether Ctrl-C has ended it early."""
+    """A report, and whether Ctrl-C ended the run early."""
 
     report: "Report"
     was_interrupted: bool
@@ -34,7 +34,7 @@ class Measured:
 def bench_model(
     model: str | None, drawn: RandomWeightFlags, config: EngineConfig, asked: Suites
 ) -> Measured:
-    """A model in this process, or a shape with random weights. Raises: RequestError."""
+    """Measure a model in this process, or a shape with random weights. Raises: RequestError."""
     from localllm.bench.environment import describe_environment
     from localllm.bench.report import Report, describe_model
     from localllm.bench.startup import seconds_since_start
@@ -50,7 +50,7 @@ def bench_model(
 
 
 def bench_server(url: str, model: str | None, asked: Suites) -> Measured:
-    """A server that runs, over HTTP. Raises: LocalLLMError where it does not answer."""
+    """Measure a running server over HTTP. Raises: LocalLLMError if it does not answer."""
     from localllm.bench.environment import describe_environment
     from localllm.bench.remote import RemoteSuite, Server
     from localllm.bench.report import Report
@@ -58,7 +58,7 @@ def bench_server(url: str, model: str | None, asked: Suites) -> Measured:
 
     server = Server.find(url, model, os.environ.get("OPENAI_API_KEY"))
     suites: list[Suite] = [
-        # Each with requests of its own: those of another may be in the server's cache.
+        # Each suite has its own requests: those of another may be in the server's cache.
         RemoteSuite(server, Mix(vocab_size=1 << 16, seed=1000 * asked.seed + 10 * i), at_once)
         for i, at_once in enumerate(asked.batches)
     ]
@@ -69,7 +69,7 @@ def bench_server(url: str, model: str | None, asked: Suites) -> Measured:
 
 
 def bench_kernels(alias: str | None, asked: Suites) -> Measured:
-    """Triton's kernels at the sizes of a model. Raises: LocalLLMError without a GPU."""
+    """Measure Triton's kernels at a model's sizes. Raises: LocalLLMError without a GPU."""
     from localllm.bench.environment import describe_environment
     from localllm.bench.kernels import KernelSuite
     from localllm.bench.report import Report
@@ -95,7 +95,7 @@ def _open(
 
     if not drawn.random_weights:
         if drawn.weights is not None:
-            raise RequestError("--weights goes with --random-weights", param="weights")
+            raise RequestError("--weights needs --random-weights", param="weights")
         return open_subject(model, config, asked.longest)
     kind = drawn.weights or WEIGHT_KINDS[0]
     if kind not in WEIGHT_KINDS:
@@ -107,13 +107,13 @@ def _open(
 
 
 def _run(suites: "list[Suite]") -> bool:
-    """Run one after the other; whether it was interrupted, in which case the rest is left out."""
+    """Run the suites in order; return whether Ctrl-C interrupted them, which skips the rest."""
     with _progress_line() as progress:
         try:
             for suite in suites:
                 suite.run(progress)
         except KeyboardInterrupt:
-            note("interrupted; what is measured so far:")
+            note("interrupted; results so far:")
             return True
     return False
 
@@ -124,8 +124,8 @@ def _results(suites: "list[Suite]") -> "list[Result]":
 
 @contextmanager
 def _progress_line() -> Iterator[Callable[[str], None]]:
-    """What is being measured, on stderr where that is a terminal."""
-    # Ctrl-C is an exception here: what was measured is still written.
+    """Show on stderr what is being measured, if stderr is a terminal."""
+    # Ctrl-C raises an exception here: what was measured so far is still written.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if not is_terminal(sys.stderr):

@@ -1,4 +1,4 @@
-"""Which suites of `bench` run on a model, with which sizes."""
+"""Make the suites of `bench` that run on a model, with their sizes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def make_suites(
     subject: "Subject", config: EngineConfig, asked: Suites, imports_s: float
 ) -> "list[Suite]":
-    """The start first, which happens once; then what was asked for. Raises: RequestError for sizes
-    that cannot run.
+    """The start-up suite first, since start-up happens once; then the requested suites. Raises:
+    RequestError for sizes that cannot run.
     """
     from localllm.bench.startup import StartupSuite
 
@@ -41,7 +41,7 @@ class _Maker:
 
     @property
     def room(self) -> int:
-        """Tokens that a test may take behind the greatest depth."""
+        """Tokens that a test may use after the greatest depth."""
         return self.subject.engine.context_length - max(self.asked.depths) - 2
 
     @property

@@ -1,4 +1,4 @@
-"""The figures of `localllm bench` as tables: one for each suite, a bar where there is a limit."""
+"""The results of `localllm bench` as tables: one per suite, with a bar where a limit is known."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ Column = tuple[str, Callable[[Result], str]]
 
 
 def report_text(report: Report, width: int | None = None) -> str:
-    """The whole report, for a terminal of `width` columns or, without, for a pipe."""
+    """The whole report, for a terminal of `width` columns, or for a pipe if `width` is None."""
     model, place = report.model, report.environment
     if "url" in model:
         lines = [f"{model['name']} at {model['url']}"]
@@ -23,8 +23,8 @@ def report_text(report: Report, width: int | None = None) -> str:
     else:
         lines = [
             f"{model['name']}, {model['weights']} weights, {model['dtype']}, "
-            f"{model['operators']} operators, {_bytes(model['weight_bytes'])} a step",
-            f"{place['device']}, {place['threads']} threads",
+            f"{model['operators']} operators, {_bytes(model['weight_bytes'])} per step",
+            f"{place['device']}, {place['threads']} thread{'s' * (place['threads'] != 1)}",
         ]
     if report.limits is not None:
         rates = [f"memory {_bytes(report.limits.memory_bytes_per_s)}/s"]
@@ -32,7 +32,7 @@ def report_text(report: Report, width: int | None = None) -> str:
             f"{name} {rate / 1e9:,.0f} billion operations/s"
             for name, rate in report.limits.operations_per_s.items()
         ]
-        lines.append("limits measured beside: " + ", ".join(rates))
+        lines.append("limits measured alongside: " + ", ".join(rates))
     if width is not None:
         lines = [part for line in lines for part in textwrap.wrap(line, width)]
     for suite in dict.fromkeys(result.suite for result in report.results):
@@ -42,7 +42,7 @@ def report_text(report: Report, width: int | None = None) -> str:
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Result], width: int | None) -> list[str]:
-    """Where a line would be too long, verdicts stand below their rows."""
+    """The lines of a table; if one would be too long, verdicts go below their rows."""
     cells = [[name for name, _ in columns], *([get(row) for _, get in columns] for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
     lines = [
@@ -61,7 +61,7 @@ def _table(columns: Sequence[Column], rows: Sequence[Result], width: int | None)
 
 
 def bar(share: float) -> str:
-    """`share` of one as a bar of ten cells, in eighths of a cell; full from one on."""
+    """`share` as a bar of ten cells, in eighths of a cell; full at 1 and above."""
     eighths = round(max(0.0, min(1.0, share)) * BAR_CELLS * 8)
     whole, part = divmod(eighths, 8)
     drawn = _EIGHTHS[8] * whole + (_EIGHTHS[part] if part else "")
@@ -142,7 +142,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         _TOKENS,
         _percentiles("first token", "ttft_s"),
         _percentiles("token", "time_per_token_s"),
-        _percentiles("whole", "total_s"),
+        _percentiles("total", "total_s"),
     ),
     "batching": (_TEST, _TOKENS, _VERDICT),
     "python": (
@@ -173,14 +173,14 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         _condition("batch"),
         _found("without", "plain_tokens_per_s", _speed),
         _found("with drafts", "tokens_per_s", _speed),
-        ("tokens a step", lambda row: f"{row.found['tokens_per_step']:.2f}"),
+        ("tokens per step", lambda row: f"{row.found['tokens_per_step']:.2f}"),
         ("accepted", lambda row: _share(row.found["accepted"])),
         _VERDICT,
     ),
     "suffix index": (
         _TEST,
-        _found("built in", "build_s", _time),
-        _found("a token and a look", "look_up_s", _time),
+        _found("build", "build_s", _time),
+        _found("add and look up a token", "look_up_s", _time),
         _found("memory", "bytes", _bytes),
         _VERDICT,
     ),

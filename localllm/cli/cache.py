@@ -1,4 +1,4 @@
-"""`localllm cache`: what is kept because it takes time to make again."""
+"""`localllm cache`: data that is kept because it takes time to make again."""
 
 from typing import Annotated
 
@@ -15,8 +15,8 @@ from localllm.errors import RequestError
 
 cache = typer.Typer(
     invoke_without_command=True,
-    help="What is kept because it takes time to make again: quantized models, prompts' keys and "
-    "values, tunings, kernels.",
+    help="List and delete cached data: quantized models, prompts' keys and values, tunings, "
+    "kernels.",
 )
 
 
@@ -34,7 +34,7 @@ def _alone(context: typer.Context, place: Place) -> None:
 @cache.command("list")
 @takes_flags
 def list_(json_output: JsonLines = False, *, place: Place) -> None:
-    """List the kinds, with their sizes and places."""
+    """List the kinds of cached data, with sizes and folders."""
     _show_kinds(place.cache_dir, json_output)
 
 
@@ -58,7 +58,7 @@ def clear(
     kinds: Annotated[
         list[str] | None,
         typer.Argument(
-            help="quantized, prefixes, tunings, kernels, downloads.",
+            help="Kinds: quantized, prefixes, tunings, self-checks, kernels, downloads.",
             autocompletion=suggestions.cache_kinds,
         ),
     ] = None,
@@ -67,12 +67,12 @@ def clear(
     *,
     place: Place,
 ) -> None:
-    """Delete what is kept, by kind."""
+    """Delete cached data by kind."""
     from localllm.user.cache_kinds import cache_kinds
 
     known = {kind.name: kind for kind in cache_kinds(place.cache_dir)}
     if bool(kinds) == everything:
-        raise RequestError("which kinds?", hint=f"{', '.join(known)}, or --all")
+        raise RequestError("give either kinds or --all", hint=f"one or more of {', '.join(known)}")
     for name in kinds or ():
         if name not in known:
             raise RequestError(

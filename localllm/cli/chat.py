@@ -19,7 +19,7 @@ def chat(
         list[str] | None,
         typer.Argument(
             metavar="[MODEL] [PROMPT]",
-            help="A model (alias, org/name or folder) and a prompt; each may be left out.",
+            help="A model (alias, org/name or folder) and a prompt; both optional.",
             show_default=False,
             autocompletion=suggestions.models,
         ),
@@ -29,9 +29,9 @@ def chat(
 ) -> int:
     """Chat with a model, or get one answer.
 
-    With a prompt, --file or piped input: one answer on stdout. Else, on a terminal: a
-    conversation. The model defaults to $LOCALLLM_MODEL, then to `default_model` of your settings,
-    then to the small one that is built in.
+    With a prompt, --file or piped input, print one answer on stdout. Otherwise, on a terminal,
+    open a conversation. The model defaults to $LOCALLLM_MODEL, then to `default_model` in your
+    settings, then to the small built-in one.
     """
     from localllm.cli.ask_once import ask_once
     from localllm.cli.chat_request import read_request
@@ -42,7 +42,7 @@ def chat(
 
 
 def converse(request: "ChatRequest") -> int:
-    """A conversation on this terminal, until the user leaves; returns the exit code."""
+    """Hold a conversation on this terminal until the user leaves; return the exit code."""
     from localllm.cli.render import Shown
     from localllm.cli.repl import Repl
     from localllm.cli.slash_turns import recall

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PromptFlags(Flags):
-    """Who is asked, and what."""
+    """Which model to ask, and what."""
 
     section = "Model and prompt"
     exclusive = (("system", "system_file"),)
@@ -31,11 +31,14 @@ class PromptFlags(Flags):
     model_flag: Annotated[
         str | None,
         typer.Option(
-            "-m", "--model", help="The model, beyond doubt.", autocompletion=suggestions.models
+            "-m",
+            "--model",
+            help="The model; never taken for a prompt.",
+            autocompletion=suggestions.models,
         ),
     ] = None
     prompt_flag: Annotated[
-        str | None, typer.Option("-p", "--prompt", help="The prompt, beyond doubt.")
+        str | None, typer.Option("-p", "--prompt", help="The prompt; never taken for a model.")
     ] = None
     file: Annotated[
         list[str] | None,
@@ -51,11 +54,11 @@ class PromptFlags(Flags):
         Path | None, option("--system-file", help="System prompt from a file.")
     ] = None
     raw: Annotated[
-        bool, option("--raw", help="Complete the prompt as it stands, without template.")
+        bool, option("--raw", help="Complete the prompt as it is, without a chat template.")
     ] = False
     parse_special: Annotated[
         bool,
-        option("--parse-special", help="Text like <|im_end|> in a prompt is a special token."),
+        option("--parse-special", help="Read text like <|im_end|> in a prompt as a special token."),
     ] = False
     think: Annotated[
         str | None, option("--think", help="How much the model thinks.", choices=THINK_LEVELS)
@@ -63,46 +66,44 @@ class PromptFlags(Flags):
     remote: Annotated[
         str | None, option("--remote", help="Ask an OpenAI-compatible server.", metavar="URL")
     ] = None
-    api_key: Annotated[str | None, option("--api-key", help="Its key.")] = None
+    api_key: Annotated[str | None, option("--api-key", help="The API key of that server.")] = None
 
     def system_prompt(self) -> str | None:
-        """The text of one of two flags. Raises: RequestError."""
+        """The system prompt from --system or --system-file. Raises: RequestError."""
         system = self.system
         if self.system_file is not None:
             if system is not None:
-                raise RequestError("--system and --system-file exclude each other")
+                raise RequestError("--system and --system-file cannot be combined")
             system = read_file(self.system_file).strip("\n")
         if self.raw and system is not None:
-            raise RequestError(
-                "--raw has no place for a system prompt", hint="leave out one of them"
-            )
+            raise RequestError("--raw takes no system prompt", hint="leave out one of the two")
         return system
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerFlags(Flags):
-    """How the answer comes out."""
+    """How the answer is printed."""
 
     section = "Answer"
 
     json_output: Annotated[
-        bool, option("--json", help="The answer and its figures as one JSON object.")
+        bool, option("--json", help="The answer and its statistics as one JSON object.")
     ] = False
     stream_json: Annotated[
-        bool, option("--stream-json", help="One JSON object per event, a line each.")
+        bool, option("--stream-json", help="One JSON object per event, one per line.")
     ] = False
     extract_code: Annotated[
-        bool, option("--extract-code", help="Only the first fenced code block.")
+        bool, option("--extract-code", help="Print only the first fenced code block.")
     ] = False
     fail_on_length: Annotated[
         bool, option("--fail-on-length", help="Exit 9 when the answer is cut.")
     ] = False
-    why: Annotated[bool, option("--why", help="Tell what of the prompt came from the cache.")] = (
-        False
-    )
+    why: Annotated[
+        bool, option("--why", help="Report how much of the prompt came from the cache.")
+    ] = False
     logprobs: Annotated[
         int | None,
-        option("--logprobs", help="With --json: log-probabilities, and the N likeliest."),
+        option("--logprobs", help="With --json: log-probabilities, and the N most likely tokens."),
     ] = None
     hide_thinking: Annotated[
         bool, option("--hide-thinking", help="Do not show the model's thoughts.")
@@ -111,7 +112,7 @@ class AnswerFlags(Flags):
         str,
         option(
             "--render",
-            help="On a terminal: as markdown (blocks), or as the text comes.",
+            help="On a terminal: rendered markdown (blocks), or the text as it is (plain).",
             choices=("auto", "blocks", "plain"),
         ),
     ] = "auto"
@@ -125,7 +126,7 @@ class AnswerFlags(Flags):
     ] = "auto"
 
     def form(self) -> "AnswerForm":
-        """The form that is asked for. Raises: RequestError for more than one."""
+        """The requested format. Raises: RequestError for more than one."""
         asked: list[AnswerForm] = []
         if self.json_output:
             asked.append("json")
@@ -134,7 +135,7 @@ class AnswerFlags(Flags):
         if self.extract_code:
             asked.append("code")
         if len(asked) > 1:
-            raise RequestError("--json, --stream-json and --extract-code exclude each other")
+            raise RequestError("--json, --stream-json and --extract-code cannot be combined")
         form: AnswerForm = asked[0] if asked else "text"
         if self.logprobs is not None and form not in ("json", "stream-json"):
             raise RequestError("--logprobs needs --json or --stream-json", param="logprobs")
@@ -143,7 +144,7 @@ class AnswerFlags(Flags):
 
 @dataclass(frozen=True, slots=True)
 class ConversationFlags(Flags):
-    """Which conversation goes on, and how long anything of it is kept."""
+    """Which conversation to continue, and what is kept of it for how long."""
 
     section = "Conversation"
 
@@ -151,30 +152,34 @@ class ConversationFlags(Flags):
         str | None,
         option(
             "--session",
-            help="Go on with the conversation of this name, or begin it.",
+            help="Continue the conversation of this name, or begin it.",
             suggest=suggestions.sessions,
         ),
     ] = None
     continue_last: Annotated[
-        bool, typer.Option("--continue", help="Go on with the last conversation.")
+        bool, typer.Option("--continue", help="Continue the last conversation.")
     ] = False
     no_save: Annotated[bool, option("--no-save", help="Do not save the conversation.")] = False
     overflow: Annotated[
         str,
-        option("--overflow", help="A conversation that gets too long.", choices=OVERFLOW_POLICIES),
+        option(
+            "--overflow",
+            help="What to do when a conversation gets too long.",
+            choices=OVERFLOW_POLICIES,
+        ),
     ] = "error"
     keepalive: Annotated[
         str | None,
         option(
             "--keepalive",
-            help="Leave the engine running for the next question: 5m, 0 (no), -1 (for ever).",
+            help="Keep the engine running for the next question: 5m, 0 (no), -1 (forever).",
             metavar="TIME",
         ),
     ] = None
 
     @property
     def goes_on(self) -> bool:
-        """Whether a saved conversation is named or meant."""
+        """Whether --session or --continue is given."""
         return self.continue_last or self.session_name is not None
 
 
@@ -192,16 +197,14 @@ class ChatFlags(Flags):
     drafts: DraftFlags
 
     def sampling_given(self) -> dict[str, Any]:
-        """Fields of SamplingParams that were set by a flag, the grammar too. Raises:
-        RequestError.
-        """
+        """The SamplingParams fields that a flag set, with the grammar. Raises: RequestError."""
         fields = {**self.sampling.given(), "logprobs": self.answer.logprobs}
         fields["grammar"] = self.form.read()
         return {name: value for name, value in fields.items() if value is not None}
 
     def engine_config(self) -> EngineConfig:
-        """The EngineConfig they ask for. Raises: RequestError."""
+        """The EngineConfig that the flags specify. Raises: RequestError."""
         cache = self.cache
-        if self.conversation.no_save:  # a conversation can be told from its keys and values
+        if self.conversation.no_save:  # keys and values reveal the conversation
             cache = replace(cache, cache_disk=None)
         return self.engine.config(1, self.drafts.config(), cache)

@@ -1,4 +1,4 @@
-"""What `chat` is asked for, read and checked before anything is loaded."""
+"""The request of a `chat` command, read and checked before anything is loaded."""
 
 import sys
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
 
 if TYPE_CHECKING:
-    from localllm.answer.loaded_model import LoadedModel
+    from localllm.answer.answerer import Answerer
     from localllm.chat.conversation import ChatSession
     from localllm.text.prompt import ThinkLevel
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A question, or None for a conversation; to which model, and how it is answered.
+    """A question, the model to ask, and how to answer; `text` is None for a conversation.
 
-    It does not hold the model itself, which a conversation may exchange. `sampling` are the fields
-    of SamplingParams that were set, `saved` is the conversation that goes on, and without a
+    It does not hold the loaded model, which may change during a conversation. `sampling` has the
+    SamplingParams fields that were set, `saved` is the conversation to continue, and without a
     `recorder` nothing is saved.
     """
 
@@ -53,11 +53,11 @@ class ChatRequest:
 
     @property
     def has_grammar(self) -> bool:
-        """Whether the answer has to have a form."""
+        """Whether the answer must follow a grammar."""
         return "grammar" in self.sampling
 
     def open_session(self) -> "ChatSession":
-        """Open the model, and the conversation with it as far as it is saved."""
+        """Open the model and begin a conversation with it, restoring what is saved of it."""
         session = self._begin(self._open_model())
         session.parse_special = self.flags.prompt.parse_special
         session.overflow = self.overflow
@@ -66,7 +66,7 @@ class ChatRequest:
             session.restore(self.saved.transcript.turns)
         return session
 
-    def _open_model(self) -> "LoadedModel":
+    def _open_model(self) -> "Answerer":
         remote, api_key = self.flags.prompt.remote, self.flags.prompt.api_key
         if remote is None:
             return open_noted(
@@ -79,19 +79,19 @@ class ChatRequest:
 
         return open_remote(remote, self.model, api_key)
 
-    def _begin(self, loaded: "LoadedModel") -> "ChatSession":
-        """What the model cannot do is noted."""
+    def _begin(self, loaded: "Answerer") -> "ChatSession":
+        """Begin a conversation, and note it if the model cannot think although --think asks."""
         from localllm.chat.conversation import ChatSession
 
         session = ChatSession(loaded, self.system, raw=self.flags.prompt.raw)
         session.think = self.think
-        if self.think is not None and (session.completes_text or not loaded.tokenizer.can_think):
-            note(f"{loaded.name} does not think; --think changes nothing", dim=True)
+        if self.think is not None and (session.completes_text or not loaded.can_think):
+            note(f"{loaded.name} does not support thinking; --think has no effect", dim=True)
         return session
 
 
 def read_request(words: Sequence[str], flags: ChatFlags) -> ChatRequest:
-    """The words and flags, with stdin and files. Raises: RequestError, CatalogError."""
+    """Read words, flags, stdin and files into a request. Raises: RequestError, CatalogError."""
     files, left = split_files(flags.prompt.file or [], words)
     is_remote = flags.prompt.remote is not None
     chosen = choose_model_and_prompt(
@@ -105,7 +105,7 @@ def read_request(words: Sequence[str], flags: ChatFlags) -> ChatRequest:
     if text is None:
         _check_conversation(form)
     system = flags.prompt.system_prompt()
-    SamplingParams(**sampling)  # bad values are refused before the model is opened
+    SamplingParams(**sampling)  # rejects bad values before the model is opened
     overflow = parse_overflow(flags.conversation.overflow)
     recorder = None if flags.conversation.no_save else open_recorder()
     saved = _find_saved(flags.conversation, recorder)
@@ -119,7 +119,7 @@ def read_request(words: Sequence[str], flags: ChatFlags) -> ChatRequest:
         engine=engine,
         form=form,
         think=think,
-        render="plain" if "grammar" in sampling else render,  # a form is shown to the letter
+        render="plain" if "grammar" in sampling else render,  # shown verbatim
         overflow=overflow,
         recorder=recorder,
         saved=saved,
@@ -128,7 +128,7 @@ def read_request(words: Sequence[str], flags: ChatFlags) -> ChatRequest:
 
 
 def is_on_terminal() -> bool:
-    """Whether somebody types the question and reads the answer."""
+    """Whether a user is at the terminal: both stdin and stdout are one."""
     return is_terminal(sys.stdin) and is_terminal(sys.stdout)
 
 
@@ -139,8 +139,8 @@ def _check_conversation(form: AnswerForm) -> None:
     raise RequestError(
         "no prompt, and no terminal to ask for one"
         if not on_terminal
-        else "a conversation is shown as text: --json, --stream-json and --extract-code are "
-        "for one answer",
+        else "a conversation is shown as text; --json, --stream-json and --extract-code need a "
+        "prompt",
         param="prompt",
         hint='localllm chat "your question", or pipe some text into it',
     )
@@ -150,5 +150,5 @@ def _find_saved(flags: ConversationFlags, recorder: Recorder | None) -> SavedSes
     if not flags.goes_on:
         return None
     if recorder is None:
-        raise RequestError("--no-save excludes --session and --continue")
+        raise RequestError("--no-save cannot be combined with --session or --continue")
     return find_session(recorder, flags.session_name, goes_on=flags.continue_last)

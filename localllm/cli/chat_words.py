@@ -1,4 +1,4 @@
-"""What the words behind `chat` are: a model, a prompt, or files."""
+"""Decide what the words after `chat` are: a model, a prompt, or files."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from localllm.user.settings import default_model
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the arguments mean; None where nothing was said. `is_said`: the model, and not by the
-    environment.
+    """The model and the prompt; None if not given. `is_said`: whether the arguments name the
+    model, rather than the environment or the settings.
     """
 
     model: str | None
@@ -23,8 +23,8 @@ class Choice:
 
 
 def split_files(given: Sequence[str], words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Files for the prompt, and the other words: behind `-f` a shell puts the first file of
-    `src/*.py`, and the others among the words. `-` is stdin, which is read anyway.
+    """Files for the prompt, and the other words. A shell that expands `-f src/*.py` leaves the
+    first file after `-f` and puts the others among the words. `-` is stdin, which is read anyway.
     """
     files = [name for name in given if name != "-"]
     if not files:
@@ -48,23 +48,23 @@ def choose_model_and_prompt(
     *,
     is_remote: bool = False,
 ) -> Choice:
-    """Which of the words is the model: the first of two; a lone one only if it is a model's name,
-    which those of a server are not.
+    """Decide which word is the model: the first of two; a single one only if it is the name of a
+    local model and no server is asked.
 
-    Raises: RequestError where both an argument and a flag give the same thing; CatalogError for a
-    lone word that is like a model's name, and is none.
+    Raises: RequestError if an argument and a flag give the same thing; CatalogError for a single
+    word that looks like a model's name but is not one.
     """
     if len(words) > 2:
         raise RequestError(
-            f"{len(words)} words, where a model and a prompt are meant",
-            hint=f"quotes around the prompt: localllm chat {shlex.quote(' '.join(words))}",
+            f"expected at most a model and a prompt, found {len(words)} words",
+            hint=f"quote the prompt: localllm chat {shlex.quote(' '.join(words))}",
         )
     first, second = (*words, None, None)[:2]
     model, prompt = model_flag, prompt_flag
     if first is not None and second is not None:
         if model_flag is not None or prompt_flag is not None:
             raise RequestError(
-                "model or prompt is given twice", hint="leave out -m, -p or one word"
+                "the model or the prompt is given twice", hint="leave out -m, -p or one word"
             )
         model, prompt = first, second
     elif first is not None:
@@ -79,15 +79,15 @@ def choose_model_and_prompt(
                     first, f"localllm plan lists models; as a question: -p {shlex.quote(first)}"
                 )
         else:
-            raise RequestError("model and prompt are given twice", hint="leave out -m or -p")
+            raise RequestError("the model or the prompt is given twice", hint="leave out -m or -p")
     named = model if is_remote else model or default_model()
     return Choice(named, prompt, is_said=model is not None)
 
 
 def _refuse_file(word: str) -> None:
-    """Raises: RequestError for a file in the place of a question or a model."""
+    """Raises: RequestError for a file in place of a question or a model."""
     if is_file(word):
         raise RequestError(
-            f"{word} is a file, neither a question nor a model",
-            hint=f"-f {shlex.quote(word)} puts it before a question; a model is a folder",
+            f"{word} is a file, not a question or a model",
+            hint=f"-f {shlex.quote(word)} to put it before a question; a model is a folder",
         )

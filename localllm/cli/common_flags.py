@@ -17,11 +17,11 @@ OptionalModel = Annotated[
     ),
 ]
 JsonObject = Annotated[bool, typer.Option("--json", help="One JSON object.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-# As JsonObject, but a variable or a setting can ask for it too.
+JsonLines = Annotated[bool, typer.Option("--json", help="One JSON object per line.")]
+# As JsonObject, but a variable or a setting can set it too.
 JsonResult = Annotated[bool, option("--json", help="One JSON object.")]
 MaxKl = Annotated[
-    float | None, typer.Option("--max-kl", help="Exit 10 if the mean KL is over this.")
+    float | None, typer.Option("--max-kl", help="Exit 10 if the mean KL divergence is over this.")
 ]
 Everything = Annotated[bool, typer.Option("--all", help="All of them.")]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")]

@@ -1,4 +1,4 @@
-"""`localllm config`: the user's settings, and the defaults that they give to flags."""
+"""`localllm config`: the user's settings, which are the defaults of flags."""
 
 import difflib
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ from localllm.user.settings import DEFAULT_MODEL, read_settings
 
 config = typer.Typer(
     invoke_without_command=True,
-    help="Settings that hold where no flag and no variable says otherwise.",
+    help="Show and change settings, which apply unless a flag or a variable overrides them.",
 )
 
 
-# What a flag takes, by what the parser's error calls it.
+# The kinds of value that flags take, by their names in the parser's errors.
 _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
 Name = Annotated[
     str,
@@ -51,7 +51,7 @@ def get(
         ),
     ] = None,
 ) -> None:
-    """Print one setting, or all that are set."""
+    """Print one setting, or all settings that are set."""
     settings = read_settings()
     if name is None:
         for key, value in settings.items():
@@ -74,11 +74,11 @@ def set_(
     value: Annotated[
         str,
         typer.Argument(
-            help="Its value.", show_default=False, autocompletion=suggestions.setting_values
+            help="The new value.", show_default=False, autocompletion=suggestions.setting_values
         ),
     ],
 ) -> None:
-    """Set one: `localllm config set temp 0.7`."""
+    """Set one setting: `localllm config set temp 0.7`."""
     key = _known(context, name)
     document = _document()
     document[key] = _converted(context, key, value)
@@ -88,7 +88,7 @@ def set_(
 
 @config.command("unset")
 def unset(context: typer.Context, name: Name) -> None:
-    """Take a setting back."""
+    """Remove a setting."""
     document = _document()
     key = name.lstrip("-").replace("-", "_")
     if key not in document and key.replace("_", "-") not in document:
@@ -99,23 +99,23 @@ def unset(context: typer.Context, name: Name) -> None:
     for spelling in spellings:
         del document[spelling]
     _write(document)
-    note(f"{key} is not set any more", dim=True)
+    note(f"{key} is no longer set", dim=True)
 
 
 @config.command("path")
 def path(
     catalog: Annotated[
-        bool, typer.Option("--catalog", help="That of your own models, models.toml.")
+        bool, typer.Option("--catalog", help="Your own models, models.toml, instead.")
     ] = False,
 ) -> None:
-    """Print where the settings are, or your own models."""
+    """Print the path of the settings file, or of your own models."""
     write_stdout(f"{user_catalog() if catalog else config_file()}\n")
 
 
 def flag_defaults(group: Any, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The settings as defaults of every command that has a flag of the name.
+    """The settings as defaults for every command with a flag of that name.
 
-    Raises: CatalogError (exit code 2) for a name that no command has.
+    Raises: CatalogError (exit code 2) for a name that no command's flag has.
     """
     if not settings:
         return {}
@@ -140,19 +140,19 @@ def flag_defaults(group: Any, settings: Mapping[str, Any]) -> dict[str, dict[str
 
 
 def setting_names(context: typer.Context) -> list[str]:
-    """What can be set, as it is typed."""
+    """The names of all settings, spelled as users type them."""
     flags = _flags(context.find_root().command)
     return sorted({DEFAULT_MODEL, *(name.replace("_", "-") for name in flags)})
 
 
 def flag_of(context: typer.Context, name: str) -> Any:
-    """The flag that a setting is the default of; None where there is none of that name."""
+    """The flag whose default the setting gives; None if no flag has that name."""
     commands = _flags(context.find_root().command).get(name.lstrip("-").replace("-", "_"))
     return next(iter(commands.values())) if commands else None
 
 
 def _flags(group: Any) -> dict[str, dict[str, Any]]:
-    """By name the flags that a variable can set: the parameter of each command that has one."""
+    """The flags that a variable can set, by name; for each, the parameter of every command."""
     found: dict[str, dict[str, Any]] = {}
     for command, each in group.commands.items():
         for parameter in each.params:
@@ -168,7 +168,7 @@ def _known(context: typer.Context, name: str) -> str:
     if key in ("model", "m"):
         return DEFAULT_MODEL
     for known, commands in flags.items():
-        # By any name that the flag has.
+        # Any name of the flag will do.
         spellings = [each.lstrip("-") for each in next(iter(commands.values())).opts]
         if key.replace("_", "-") in spellings:
             return known
@@ -184,14 +184,14 @@ def _known(context: typer.Context, name: str) -> str:
 
 
 def _converted(context: typer.Context, key: str, value: str) -> Any:
-    """The text in the type of its flag. Raises: RequestError."""
+    """`value` converted to the type of its flag. Raises: RequestError."""
     if key == DEFAULT_MODEL:
         resolve_model(value)
         return value
     parameter = next(iter(_flags(context.find_root().command)[key].values()))
     try:
         converted = parameter.process_value(context, [value] if parameter.multiple else value)
-    except Exception as error:  # typer's own, which has no public name
+    except Exception as error:  # typer's own error, which has no public name
         kind = next((words for name, words in _KINDS.items() if name in str(error)), None)
         message = f"{key} must be {kind}, found {value!r:.40}" if kind else f"{key}: {error}"
         raise RequestError(message, param="value") from error
@@ -207,7 +207,7 @@ def _document() -> Any:
     import tomlkit
 
     path = config_file()
-    read_settings()  # says what is wrong with a broken file
+    read_settings()  # raises if the file is broken, and says why
     return tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else tomlkit.document()
 
 
@@ -217,10 +217,10 @@ def _write(document: Any) -> None:
     path = config_file()
     try:
         make_private_folder(path.parent)
-        # Keys may be in it. A link stays one: settings may lie elsewhere, with those of others.
+        # It may hold keys. A symlink stays one: it may lead to a folder shared with other tools.
         write_private(path.resolve(), tomlkit.dumps(document).encode("utf-8", errors="replace"))
     except OSError as error:
         raise DiskError(
             f"{path} cannot be written: {error.strerror}",
-            hint="check its folder's permissions, or set XDG_CONFIG_HOME to another one",
+            hint="check its folder's permissions, or set XDG_CONFIG_HOME to another folder",
         ) from error

@@ -23,7 +23,7 @@ from localllm.user.places import home_folder
 if TYPE_CHECKING:
     from localllm.cli.doctor_looks import Finding
 
-# Where the second column ends.
+# The column at which the text of a finding begins.
 _INDENT = 17
 
 
@@ -31,7 +31,7 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="With --gpu: whose shapes; a model that is here.",
+            help="With --gpu: the model whose shapes are checked.",
             show_default=False,
             autocompletion=suggestions.models,
         ),
@@ -41,14 +41,14 @@ def doctor(
     ] = False,
     json_output: JsonLines = False,
 ) -> int:
-    """Look at versions, processor, GPU, memory, disk and caches, and let the built-in model answer.
+    """Check versions, processor, GPU, memory, disk and caches, and let the built-in model answer.
 
-    Its output can go into a bug report as it is: no token, no name, no text of yours is in it.
-    Exits with 1 only where the answer fails; a machine without a GPU is no failure.
+    The output can go into a bug report as it is: it contains no token, name or text of yours.
+    Exits with 1 only if the answer fails; a missing GPU is not a failure.
     """
     if model is not None and not gpu:
         raise RequestError(
-            "a model is only looked at with --gpu",
+            "a model can only be given with --gpu",
             param="model",
             hint="localllm doctor --gpu MODEL",
         )
@@ -78,7 +78,7 @@ def _line(finding: "Finding") -> str:
 
 
 def _wrapped(text: str) -> str:
-    """Within the width of a terminal; as it is elsewhere."""
+    """`text` wrapped to the width of the terminal; unchanged if stdout is not one."""
     width = shutil.get_terminal_size().columns - _INDENT
     if not is_terminal(sys.stdout) or width < 20:
         return text
@@ -87,6 +87,6 @@ def _wrapped(text: str) -> str:
 
 
 def without_home(text: str) -> str:
-    """`text` with `~` for the user's folder, whose name is often theirs."""
+    """`text` with `~` for the home folder, whose path often contains the user's name."""
     home = str(home_folder())
     return text.replace(home, "~") if len(home) > 1 else text

@@ -1,4 +1,4 @@
-"""What `localllm doctor` looks at, one thing after the other."""
+"""The checks of `localllm doctor`, one after another."""
 
 import importlib.metadata
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("torch", "triton", "tokenizers", "safetensors", "huggingface-hub", "typer", "rich")
 _VARIABLES = ("LOCALLLM_", "HF_", "XDG_", "CUDA_", "OMP_")
-# Of these only that they are set: they hold secrets, or texts of the user's.
+# Variables whose values are not shown: they hold secrets, or text of the user's.
 _UNTOLD = ("TOKEN", "KEY", "SECRET", "PASSWORD", "SYSTEM", "STOP", "SESSION")
 _LEAST_FREE_BYTES = 5 << 30
 _QUESTION = "What is the KV cache?"
@@ -29,7 +29,7 @@ _QUESTION = "What is the KV cache?"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: `ok`, `note` where something could be better, `bad` where nothing works."""
+    """One line: `ok`, `note` if something could be better, `bad` if nothing works."""
 
     state: Literal["ok", "note", "bad"]
     what: str
@@ -38,7 +38,7 @@ class Finding:
 
 
 def look_at_all() -> Iterator[Finding]:
-    """Everything but the kernels' check. What fails is a finding too."""
+    """Every check except that of the kernels. A check that fails is a finding too."""
     for look in (
         _versions,
         _system,
@@ -63,7 +63,7 @@ def _tried(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     except LocalLLMError as error:
         state: Literal["note", "bad"] = "bad" if look is _answer else "note"
         yield Finding(state, look.__name__.strip("_"), f"{error.message} {error.where}", error.hint)
-    except Exception as error:  # a look that fails is a finding too
+    except Exception as error:  # a check that fails is a finding too
         state = "bad" if look is _answer else "note"
         yield Finding(state, look.__name__.strip("_"), f"{type(error).__name__}: {error!s:.300}")
 
@@ -96,7 +96,9 @@ def _gpu() -> Iterator[Finding]:
 
     if not torch.cuda.is_available():
         built = torch.version.cuda
-        why = f"torch is built for CUDA {built} and sees none" if built else "torch is a CPU build"
+        why = (
+            f"torch is built for CUDA {built} but sees no GPU" if built else "torch is a CPU build"
+        )
         remedy = (
             f"with an NVIDIA GPU: a driver for CUDA {built} or newer (nvidia-smi shows it)"
             if built
@@ -117,7 +119,7 @@ def _gpu() -> Iterator[Finding]:
             yield Finding("ok", "GPU", f"{found}, CUDA {torch.version.cuda}")
     reason = why_no_kernels()
     if reason is not None:
-        problem = "Triton cannot launch kernels, so models take torch's operators, which are slower"
+        problem = "Triton cannot launch kernels, so models use torch's operators, which are slower"
         yield Finding("note", "kernels", problem, reason)
 
 
@@ -135,15 +137,15 @@ def _of_verdict(verdict: "Verdict") -> Iterator[Finding]:
 
     yield Finding("ok", "checked", f"{verdict.machine}: models {verdict.shape}")
     for found in verdict.findings():
-        # Of a second way, fragments, nothing is wrong where it is not used.
+        # A second way (fragments) that is merely slower, and so not used, is no problem.
         is_note = not found.is_taken and found.state != "slower"
         yield Finding("note" if is_note else "ok", "kernel", describe_finding(found))
 
 
 def check_gpu(name: str | None) -> Iterator[Finding]:
-    """The GPU's kernels, on the shapes of a model.
+    """Check the GPU's kernels on the shapes of a model.
 
-    Raises: BackendError where there is no GPU; as `open_checkpoint`.
+    Raises: BackendError without a GPU; as `open_checkpoint`.
     """
     from localllm.cli.opening import loading
     from localllm.engine.device import why_no_kernels
@@ -168,7 +170,8 @@ def check_gpu(name: str | None) -> Iterator[Finding]:
         verdict = find_verdict(request, listener, anew=True)
     if verdict is None:
         raise BackendError(
-            "the kernels could not be checked", hint="localllm doctor, which shows the machine"
+            "the kernels could not be checked",
+            hint="localllm doctor to see what is on this machine",
         )
     yield from _of_verdict(verdict)
 
@@ -179,7 +182,7 @@ def _compiler() -> Iterator[Finding]:
         yield Finding(
             "note",
             "compiler",
-            "none, so models on the CPU take torch's operators, which are slower",
+            "none, so models on the CPU use torch's operators, which are slower",
             "install a C compiler (apt install gcc)",
         )
     else:
@@ -207,9 +210,11 @@ def _disk() -> Iterator[Finding]:
         free = shutil.disk_usage(place).free
         found = f"{folder}, {size(free)} free"
         if not os.access(place, os.W_OK):
-            yield Finding("note", what, f"{folder} cannot be written", "HF_HOME, XDG_CACHE_HOME")
+            yield Finding(
+                "note", what, f"{folder} cannot be written", "set HF_HOME or XDG_CACHE_HOME"
+            )
         elif free < _LEAST_FREE_BYTES:
-            yield Finding("note", what, found, "localllm ls and localllm rm make room")
+            yield Finding("note", what, found, "localllm ls and localllm rm to free space")
         else:
             yield Finding("ok", what, found)
 
@@ -259,7 +264,7 @@ def _variables() -> Iterator[Finding]:
         if name.startswith(_VARIABLES):
             is_untold = any(word in name for word in _UNTOLD)
             shown.append(f"{name} is set" if is_untold else f"{name}={value}")
-    yield Finding("ok", "variables", ", ".join(shown) or "none that concern us")
+    yield Finding("ok", "variables", ", ".join(shown) or "none that localllm reads")
 
 
 def _answer() -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""How a download goes: bars on a terminal, a line where there is none."""
+"""Show the progress of a download: bars on a terminal, one line elsewhere."""
 
 import signal
 import sys
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from localllm.hub.transfer import HubFile
 
-# Files that have a bar of their own; the others are in the sum.
+# Files that have their own bar; the others count only in the total.
 _MAX_BARS = 6
-# What is done sooner shows nothing.
+# A smaller download shows nothing.
 _SMALL_BYTES = 8 << 20
 
 
 class TerminalProgress:
-    """See DownloadProgress: on stderr."""
+    """A DownloadProgress that draws on stderr."""
 
     def __init__(self) -> None:
         self._progress: Progress | None = None
@@ -32,8 +32,8 @@ class TerminalProgress:
 
     @contextmanager
     def begin(self, what: str, files: "list[HubFile]") -> Iterator[None]:
-        """A bar for each of the larger files and one for all, as long as the block. Who stops it is
-        told that nothing is lost.
+        """Show a bar for each of the larger files and one for the total while the block runs. On
+        Ctrl-C, note that nothing is lost.
         """
         with _stoppable(), self._show(what, files):
             yield
@@ -64,7 +64,7 @@ class TerminalProgress:
         self._progress = None
 
     def advance(self, file: "HubFile", num_bytes: int) -> None:
-        """So many bytes of a file are here."""
+        """Show that `num_bytes` of `file` are done so far."""
         if self._progress is None or self._sum is None:
             return
         self._done[file.name] = num_bytes
@@ -98,7 +98,7 @@ class TerminalProgress:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Ctrl-C is an exception within the block, and is explained."""
+    """Make Ctrl-C raise an exception within the block, and note how to resume."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if is_main:
@@ -106,7 +106,7 @@ def _stoppable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        note("stopped; what has come is kept, and the same command goes on from there")
+        note("stopped; the downloaded part is kept, and the same command resumes from there")
         raise
     finally:
         if is_main:

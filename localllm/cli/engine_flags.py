@@ -1,4 +1,4 @@
-"""The flags of the engine: what computes, in how much memory, from which cache, with drafts."""
+"""The flags of the engine: device and precision, memory, prefix cache, and drafts."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast
@@ -9,29 +9,29 @@ from localllm.engine.config import KV_CACHE_DTYPES, EngineConfig
 from localllm.engine.speculation_config import SpeculationConfig
 
 _SPECULATION = SpeculationConfig()
-# What weights can be drawn or planned in; those of `random_weights`, whose module needs torch.
+# Formats for random weights and for plans; as in `random_weights`, whose module imports torch.
 WEIGHT_KINDS = ("bf16", "int8", "int4", "fp8")
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheFlags(Flags):
-    """What is kept of prompts for the next ones."""
+    """What is kept of prompts for later ones."""
 
     section = "Engine"
 
     no_prefix_cache: Annotated[
-        bool, option("--no-prefix-cache", help="Share no prompt prefixes.")
+        bool, option("--no-prefix-cache", help="Do not reuse prefixes of earlier prompts.")
     ] = False
     cache_disk: Annotated[
         str | None,
         option(
             "--cache-disk",
-            help="Keep prompts' keys and values on disk, at most SIZE of them.",
+            help="Keep prompts' keys and values on disk, up to SIZE.",
             metavar="SIZE",
         ),
     ] = None
     cache_dir: Annotated[
-        str | None, option("--cache-dir", help="Keep them in DIR.", metavar="DIR")
+        str | None, option("--cache-dir", help="Folder of prompts' keys and values.", metavar="DIR")
     ] = None
 
 
@@ -40,17 +40,19 @@ _WITH_CACHE = PrefixCacheFlags()
 
 @dataclass(frozen=True, slots=True)
 class DraftFlags(Flags):
-    """Who drafts tokens, and how many."""
+    """How tokens are drafted, and how many."""
 
     section = "Drafts"
 
     spec: Annotated[
         str,
         option(
-            "--spec", help="Who drafts tokens.", choices=("auto", "ngram", "draft:MODEL", "off")
+            "--spec",
+            help="How tokens are drafted.",
+            choices=("auto", "ngram", "draft:MODEL", "off"),
         ),
     ] = _SPECULATION.drafter
-    spec_max: Annotated[int, option("--spec-max", help="Tokens of a draft, at most.")] = (
+    spec_max: Annotated[int, option("--spec-max", help="Maximum tokens in a draft.")] = (
         _SPECULATION.max_draft
     )
     spec_ngram: Annotated[
@@ -59,7 +61,7 @@ class DraftFlags(Flags):
     ] = f"{_SPECULATION.min_match}:{_SPECULATION.max_match}"
 
     def config(self) -> SpeculationConfig:
-        """The SpeculationConfig they ask for. Raises: RequestError."""
+        """The SpeculationConfig that the flags specify. Raises: RequestError."""
         return parse_speculation(self.spec, self.spec_max, self.spec_ngram)
 
 
@@ -74,29 +76,27 @@ class EngineFlags(Flags):
         option("-c", "--ctx", "--max-model-len", help="Context length: 4096, 32k or auto."),
     ] = None
     device: Annotated[
-        str, option("--device", help="What computes.", choices=("auto", "cuda", "cpu"))
+        str, option("--device", help="Device to compute on.", choices=("auto", "cuda", "cpu"))
     ] = "auto"
     threads: Annotated[
         int | None,
-        option("--threads", help="Threads on a CPU; unset: one a core, fewer beside other work."),
+        option("--threads", help="Threads on a CPU; unset: one per core, fewer beside other work."),
     ] = None
     dtype: Annotated[
         str,
         option(
             "--dtype",
-            help="What is computed in.",
+            help="Data type to compute in.",
             choices=("auto", "float32", "bfloat16", "float16"),
         ),
     ] = "auto"
     backend: Annotated[
         str,
-        option("--backend", help="Whose operators compute.", choices=("auto", "torch", "triton")),
+        option("--backend", help="Which operators to use.", choices=("auto", "torch", "triton")),
     ] = "auto"
     kv_cache_dtype: Annotated[
         str,
-        option(
-            "--kv-cache-dtype", help="What keys and values are kept in.", choices=KV_CACHE_DTYPES
-        ),
+        option("--kv-cache-dtype", help="Data type of the KV cache.", choices=KV_CACHE_DTYPES),
     ] = "auto"
     deterministic: Annotated[
         bool, option("--deterministic", help="Same bits in any batch, on a GPU too; slower there.")
@@ -105,7 +105,7 @@ class EngineFlags(Flags):
         bool,
         option(
             "--self-check/--no-self-check",
-            help="Check a GPU's kernels before their first use there.",
+            help="Check a GPU's kernels before their first use.",
         ),
     ] = True
     gpu_memory_utilization: Annotated[
@@ -113,14 +113,14 @@ class EngineFlags(Flags):
     ] = 0.9
     reserve: Annotated[
         str | None,
-        option("--reserve", help="Memory to leave free, as 512MiB or 2GiB.", metavar="SIZE"),
+        option("--reserve", help="Memory to leave free, such as 512MiB or 2GiB.", metavar="SIZE"),
     ] = None
-    max_num_seqs: Annotated[int | None, option("--max-num-seqs", help="Requests in one batch.")] = (
-        None
-    )
+    max_num_seqs: Annotated[
+        int | None, option("--max-num-seqs", help="Maximum requests in a batch.")
+    ] = None
     max_num_batched_tokens: Annotated[
         int | None,
-        option("--max-num-batched-tokens", help="Tokens in one step (CPU 256, GPU 2048)."),
+        option("--max-num-batched-tokens", help="Maximum tokens in a step (CPU 256, GPU 2048)."),
     ] = None
 
     def config(
@@ -129,7 +129,7 @@ class EngineFlags(Flags):
         speculation: SpeculationConfig = _SPECULATION,
         cache: PrefixCacheFlags = _WITH_CACHE,
     ) -> EngineConfig:
-        """The EngineConfig they ask for. Raises: RequestError."""
+        """The EngineConfig that the flags specify. Raises: RequestError."""
         return EngineConfig(
             max_model_len=parse_context(self.ctx),
             gpu_memory_utilization=self.gpu_memory_utilization,

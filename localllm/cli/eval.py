@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationFlags(Flags):
-    """What is measured, on which text, and how bad it may be."""
+    """What to measure, on which text, and how bad the result may be."""
 
     text: Annotated[
-        list[Path] | None, typer.Option("--text", help="A text file; stdin without one.")
+        list[Path] | None, typer.Option("--text", help="A text file; stdin if not given.")
     ] = None
     against: Annotated[
         str | None, typer.Option("--against", help="A reference model with the same tokenizer.")
     ] = None
     stride: Annotated[
-        int | None, typer.Option("--stride", help="Tokens a window moves on; half of it if unset.")
+        int | None,
+        typer.Option("--stride", help="Tokens that a window advances; half of it if unset."),
     ] = None
     max_ppl: Annotated[
         float | None, typer.Option("--max-ppl", help="Exit 10 if the perplexity is over this.")
@@ -42,7 +43,7 @@ class EvaluationFlags(Flags):
     max_kl: MaxKl = None
 
     def read_text(self) -> str:
-        """The files, or stdin. Raises: RequestError where there is none of them."""
+        """The text of the files, or of stdin. Raises: RequestError if there is none."""
         files = self.text
         content = "".join(read_file(path) for path in files) if files else gather_prompt(None)
         if not content:
@@ -74,10 +75,10 @@ def evaluate_model(
     *,
     engine: EngineOfEvaluation,
 ) -> int:
-    """Measure the perplexity of a text by sliding windows of --ctx tokens (2048 if unset).
+    """Measure perplexity on a text, in sliding windows of --ctx tokens (2048 if unset).
 
-    Against another model also the KL divergence from it, and how often both hold the same token
-    likeliest.
+    With --against, also measure the KL divergence from another model, and how often both predict
+    the same most likely token.
     """
     if flags.max_kl is not None and flags.against is None:
         raise RequestError("--max-kl needs --against", param="max_kl")
@@ -92,7 +93,7 @@ def evaluate_model(
 
 
 def _config(flags: EngineFlags) -> EngineConfig:
-    """Windows share no beginnings, and nothing is drafted."""
+    """The engine's config: no prefix cache, since windows share no prefix, and no drafts."""
     config = flags.config(1, SpeculationConfig("off"))
     return replace(config, max_num_batched_tokens=512, enable_prefix_caching=False)
 
@@ -131,14 +132,14 @@ def _as_text(evaluation: "Evaluation") -> str:
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, where that is a terminal."""
+    """A bar on stderr, if that is a terminal."""
     if not is_terminal(sys.stderr):
         yield lambda done, total: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
-    # So that Ctrl-C unwinds through the bar, which shows the cursor again.
+    # Lets Ctrl-C unwind through the bar, which shows the cursor again.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("tokens", total=None)

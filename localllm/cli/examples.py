@@ -1,4 +1,4 @@
-"""Examples under the help of each command."""
+"""The examples at the end of each command's help."""
 
 _EXAMPLES: dict[str, tuple[str, ...]] = {
     "chat": (
@@ -45,6 +45,6 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def examples(command: str) -> str:
-    """The end of a command's help."""
+    """The examples of a command, as the end of its help."""
     lines = [f"  {line}" for line in _EXAMPLES[command]]
     return "\n".join(["\b", "Examples:", *lines])

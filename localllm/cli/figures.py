@@ -1,11 +1,11 @@
-"""What a turn took, in the words of the lines under an answer."""
+"""Statistics of a turn, as the lines under an answer."""
 
 from typing import TYPE_CHECKING
 
 from localllm.cli.output import show_controls
 from localllm.cli.words import context, duration
 
-if TYPE_CHECKING:  # `--help` waits for no tokenizer
+if TYPE_CHECKING:  # `--help` needs no tokenizer
     from localllm.answer.completion import Completion, Truncation
     from localllm.chat.cache_report import CacheReport
 
@@ -14,19 +14,19 @@ _BLOCK_TOKENS = 16
 
 
 def describe_turn(completion: "Completion", context_length: int) -> str:
-    """The line of figures under an answer; of a server that counts no tokens, its times only."""
+    """The line of statistics under an answer; only times if a server reports no token counts."""
     if not completion.num_prompt_tokens:
         took = (completion.last_token_s or completion.started_s) - completion.started_s
         return (
             f"first token {completion.ttft_s:.2f} s · whole answer {took:.2f} s"
-            " · the server counts no tokens"
+            " · the server reports no token counts"
         )
     drafted, accepted = completion.num_drafted_tokens, completion.num_accepted_tokens
     drafts = f" · drafts {accepted:,}/{drafted:,}" if drafted else ""
     computed = completion.num_prompt_tokens - completion.num_cached_tokens
-    # Of a few tokens it would be the time of a step.
+    # For a few tokens, the rate would only reflect the time of a step.
     rate = f", {completion.prefill_tokens_per_s:,.0f} tok/s" if computed > _BLOCK_TOKENS else ""
-    # Of an answer whose pieces a server sent together no speed is known.
+    # The speed is unknown if a server sent the pieces of an answer together.
     decoded = completion.decode_tokens_per_s
     answer = f" · answer {decoded:,.0f} tok/s" if decoded or not completion.is_remote else ""
     return (
@@ -41,16 +41,16 @@ def describe_truncation(truncation: "Truncation") -> str:
     """What was left out of the prompt."""
     turns = f"{truncation.num_turns} turn{'s' * (truncation.num_turns > 1)}"
     return (
-        f"the oldest {turns}, {truncation.num_tokens:,} tokens, are left out of the prompt "
+        f"dropped the oldest {turns} ({truncation.num_tokens:,} tokens) from the prompt "
         "(--overflow drop-oldest)"
     )
 
 
 def describe_prompt(report: "CacheReport | None", completion: "Completion") -> list[str]:
-    """As `describe_cache`; without a report what a server says of it."""
+    """As `describe_cache`; without a report, what the server says about its cache."""
     if report is not None:
         return describe_cache(report, completion)
-    lines = ["why, only the server knows"]
+    lines = ["only the server knows why"]
     if completion.num_prompt_tokens:
         computed = completion.num_prompt_tokens - completion.num_cached_tokens
         lines.insert(
@@ -62,7 +62,7 @@ def describe_prompt(report: "CacheReport | None", completion: "Completion") -> l
 
 
 def describe_cache(report: "CacheReport", completion: "Completion") -> list[str]:
-    """What of a prompt came from the cache, and why the rest did not; some lines."""
+    """Lines that say how much of a prompt came from the cache, and why the rest did not."""
     computed = report.num_prompt - report.num_cached
     took = f" in {duration(completion.ttft_s)}" if completion.ttft_s else ""
     lines = [
@@ -71,22 +71,22 @@ def describe_cache(report: "CacheReport", completion: "Completion") -> list[str]
     ]
     found = report.difference
     if report.num_earlier == 0:
-        lines.append("  nothing was asked before it in this process")
+        lines.append("  there was no earlier request in this process")
         if report.num_cached:
-            lines.append("  what came from the cache was on disk (--cache-disk)")
+            lines.append("  the cached tokens came from disk (--cache-disk)")
     elif found is None:
-        lines.append(f"  it goes on from all {report.num_earlier:,} tokens of the request before")
+        lines.append(f"  it continues all {report.num_earlier:,} tokens of the previous request")
     else:
         place = "in the template" if found.message is None else f"in message {found.message}"
         role = f" ({found.role})" if found.role else ""
         lines.append(
-            f"  the first difference to the request before: token {found.token:,}, {place}{role}"
+            f"  first difference from the previous request: token {found.token:,}, {place}{role}"
         )
-        lines.append(show_controls(f"    there: {found.before!r}"))
-        lines.append(show_controls(f"    here:  {found.now!r}"))
+        lines.append(show_controls(f"    before: {found.before!r}"))
+        lines.append(show_controls(f"    now:    {found.now!r}"))
         if report.num_lost and completion.prefill_tokens_per_s:
             cost = duration(report.num_lost / completion.prefill_tokens_per_s)
-            lines.append(f"  it cost {report.num_lost:,} tokens once more, {cost}")
+            lines.append(f"  so {report.num_lost:,} tokens were computed again, about {cost}")
     gone = report.num_shared - report.num_cached
     if gone > _BLOCK_TOKENS:
         lines.append(f"  {gone:,} tokens before that were no longer in the cache")

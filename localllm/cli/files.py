@@ -1,4 +1,4 @@
-"""Paths that a user typed, and files that are written for one."""
+"""Paths that a user typed, and files written for the user."""
 
 import errno
 import shlex
@@ -17,21 +17,21 @@ def user_path(text: str) -> Path:
 
 
 def write_new_file(path: Path, text: str) -> None:
-    """Write a file that is not there yet. Raises: RequestError where it is; DiskError."""
+    """Write a new file. Raises: RequestError if it already exists; DiskError."""
     try:
         write_new(path, text.encode("utf-8", errors="replace"))
     except FileExistsError as error:
-        raise RequestError(f"{path} is there already", hint="another name") from error
+        raise RequestError(f"{path} already exists", hint="another name") from error
     except OSError as error:
         raise cannot_write(path, error) from error
 
 
 def cannot_write(path: Path, error: OSError) -> DiskError:
-    """That a file was not written, why, and what can be done."""
+    """An error that says why a file could not be written, and what to do."""
     hints = {
-        errno.ENOSPC: "free some space, then again; nothing was left there",
-        errno.EDQUOT: "free some space, then again; nothing was left there",
-        errno.ENOENT: f"make its folder first: mkdir -p {shlex.quote(str(path.parent))}",
+        errno.ENOSPC: "free some space and run it again; nothing was left there",
+        errno.EDQUOT: "free some space and run it again; nothing was left there",
+        errno.ENOENT: f"create its folder first: mkdir -p {shlex.quote(str(path.parent))}",
     }
     hint = hints.get(error.errno or 0, "another place, or check the permissions there")
     return DiskError(f"{path} cannot be written: {error.strerror}", hint=hint)

@@ -1,4 +1,4 @@
-"""What the words of flags are turned into."""
+"""Parse the values of flags."""
 
 import re
 
@@ -17,9 +17,9 @@ def parse_size(text: str, param: str) -> int:
         )
     if not found[2] and not found[3] and 0 < int(found[1]) < 1024:
         raise RequestError(
-            f"--{param} {text}: {text} of what?", param=param, hint=f"--{param} {text}GiB"
+            f"--{param} {text} needs a unit", param=param, hint=f"--{param} {text}GiB"
         )
-    # A letter alone, or with iB, counts in 1,024; with B, as disks are sold, in 1,000.
+    # A letter alone or with iB means powers of 1,024; with B, as disks are sold, powers of 1,000.
     unit = 1000 if found[3] == "b" else 1024
     return int(float(found[1]) * unit ** " kmgt".index(found[2] or " "))
 
@@ -36,7 +36,7 @@ def parse_context(text: str | None) -> int | None:
 
 
 def parse_keepalive(text: str | None) -> float | None:
-    """Seconds from `5m`, `90s`, `2h` or a number of seconds; below 0: for ever. Raises:
+    """Seconds from `5m`, `90s`, `2h` or a number of seconds; negative: forever. Raises:
     RequestError.
     """
     if text is None:
@@ -50,7 +50,7 @@ def parse_keepalive(text: str | None) -> float | None:
 
 
 def parse_speculation(drafter: str, max_draft: int, ngram: str) -> SpeculationConfig:
-    """`--spec`, `--spec-max`, `--spec-ngram`. Raises: RequestError."""
+    """Parse `--spec`, `--spec-max` and `--spec-ngram`. Raises: RequestError."""
     found = re.fullmatch("([0-9]{1,3}):([0-9]{1,3})", ngram)
     if found is None:
         raise RequestError(
@@ -60,7 +60,7 @@ def parse_speculation(drafter: str, max_draft: int, ngram: str) -> SpeculationCo
 
 
 def parse_logit_bias(entries: list[str]) -> dict[int, float]:
-    """`ID=BIAS` entries. Raises: RequestError."""
+    """Parse `ID=BIAS` entries. Raises: RequestError."""
     biases = {}
     for entry in entries:
         token_id, _, bias = entry.partition("=")
@@ -74,7 +74,7 @@ def parse_logit_bias(entries: list[str]) -> dict[int, float]:
 
 
 def parse_overflow(text: str) -> OverflowPolicy:
-    """`text` as a policy. Raises: RequestError."""
+    """Parse `text` as a policy. Raises: RequestError."""
     for policy in OVERFLOW_POLICIES:
         if text == policy:
             return policy
@@ -84,7 +84,7 @@ def parse_overflow(text: str) -> OverflowPolicy:
 
 
 def parse_think(text: str | None) -> ThinkLevel | None:
-    """`--think`'s word. Raises: RequestError."""
+    """Parse the value of `--think`. Raises: RequestError."""
     if text is None or text in THINK_LEVELS:
         return text
     raise RequestError(

@@ -1,4 +1,4 @@
-"""Flags as the fields of dataclasses: each is defined once, and a command takes whole groups."""
+"""Flags as dataclass fields: each is defined once, and a command takes whole groups of them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
@@ -16,11 +16,11 @@ _CONTEXT = Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context
 
 
 class Flags:
-    """A group of flags: the base of frozen dataclasses whose fields are typer's options, arguments,
-    or groups themselves.
+    """A group of flags: the base class of frozen dataclasses whose fields are typer options,
+    typer arguments, or other groups.
 
-    `section` is its heading in a long `--help`; without one its flags stand last. Of the fields
-    that a row of `exclusive` names, one at most may be given.
+    `section` is its heading in a long `--help`; without one its flags come last. Each row of
+    `exclusive` names fields of which at most one may be given.
     """
 
     __slots__ = ()
@@ -36,8 +36,8 @@ class Only:
 
 
 def only(*names: str) -> Only:
-    """For a parameter's `Annotated`: these fields of the group are flags of the command, the others
-    keep their defaults.
+    """For a parameter's `Annotated`: the command takes these fields of the group as flags; the
+    others keep their defaults.
     """
     return Only(names)
 
@@ -50,10 +50,10 @@ def option(
     choices: Sequence[str] = (),
     section: str | None = None,
 ) -> Any:
-    """A flag that the variable of its name, LOCALLLM_…, can set too; `suggest` completes it.
+    """A flag that the variable LOCALLLM_NAME can also set; `suggest` completes its value.
 
-    `choices`: the words that it takes, which are shown and completed. `section`: where it stands in
-    a long `--help`, if not with its group.
+    `choices`: the words that it accepts, which are shown and completed. `section`: its section in
+    a long `--help`, if not that of its group.
     """
     variable = next(name for name in names if name.startswith("--")).partition("/")[0]
     envvar = "LOCALLLM_" + variable.removeprefix("--").replace("-", "_").upper()
@@ -69,11 +69,11 @@ def option(
 
 
 def takes_flags(command: Callable[..., Returned]) -> Callable[..., Returned]:
-    """`command` as typer reads it: its groups' fields are its parameters, and it is called with the
-    groups, filled.
+    """Wrap `command` for typer: the fields of its groups become its parameters, and it is called
+    with the filled groups.
 
-    A variable or a setting gives way to a flag that was typed and excludes it. Raises: TypeError
-    where two groups have a field of the same name.
+    A typed flag overrides variables and settings of the flags that it excludes. Raises: TypeError
+    if two groups have a field of the same name.
     """
     own = signature(command).parameters
     groups = {name: _group(each.annotation) for name, each in own.items()}
@@ -129,7 +129,7 @@ class _Group:
 
 
 def _group(annotation: Any) -> _Group | None:
-    """The group that a parameter or a field is; None for a single flag."""
+    """The group that an annotation of a parameter or field names; None for a single flag."""
     kind = getattr(annotation, "__origin__", annotation)
     if not (isinstance(kind, type) and issubclass(kind, Flags)):
         return None
@@ -164,7 +164,7 @@ def _by_name(parameters: Iterable[Parameter]) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     for parameter in parameters:
         if parameter.name in found:
-            raise TypeError(f"two groups of flags have a field {parameter.name}")
+            raise TypeError(f"two groups of flags have a field named {parameter.name}")
         found[parameter.name] = parameter
     return found
 

@@ -1,4 +1,4 @@
-"""The flags that give an answer its form: JSON, a schema, an expression or a grammar."""
+"""The flags that constrain an answer: to JSON, a schema, a regular expression or a grammar."""
 
 import json
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from localllm.text.grammar import Grammar
 
 @dataclass(frozen=True, slots=True)
 class FormFlags(Flags):
-    """What the answer has to be, by one of four flags."""
+    """The format that the answer must have, set by one of four flags."""
 
-    section = "Form of the answer"
+    section = "Answer format"
     exclusive = (("format_", "json_schema", "regex", "grammar"),)
 
     format_: Annotated[
@@ -23,17 +23,21 @@ class FormFlags(Flags):
     ] = None
     json_schema: Annotated[
         str | None,
-        option("--json-schema", help="The answer is JSON of the schema in FILE.", metavar="FILE"),
+        option(
+            "--json-schema",
+            help="The answer is JSON that matches the schema in FILE.",
+            metavar="FILE",
+        ),
     ] = None
     regex: Annotated[
-        str | None, option("--regex", help="The answer matches an expression.", metavar="RE")
+        str | None, option("--regex", help="The answer matches a regular expression.", metavar="RE")
     ] = None
     grammar: Annotated[
         Path | None, option("--grammar", help="The answer follows the Lark grammar in FILE.")
     ] = None
 
     def read(self) -> Grammar | None:
-        """The grammar of the answer; None where no flag is given. Raises: RequestError."""
+        """The grammar of the answer; None if no flag is given. Raises: RequestError."""
         self._check_one()
         found = self._find()
         if found is not None:
@@ -51,12 +55,12 @@ class FormFlags(Flags):
         }
         given = [name for name, value in flags.items() if value is not None]
         if len(given) > 1:
-            raise RequestError(f"--{given[0]} and --{given[1]} exclude each other", param=given[1])
+            raise RequestError(f"--{given[0]} and --{given[1]} cannot be combined", param=given[1])
         if self.format_ not in (None, "json"):
             raise RequestError(
                 f"--format must be json, found {self.format_!r:.40}",
                 param="format",
-                hint="--json-schema, --regex or --grammar for other forms",
+                hint="--json-schema, --regex or --grammar for other formats",
             )
 
     def _find(self) -> Grammar | None:
@@ -70,12 +74,16 @@ class FormFlags(Flags):
 
 
 def _read_schema(given: str) -> Grammar:
-    """From a file, or as it stands where it begins like one."""
-    text = given if given.lstrip().startswith("{") else read_file(Path(given))
+    """Read the schema from the file `given`, or from `given` itself if it begins with `{`."""
+    is_text = given.lstrip().startswith("{")
+    text = given if is_text else read_file(Path(given))
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RequestError(
-            f"the JSON schema is no JSON: {error!s:.200}", param="json-schema"
+            f"the JSON schema is not valid JSON: {error!s:.200}",
+            param="json-schema",
+            where="--json-schema" if is_text else given,
+            hint='a file with a JSON schema, or the schema itself, such as {"type": "object"}',
         ) from error
     return Grammar.of_schema(schema, "json-schema")

@@ -1,4 +1,4 @@
-"""How `--help` is laid out: a command's flags by what they are about, whole sentences for each
+"""The layout of `--help`: a command's flags in sections by topic, and a whole sentence for each
 command.
 """
 
@@ -9,17 +9,17 @@ from typer.core import TyperCommand, TyperGroup
 from localllm.cli.origins import origin_of
 from localllm.errors import RequestError
 
-# Names that other tools have for a command; each is understood, and listed beside it.
+# Names that other tools use for a command; each is accepted, and listed beside it.
 ALIASES = {"run": "chat", "list": "ls"}
-# Fewer flags than these are read faster in one list.
+# Fewer flags than this are easier to read in one list.
 _FEW = 24
-# What stands in no section of its own, and last.
+# The section of flags that have none of their own; it comes last.
 _REST = "Options"
 
 
 class Command(TyperCommand):
-    """A command whose help has its flags in sections, where they are many, and whose errors say of
-    a value that nobody typed where it comes from.
+    """A command whose help groups its flags into sections if there are many, and whose errors say
+    where a value comes from that was not typed.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -53,7 +53,7 @@ def _section(param: Any, is_long: bool) -> str:
 
 
 class Group(TyperGroup):
-    """Commands, each with its other name and the first sentence of its help, whole."""
+    """Commands, each listed with its other name and the whole first sentence of its help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """See click."""

@@ -1,4 +1,4 @@
-"""What is done for later while a user types."""
+"""Work ahead while the user types."""
 
 import logging
 import threading
@@ -10,9 +10,9 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def meanwhile(work: Callable[[], bool]) -> Iterator[None]:
-    """Call `work` from another thread until it has nothing left, or the block ends.
+    """Call `work` from another thread until it returns False or the block ends.
 
-    When the block is left no call is under way any more, not even after Ctrl-C.
+    No call is still running once the block has been left, not even after Ctrl-C.
     """
     is_over = threading.Event()
 
@@ -20,8 +20,8 @@ def meanwhile(work: Callable[[], bool]) -> Iterator[None]:
         try:
             while not is_over.is_set() and work():
                 pass
-        except Exception:  # what is wrong shows when it is needed
-            logger.debug("while nobody waited", exc_info=True)
+        except Exception:  # the error shows again when the work is needed
+            logger.debug("working ahead failed", exc_info=True)
 
     thread = threading.Thread(target=run, name="work-ahead", daemon=True)
     thread.start()

@@ -9,14 +9,14 @@ from localllm.answer.completion import TextEvent
 from localllm.process.ending import ENDS_S
 
 if TYPE_CHECKING:
-    from localllm.answer.text_engine import EventStream
+    from localllm.answer.event_stream import EventStream
 
 
 class DeferredInterrupt:
     """While active, the first Ctrl-C only sets `requested`; a second one raises at once.
 
-    An exception in the middle of a step would leave the engine's books open. `ends_program`:
-    whether the first one ends the program, as it does but in a conversation.
+    An exception in the middle of a step would leave the engine's state inconsistent.
+    `ends_program`: whether the first one ends the program, as it does except in a conversation.
     """
 
     def __init__(self, *, ends_program: bool) -> None:
@@ -25,7 +25,7 @@ class DeferredInterrupt:
         self._previous: Any = None
 
     def allowed_s(self, count: int) -> float | None:
-        """See Patient. A conversation ends where two are not heard."""
+        """See Patient. A conversation ends only if a second Ctrl-C has no effect either."""
         return ENDS_S if self.ends_program or count > 1 else None
 
     def __enter__(self) -> "DeferredInterrupt":
@@ -47,9 +47,9 @@ class DeferredInterrupt:
 
 
 def until_interrupt(events: "EventStream", *, ends_program: bool) -> Iterator[TextEvent]:
-    """The events to their end, or to the first Ctrl-C, which aborts the request.
+    """Yield the events until they end, or until the first Ctrl-C, which aborts the request.
 
-    An interrupted completion is one without a finish reason. `ends_program`: see DeferredInterrupt.
+    An interrupted completion has no finish reason. `ends_program`: see DeferredInterrupt.
     """
     with DeferredInterrupt(ends_program=ends_program) as interrupt:
         events.should_stop = lambda: interrupt.requested

@@ -1,4 +1,4 @@
-"""`localllm limits`: what a client of the server may ask for at most."""
+"""`localllm limits`: the limits on what a client of the server may request."""
 
 from localllm.cli.common_flags import JsonObject
 from localllm.cli.output import json_line, write_stdout
@@ -8,7 +8,7 @@ from localllm.server.limits import LIMITS
 def limits(
     json_output: JsonObject = False,
 ) -> None:
-    """Print what `localllm serve` lets a client ask for."""
+    """Print the limits of `localllm serve` on what a client may request."""
     here = LIMITS.connections_here()
     rows = [(name, here if name == "connections" else value) for name, value in LIMITS.rows()]
     if json_output:

@@ -1,4 +1,4 @@
-"""Where a person types: several lines, paste, history, completion."""
+"""The input line of a conversation: several lines, paste, history, completion."""
 
 import logging
 import os
@@ -24,9 +24,9 @@ from localllm.user.places import history_file
 logger = logging.getLogger(__name__)
 
 PROMPT, MULTI_PROMPT, EDIT_PROMPT = "> ", "| ", "edit> "
-# A message that begins with these goes on over lines until they come again.
+# A message that begins with these continues over several lines until they appear again.
 QUOTES = '"""'
-# The line below the prompt is as weak as other notes, not a bar.
+# The line below the prompt is dim like other notes, not a bar.
 _STYLE = Style.from_dict(
     {"bottom-toolbar": "noreverse", "bottom-toolbar.text": "fg:ansibrightblack"}
 )
@@ -37,7 +37,7 @@ class LineEditor:
 
     Enter sends, Alt-Enter or a `\\` at the line's end adds a line, and pasted lines are only
     inserted. While `is_multi`, it is the other way round: Enter adds a line and Alt-Enter sends.
-    `on_toggle_thinking` is called by Ctrl-O, above the prompt; `status` is shown below it.
+    Ctrl-O calls `on_toggle_thinking`, which writes above the prompt; `status` is shown below it.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class LineEditor:
         )
 
     def read(self) -> str:
-        """The next message, to the letter.
+        """Read the next message, unchanged.
 
         Raises: EOFError for Ctrl-D, KeyboardInterrupt for Ctrl-C, both at an empty prompt.
         """
         return self._session.prompt()
 
     def edit(self, text: str) -> str | None:
-        """What becomes of `text`; None where Ctrl-C or Ctrl-D leaves it as it was."""
+        """Let the user edit `text`; None if Ctrl-C or Ctrl-D cancels that."""
         self._is_editing = True
         try:
             return self._session.prompt(default=text)
@@ -81,8 +81,8 @@ class LineEditor:
             self._is_editing = False
 
     def has_typed_interrupt(self) -> bool:
-        """Whether Ctrl-C is among the keys that were typed behind a message, before the terminal
-        made a signal of it again. It is taken out, and what stands before it.
+        """Whether Ctrl-C is among the keys typed after a message, before the terminal turned it
+        into a signal again. It is removed, together with the keys before it.
         """
         keys = [*get_typeahead(self._session.input), *self._session.input.read_keys()]
         interrupts = [i for i, key in enumerate(keys) if key.key == Keys.ControlC]
@@ -102,7 +102,7 @@ class LineEditor:
         def _enter(event: KeyPressEvent) -> None:
             buffer = event.current_buffer
             if buffer.complete_state and buffer.complete_state.current_completion:
-                buffer.complete_state = None  # the first Enter takes what the menu offers
+                buffer.complete_state = None  # the first Enter accepts the menu's choice
             elif self.is_multi or _is_open(buffer.text):
                 buffer.newline(copy_margin=False)
             elif buffer.document.text_before_cursor.endswith("\\"):
@@ -136,7 +136,7 @@ class LineEditor:
 class CommandCompleter(Completer):
     """Completes a command at the start of the line, and then its argument.
 
-    `arguments` gives for a command's name its possible words; "path" stands for files.
+    `arguments` returns the possible words after a command, unless it `takes_path`.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class CommandCompleter(Completer):
 
 
 def unquoted(text: str) -> str:
-    """A message without the quotes that stood around its lines."""
+    """A message without the triple quotes around its lines."""
     stripped = text.strip()
     if len(stripped) >= 2 * len(QUOTES) and stripped.startswith(QUOTES):
         return stripped.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
@@ -178,7 +178,7 @@ def _is_open(text: str) -> bool:
 
 
 def _fitted(text: str) -> str:
-    """A status in one row, whatever the width."""
+    """`text` cut to one row of the terminal."""
     columns = shutil.get_terminal_size().columns - 1
     return text if cell_len(text) <= columns else set_cell_size(text, max(1, columns))
 
@@ -188,27 +188,27 @@ def _starting_with(text: str, words: Iterable[str]) -> Iterable[Completion]:
 
 
 def _open_history() -> History:
-    """The history file of the user's data folder; in memory where it cannot be written."""
+    """The history file in the user's data folder; in memory if it cannot be written."""
     path = history_file()
     try:
-        # Prompts are private: nobody else reads them.
+        # Prompts are private: only the user may read them.
         make_private_folder(path.parent)
         os.close(private_descriptor(path, os.O_RDWR | os.O_APPEND))
     except OSError as error:
-        logger.warning("the history is not kept: %s", error)
+        logger.warning("the history is not saved: %s", error)
         return InMemoryHistory()
     return _ForgivingFileHistory(path)
 
 
 class _ForgivingFileHistory(FileHistory):
-    """A file that can no longer be written (a full disk) ends no conversation."""
+    """A history file whose write errors, such as a full disk, do not end the conversation."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
 
     def store_string(self, string: str) -> None:
         try:
-            # Text from a terminal can hold lone surrogates, which no file takes.
+            # Text from a terminal can hold lone surrogates, which cannot be encoded.
             super().store_string(string.encode("utf-8", errors="replace").decode("utf-8"))
         except OSError as error:
-            logger.warning("the history is not kept: %s", error)
+            logger.warning("the history is not saved: %s", error)

@@ -1,6 +1,7 @@
-"""The `localllm` command: commands, global options, and the border where errors become exit codes.
+"""The `localllm` command: subcommands, global options, and the boundary where errors become exit
+codes.
 
-Importing this imports neither torch nor the engine; a command does, when it runs.
+Importing this module imports neither torch nor the engine; a command imports them when it runs.
 """
 
 import errno
@@ -44,16 +45,16 @@ from localllm.user.places import lost_places
 from localllm.user.settings import read_settings
 
 _HELP_NAMES = {"help_option_names": ["-h", "--help"]}
-# The common base of typer's usage errors, which has changed its module over typer's versions.
+# The common base of typer's usage errors, whose module differs between versions of typer.
 _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__bases__[0])
 
-# Global options that are known behind the command too.
+# Global options that are also accepted after the command.
 _ANYWHERE = ("--debug", "--verbose", "--no-config")
 
 app = typer.Typer(
     name="localllm",
     cls=Group,
-    help="Run a language model on your own machine. Begin with: localllm chat",
+    help="Run a language model on your own machine. Start with: localllm chat",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings=_HELP_NAMES,
@@ -106,11 +107,11 @@ def _global_options(
         ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Log what is decided, on stderr.")
+        bool, typer.Option("--verbose", "-v", help="Log decisions on stderr.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log more, and show tracebacks.")] = False,
     no_config: Annotated[
-        bool, typer.Option("--no-config", help="Leave your settings and your own models aside.")
+        bool, typer.Option("--no-config", help="Ignore your settings and your own models.")
     ] = False,
 ) -> None:
     level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
@@ -120,9 +121,10 @@ def _global_options(
     lost = lost_places()
     if lost:
         logging.getLogger(__name__).warning(
-            "there is no home folder (HOME is not set): nothing is kept without %s", ", ".join(lost)
+            "no home folder (HOME is not set): set %s to keep settings, conversations and caches",
+            ", ".join(lost),
         )
-    # What it warns of in a download is tried again, or told.
+    # Problems it warns of during a download are retried, or reported by localllm.
     logging.getLogger("huggingface_hub").setLevel(
         logging.ERROR if level == logging.WARNING else logging.WARNING
     )
@@ -133,7 +135,7 @@ def _global_options(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; returns the exit code. Only SystemExit (a SIGTERM) gets out."""
+    """Run the command line and return the exit code. Only SystemExit (from SIGTERM) escapes."""
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
     show_traceback = "--debug" in arguments
     try:
@@ -172,7 +174,7 @@ def run(arguments: Sequence[str]) -> int:
         on_disk = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
         print_error(error.strerror or str(error), str(error.filename or ""), "")
         return ExitCode.DISK if on_disk else ExitCode.FAILURE
-    except Exception as error:  # a defect of ours: still no traceback unless asked for
+    except Exception as error:  # a bug in localllm: still no traceback unless asked for
         if show_traceback:
             traceback.print_exc()
         name = type(error).__name__
@@ -181,15 +183,15 @@ def run(arguments: Sequence[str]) -> int:
             return ExitCode.MEMORY
         print_error(
             f"internal error ({name}): {error!s:.300}",
-            "this is a defect of localllm, not of your input",
-            "--debug (before the command) shows where; please report it",
+            "this is a bug in localllm, not in your input",
+            "--debug (before the command) to see where, and please report it",
         )
         return ExitCode.FAILURE
 
 
 def main() -> None:
-    """The command; Ctrl-C ends it at once (see __main__.py), but while an answer streams, when
-    `DeferredInterrupt` takes over.
+    """Run the command. Ctrl-C ends it at once (see __main__.py), except while an answer streams,
+    when `DeferredInterrupt` takes over.
     """
     let_torch_sleep()
     end_in_time({signal.SIGINT: ExitCode.SIGINT, signal.SIGTERM: ExitCode.SIGTERM})
@@ -201,6 +203,6 @@ def _exit_on_sigterm(signum: int, frame: FrameType | None) -> None:
 
 
 def _drop_stdout() -> None:
-    """Nobody reads stdout any more; keep the interpreter from failing when it flushes at exit."""
+    """Send stdout, which nobody reads any more, to /dev/null, so that the flush at exit works."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

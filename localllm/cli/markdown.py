@@ -1,9 +1,9 @@
-"""Markdown as rows of a terminal, block by block.
+"""Render markdown as terminal rows, block by block.
 
-The parser is markdown-it's and the drawing rich's, with what a growing text and a terminal need
-done differently: HTML is shown and not dropped; a line of dashes under a paragraph is a rule and
-not a heading, so that no later line changes how an earlier one looks; links show their address;
-code has no frame, so that it can be copied; formulas in LaTeX's brackets stay as they are.
+markdown-it parses and rich draws. Some things differ for the sake of growing text and terminals:
+HTML is shown, not dropped; a line of dashes under a paragraph is a rule, not a heading, so that no
+later line changes how an earlier one looks; links show their address; code has no frame, so that
+it can be copied; formulas in LaTeX's brackets stay as they are.
 """
 
 import io
@@ -36,8 +36,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-# The terminal's own colours, and of these the ones that are readable on black and on white: no
-# yellow, no bright ones, no blue.
+# Those of the terminal's own colours that are readable on both black and white: no yellow, no
+# bright ones, no blue.
 CODE_THEME = ANSISyntaxTheme(
     {
         Token: Style(),
@@ -68,10 +68,9 @@ _THEME = Theme(
         "markdown.table.header": "bold",
     }
 )
-# What has less room for its text, a column of a table or a deeply nested list, is shown as it was
-# written.
+# A table column or a deeply nested list with less room for its text is shown as it was written.
 MIN_COLUMN_CELLS = 4
-MAX_INDENT_CELLS = 5  # of a level: the mark and what a quotation adds
+MAX_INDENT_CELLS = 5  # per level: the list marker, and what a quotation adds
 
 _PARSER = (
     MarkdownIt("commonmark", {"html": False})
@@ -82,13 +81,13 @@ _FORMULAS = {"\\(": "\\)", "\\[": "\\]"}
 
 
 def _formula(state: StateInline, silent: bool) -> bool:
-    """A rule for the parser: what stands in LaTeX's brackets is text, to the letter."""
+    """A parser rule: text in LaTeX's brackets is kept verbatim."""
     closing = _FORMULAS.get(state.src[state.pos : state.pos + 2])
     end = -1 if closing is None else state.src.find(closing, state.pos + 2)
     if end < 0:
         return False
     if not silent:
-        # Not by `pending`, whose blanks at the end of a line would go.
+        # Not through `pending`, which loses blanks at the end of a line.
         state.push("text", "", 0).content = state.src[state.pos : end + 2]
     state.pos = end + 2
     return True
@@ -99,13 +98,13 @@ _PARSER.inline.ruler.before("escape", "formula", _formula)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of output: its text with colours, and the cells it takes."""
+    """A line of output: its text with colour codes, and its width in cells."""
 
     ansi: str
     num_cells: int
 
     def height(self, width: int) -> int:
-        """Rows of a terminal `width` cells wide that it fills."""
+        """How many rows it fills on a terminal `width` cells wide."""
         return max(1, -(-self.num_cells // width))
 
 
@@ -113,7 +112,8 @@ class Row:
 class Block:
     """A top-level element of the text, or one item of a top-level list, from `first_line` on.
 
-    `number` is that of an item of an ordered list; `follows_item`: an item stands right before.
+    `number`: of an item in an ordered list; `follows_item`: whether another item comes right
+    before it.
     """
 
     tokens: Sequence[Parsed]
@@ -133,9 +133,9 @@ class Block:
 
 
 def split_blocks(source: str, after: Block | None = None) -> list[Block]:
-    """The top-level elements of a markdown text, in order; a list's items apart.
+    """The top-level elements of a markdown text, in order; each list item is a block of its own.
 
-    `after`: the source was cut before this block, which is now its first.
+    `after`: the block that `source` now begins with, since it was cut before it.
     """
     elements: list[list[Parsed]] = []
     for token in _PARSER.parse(source):
@@ -152,7 +152,7 @@ def split_blocks(source: str, after: Block | None = None) -> list[Block]:
 
 
 def _split_items(tokens: Sequence[Parsed], after: Block | None) -> list[Block]:
-    """Each item of a list as a list of its own, which goes on counting."""
+    """Each item of a list as a list of its own, with the numbering continued."""
     opening, closing = tokens[0], tokens[-1]
     is_ordered = opening.type == "ordered_list_open"
     number = int(opening.attrs.get("start", 1)) if is_ordered else None
@@ -175,16 +175,16 @@ def _split_items(tokens: Sequence[Parsed], after: Block | None) -> list[Block]:
 
 
 class MarkdownRenderer:
-    """Turns blocks into rows, with colours or without; bold and the like are there in any case, and
-    without colours the backticks of code.
+    """Turns blocks into rows, with or without colours. Bold and the like are always used; without
+    colours, inline code keeps its backticks.
     """
 
     def __init__(self, has_colour: bool) -> None:
         self._has_colour = has_colour
-        self._consoles: dict[int, Console] = {}  # by width; a terminal has few in its life
+        self._consoles: dict[int, Console] = {}  # by width, of which a terminal has few
 
     def document(self, source: str, width: int) -> list[Row]:
-        """Rows of a whole text: its blocks with an empty row between them, but for items."""
+        """Rows of a whole text: its blocks, with an empty row between them except between items."""
         rows: list[Row] = []
         for block in split_blocks(source):
             rows += [Row("", 0)] if rows and not block.follows_item else []
@@ -192,7 +192,7 @@ class MarkdownRenderer:
         return rows
 
     def rows(self, block: Block, source: str, width: int) -> list[Row]:
-        """Rows of one block of `source`, wrapped at `width`; lines of code are left whole."""
+        """Rows of one block of `source`, wrapped at `width`; lines of code are not wrapped."""
         console = self._console(width)
         if block.is_code:
             return self._code_rows(block.tokens[0], console)
@@ -209,7 +209,7 @@ class MarkdownRenderer:
         rows = [
             self._segments_row(line) for line in console.render_lines(element, options, pad=False)
         ]
-        # rich puts empty rows around some elements; the space between blocks is the caller's.
+        # rich puts empty rows around some elements; here the caller adds the space between blocks.
         shown = [i for i, row in enumerate(rows) if row.num_cells]
         return rows[shown[0] : shown[-1] + 1] if shown else []
 
@@ -261,7 +261,7 @@ class MarkdownRenderer:
 
 
 def _with_backticks(tokens: Sequence[Parsed]) -> list[Parsed]:
-    """Code within a line as it was written, where no colour tells it from the text around it."""
+    """`tokens` with inline code in its backticks, for output where no colour marks it."""
 
     def shown(token: Parsed) -> Parsed:
         if token.type == "code_inline":
@@ -275,7 +275,7 @@ def _with_backticks(tokens: Sequence[Parsed]) -> list[Parsed]:
 
 
 def _without_trailing_blanks(segments: Sequence[Segment]) -> list[Segment]:
-    """Nobody sees them, and they are in the way of whoever copies the text."""
+    """`segments` without blanks at the end, which are invisible and get in the way of copying."""
     kept = [segment for segment in segments if not segment.control]
     while kept and not kept[-1].text.strip(" "):
         kept.pop()
@@ -285,7 +285,7 @@ def _without_trailing_blanks(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def _highlight(code: str, info: str) -> Text:
-    """`code` coloured as the language that the fence names, without its last newline."""
+    """`code` highlighted in the language that the fence names, without its last newline."""
     words = info.split()
     try:
         lexer = get_lexer_by_name(words[0] if words else "text", stripnl=False, ensurenl=False)
@@ -302,7 +302,7 @@ def _num_columns(tokens: Sequence[Parsed]) -> int:
 
 
 class _CodeInList(RichCodeBlock):
-    """Code inside a list or a quotation: wrapped, since it is indented with the rest."""
+    """Code inside a list or a quotation: wrapped, since it is indented like the rest."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         text = _highlight(str(self.text), self.lexer_name)
@@ -311,7 +311,7 @@ class _CodeInList(RichCodeBlock):
 
 
 class _Heading(RichHeading):
-    """A heading at the left, whatever its level."""
+    """A left-aligned heading, whatever its level."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         text = self.text.copy()
@@ -320,14 +320,14 @@ class _Heading(RichHeading):
 
 
 class _Rule(RichRule):
-    """A line across."""
+    """A horizontal line across the terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Rule(style=console.get_style("markdown.hr", default="none"), characters="─")
 
 
 class _List(RichList):
-    """A list whose marks take the room that each needs, so that no later item moves them."""
+    """A list whose markers are each as wide as needed, so that no later item moves them."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         is_bulleted = self.list_type == "bullet_list_open"
@@ -343,7 +343,7 @@ class _List(RichList):
 
 
 class _Table(RichTable):
-    """A table whose cells wrap and lose nothing."""
+    """A table whose cells wrap and are never truncated."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(box=box.SIMPLE, pad_edge=False, style="markdown.table.border")
@@ -358,7 +358,7 @@ class _Table(RichTable):
 
 
 class _BlockMarkdown(Markdown):
-    """rich's Markdown over tokens that are parsed already."""
+    """rich's Markdown for tokens that are already parsed."""
 
     elements: ClassVar = {
         **Markdown.elements,

@@ -1,10 +1,9 @@
-"""A growing markdown text on a terminal: what is finished is printed once and never touched.
+"""Stream markdown to a terminal: finished rows are printed once and never touched again.
 
-Only the last rows, at most six, are drawn again as the text grows, at most 15 times a second. A
-row leaves that live region when no text that may follow can change it; the last block of the text
-is rendered with every ending that could (an emphasis that closes, a link), and where the
-renderings agree the row is final. So the screen at the end is that of the whole text rendered at
-once.
+Only the last rows, at most six, are redrawn as the text grows, at most 15 times a second. A row
+leaves this live region once no later text can change it. To find out, the last block is rendered
+with every ending that could change it (closing emphasis, a link); a row on which all renderings
+agree is final. So the final screen equals that of the whole text rendered at once.
 """
 
 import shutil
@@ -18,8 +17,8 @@ MAX_LIVE_ROWS = 6
 MIN_DRAW_INTERVAL_S = 1 / 15
 # Drawing takes at most this share of the time, however long a block gets.
 MAX_DRAW_SHARE = 0.1
-# What could still turn text that is already there into something else: one more mark, or several
-# after one another, each of which closes what was opened before the last.
+# Endings that could change how earlier text renders: one more mark, or several in a row, each
+# closing what was opened before the last.
 _MARKS = ("*", "**", "***", "_", "__", "`", "``", "~~", "](x)", "\\)", "\\]")
 _CLOSERS = (*_MARKS, *(f"x{mark}" * 6 for mark in _MARKS), "x*x**" * 4)
 
@@ -27,7 +26,7 @@ _CLOSERS = (*_MARKS, *(f"x{mark}" * 6 for mark in _MARKS), "x*x**" * 4)
 class MarkdownPrinter:
     """Prints pieces of a markdown text as they come.
 
-    `write` gets the bytes for the terminal as text; `clock` counts seconds.
+    `write` receives the terminal output as text; `clock` returns seconds.
     """
 
     def __init__(
@@ -39,16 +38,16 @@ class MarkdownPrinter:
         self._write = write
         self._renderer = renderer
         self._clock = clock
-        self._source = ""  # from the first block that is not finished
-        self._width = 0  # the unfinished block keeps the width that it began with
+        self._source = ""  # from the first unfinished block on
+        self._width = 0  # the unfinished block keeps the width it began with
         self._num_printed = 0  # rows of the unfinished block that are final
         self._has_printed = False
-        self._first: Block | None = None  # what the source was cut before
+        self._first: Block | None = None  # the block that the source was cut before
         self._live: list[Row] = []
         self._next_draw_s = 0.0
 
     def push(self, piece: str) -> None:
-        """Add `piece`, and draw if it is time."""
+        """Add `piece`, and draw if a draw is due."""
         self._source += piece
         started = self._clock()
         if started >= self._next_draw_s:
@@ -58,7 +57,7 @@ class MarkdownPrinter:
             self._next_draw_s = ended + pause
 
     def finish(self) -> None:
-        """Print what is left; the cursor is at the start of a row then."""
+        """Print what is left; this leaves the cursor at the start of a row."""
         self._draw(is_last=True)
 
     def _draw(self, *, is_last: bool) -> None:
@@ -69,7 +68,7 @@ class MarkdownPrinter:
             final += self._final_rows(blocks.pop(0), size.columns)
         live: list[Row] = []
         if blocks:
-            # Blocks are counted from the lines of the old source; what is left begins at its own.
+            # `first_line` counts lines of the old source; what is left becomes the new source.
             lines = self._source.split("\n")[blocks[0].first_line :]
             self._source = "\n".join(lines)
             if blocks[0].first_line:
@@ -82,7 +81,7 @@ class MarkdownPrinter:
         self._replace_live(final, live, size.columns)
 
     def _final_rows(self, block: Block, columns: int) -> list[Row]:
-        """What is not yet printed of a block that is whole."""
+        """The rows of a complete block that are not printed yet."""
         rows = self._rows(block, columns)[self._num_printed :]
         rows = self._with_space_before(rows, block)
         self._num_printed, self._width = 0, 0
@@ -91,7 +90,7 @@ class MarkdownPrinter:
     def _unfinished_rows(
         self, block: Block, columns: int, lines: int
     ) -> tuple[list[Row], list[Row]]:
-        """Rows of the last block that have become final, and those that are live."""
+        """The rows of the last block that have become final, and those that are live."""
         limit = max(1, min(MAX_LIVE_ROWS, lines - 1))
         rows = self._rows(block, columns)[self._num_printed :]
         settled: list[Row] = []
@@ -101,7 +100,7 @@ class MarkdownPrinter:
                 settled.append(rows.pop(0))
                 num_settled -= 1
         live: list[Row] = []
-        for row in reversed(rows):  # more than fits only while nothing is final yet
+        for row in reversed(rows):  # they exceed the limit only while none is final
             if sum(each.height(columns) for each in [*live, row]) > limit:
                 break
             live.insert(0, row)
@@ -110,7 +109,7 @@ class MarkdownPrinter:
             self._num_printed += len(settled)
             self._width = self._width or columns
             return settled_rows, live
-        # The space before the block is live with it, as long as there is room.
+        # The empty row before the block is live too, as long as there is room.
         height = sum(row.height(columns) for row in live)
         begins = self._has_printed and not self._num_printed and not block.follows_item
         if begins and height < limit:
@@ -118,13 +117,13 @@ class MarkdownPrinter:
         return [], live
 
     def _num_settled(self, block: Block, rows: Sequence[Row]) -> int:
-        """How many of the block's rows from `rows` on no following text can change."""
+        """How many of the leading `rows` no later text can change."""
         if block.is_code:
             return len(rows) - 1
         text = self._source.rstrip("\n")
         variants = [text + closer for closer in _CLOSERS]
         before, _, last_line = text.rpartition("\n")
-        if "|" in last_line:  # the line may become the head of a table
+        if "|" in last_line:  # the line may become a table header
             variants.append(before)
         width = self._width or shutil.get_terminal_size().columns
         num_settled = len(rows) - 1  # the last row grows
@@ -141,19 +140,19 @@ class MarkdownPrinter:
     def _rows(self, block: Block, columns: int) -> list[Row]:
         width = self._width or columns
         if block.is_table and self._num_printed:
-            # A line so long that its first rows are printed turns out to be the head of a table.
+            # A line so long that its first rows are printed turned out to be a table header.
             return self._renderer.written(block, self._source, width)
         return self._renderer.rows(block, self._source, width)
 
     def _with_space_before(self, rows: list[Row], block: Block) -> list[Row]:
-        """An empty row between two blocks, printed with the first row of the second."""
+        """`rows` after the empty row between two blocks, if they are the first of the second."""
         begins_block = rows and not self._num_printed and not block.follows_item
         space = [Row("", 0)] if begins_block and self._has_printed else []
         self._has_printed = self._has_printed or bool(rows)
         return space + rows
 
     def _replace_live(self, final: list[Row], live: list[Row], columns: int) -> None:
-        """Erase the live rows, print the final ones for good and the new live ones after them."""
+        """Erase the live rows, then print the final rows and the new live ones after them."""
         if not final and live == self._live:
             return
         height = sum(row.height(columns) for row in self._live)

@@ -1,4 +1,4 @@
-"""How `chat` comes by its model: from an engine that runs already, or by loading it."""
+"""Open the model for `chat`: attach to a running engine, or load it."""
 
 import logging
 import os
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A model that is loaded sooner shows nothing.
+# A shorter load shows nothing.
 LOADING_SHOWN_S = 1.0
-# An engine on a GPU waits so long for the next question of a script; one on a CPU does not.
+# How long an engine on a GPU waits for a script's next question; one on a CPU does not wait.
 GPU_KEEPALIVE_S = 300.0
-# Of the kind that engines are found by.
+# Unix sockets, by which running engines are found.
 _HAS_SOCKETS = os.name == "posix"
 
 
@@ -35,10 +35,10 @@ def open_noted(
     is_conversation: bool,
     keepalive_s: float | None = None,
 ) -> "LoadedModel":
-    """Open the model, with the notice that none was asked for, or how memory is divided.
+    """Open the model; notes on stderr say if none was named, and how memory is divided.
 
-    `keepalive_s`: how long its engine is to wait for the next question, in a process of its own;
-    None: as usual, 0: not at all, below: for ever.
+    `keepalive_s`: how long its engine waits for the next question, in a process of its own; None:
+    the default, 0: not at all, negative: forever.
     """
     from localllm.cli.download_progress import TerminalProgress
     from localllm.hub.checkpoint import find_model, read_checkpoint
@@ -50,7 +50,7 @@ def open_noted(
     attached = _attach(found, keepalive_s) if _HAS_SOCKETS else None
     if attached is not None:
         if is_conversation:
-            note(f"{found.name} is loaded already: localllm ps shows where", dim=True)
+            note(f"{found.name} is already loaded: localllm ps shows where", dim=True)
         return attached
     if keepalive_s is None:
         keepalive_s = 0.0 if is_conversation or not _is_on_gpu(engine) else GPU_KEEPALIVE_S
@@ -68,7 +68,7 @@ def open_noted(
             try:
                 return start(found, keepalive_s, logging.getLogger().level, listener)
             except OSError as error:
-                tell(f"no engine can be left running ({error})")
+                tell(f"the engine cannot be kept running ({error})")
         checkpoint = read_checkpoint(found)
         checkpoint.tokenizer.warm()
         from localllm.answer.opening import load_checkpoint
@@ -77,13 +77,13 @@ def open_noted(
 
 
 def loading(name: str, doing: list[str]) -> StatusLine:
-    """Says so, where it takes long; `doing`: the last of it is what takes long just now."""
+    """A status line for a load that takes long; the last item of `doing` names the current work."""
     began_s = time.monotonic()
     try:
         is_first = not any(cache_folder("kernels").glob("*.so"))
-    except OSError:  # a folder that this user may not look into
+    except OSError:  # a folder that this user may not read
         is_first = True
-    why = "; kernels are compiled for this processor, once" if is_first else ""
+    why = "; compiling kernels for this processor, once" if is_first else ""
 
     def describe() -> str:
         now = f"; {doing[-1]}" if doing and doing[-1] else why
@@ -93,17 +93,13 @@ def loading(name: str, doing: list[str]) -> StatusLine:
 
 
 def _attach(found: "FoundModel", keepalive_s: float | None) -> "LoadedModel | None":
-    from localllm.attach.attached import AttachedEngine, attach
+    from localllm.attach.attached import attach
 
-    attached = attach(found)
-    if attached is not None and keepalive_s is not None:
-        assert isinstance(attached.text_engine, AttachedEngine)
-        attached.text_engine.keep_for(keepalive_s)
-    return attached
+    return attach(found, keepalive_s)
 
 
 def _is_on_gpu(engine: EngineConfig) -> bool:
-    """Whether an engine will be, as far as that can be told without loading torch."""
+    """Whether the engine will run on a GPU, as far as that is known without importing torch."""
     if engine.device != "auto":
         return engine.device == "cuda"
     return has_gpu_driver()

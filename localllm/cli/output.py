@@ -12,19 +12,19 @@ from localllm.errors import RequestError
 
 
 class StdoutClosedError(Exception):
-    """Whoever read stdout has gone, as after `| head -1`."""
+    """The reader of stdout has gone, as after `| head -1`."""
 
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 
 
 def write_stdout(text: str) -> None:
-    """Write to stdout at once, as UTF-8 whatever the locale says.
+    """Write to stdout at once, as UTF-8 whatever the locale.
 
     Raises: StdoutClosedError (typer would turn a BrokenPipeError into exit code 1); OSError for a
     full disk.
     """
-    if sys.stdout is None:  # closed before the start, as by `>&-`
+    if sys.stdout is None:  # closed before the program started, as by `>&-`
         raise StdoutClosedError
     try:
         sys.stdout.buffer.write(text.encode("utf-8", errors="replace"))
@@ -34,7 +34,7 @@ def write_stdout(text: str) -> None:
 
 
 def write_stderr(text: str) -> None:
-    """Write to stderr at once; a closed stderr stops nothing."""
+    """Write to stderr at once; a closed stderr is ignored."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -43,8 +43,8 @@ def write_stderr(text: str) -> None:
 
 
 def note(text: str, *, dim: bool = False, indent: int = 2) -> None:
-    """One line on stderr, in which control characters are visible; on a terminal that is narrower
-    it breaks between words, and goes on `indent` columns in.
+    """Write one line to stderr, with control characters made visible; a line too long for the
+    terminal wraps between words, and its continuation is indented by `indent` columns.
     """
     text = show_controls(text)
     if is_terminal(sys.stderr):
@@ -66,19 +66,19 @@ def _wrapped(text: str, indent: int) -> str:
 
 
 def tinted(text: str) -> str:
-    """`text` in green on a terminal's stdout, underlined where colours are not wanted."""
+    """`text` in green if stdout is a terminal, or underlined if colours are not wanted."""
     if not is_terminal(sys.stdout):
         return text
     return f"\x1b[{32 if may_use_colour(sys.stdout) else 4}m{text}\x1b[0m"
 
 
 def dimmed(text: str) -> str:
-    """`text` for stderr, in a weaker colour where it shows colours."""
+    """`text` for stderr, dimmed if stderr shows colours."""
     return f"{_DIM}{text}{_RESET}" if may_use_colour(sys.stderr) else text
 
 
 def print_error(message: str, where: str = "", hint: str = "") -> None:
-    """What happened, why or where, and the next step: up to three lines on stderr."""
+    """Print what happened, why or where, and the next step: up to three lines on stderr."""
     for start, text in (("error: ", message), ("  ", where), ("  try: ", hint)):
         if text:
             note(start + show_controls(f"{text:.500}"))
@@ -91,9 +91,9 @@ def json_line(value: Mapping[str, Any]) -> str:
 
 
 def show_controls(text: str) -> str:
-    """`text` with C0 and C1 controls (but tab and newline) as visible symbols.
+    """`text` with C0 and C1 controls (except tab and newline) as visible symbols.
 
-    What comes from a model or its files must not move the cursor or write the clipboard.
+    Text from a model or its files must not move the cursor or write to the clipboard.
     """
     return "".join(_visible(char) for char in text)
 
@@ -108,7 +108,7 @@ def _visible(char: str) -> str:
 
 
 def check_colour(choice: str) -> None:
-    """Raises: RequestError for what `--color` does not take."""
+    """Raises: RequestError for a value that `--color` does not accept."""
     if choice not in ("auto", "always", "never"):
         raise RequestError(
             f"--color must be auto, always or never, found {choice!r:.40}", param="color"
@@ -116,9 +116,9 @@ def check_colour(choice: str) -> None:
 
 
 def choose_colour(choice: str) -> None:
-    """Carry out `--color auto|always|never`. Raises: see `check_colour`.
+    """Apply `--color auto|always|never`. Raises: see `check_colour`.
 
-    By the variables that every library which may colour something reads too.
+    It sets NO_COLOR or FORCE_COLOR, which libraries that colour their output read too.
     """
     check_colour(choice)
     if choice != "auto":
@@ -138,7 +138,7 @@ def may_use_colour(stream: TextIO) -> bool:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether `stream` is there, open, and a terminal."""
+    """Whether `stream` exists, is open, and is a terminal."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:

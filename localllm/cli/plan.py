@@ -1,4 +1,4 @@
-"""`localllm plan`: will it fit, and how fast."""
+"""`localllm plan`: whether a model fits, and how fast it will be."""
 
 import json
 from collections.abc import Iterator
@@ -28,33 +28,39 @@ _Row = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class MachineFlags(Flags):
-    """The machine that is planned for; without a flag: this one."""
+    """The machine to plan for; without a flag, this one."""
 
     gpus: Annotated[
         list[str] | None,
         typer.Option(
             "--gpu",
-            help="A GPU by name, rtx-4060 for instance; `list`.",
+            help="A GPU by name, such as rtx-4060; `list` shows all.",
             autocompletion=suggestions.gpus,
         ),
     ] = None
-    vram: Annotated[str | None, typer.Option("--vram", help="Free memory of a GPU: 8GiB.")] = None
+    vram: Annotated[
+        str | None, typer.Option("--vram", help="Free memory of a GPU, such as 8GiB.")
+    ] = None
 
     def named_gpu(self) -> str | None:
         """The GPU by name, or `list`. Raises: RequestError for several, or with --vram."""
         gpu = self.gpus[0] if self.gpus else None
         if self.gpus and len(self.gpus) > 1:
             raise RequestError(
-                f"{len(self.gpus)} GPUs, where one is planned for",
+                f"expected one GPU, found {len(self.gpus)}",
                 param="gpu",
-                hint="a command for each; localllm runs a model on one GPU",
+                hint="one command for each; localllm runs a model on one GPU",
             )
         if gpu not in (None, "list") and self.vram is not None:
-            raise RequestError("--gpu has its memory; leave out --vram", param="vram")
+            raise RequestError(
+                "--gpu and --vram cannot be combined",
+                param="vram",
+                hint="leave out --vram; the memory of a named GPU is known",
+            )
         return gpu
 
     def find(self, engine: "EngineConfig") -> "Machine":
-        """The GPU that is named, or one with so much memory, or this machine."""
+        """The named GPU, or one with the given memory, or this machine."""
         from localllm.cost.gpus import find_gpu
         from localllm.cost.planning import machine_of, machine_with, this_machine
 
@@ -77,7 +83,7 @@ def plan(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="Alias, org/name or folder; without one: what fits.",
+            help="Alias, org/name or folder; without one, the whole catalogue.",
             show_default=False,
             autocompletion=suggestions.models,
         ),
@@ -88,7 +94,7 @@ def plan(
         str | None,
         typer.Option(
             "--weights",
-            help="Unset: what the catalogue suggests.",
+            help="Format of the weights; by default what the catalogue suggests.",
             metavar="|".join(WEIGHT_KINDS),
             autocompletion=suggestions.one_of(*WEIGHT_KINDS),
         ),
@@ -96,10 +102,11 @@ def plan(
     engine: EngineOfPlan,
     json_output: JsonObject = False,
 ) -> int:
-    """Will a model fit, how long a context, how fast? Without a download, and without a GPU.
+    """Predict whether a model fits, its context length and its speed, without downloading it.
 
-    Of this machine; or of a GPU by name (--gpu), or by its free memory (--vram). Exits with 6
-    where it does not fit, and names the flag that would change that.
+    The plan is for this machine, for a GPU by name (--gpu), or for one with so much free memory
+    (--vram); it needs no GPU. Exits with 6 if the model does not fit, and names the flag that would
+    change that.
     """
     if machine.named_gpu() == "list":
         _list_gpus()
@@ -116,7 +123,7 @@ def plan(
 
 
 def _plan_catalog(machine: "Machine", engine: "EngineConfig", json_output: bool) -> bool:
-    """Whether any model fits."""
+    """Print a plan for each model of the catalogue; return whether any fits."""
     from localllm.cost.planning import plan_catalog
 
     plans = plan_catalog(machine, engine)
@@ -131,7 +138,7 @@ def _plan_catalog(machine: "Machine", engine: "EngineConfig", json_output: bool)
 def _plan_model(
     name: str, weights: str | None, machine: "Machine", engine: "EngineConfig", json_output: bool
 ) -> bool:
-    """Whether the model fits."""
+    """Print the plan of one model; return whether it fits."""
     from localllm.cost.planning import plan_model, shape_of
 
     found = plan_model(shape_of(resolve_model(name), weights), machine, engine)
@@ -143,7 +150,7 @@ def _plan_model(
 
 
 def plan_table(plan: "ModelPlan") -> str:
-    """A plan, for a terminal or a pipe."""
+    """A plan as text for a terminal or a pipe."""
     rows = [*_memory_rows(plan), *(_promise_rows(plan) if plan.fits else ())]
     if plan.without_kernel:
         kinds = ", ".join(plan.without_kernel)
@@ -159,7 +166,7 @@ def plan_table(plan: "ModelPlan") -> str:
 
 
 def _memory_rows(plan: "ModelPlan") -> list[_Row]:
-    """What takes memory."""
+    """The rows that say what takes memory."""
     shape, memory = plan.shape, plan.memory
     weights = f"{shape.num_parameters / 1e9:.2f} billion, {shape.kind}"
     rows = [
@@ -171,14 +178,14 @@ def _memory_rows(plan: "ModelPlan") -> list[_Row]:
     per_1k = size(1024 * plan.kv_token_bytes)
     rows.append(("KV cache", size(memory.kv_bytes), f"{per_1k} for 1,024 tokens"))
     needed = memory.weights_bytes + memory.activations_bytes + memory.graphs_bytes + memory.kv_bytes
-    rows.append(("together", size(needed), f"of {size(memory.budget_bytes)} that may be used"))
+    rows.append(("total", size(needed), f"of {size(memory.budget_bytes)} that may be used"))
     return rows
 
 
 def _promise_rows(plan: "ModelPlan") -> Iterator[_Row]:
-    """What a model that fits can do."""
+    """The rows that say what a model that fits can do."""
     longest = plan.shape.architecture.max_position_embeddings
-    told = f"tokens at most; the model knows {longest:,}"
+    told = f"tokens at most; the model supports {longest:,}"
     yield ("context", f"{plan.memory.max_model_len:,}", told)
     if plan.chats_at_once > 1:
         yield ("chats at once", f"{plan.chats_at_once}", "with 4,096 tokens each")
@@ -193,7 +200,7 @@ def _speed(tokens_per_s: float) -> str:
 
 
 def catalog_table(machine: "Machine", plans: "list[ModelPlan]") -> str:
-    """The catalogue, with what fits."""
+    """The catalogue as a table that says what fits."""
     header = ("MODEL", "WEIGHTS", "", "CONTEXT", "ANSWERS", "")
     rows = [header]
     for plan in plans:

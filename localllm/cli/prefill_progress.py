@@ -1,4 +1,4 @@
-"""How far a long prompt is read, on a terminal, until the first token comes."""
+"""Show the progress of a long prefill on a terminal, until the first token comes."""
 
 import time
 from collections.abc import Iterator
@@ -9,15 +9,15 @@ from localllm.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
     from localllm.answer.completion import TextEvent
-    from localllm.answer.text_engine import EventStream
+    from localllm.answer.event_stream import EventStream
 
-# A prompt that is read sooner shows nothing.
+# A shorter prefill shows nothing.
 FIRST_SHOWN_S = 0.15
 
 
 def with_progress(events: "EventStream", *, ends_program: bool = True) -> Iterator["TextEvent"]:
-    """The events to their end or to Ctrl-C; until the first there is a line of progress.
-    `ends_program`: see DeferredInterrupt.
+    """Yield the events until they end or Ctrl-C is pressed; a progress line is shown until the
+    first. `ends_program`: see DeferredInterrupt.
     """
     with StatusLine(_Reading(events).describe, FIRST_SHOWN_S) as line:
         for event in until_interrupt(events, ends_program=ends_program):
@@ -29,7 +29,7 @@ class _Reading:
     def __init__(self, events: "EventStream") -> None:
         self._events = events
         self._began_s = time.monotonic()
-        # Where the cache ended, and when that was known.
+        # How many tokens came from the cache, and when that was known.
         self._first: tuple[int, float] | None = None
 
     def describe(self) -> str | None:

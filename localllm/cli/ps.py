@@ -1,4 +1,4 @@
-"""`localllm ps` and `localllm stop`: the engines that run, for whoever asks next."""
+"""`localllm ps` and `localllm stop`: list and stop running engines."""
 
 import time
 from dataclasses import asdict
@@ -13,13 +13,13 @@ from localllm.cli.words import age, duration, size
 from localllm.errors import LocalLLMError, RequestError
 
 if TYPE_CHECKING:
-    from localllm.attach.messages import Ready  # --help wants none
+    from localllm.attach.messages import Ready  # `--help` needs none
 
 
 def ps(
     json_output: JsonLines = False,
 ) -> None:
-    """List the models that are loaded, by `serve` or by `chat --keepalive`."""
+    """List the models that `serve` or `chat --keepalive` keeps loaded."""
     found = _engines()
     if json_output:
         for _, engine in found:
@@ -49,10 +49,11 @@ def ps(
 
 def stop(
     model: Annotated[
-        str | None, typer.Argument(help="Its name or process id; all.", show_default=False)
+        str | None,
+        typer.Argument(help="Its name or process id; all if not given.", show_default=False),
     ] = None,
 ) -> None:
-    """End engines that wait for the next question, once they have answered what they were asked."""
+    """Stop engines that wait for the next question, after their running answers."""
     from localllm.attach.attached import ask_engine
     from localllm.attach.messages import Stop, Stopping
 
@@ -63,24 +64,24 @@ def stop(
     ]
     if not found and model is not None:
         raise RequestError(
-            f"no engine of {show_controls(repr(model))} runs", hint="localllm ps lists them"
+            f"no engine is running for {show_controls(repr(model))}", hint="localllm ps lists them"
         )
     if not found:
-        note("no engine runs")
+        note("no engine is running")
     for address, engine in found:
         name = show_controls(engine.name)
         if engine.owner_pid is not None:
             told = f"{name} is served by process {engine.owner_pid}"
             if model is not None:
-                raise LocalLLMError(told, hint=f"kill {engine.owner_pid} ends that server")
-            note(f"{told}, and goes on")
+                raise LocalLLMError(told, hint=f"kill {engine.owner_pid} to stop that server")
+            note(f"{told}, and keeps running")
             continue
         ends = isinstance(ask_engine(address, Stop()), Stopping)
-        note(f"{name}, process {engine.pid}, {'ends' if ends else 'does not answer'}")
+        note(f"{name}, process {engine.pid}, {'is stopping' if ends else 'does not answer'}")
 
 
 def _engines() -> "list[tuple[Path, Ready]]":
-    """Those that answer, the oldest first."""
+    """The engines that respond, oldest first."""
     from localllm.attach.addresses import addresses
     from localllm.attach.attached import ask_engine
     from localllm.attach.messages import Hello, Ready
@@ -96,4 +97,4 @@ def _kept(engine: "Ready") -> str:
     if engine.use.is_used:
         return "in use"
     left_s = engine.use.left_s
-    return "for ever" if left_s is None else f"for {duration(left_s)}"
+    return "forever" if left_s is None else f"for {duration(left_s)}"

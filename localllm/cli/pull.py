@@ -21,16 +21,16 @@ def pull(
         str, typer.Argument(help="Alias or org/name[@revision].", autocompletion=suggestions.models)
     ],
     int4: Annotated[
-        bool, typer.Option("--int4", help="The ready-made 4-bit one of its makers, if any.")
+        bool, typer.Option("--int4", help="The publisher's own 4-bit version, if there is one.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be fetched.")
+        bool, typer.Option("--dry-run", help="Only print what would be fetched.")
     ] = False,
 ) -> None:
     """Download a model into the hub's cache, or bring it up to date.
 
-    A download that was stopped goes on where it was, every file is held against its hash, and the
-    folder is printed.
+    A stopped download resumes where it was, every file is checked against its hash, and the folder
+    is printed.
     """
     if model in BUILT_IN_MODELS:
         note(f"{model} is built in; there is nothing to fetch")
@@ -42,7 +42,7 @@ def pull(
         here = _whole_copy(source)
         if error.exit_code != ExitCode.NETWORK or here is None:
             raise
-        note(f"{model} is here; the hub cannot be reached, so whether there is a newer one is open")
+        note(f"{model} is here; the hub cannot be reached to check for a newer version")
         write_stdout(f"{here}\n")
         return
     if snapshot.files:
@@ -57,20 +57,20 @@ def pull(
 
 
 def _look_up(source: ModelSource, dry_run: bool) -> "HubSnapshot":
-    """What the hub has. Raises: DownloadError, CheckpointError."""
+    """The snapshot that the hub has. Raises: DownloadError, CheckpointError."""
     from localllm.hub.download import check_runnable, hub_errors, repo_name
     from localllm.hub.snapshot import look_up
 
     assert source.repo is not None
     with hub_errors(repo_name(source), source.repo):
         snapshot = look_up(source.repo, source.revision)
-        if dry_run:  # else right before the weights
+        if dry_run:  # else checked right before the weights are fetched
             check_runnable(snapshot)
     return snapshot
 
 
 def _whole_copy(source: ModelSource) -> Path | None:
-    """Where the model is on this machine, if all of it is."""
+    """The model's folder on this machine, if all of its files are there."""
     from localllm.hub.download import find_snapshot, is_whole
 
     assert source.repo is not None
@@ -98,7 +98,7 @@ def fetch_shown(source: ModelSource, *, refresh: bool = False) -> Path:
 
 
 def choose_source(model: str, *, int4: bool) -> ModelSource:
-    """What a name stands for on the hub. Raises: CatalogError; RequestError for a folder."""
+    """The hub source that a name stands for. Raises: CatalogError; RequestError for a folder."""
     source = resolve_model(model)
     if source.repo is None:
         raise RequestError(
@@ -111,7 +111,7 @@ def choose_source(model: str, *, int4: bool) -> ModelSource:
     entry = load_catalog().get(model)
     if entry is None or entry.int4 is None:
         raise RequestError(
-            f"the catalogue knows no 4-bit repository of {model} by its makers",
+            f"the catalogue has no 4-bit repository of {model} from its publisher",
             param="int4",
             hint=f"localllm pull {model}, then localllm quantize {model}",
         )
@@ -119,7 +119,7 @@ def choose_source(model: str, *, int4: bool) -> ModelSource:
 
 
 def describe_snapshot(snapshot: "HubSnapshot") -> str:
-    """What there is and what is missing, in a line."""
+    """One line on the size of a snapshot and how much of it is missing here."""
     origin = snapshot.origin
     what = f"{origin.repo} at {origin.commit[:12]}: {size(snapshot.num_bytes)}"
     if not snapshot.missing:

@@ -1,4 +1,4 @@
-"""`localllm quantize`: a checkpoint in fewer bits, with the proof of what it cost."""
+"""`localllm quantize`: quantize a checkpoint, and measure what that costs in quality."""
 
 import shlex
 from dataclasses import asdict
@@ -34,7 +34,7 @@ def quantize(
     json_output: JsonResult = False,
     engine: Annotated[EngineFlags, only("device", "threads")],
 ) -> int:
-    """Make a checkpoint in fewer bits, measure what it cost, and write a report beside it.
+    """Quantize a checkpoint, measure the loss of quality, and write a report beside it.
 
     Without --calib-text or --calib-dataset the model writes its own calibration text.
     """
@@ -80,7 +80,7 @@ def _quantize(request: "QuantizeRequest") -> "Outcome":
 
 
 def _default_out(model: str, recipe: "Recipe") -> Path:
-    """A folder in localllm's cache, named for the model and what is made of it."""
+    """A folder in localllm's cache, named after the model and the recipe."""
     from localllm.hub.local_models import quantized_folder
 
     name = Path(model).name.replace("@", "-") or "model"
@@ -106,7 +106,7 @@ def _print_plan(request: "QuantizeRequest", as_json: bool) -> None:
     lines = [
         f"{checkpoint.name}: {request.recipe.summary}",
         f"weights now   {plan.source_bytes / 1e6:>12,.1f} MB",
-        f"weights then  {plan.result_bytes / 1e6:>12,.1f} MB ({share:.0%})",
+        f"weights after {plan.result_bytes / 1e6:>12,.1f} MB ({share:.0%})",
         f"time, about   {plan.seconds / 60:>12,.1f} min on {request.device.type}",
         f"folder        {request.out}",
     ]

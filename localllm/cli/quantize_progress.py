@@ -1,4 +1,4 @@
-"""How far `quantize` is, and how a signal ends it."""
+"""Show the progress of `quantize`, and end it on a signal."""
 
 import os
 import signal
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bar() -> Iterator["Progress"]:
-    """A bar on stderr where that is a terminal, else a line a stage.
+    """A bar on stderr if that is a terminal, otherwise one line per stage.
 
-    A signal ends the process at once: whatever is in the work folder is whole, and an exception
-    out of the middle of a library may end as another one.
+    A signal ends the process at once: every file in the work folder is complete, and an exception
+    raised in the middle of a library might be turned into another one.
     """
     if not is_terminal(sys.stderr):
         with _leaving_on_signals(lambda: None):
@@ -51,7 +51,7 @@ def progress_bar() -> Iterator["Progress"]:
 def _leaving_on_signals(tidy_up: Callable[[], None]) -> Iterator[None]:
     def leave(signum: int, frame: object) -> None:
         tidy_up()
-        note("stopped; the same command with --resume goes on at the last whole layer")
+        note("stopped; the same command with --resume continues at the last whole layer")
         os._exit(ExitCode.SIGINT if signum == signal.SIGINT else ExitCode.SIGTERM)
 
     previous = {signum: signal.signal(signum, leave) for signum in (signal.SIGINT, signal.SIGTERM)}

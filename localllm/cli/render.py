@@ -1,4 +1,4 @@
-"""The answer on stdout as it comes, and the thoughts before it on stderr."""
+"""Stream the answer to stdout, and the thoughts before it to stderr."""
 
 import os
 import shutil
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 RenderMode = Literal["auto", "blocks", "plain"]
 RENDER_MODES = ("auto", "blocks", "plain")
-# Below, there is no room for lists, quotations and tables.
+# Narrower terminals have no room for lists, quotations and tables.
 MIN_MARKDOWN_COLUMNS = 20
 
 
 @dataclass(slots=True)
 class Shown:
-    """What of an answer is shown, and how; `tints_drafts`: as plain text, in which tokens that had
-    been drafted stand out.
+    """What is shown of an answer, and how; `tints_drafts`: as plain text in which accepted draft
+    tokens are highlighted.
     """
 
     render: RenderMode
@@ -45,14 +45,14 @@ class TextPrinter(Protocol):
         """Add `piece`."""
 
     def finish(self) -> None:
-        """End the answer; the next output begins a row."""
+        """End the answer; the next output starts on a new line."""
 
 
 class PlainPrinter:
     """Writes pieces of text to stdout, flushed, and ends them with exactly one newline.
 
-    A pipe gets the text as it is. On a terminal control characters are made visible: an escape
-    sequence from a model must not move the cursor or write the clipboard.
+    A pipe gets the text unchanged. On a terminal, control characters are made visible: an escape
+    sequence from a model must not move the cursor or write to the clipboard.
     """
 
     def __init__(self, *, tints_drafts: bool = False) -> None:
@@ -61,7 +61,7 @@ class PlainPrinter:
         self._held_newlines = ""
 
     def push(self, piece: str, *, is_draft: bool = False) -> None:
-        """Write `piece`; newlines at its end wait for more text."""
+        """Write `piece`; trailing newlines are held back until more text comes."""
         text = self._held_newlines + piece
         body = text.rstrip("\n")
         self._held_newlines = text[len(body) :]
@@ -80,8 +80,8 @@ class PlainPrinter:
 
 
 def make_printer(mode: RenderMode, *, is_markdown: bool, tints_drafts: bool = False) -> TextPrinter:
-    """Rendered markdown on a terminal, unless it is too simple or too narrow; else plain text, and
-    for tinted drafts in any case.
+    """A printer of rendered markdown for a terminal that is capable and wide enough; otherwise, and
+    always for tinted drafts, one of plain text.
     """
     suits = (
         is_terminal(sys.stdout)
@@ -100,7 +100,7 @@ def make_printer(mode: RenderMode, *, is_markdown: bool, tints_drafts: bool = Fa
 
 
 def check_render_mode(text: str) -> RenderMode:
-    """`text` as a mode. Raises: RequestError."""
+    """Parse `text` as a mode. Raises: RequestError."""
     for mode in RENDER_MODES:
         if text == mode:
             return mode  # type: ignore[return-value]
@@ -108,7 +108,7 @@ def check_render_mode(text: str) -> RenderMode:
 
 
 class AnswerView:
-    """Shows the events of one answer: thoughts on stderr, then the answer by `printer`."""
+    """Shows the events of one answer: thoughts on stderr, then the answer through `printer`."""
 
     def __init__(self, printer: TextPrinter, thoughts: ThoughtsMode) -> None:
         self._printer = printer
@@ -116,7 +116,7 @@ class AnswerView:
         self._has_answered = False
 
     def push(self, event: "TextEvent") -> None:
-        """Show what `event` brings."""
+        """Show the thoughts and text of `event`."""
         if event.thinking and not self._has_answered:
             self._thoughts.push(event.thinking)
         if event.text:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from localllm.answer.answerer import Answerer
 from localllm.answer.completion import Completion
-from localllm.answer.loaded_model import LoadedModel
+from localllm.answer.event_stream import EventStream
 from localllm.answer.overflow import UNKNOWN_CONTEXT, WARNED_SHARE
-from localllm.answer.text_engine import EventStream
 from localllm.chat.conversation import ChatSession
 from localllm.chat.recorder import Recorder
 from localllm.cli.download_progress import TerminalProgress
@@ -36,16 +36,17 @@ from localllm.engine.listener import Listener
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.hub.checkpoint import open_checkpoint
+from localllm.text.prompt import Text
 
 logger = logging.getLogger(__name__)
 
-# Two Ctrl-C at an empty prompt within this time leave.
+# Ctrl-C twice at an empty prompt within this time leaves.
 LEAVE_WINDOW_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file that goes with the next message."""
+    """A file to send with the next message."""
 
     name: str
     text: str
@@ -54,7 +55,7 @@ class Attachment:
 class Repl:
     """A conversation, and what its commands change: sampling, what is shown, files to send.
 
-    `given` are the fields of SamplingParams that flags or `/set` have set over the model's own;
+    `given` has the SamplingParams fields that flags or `/set` set in place of the model's own;
     without a `recorder` nothing is saved.
     """
 
@@ -72,7 +73,7 @@ class Repl:
         self.shown = shown
         self.attachments: list[Attachment] = []
         self.last_completion: Completion | None = None
-        self.used_tokens = 0  # of the context, as far as is known
+        self.used_tokens = 0  # of the context, as far as known
         self.is_over = False
         self.editor = LineEditor(
             CommandCompleter(SLASH_COMMANDS, complete_argument, takes_path),
@@ -84,14 +85,14 @@ class Repl:
         self._was_warned = False
 
     def run(self) -> int:
-        """Read and answer until the user leaves; returns the exit code."""
+        """Read and answer until the user leaves; return the exit code."""
         what = "continues what you write" if self.session.completes_text else "answers"
         note(f"{self.session.model.name} {what}; /help for commands, Ctrl-D leaves", dim=True)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         last_interrupt_s = -LEAVE_WINDOW_S
         while not self.is_over:
             try:
-                with meanwhile(self.session.model.text_engine.work_ahead):
+                with meanwhile(self.session.model.work_ahead):
                     text = self.editor.read()
             except EOFError:
                 break
@@ -100,7 +101,7 @@ class Repl:
                 if now - last_interrupt_s < LEAVE_WINDOW_S:
                     return ExitCode.SIGINT
                 last_interrupt_s = now
-                note("Ctrl-C again or Ctrl-D leaves", dim=True)
+                note("press Ctrl-C again or Ctrl-D to leave", dim=True)
                 continue
             last_interrupt_s = -LEAVE_WINDOW_S
             try:
@@ -111,70 +112,69 @@ class Repl:
                 note("interrupted", dim=True)
             except (StdoutClosedError, BrokenPipeError):
                 raise
-            except Exception as error:  # a defect of ours, or no memory: the conversation stays
-                logger.debug("in a conversation", exc_info=True)
+            except Exception as error:  # a bug in localllm, or out of memory: keep the conversation
+                logger.debug("an error in a conversation", exc_info=True)
                 print_error(f"{type(error).__name__}: {error}", hint="--debug shows where")
         self._close()
         saved = self.recorder.session if self.recorder is not None else None
         if saved is not None:
             name = show_controls(saved.name or str(saved.id))
-            note(f"saved as session {name}; localllm chat --continue goes on", dim=True)
+            note(f"saved as session {name}; localllm chat --continue resumes it", dim=True)
         return ExitCode.OK
 
     def _close(self) -> None:
         try:
             self.session.close()
         except KeyboardInterrupt:
-            note("left without saving all of the prompts' keys and values", dim=True)
+            note("left before all of the prompts' keys and values were saved", dim=True)
 
     def params(self) -> SamplingParams:
-        """What the next answer is sampled with."""
+        """The sampling parameters of the next answer."""
         return self.session.model.sampling_params(**self.given)
 
     def ask(self, text: str) -> None:
-        """Send `text`, with the files that wait for it, and show the answer."""
+        """Send `text` with the attached files, and show the answer."""
         message = "\n\n".join([*(file.text for file in self.attachments), text])
         before = self.last_completion
         self.session.pose(message)
-        self.save()  # before it is asked: who is killed then finds it again
+        self.save()  # before it is asked, so that a killed process does not lose it
         try:
             self.answer(lambda params: self.session.reply(message, params))
         finally:
-            if self.last_completion is not before:  # else refused, and they wait for the next one
+            if self.last_completion is not before:  # else refused: keep them
                 self.attachments.clear()
         self._num_regenerated = 0
 
     def attach(self, name: str, text: str) -> None:
-        """Put a file before the next message. Raises: RequestError for one that no message fits
-        beside.
+        """Put a file before the next message. Raises: RequestError if it leaves no room for a
+        message.
         """
         model = self.session.model
         window = model.context_length
-        # What is far too long is not read to its end.
-        num_tokens = model.tokenizer.count_at_least(text, 20 * window)
+        num_tokens = model.count(Text(text), limit=window)
         if num_tokens >= window:
             raise RequestError(
-                f"{name} is not taken: it has about {num_tokens:,} tokens"
-                f"{' or more' if num_tokens > 20 * window else ''}, the context holds {window:,}",
-                hint=f"a part of it, or {model.text_engine.way_to_longer_context}",
+                f"{name} is too long: it has at least {num_tokens:,} tokens, and the context "
+                f"holds {window:,}",
+                hint=f"a part of it, or {model.way_to_longer_context}",
             )
         self.attachments.append(Attachment(name, text.strip("\n")))
 
     def regenerate(self) -> None:
-        """Another answer to the last question, also where the seed is fixed."""
+        """Answer the last question again, differently even if the seed is fixed."""
         self._num_regenerated += 1
         params = self.params()
         if params.temperature == 0:
-            note("the temperature is 0, so the answer stays the same; /set temp 0.7", dim=True)
+            note("the temperature is 0, so the answer stays the same; try /set temp 0.7", dim=True)
         if params.seed is not None:
             params = replace(params, seed=params.seed + self._num_regenerated)
         before = self.session.turns[-1].answer if self.session.turns else None
         self.answer(lambda _: self.session.regenerate(params))
         if params.temperature > 0 and self.session.turns[-1].answer == before:
-            note("the same answer again; /set temp 1.2 makes others likelier", dim=True)
+            note("the same answer again; /set temp 1.2 makes others more likely", dim=True)
 
     def answer(self, start: Callable[[SamplingParams], tuple[Completion, EventStream]]) -> None:
-        """Show one answer as it comes; Ctrl-C stops it and keeps what there is.
+        """Start an answer and show it as it comes; Ctrl-C stops it and keeps the text so far.
 
         Raises: LocalLLMError, which ends this turn only.
         """
@@ -221,7 +221,7 @@ class Repl:
             self.recorder.save(self.session.transcript())
 
     def start_anew(self) -> None:
-        """Go on with an empty conversation; the one so far stays saved."""
+        """Begin an empty conversation; the current one stays saved."""
         if self.recorder is not None:
             self.recorder.begin()
         self.session.clear()
@@ -229,25 +229,25 @@ class Repl:
         self.last_completion, self.used_tokens, self._was_warned = None, 0, False
 
     def load_model(self, name: str) -> None:
-        """Answer with another model from here on; the old one stays, or comes back, if that fails.
+        """Switch to another model; if that fails, the old one stays or is loaded again.
 
         Raises: LocalLLMError.
         """
-        from localllm.answer.opening import load_checkpoint, open_model  # with torch, a second
+        from localllm.answer.opening import load_checkpoint, open_model  # imports torch: a second
 
         tell, chosen = partial(note, dim=True), choose_variant(name, self._engine_config)
         before = self.session.model.name
-        # What can be wrong with its files is found while the old one is there.
+        # Errors in its files are found while the old model is still loaded.
         found = open_checkpoint(chosen, self._engine_config, TerminalProgress())
         found.tokenizer.warm()
         SamplingParams(**{**found.defaults.sampling, **self.given})
 
-        def load_back() -> LoadedModel:
+        def load_back() -> Answerer:
             tell(f"loading {before} again")
             try:
                 return open_model(before, self._engine_config)
             except BaseException:
-                self.is_over = True  # there is nobody to talk to
+                self.is_over = True  # no model is left to answer
                 raise
 
         self.session.change_model(lambda: load_checkpoint(found, Listener(tell)), load_back)
@@ -256,15 +256,15 @@ class Repl:
 
     @property
     def is_full(self) -> bool:
-        """Whether not one token more fits into the context."""
+        """Whether the context has no room for another token."""
         return self.used_tokens >= self.session.model.context_length
 
     def way_to_room(self) -> str:
-        """What helps where the context is full."""
+        """What the user can do when the context is full."""
         if self.session.can_be_summarised and not self.session.completes_text:
-            return "/compact makes room, by a summary of the older turns"
-        way = self.session.model.text_engine.way_to_longer_context
-        return f"/clear begins anew, or start with {way}"
+            return "/compact makes room by summarising the older turns"
+        way = self.session.model.way_to_longer_context
+        return f"/clear begins a new conversation, or start again with {way}"
 
     def _handle(self, text: str) -> None:
         stripped = text.strip()
@@ -295,16 +295,16 @@ class Repl:
                 for line in describe_cache(report, completion):
                     note(line, dim=True)
         if completion.finish_reason is None:
-            note("interrupted; /continue goes on", dim=True)
+            note("interrupted; /continue resumes the answer", dim=True)
         elif completion.finish_reason == "length" and self.is_full:
             note(f"cut: the context is full; {self.way_to_room()}")
         elif completion.finish_reason == "length":
-            note("cut at the limit of tokens; /continue goes on", dim=True)
+            note("cut at the token limit; /continue resumes the answer", dim=True)
         share = self.used_tokens / window
         if share >= WARNED_SHARE and not self._was_warned and not self.session.completes_text:
             self._was_warned = True
-            if not self.is_full:  # else it is told above
-                note(f"the context is {share:.0%} full; /compact makes room, by a summary")
+            if not self.is_full:  # else the note above says so
+                note(f"the context is {share:.0%} full; /compact makes room by summarising")
         elif share < WARNED_SHARE:
             self._was_warned = False
 

@@ -20,11 +20,11 @@ def rm(
     ],
     yes: Yes = False,
 ) -> None:
-    """Delete models: downloaded ones, and those that were quantized here.
+    """Delete models: downloaded ones, and those quantized here.
 
-    Says first what will go: repository, size, folder. `org/name@revision` is one revision. Files
-    that another revision uses too stay, and are not counted. Checkpoints elsewhere and built-in
-    models are not touched.
+    First lists what will be deleted: repository, size, folder. `org/name@revision` is one
+    revision. Files that another revision also uses are kept, and not counted. Checkpoints elsewhere
+    and built-in models are not touched.
     """
     from localllm.hub.removal import plan_removals
 

@@ -10,7 +10,7 @@ from localllm.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class SamplingFlags(Flags):
-    """How the next token is chosen; None where a flag was not given."""
+    """How the next token is chosen; None for a flag that was not given."""
 
     section = "Sampling"
     exclusive = (("greedy", "temp"),)
@@ -18,46 +18,51 @@ class SamplingFlags(Flags):
     temp: Annotated[
         float | None, option("--temp", "--temperature", help="Sampling temperature; 0 is greedy.")
     ] = None
-    top_k: Annotated[int | None, option("--top-k", help="Keep the K likeliest tokens; 0: all.")] = (
-        None
-    )
-    top_p: Annotated[float | None, option("--top-p", help="Keep the likeliest tokens up to P.")] = (
-        None
-    )
+    top_k: Annotated[
+        int | None, option("--top-k", help="Keep the K most likely tokens; 0: all.")
+    ] = None
+    top_p: Annotated[
+        float | None,
+        option("--top-p", help="Keep the most likely tokens, up to a total probability of P."),
+    ] = None
     min_p: Annotated[
-        float | None, option("--min-p", help="Drop tokens under P times the likeliest one's.")
+        float | None, option("--min-p", help="Drop tokens below P times the highest probability.")
     ] = None
     repeat_penalty: Annotated[
         float | None,
-        option("--repeat-penalty", help="Divide logits of tokens that occurred; 1: off."),
+        option("--repeat-penalty", help="Divide the logits of tokens that occurred; 1: off."),
     ] = None
     presence_penalty: Annotated[
-        float | None, option("--presence-penalty", help="Subtract from tokens already generated.")
+        float | None,
+        option("--presence-penalty", help="Subtract from the logits of generated tokens."),
     ] = None
     frequency_penalty: Annotated[
         float | None,
-        option("--frequency-penalty", help="Subtract for each time it was generated."),
+        option(
+            "--frequency-penalty",
+            help="Subtract from a token's logit for each time it was generated.",
+        ),
     ] = None
     logit_bias: Annotated[
         list[str] | None,
         option("--logit-bias", help="Add BIAS to a token's logit; repeatable.", metavar="ID=BIAS"),
     ] = None
-    seed: Annotated[int | None, option("--seed", help="Same seed, same text.")] = None
+    seed: Annotated[int | None, option("--seed", help="The same seed gives the same text.")] = None
     stop: Annotated[
-        list[str] | None, option("--stop", help="End before this text; repeatable.")
+        list[str] | None, option("--stop", help="Stop before this text; repeatable.")
     ] = None
     ignore_eos: Annotated[
-        bool, option("--ignore-eos", help="Go on after the model's end token.")
+        bool, option("--ignore-eos", help="Continue past the model's end token.")
     ] = False
     max_tokens: Annotated[
-        int | None, option("-n", "--max-tokens", help="Longest answer, in tokens.")
+        int | None, option("-n", "--max-tokens", help="Maximum length of the answer, in tokens.")
     ] = None
     greedy: Annotated[bool, option("--greedy", help="Temperature 0.")] = False
 
     def given(self) -> dict[str, Any]:
-        """Fields of SamplingParams that were set by a flag. Raises: RequestError."""
+        """The SamplingParams fields that a flag set. Raises: RequestError."""
         if self.greedy and self.temp:
-            raise RequestError("--greedy and --temp exclude each other", param="temperature")
+            raise RequestError("--greedy and --temp cannot be combined", param="temperature")
         fields = {
             "temperature": 0.0 if self.greedy else self.temp,
             "top_k": self.top_k,

@@ -1,4 +1,4 @@
-"""Which saved conversation a `chat` goes on with, and whether it is saved at all."""
+"""Which saved conversation `chat` continues, and how a question is saved before it is asked."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,19 +13,20 @@ from localllm.user.places import sessions_file
 
 
 def open_recorder() -> Recorder:
-    """Saves into the user's data folder, and warns on stderr."""
+    """A recorder that saves to the user's data folder and warns on stderr."""
     return Recorder(sessions_file(), lambda text: note(f"warning: {text}"))
 
 
 def find_session(recorder: Recorder, name: str | None, *, goes_on: bool) -> SavedSession | None:
-    """The conversation to go on with: the named one, or the latest; None where a new one begins,
-    under that name.
+    """The conversation to continue: the named one, or the latest; None to begin a new one, under
+    that name if one is given.
 
-    Raises: RequestError where both are asked for, or the latest and there is none; DiskError.
+    Raises: RequestError if both are requested, or the latest although none is saved; DiskError.
     """
     if name is not None and goes_on:
         raise RequestError(
-            "--continue is the last conversation, --session a named one", hint="leave out one"
+            "--continue and --session cannot be combined",
+            hint="--continue for the last conversation, or --session for a named one",
         )
     if name is not None:
         found = recorder.find(name)
@@ -37,7 +38,7 @@ def find_session(recorder: Recorder, name: str | None, *, goes_on: bool) -> Save
             check_name(name)
         recorder.check_writable()
         if found is None:
-            note(f"a new conversation, {show_controls(repr(name))}", dim=True)
+            note(f"new conversation {show_controls(repr(name))}", dim=True)
         recorder.begin(name=name, session=found)
         return found
     if not goes_on:
@@ -54,8 +55,8 @@ def find_session(recorder: Recorder, name: str | None, *, goes_on: bool) -> Save
 
 @contextmanager
 def question_saved(recorder: Recorder | None, asked: Transcript) -> Iterator[None]:
-    """Have a conversation with its question on disk before a model is loaded and asked; where that
-    fails, what is saved is as it was before.
+    """Save the conversation with its question before a model is loaded and asked; if that fails
+    with a LocalLLMError, restore what was saved before.
     """
     if recorder is None:
         yield

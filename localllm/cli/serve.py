@@ -1,4 +1,4 @@
-"""`localllm serve`: the engine stays warm, for every client."""
+"""`localllm serve`: keep one engine running for many HTTP clients."""
 
 import signal
 from dataclasses import dataclass
@@ -16,42 +16,48 @@ if TYPE_CHECKING:
     from localllm.hub.checkpoint import Checkpoint
     from localllm.server.guard import Access
 
-# Requests in one batch, where nobody says otherwise.
+# Default number of requests in a batch.
 _DEFAULT_SEQS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFlags(Flags):
-    """Where the server listens, and who may ask."""
+    """Where the server listens, and who may use it."""
 
     host: Annotated[str, option("--host", help="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, option("--port", help="Port to listen on; 0: any.")] = 8000
     api_key: Annotated[
         list[str] | None,
-        option("--api-key", help="Who asks needs it; repeatable.", section="Model and prompt"),
+        option(
+            "--api-key",
+            help="A key that clients must send; repeatable.",
+            section="Model and prompt",
+        ),
     ] = None
     allowed_host: Annotated[
         list[str] | None,
-        option("--allowed-host", help="A name that this server is called by; repeatable."),
+        option("--allowed-host", help="A host name that clients may use; repeatable."),
     ] = None
     allowed_origin: Annotated[
         list[str] | None,
-        option("--allowed-origin", help="An origin whose pages may ask; repeatable."),
+        option("--allowed-origin", help="An origin whose pages may send requests; repeatable."),
     ] = None
     served_model_name: Annotated[
         str | None, option("--served-model-name", help="What clients call the model.")
     ] = None
-    grace: Annotated[int, option("--grace", help="Seconds for answers under way at the end.")] = 30
+    grace: Annotated[
+        int, option("--grace", help="Seconds that running answers get at shutdown.")
+    ] = 30
 
     def access(self) -> "Access":
-        """Who may ask. Raises: RequestError for an open address without a key."""
+        """Who may use the server. Raises: RequestError for an open address without a key."""
         from localllm.server.guard import LOOPBACK_NAMES, Access
 
         keys = self.api_key or []
         _check_keys(keys)
         if self.host not in LOOPBACK_NAMES and not keys:
             raise RequestError(
-                f"{self.host} can be reached by others, and there is no key",
+                f"{self.host} is open to other machines, and there is no key",
                 param="host",
                 hint="--api-key KEY, or the default --host 127.0.0.1",
             )
@@ -63,7 +69,7 @@ class ServerFlags(Flags):
 def _check_keys(keys: list[str]) -> None:
     if not all(key.isascii() and key.isprintable() and key.split() == [key] for key in keys):
         raise RequestError(
-            "an --api-key must be letters, figures and signs of ASCII, without spaces",
+            "an --api-key must be printable ASCII without spaces",
             param="api_key",
         )
 
@@ -77,9 +83,9 @@ def serve(
     cache: PrefixCacheFlags,
     drafts: DraftFlags,
 ) -> int:
-    """Answer over HTTP, in OpenAI's API, many at once.
+    """Serve a model over HTTP with OpenAI's API, to many clients at once.
 
-    On this machine only, unless --host says otherwise; then a key is needed.
+    Listens on this machine only, unless --host says otherwise; then a key is required.
     """
     access = server.access()
     config = engine.config(_DEFAULT_SEQS, drafts.config(), cache)
@@ -93,20 +99,20 @@ def serve(
 
 
 def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access") -> None:
-    """Until a signal ends it."""
+    """Serve until a signal ends it."""
     import asyncio
 
     from localllm.server.run import serve_model
 
     name = flags.served_model_name or found.name
-    # Ctrl-C ends the engine too: it is an exception, behind which things are put away.
+    # Ctrl-C raises an exception, so that cleanup runs and the engine ends too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serving = serve_model(
         found,
         name,
         access,
         (flags.host, flags.port),
-        lambda url: note(f"{show_controls(name)} answers at {url}; Ctrl-C ends"),
+        lambda url: note(f"{show_controls(name)} answers at {url}; Ctrl-C stops it"),
         partial(note, dim=True),
         max(0, flags.grace),
     )

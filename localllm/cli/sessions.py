@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from localllm.chat.store import SavedSession, SessionStore
 
 sessions = typer.Typer(
-    invoke_without_command=True, help="List, show, name, export and delete saved conversations."
+    invoke_without_command=True,
+    help="List, show, rename, export, import and delete saved conversations.",
 )
 Name = Annotated[
     str,
     typer.Argument(
-        help="Its name or number.", show_default=False, autocompletion=suggestions.sessions
+        help="The conversation's name or number.",
+        show_default=False,
+        autocompletion=suggestions.sessions,
     ),
 ]
 
@@ -40,21 +43,21 @@ def _alone(context: typer.Context) -> None:
 @sessions.command("list")
 def list_sessions(
     text: Annotated[
-        str | None, typer.Argument(help="Only those with this in name or first question.")
+        str | None, typer.Argument(help="Only those with this text in the name or first question.")
     ] = None,
     json_output: JsonLines = False,
 ) -> None:
-    """List them, the newest first."""
+    """List saved conversations, newest first."""
     rows = _store().rows()
     found = [row for row in rows if (text or "").lower() in f"{row.name} {row.title}".lower()]
     if rows and not found:
-        note(f"none of the {len(rows)} conversations has {show_controls(repr(text))} in it")
+        note(f"none of the {len(rows)} conversations matches {show_controls(repr(text))}")
     if json_output:
         for row in found:
             write_stdout(json_line(asdict(row)))
         return
     if not rows:
-        note("nothing is saved yet; a conversation is saved by itself: localllm chat")
+        note("nothing is saved yet; conversations are saved automatically: localllm chat")
         return
     cells = [
         (
@@ -79,7 +82,7 @@ def show(
     name: Name,
     json_output: JsonObject = False,
 ) -> None:
-    """Print a conversation, as Markdown."""
+    """Print a conversation as Markdown."""
     transcript = _store().get(name).transcript
     text = transcript.to_json() if json_output else transcript.to_markdown()
     write_stdout(show_controls(text) if is_terminal(sys.stdout) else text)
@@ -90,7 +93,7 @@ def export(
     name: Name,
     path: Annotated[
         Path | None,
-        typer.Argument(help="A new .md or .json file; without one: stdout.", show_default=False),
+        typer.Argument(help="A new .md or .json file; stdout if not given.", show_default=False),
     ] = None,
 ) -> None:
     """Write a conversation to a file."""
@@ -101,31 +104,31 @@ def export(
         return
     transcript = _store().get(name).transcript
     export_transcript(transcript, user_path(str(path)))
-    note(f"{len(transcript.messages)} messages are in {path}")
+    note(f"wrote {len(transcript.messages)} messages to {path}")
 
 
 @sessions.command()
 def rename(
-    name: Name, new: Annotated[str, typer.Argument(help="Its new name.", show_default=False)]
+    name: Name, new: Annotated[str, typer.Argument(help="The new name.", show_default=False)]
 ) -> None:
-    """Give a conversation another name."""
+    """Rename a conversation."""
     from localllm.cli.slash_turns import check_name
 
     check_name(new)
     store = _store()
     store.rename(store.get(name), new)
-    note(f"it is {show_controls(new)} now")
+    note(f"renamed to {show_controls(new)}")
 
 
 @sessions.command("import")
 def import_(
-    path: Annotated[Path, typer.Argument(help="A .json file that was exported.")],
+    path: Annotated[Path, typer.Argument(help="An exported .json file.")],
 ) -> None:
-    """Save an exported conversation here."""
+    """Import an exported conversation."""
     from localllm.cli.slash_turns import read_transcript
 
     session = _store().create(read_transcript(user_path(str(path))))
-    note(f"it is session {session.id}; localllm chat --session {session.id} goes on with it")
+    note(f"imported as session {session.id}; localllm chat --session {session.id} continues it")
 
 
 @sessions.command("delete", hidden=True)
@@ -143,7 +146,7 @@ def rm(
     """Delete conversations for good."""
     store = _store()
     if bool(names) == everything:
-        raise RequestError("which ones?", hint="names or numbers, or --all")
+        raise RequestError("give either names or --all", hint="localllm sessions list")
     found: list[SavedSession] = []
     if everything:
         found = [store.load(row.id) for row in store.rows()]

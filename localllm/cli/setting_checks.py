@@ -1,4 +1,4 @@
-"""What refuses a setting that its flag would refuse at every start."""
+"""Checks that refuse a setting which its flag would refuse at every start."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,4 +1,4 @@
-"""`localllm show`: a checkpoint's card."""
+"""`localllm show`: describe a checkpoint."""
 
 from typing import Annotated, Any
 
@@ -24,16 +24,16 @@ def show(
     ] = False,
     json_output: JsonObject = False,
 ) -> None:
-    """Show what a model is: architecture, sizes, quantization, context, template.
+    """Describe a model: architecture, sizes, quantization, context, template.
 
-    Of a model that is not on this machine only the small files are fetched.
+    For a model that is not on this machine, only the small files are fetched.
     """
     from localllm.hub.card import read_card
     from localllm.hub.download import fetch_model, find_snapshot
 
     source = resolve_model(model)
     if source.repo is not None and find_snapshot(source.repo, source.revision) is None:
-        note(f"{model} is not on this machine; its small files are fetched", dim=True)
+        note(f"{model} is not on this machine; fetching its small files", dim=True)
     card = read_card(source, fetch_model(source, with_weights=False))
     if template:
         if card.tokenizer is None:
@@ -51,7 +51,7 @@ def show(
 
 
 def _render_example(tokenizer: Any, name: str) -> str:
-    """The example, as the model reads it. A template that takes no system prompt gets none."""
+    """The example as the model reads it; without a system prompt if the template takes none."""
     if not tokenizer.has_chat_template:
         raise TemplateError(
             f"{name} has no chat template",
@@ -66,7 +66,7 @@ def _render_example(tokenizer: Any, name: str) -> str:
 
 
 def _fields(card: Any) -> dict[str, Any]:
-    """What is printed, in order; both the table and the JSON object are made of it."""
+    """The fields to print, in order, for both the table and the JSON object."""
     from localllm.hub.card import describe_quantization
 
     config, tokenizer, weights = card.config, card.tokenizer, card.weights

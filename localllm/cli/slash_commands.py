@@ -1,4 +1,4 @@
-"""The commands of a conversation: `/help` and what it lists."""
+"""The commands of a conversation: `/help` and the commands it lists."""
 
 import shlex
 import shutil
@@ -23,7 +23,7 @@ from localllm.text.prompt import THINK_LEVELS
 if TYPE_CHECKING:
     from localllm.cli.repl import Repl
 
-# The names are those of the flags.
+# Named like the flags.
 SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "temp": ("temperature", float),
     "top-k": ("top_k", int),
@@ -40,7 +40,7 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """A command: how it is written, what it does, and the call that does it."""
+    """A command: its usage, what it does, and the function that does it."""
 
     usage: str
     meaning: str
@@ -51,12 +51,12 @@ class SlashCommand:
 _KEYS = (
     ("Enter", "send; Alt-Enter, or \\ at the end of a line, adds a line"),
     ("Tab", "complete a command, a model or a path"),
-    ("Ctrl-C", "stop the answer and keep it; twice at an empty prompt: leave"),
+    ("Ctrl-C", "stop the answer and keep its text; twice at an empty prompt: leave"),
     ("Ctrl-D", "leave"),
     ("Ctrl-O", "show or hide thinking"),
     ("Ctrl-R", "search the history; Ctrl-X Ctrl-E opens your editor"),
     ("//text", "send a message that begins with /"),
-    ('"""', "begin a message of several lines; again: end it"),
+    ('"""', "begin a message of several lines, and end it"),
 )
 
 
@@ -66,7 +66,7 @@ def _help(repl: "Repl", argument: str) -> None:
     if argument == "keys":
         _show_table(_KEYS, size.columns)
         return
-    # Nothing scrolls off: where there is no room for all, keys are asked for by themselves.
+    # Nothing may scroll off the screen: if it is too small, `/help keys` lists the keys.
     is_short = size.lines < len(commands) + len(_KEYS) + 4
     _show_table(commands, size.columns, is_brief=is_short)
     if is_short:
@@ -77,7 +77,7 @@ def _help(repl: "Repl", argument: str) -> None:
 
 
 def _show_table(rows: Sequence[tuple[str, str]], columns: int, *, is_brief: bool = False) -> None:
-    """Names and meanings; where it is narrow, or has to be brief, without their arguments."""
+    """Print names and meanings; without arguments if it `is_brief` or the terminal is narrow."""
     width = max(len(name) for name, _ in rows) + 2
     if is_brief or columns < 2 * width:
         rows = [(name.split()[0], meaning) for name, meaning in rows]
@@ -92,19 +92,19 @@ def _show_table(rows: Sequence[tuple[str, str]], columns: int, *, is_brief: bool
 def _model(repl: "Repl", argument: str) -> None:
     if argument:
         repl.load_model(argument)
-        note(f"{argument} answers from here on; the conversation stays")
+        note(f"{argument} answers from now on; the conversation stays")
         return
     window = repl.session.model.context_length
-    told = "not told" if window == UNKNOWN_CONTEXT else f"{window:,} tokens"
+    told = "unknown" if window == UNKNOWN_CONTEXT else f"{window:,} tokens"
     note(f"{repl.session.model.name}, context {told}")
-    note(f"/model NAME changes it, to one of: {', '.join(model_names())}", dim=True)
+    note(f"/model NAME switches to another: {', '.join(model_names())}", dim=True)
 
 
 def _system(repl: "Repl", argument: str) -> None:
     session = repl.session
     if argument:
         if session.completes_text:
-            raise RequestError("this model completes text; it has no place for a system prompt")
+            raise RequestError("this model completes text and takes no system prompt")
         session.system = None if argument in ("off", "none") else argument
         note("the system prompt is " + ("off" if session.system is None else "set"))
     elif session.system is None:
@@ -122,7 +122,7 @@ def _set(repl: "Repl", argument: str) -> None:
         for shown, (field, _convert) in SETTINGS.items():
             own = " (set here)" if field in repl.given else ""
             note(f"  {shown:18} {_describe(getattr(params, field))}{own}")
-        note("/set NAME VALUE changes one, /set NAME default takes it back", dim=True)
+        note("/set NAME VALUE changes one, /set NAME default resets it", dim=True)
         return
     if name not in SETTINGS:
         raise RequestError(
@@ -138,7 +138,7 @@ def _set(repl: "Repl", argument: str) -> None:
             given[field] = convert(value)
         except ValueError as error:
             raise RequestError(f"{name} must be a number, found {value!r:.40}") from error
-    SamplingParams(**given)  # refuses what is out of range
+    SamplingParams(**given)  # rejects values out of range
     repl.given = given
     note(f"{name} is {_describe(getattr(repl.params(), field))}")
 
@@ -150,14 +150,14 @@ def _describe(value: Any) -> str:
 def _stats(repl: "Repl", argument: str) -> None:
     if argument in ("on", "off"):
         repl.shown.shows_stats = argument == "on"
-        note(f"the line under an answer is {argument}")
+        note(f"the statistics under each answer are {argument}")
         return
     if argument == "tint":
         repl.shown.tints_drafts = not repl.shown.tints_drafts
         if repl.shown.tints_drafts:
-            note("answers come as plain text, in which accepted drafts stand out; again: as before")
+            note("answers are shown as plain text with accepted drafts highlighted; again: off")
         else:
-            note("answers come as before")
+            note("accepted drafts are no longer highlighted")
         return
     if argument:
         raise RequestError(f"/stats takes on, off or tint, found {argument!r:.40}")
@@ -171,15 +171,15 @@ def _stats(repl: "Repl", argument: str) -> None:
     for name, value in (
         (
             "prompt tokens",
-            f"{prompt:,}" if prompt else "not counted there",
+            f"{prompt:,}" if prompt else "not reported",
         ),
-        ("of them cached", f"{completion.num_cached_tokens:,}"),
+        ("cached tokens", f"{completion.num_cached_tokens:,}"),
         ("answer tokens", f"{completion.num_generated_tokens:,}"),
         ("first token", f"{completion.ttft_s:.3f} s"),
         ("prefill", f"{completion.prefill_tokens_per_s:,.0f} tok/s"),
         ("decode", f"{decoded:,.1f} tok/s" if decoded else unknown or "0 tok/s"),
-        ("drafted", unknown or f"{completion.num_drafted_tokens:,}"),
-        ("of it accepted", unknown or f"{completion.num_accepted_tokens:,}"),
+        ("drafted tokens", unknown or f"{completion.num_drafted_tokens:,}"),
+        ("accepted tokens", unknown or f"{completion.num_accepted_tokens:,}"),
         ("ended by", str(finish) if finish else "Ctrl-C"),
         ("turns", str(repl.session.num_turns)),
     ):
@@ -192,10 +192,10 @@ def _think(repl: "Repl", argument: str) -> None:
         repl.shown.thoughts = mode
     elif argument:
         repl.session.think = parse_think(argument)
-        tokenizer = repl.session.model.tokenizer
-        if repl.session.completes_text or not tokenizer.can_think:
-            note(f"{repl.session.model.name} does not think; this changes nothing", dim=True)
-    level = repl.session.think or "as the model does by default"
+        model = repl.session.model
+        if repl.session.completes_text or not model.can_think:
+            note(f"{model.name} does not support thinking; this has no effect", dim=True)
+    level = repl.session.think or "the model's default"
     shown = {"fold": "folded", "show": "shown", "hide": "hidden"}[repl.shown.thoughts]
     note(f"thinking: {level}, {shown}")
 
@@ -205,11 +205,11 @@ def _file(repl: "Repl", argument: str) -> None:
     if not name:
         names = ", ".join(file.name for file in repl.attachments)
         note(f"with the next message: {show_controls(names) or 'no file'}")
-        note("/file PATH adds one, /file off takes them away", dim=True)
+        note("/file PATH adds one, /file off removes all", dim=True)
         return
     if argument == "off":
         repl.attachments.clear()
-        note("no file goes with the next message")
+        note("no file will be sent with the next message")
         return
     others = text.split()
     if others and all(map(is_file, others)):
@@ -225,16 +225,16 @@ def _file(repl: "Repl", argument: str) -> None:
             note(show_controls(f"{name}: {told}"))
         repl.ask(text)
     else:
-        note(show_controls(f"{told} of {name} go with the next message"))
+        note(show_controls(f"{told} of {name} will be sent with the next message"))
 
 
 def _split_path(argument: str) -> tuple[str, str]:
-    """The path, in quotes if it has spaces, and what follows it."""
+    """The path, in quotes if it has spaces, and the text after it."""
     if argument[:1] in ('"', "'") and argument.find(argument[0], 1) > 0:
         end = argument.find(argument[0], 1)
         return argument[1:end], argument[end + 1 :].strip()
     name, _, text = argument.partition(" ")
-    try:  # a path with spaces, if the first word alone is none
+    try:  # a path with spaces, if the first word alone is not a path
         if not user_path(name).exists() and user_path(argument).is_file():
             return argument, ""
     except (OSError, ValueError):  # too long for a path
@@ -245,7 +245,7 @@ def _split_path(argument: str) -> tuple[str, str]:
 def _multi(repl: "Repl", argument: str) -> None:
     repl.editor.is_multi = not repl.editor.is_multi
     if repl.editor.is_multi:
-        note("Enter adds a line and Alt-Enter sends; /multi, sent by Alt-Enter, ends this")
+        note("Enter adds a line and Alt-Enter sends; /multi and Alt-Enter switch back")
     else:
         note("Enter sends")
 
@@ -253,11 +253,11 @@ def _multi(repl: "Repl", argument: str) -> None:
 def _why(repl: "Repl", argument: str) -> None:
     if argument in ("on", "off"):
         repl.shown.shows_why = argument == "on"
-        note(f"what came from the cache is {'told' if argument == 'on' else 'not told'} each time")
+        note(f"the cache report after each answer is {argument}")
         return
     report, completion = repl.session.report_cache(), repl.last_completion
     if completion is None:
-        note("nothing was asked yet")
+        note("nothing has been asked yet")
         return
     for line in describe_prompt(report, completion):
         note(line)
@@ -273,15 +273,15 @@ SLASH_COMMANDS = {
         SlashCommand("/help [keys]", "show this", _help),
         SlashCommand("/model [NAME]", "show or change the model", _model),
         SlashCommand("/system [TEXT|off]", "show or change the system prompt", _system),
-        SlashCommand("/set [NAME VALUE]", "show or change the sampling", _set),
+        SlashCommand("/set [NAME VALUE]", "show or change sampling settings", _set),
         SlashCommand(
             "/stats [on|off|tint]",
-            "figures of the last answer; the line under it; show what was drafted",
+            "statistics of the last answer; turn their line on or off; tint drafts",
             _stats,
         ),
-        SlashCommand("/why [on|off]", "what of the prompt came from the cache, and why", _why),
+        SlashCommand("/why [on|off]", "how much of the prompt was cached, and why", _why),
         SlashCommand(
-            "/think [LEVEL|fold|show|hide]", "how much the model thinks, and who sees it", _think
+            "/think [LEVEL|fold|show|hide]", "how much to think, and whether to show it", _think
         ),
         SlashCommand(
             "/file [PATH [TEXT]|off]",
@@ -289,19 +289,17 @@ SLASH_COMMANDS = {
             _file,
             True,
         ),
-        SlashCommand("/multi", "messages of several lines: Enter no longer sends", _multi),
+        SlashCommand("/multi", "messages of several lines: Enter adds a line", _multi),
         SlashCommand("/edit", "change the last question and ask it again", turns.edit),
-        SlashCommand("/regen", "another answer to the last question", turns.regenerate),
-        SlashCommand("/retry", "ask again what failed or was not answered", turns.retry),
-        SlashCommand("/continue", "go on with an answer that was cut or stopped", turns.resume),
+        SlashCommand("/regen", "answer the last question again", turns.regenerate),
+        SlashCommand("/retry", "ask again after an error or an interruption", turns.retry),
+        SlashCommand("/continue", "continue an answer that was cut or stopped", turns.resume),
         SlashCommand("/undo", "take back the last question and its answer", turns.undo),
-        SlashCommand("/compact", "have the older turns summarised, to make room", turns.compact),
+        SlashCommand("/compact", "summarise the older turns to make room", turns.compact),
         SlashCommand("/clear", "begin a new conversation", turns.clear),
+        SlashCommand("/save [NAME]", "name the conversation; it is saved anyway", turns.save),
         SlashCommand(
-            "/save [NAME]", "give the conversation a name; it is saved anyway", turns.save
-        ),
-        SlashCommand(
-            "/load NAME", "go on with a saved conversation, or an exported .json file", turns.load
+            "/load NAME", "continue a saved conversation, or an exported .json file", turns.load
         ),
         SlashCommand("/sessions", "list the saved conversations", turns.list_sessions),
         SlashCommand(
@@ -334,7 +332,7 @@ def find_command(word: str) -> SlashCommand | None:
 
 
 def suggest_command(word: str, argument: str) -> str:
-    """What somebody may have meant who typed an unknown command."""
+    """A hint for a user who typed an unknown command."""
     setting = word.lstrip("/").replace("_", "-")
     fields = {field: name for name, (field, _) in SETTINGS.items()}
     name = setting if setting in SETTINGS else fields.get(setting.replace("-", "_"))
@@ -342,7 +340,7 @@ def suggest_command(word: str, argument: str) -> str:
         return f"/set {name} {argument}".rstrip()
     near = get_close_matches(word, [*SLASH_COMMANDS, *ALIASES], n=2)
     meant = f"{' or '.join(near)}; " if near else ""
-    return f"{meant}/help shows them all; // sends a message that begins with /"
+    return f"{meant}/help lists all commands; // sends a message that begins with /"
 
 
 def complete_argument(command: str) -> Sequence[str]:
@@ -366,5 +364,5 @@ def takes_path(command: str) -> bool:
 
 
 def model_names() -> list[str]:
-    """What can be given to `/model` by a short name."""
+    """The short names that `/model` accepts."""
     return [BUILT_IN_MODEL, *load_catalog()]

@@ -1,4 +1,4 @@
-"""The commands of a conversation that change or keep what was said."""
+"""The commands of a conversation that change, save or restore its turns."""
 
 import shlex
 import time
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from localllm.cli.repl import Repl
 
 _LISTED = 15
-# Lines of an answer that are shown when a conversation is taken up again.
+# How much of the last answer is shown when a conversation is resumed.
 _RECALLED_LINES, _RECALLED_CHARS = 6, 400
 
 
 def regenerate(repl: "Repl", argument: str) -> None:
-    """`/regen`"""
+    """`/regen`: answer the last question again."""
     repl.regenerate()
 
 
 def resume(repl: "Repl", argument: str) -> None:
-    """`/continue`"""
+    """`/continue`: continue an answer that was cut or stopped."""
     if repl.is_full:
         raise RequestError(
-            "the context is full, so the answer cannot go on", hint=repl.way_to_room()
+            "the context is full, so the answer cannot continue", hint=repl.way_to_room()
         )
     repl.answer(repl.session.resume)
 
 
 def retry(repl: "Repl", argument: str) -> None:
-    """`/retry`"""
+    """`/retry`: ask an unanswered question again, or regenerate the last answer."""
     question = repl.session.unanswered
     if question is not None:
         repl.answer(lambda params: repl.session.reply(question, params))
@@ -45,13 +45,13 @@ def retry(repl: "Repl", argument: str) -> None:
 
 
 def edit(repl: "Repl", argument: str) -> None:
-    """`/edit`"""
+    """`/edit`: change the last question and ask it again."""
     question = repl.session.unanswered
     if question is None:
         if not repl.session.turns:
             raise RequestError("there is no question to change yet")
         question = repl.session.turns[-1].question
-    note("Enter asks it anew, Ctrl-C leaves it as it is", dim=True)
+    note("Enter asks it again, Ctrl-C leaves it as it is", dim=True)
     text = repl.editor.edit(question)
     if text is None or text.strip() in ("", question.strip()):
         note("nothing was changed")
@@ -66,7 +66,7 @@ def edit(repl: "Repl", argument: str) -> None:
         repl.ask(text)
     except LocalLLMError:
         if taken is not None and taken.is_answered and repl.last_completion is before:
-            # It was refused: what stood there stands again.
+            # It was refused: restore the old turn.
             repl.session.turns.append(taken)
             repl.session.unanswered = None
             repl.save()
@@ -74,25 +74,25 @@ def edit(repl: "Repl", argument: str) -> None:
 
 
 def undo(repl: "Repl", argument: str) -> None:
-    """`/undo`"""
+    """`/undo`: remove the last question and its answer."""
     turn = repl.session.undo()
     if turn is None:
-        note("there is nothing to take back")
+        note("there is nothing to undo")
     else:
-        note(f"taken back: {show_controls(make_title(turn.question))}")
+        note(f"removed: {show_controls(make_title(turn.question))}")
         repl.used_tokens = repl.session.count_tokens()
         repl.save()
 
 
 def clear(repl: "Repl", argument: str) -> None:
-    """`/clear`"""
+    """`/clear`: begin a new conversation."""
     was_saved = repl.recorder is not None and repl.recorder.session is not None
     repl.start_anew()
     note("a new conversation" + ("; the old one is in /sessions" if was_saved else " begins"))
 
 
 def compact(repl: "Repl", argument: str) -> None:
-    """`/compact`"""
+    """`/compact`: summarise the older turns, and continue from the summary if the user agrees."""
     session = repl.session
     if not session.can_be_summarised:
         raise RequestError("there is nothing to summarise yet")
@@ -101,21 +101,21 @@ def compact(repl: "Repl", argument: str) -> None:
         completion, events, put = session.summarise(params)
     except ContextLengthError as error:
         raise RequestError(
-            error.message, where=error.where, hint="/model NAME, one with a longer context"
+            error.message, where=error.where, hint="/model NAME with a longer context"
         ) from error
     repl.show(completion, events)
     if completion.error is not None:
         raise completion.error
     if completion.finish_reason == "length":
-        why = "it ran on until the context was full"
+        why = "it filled the context"
         if completion.num_generated_tokens == params.max_tokens:
             why = "/set max-tokens allows more"
-        note(f"the summary is not complete, so nothing was changed; {why}")
+        note(f"the summary is incomplete, so nothing was changed; {why}")
         return
     if completion.finish_reason != "stop":
-        note("the summary is not complete, so nothing was changed")
+        note("the summary is incomplete, so nothing was changed")
         return
-    if not confirm("go on from this summary in place of the older turns? [Y/n] ", default=True):
+    if not confirm("replace the older turns with this summary? [Y/n] ", default=True):
         note("nothing was changed")
         return
     if repl.recorder is not None:
@@ -125,31 +125,31 @@ def compact(repl: "Repl", argument: str) -> None:
     repl.save()
     now = session.count_tokens()
     repl.used_tokens = now
-    note(f"the context held {used:,} tokens and holds {now:,} now; the whole is in /sessions")
+    note(f"the context went from {used:,} to {now:,} tokens; all turns are still in /sessions")
 
 
 def save(repl: "Repl", argument: str) -> None:
-    """`/save`"""
+    """`/save`: name the conversation, or say under which name it is saved."""
     if repl.recorder is None:
         raise RequestError("this conversation is not saved", hint="start without --no-save")
     name = argument.strip()
     if not name:
         saved = repl.recorder.session
         if saved is None:
-            note("it is saved by itself from the first question on; /save NAME gives it a name")
+            note("it is saved automatically from the first question on; /save NAME names it")
         else:
-            note(f"saved as session {saved.name or saved.id}; /save NAME gives it a name")
+            note(f"saved as session {saved.name or saved.id}; /save NAME names it")
         return
     check_name(name)
     repl.recorder.rename(name, repl.session.transcript())
     if Path(name).suffix in (".md", ".json"):
         note(f"that is its name; /export {name} writes a file", dim=True)
     command = f"localllm chat --session {shlex.quote(name)}"
-    note(f"this conversation is {name!r}; {command} goes on with it")
+    note(f"this conversation is named {name!r}; {command} continues it")
 
 
 def load(repl: "Repl", argument: str) -> None:
-    """`/load`"""
+    """`/load`: continue a saved conversation, or an exported .json file."""
     if repl.recorder is None:
         raise RequestError("sessions are off", hint="start without --no-save")
     if not argument:
@@ -166,7 +166,7 @@ def load(repl: "Repl", argument: str) -> None:
     try:
         saved = repl.recorder.get(argument)
     except RequestError as error:
-        hint = "/sessions lists them; a file that /export wrote is read too, if it ends in .json"
+        hint = "/sessions lists them; a .json file written by /export works too"
         raise RequestError(error.message, where=error.where, hint=hint) from error
     repl.start_anew()
     repl.recorder.begin(session=saved)
@@ -176,7 +176,7 @@ def load(repl: "Repl", argument: str) -> None:
 
 
 def recall(repl: "Repl", transcript: Transcript) -> None:
-    """Show where a conversation stands that is taken up again."""
+    """Show the last turn of a conversation that is resumed."""
     turns = repl.session.turns
     repl.used_tokens = repl.session.count_tokens()
     tell = partial(note, dim=True)
@@ -188,15 +188,15 @@ def recall(repl: "Repl", transcript: Transcript) -> None:
         for line in show_controls(shown).splitlines()[-_RECALLED_LINES:]:
             tell(f"  {line}")
         if turns[-1].finish_reason is None:
-            tell("it was interrupted there; /continue goes on")
+            tell("the answer was interrupted here; /continue resumes it")
     if repl.session.unanswered is not None:
         tell(f"not answered: {show_controls(make_title(repl.session.unanswered))}; /retry asks it")
     if transcript.model != repl.session.model.name:
-        tell(f"it was {transcript.model} that answered; /model {transcript.model} brings it back")
+        tell(f"{transcript.model} answered so far; /model {transcript.model} switches back")
 
 
 def list_sessions(repl: "Repl", argument: str) -> None:
-    """`/sessions`"""
+    """`/sessions`: list the saved conversations."""
     if repl.recorder is None:
         raise RequestError("sessions are off", hint="start without --no-save")
     rows = repl.recorder.rows()
@@ -212,21 +212,21 @@ def list_sessions(repl: "Repl", argument: str) -> None:
     if len(rows) > _LISTED:
         note(f"  and {len(rows) - _LISTED} more: localllm sessions list", dim=True)
     if rows:
-        note("/load NAME goes on with one", dim=True)
+        note("/load NAME continues one", dim=True)
 
 
 def export(repl: "Repl", argument: str) -> None:
-    """`/export`"""
+    """`/export`: write the conversation to a file."""
     transcript = repl.session.transcript()
     export_transcript(transcript, user_path(argument) if argument else Path())
-    note(f"{len(transcript.messages)} messages are in {argument}")
+    note(f"wrote {len(transcript.messages)} messages to {argument}")
 
 
 def export_transcript(transcript: Transcript, path: Path) -> None:
     """Write a conversation to a new `.md` or `.json` file. Raises: RequestError, DiskError."""
     if path.suffix not in (".md", ".json"):
         raise RequestError(
-            "the path must end in .md or .json", param="path", hint="for instance chat.md"
+            "the path must end in .md or .json", param="path", hint="a name such as chat.md"
         )
     is_json = path.suffix == ".json"
     write_new_file(path, transcript.to_json() if is_json else transcript.to_markdown())
@@ -240,21 +240,21 @@ def read_transcript(path: Path) -> Transcript:
         raise RequestError(
             f"{path.name} is not a conversation: {error!s:.200}",
             param="path",
-            hint="a .json file that /export wrote",
+            hint="a .json file written by /export",
         ) from error
 
 
 def check_name(name: str) -> None:
-    """Raises: RequestError for what cannot name a session."""
+    """Raises: RequestError for an invalid session name."""
     if name.isdigit():
         raise RequestError(
-            f"{name:.40} cannot name a session: it is a number, which each has anyway",
+            f"{name:.40} is not a valid session name: plain numbers are session ids",
             param="session",
             hint="a name with a letter in it",
         )
     if not name.strip() or len(name) > 60 or not name.isprintable() or name.startswith("-"):
         raise RequestError(
-            f"{name!r:.80} cannot name a session",
+            f"{name!r:.80} is not a valid session name",
             param="session",
-            hint="up to 60 letters, figures and signs, not figures alone",
+            hint="up to 60 letters, digits and symbols, not digits alone",
         )

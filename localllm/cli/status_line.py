@@ -1,6 +1,4 @@
-"""A line on stderr that says what is going on, while it does: drawn on a terminal, written once
-elsewhere.
-"""
+"""A line on stderr that says what is going on: redrawn on a terminal, written once elsewhere."""
 
 import os
 import shutil
@@ -11,14 +9,14 @@ from collections.abc import Callable
 from localllm.cli.output import dimmed, is_terminal, show_controls, write_stderr
 
 INTERVAL_S = 0.2
-# Who reads a pipe or a log is told what takes longer, in one line.
+# A pipe or a log gets one line about work that takes longer than this.
 SILENT_S = 2.0
 
 
 class StatusLine:
-    """Drawn by a thread of its own, since what is waited for can take longer than a moment.
+    """Drawn by its own thread, since the work that it describes may block for a while.
 
-    `describe` gives the text, or None where there is nothing to say yet; what ends within
+    `describe` returns the text, or None if there is nothing to say yet; work that ends within
     `first_shown_s` shows nothing.
     """
 
@@ -38,7 +36,7 @@ class StatusLine:
         self.end()
 
     def end(self) -> None:
-        """Erase the line; nothing is drawn any more."""
+        """Erase the line and stop drawing."""
         if self._is_over.is_set():
             return
         self._is_over.set()
@@ -48,7 +46,7 @@ class StatusLine:
             write_stderr("\r\x1b[K")
 
     def say(self, write: Callable[[], None]) -> None:
-        """Erase the line for what `write` puts on the screen to stay; it is drawn again below."""
+        """Erase the line and call `write`, whose output stays; the line is redrawn below it."""
         with self._screen:
             if self._is_drawn:
                 write_stderr("\r\x1b[K")

@@ -12,7 +12,7 @@ from localllm.user.places import home_folder
 
 
 def models(incomplete: str) -> list[str]:
-    """Aliases, and what is on this machine; without the hub's client, which takes half a second."""
+    """Aliases and models on this machine; without the hub's client, which takes half a second."""
     from localllm.hub.catalog import BUILT_IN_MODELS, load_catalog
 
     try:
@@ -24,7 +24,7 @@ def models(incomplete: str) -> list[str]:
 
 
 def removable(incomplete: str) -> list[str]:
-    """What is on this machine and can be deleted."""
+    """Models on this machine that can be deleted."""
     from localllm.hub.catalog import load_catalog
 
     fetched = _fetched()
@@ -37,14 +37,14 @@ def removable(incomplete: str) -> list[str]:
 
 
 def cache_kinds(incomplete: str) -> list[str]:
-    """What `cache clear` knows."""
+    """Kinds that `cache clear` accepts."""
     from localllm.user.cache_kinds import cache_kinds
 
     return [kind.name for kind in cache_kinds(None) if kind.name.startswith(incomplete)]
 
 
 def one_of(*words: str) -> Callable[[str], list[str]]:
-    """Offers words of a flag that takes one of them."""
+    """A completion for a flag that takes one of `words`."""
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
@@ -68,7 +68,7 @@ def _set_by_the_user() -> list[str]:
 
 
 def setting_values(context: typer.Context, incomplete: str) -> list[str]:
-    """Values of the setting that is named before them."""
+    """Values of the setting that is named before."""
     from localllm.cli.config import flag_of
     from localllm.user.settings import DEFAULT_MODEL
 
@@ -82,7 +82,7 @@ def setting_values(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def sessions(incomplete: str) -> list[str]:
-    """Names of saved sessions; the number where a shell would take the name for several words."""
+    """Names of saved sessions; the number of one whose name a shell would not take as one word."""
     from localllm.chat.store import SessionStore
     from localllm.user.places import sessions_file
 
@@ -98,7 +98,7 @@ def sessions(incomplete: str) -> list[str]:
 
 
 def gpus(incomplete: str) -> list[str]:
-    """GPUs of which data sheets are known."""
+    """GPUs whose data sheets are known."""
     from localllm.cost.gpus import GPUS
 
     return [name for name in GPUS if name.startswith(incomplete)]
@@ -121,7 +121,7 @@ def _hub_cache() -> Path:
 
 
 def _folders(incomplete: str) -> list[str]:
-    """Folders that a path goes on with, where it looks like one."""
+    """Folders that complete `incomplete`, if it looks like a path."""
     if not incomplete.startswith((".", "/", "~")):
         return []
     shown = Path(incomplete)

@@ -1,4 +1,4 @@
-"""The terminal itself: keys that wait while an answer streams, and a question to its user."""
+"""The terminal: hold back typed keys while an answer streams, and ask its user to confirm."""
 
 import sys
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from localllm.errors import RequestError
 def keys_held() -> Iterator[None]:
     """Keep typed keys from being echoed into the answer; the line editor reads them afterwards.
 
-    Ctrl-C still interrupts. The terminal is as it was afterwards, whatever happens inside.
+    Ctrl-C still interrupts. The terminal's settings are restored, whatever happens inside.
     """
     try:
         import termios
@@ -25,9 +25,9 @@ def keys_held() -> Iterator[None]:
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     held = termios.tcgetattr(descriptor)
-    held[0] &= ~termios.ICRNL  # Enter stays what the line editor expects
+    held[0] &= ~termios.ICRNL  # Enter stays the key that the line editor expects
     held[3] &= ~(termios.ECHO | termios.ICANON)
-    held[3] |= termios.NOFLSH  # Ctrl-C throws away nothing that was typed
+    held[3] |= termios.NOFLSH  # Ctrl-C does not discard typed keys
     termios.tcsetattr(descriptor, termios.TCSANOW, held)
     try:
         yield
@@ -36,14 +36,16 @@ def keys_held() -> Iterator[None]:
 
 
 def may_delete(what: str, is_agreed: bool, size_text: str = "") -> bool:
-    """Whether it may go: agreed beforehand (`--yes`), or on the terminal.
+    """Whether `what` may be deleted: agreed beforehand (`--yes`) or confirmed on the terminal.
 
-    Raises: RequestError where nobody can be asked.
+    Raises: RequestError if stdin is not a terminal, so that nobody can confirm.
     """
     if is_agreed:
         return True
     if not is_terminal(sys.stdin):
-        raise RequestError(f"nobody can be asked whether {what} may go", hint="--yes")
+        raise RequestError(
+            f"stdin is not a terminal, so nobody can confirm deleting {what}", hint="--yes"
+        )
     more = f", {size_text}" if size_text else ""
     if confirm(f"delete {what}{more}? [y/N] ", default=False):
         return True
@@ -52,7 +54,10 @@ def may_delete(what: str, is_agreed: bool, size_text: str = "") -> bool:
 
 
 def confirm(question: str, *, default: bool) -> bool:
-    """Ask on the terminal; Enter is the default, Ctrl-C, Ctrl-D and anything else are no."""
+    """Ask a yes-or-no question on the terminal; Enter gives the default.
+
+    Ctrl-C, Ctrl-D and anything but `y` or `yes` mean no.
+    """
     write_stderr(question)
     try:
         answer = sys.stdin.readline()

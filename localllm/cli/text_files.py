@@ -1,4 +1,4 @@
-"""Files for a prompt by what a user typed: a file, a folder, or a pattern such as `src/*.py`."""
+"""Find files for a prompt: a file, a folder, or a pattern such as `src/*.py`."""
 
 import glob
 import os
@@ -11,36 +11,37 @@ from localllm.cli.output import note, show_controls
 from localllm.cli.user_input import MAX_INPUT_BYTES, SNIFFED_BYTES, looks_binary, read_file
 from localllm.errors import ContextLengthError, LocalLLMError, RequestError
 
-# No prompt wants more; who means them all joins them first.
+# No prompt needs more; a user who does want them all can join them first.
 MAX_FILES = 1000
 MAX_FILE_BYTES = 1 << 20
-# What programs put beside a project's own files. (Names that begin with a dot are left out too.)
+# Folders that tools create beside a project's own files. (Names that begin with a dot are left out
+# too.)
 _GENERATED = ("__pycache__", "node_modules", "venv")
 _NAMED = 3
 
 
 @dataclass(slots=True)
 class FoundFiles:
-    """Texts with their names, and what was left out of a folder or a pattern, by the reason."""
+    """Texts with their names, and what was left out of a folder or a pattern, by reason."""
 
     texts: list[tuple[str, str]] = field(default_factory=list)
     left_out: dict[str, list[str]] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """A line on what there is, and on what is left out."""
+        """One line on what was found and what was left out."""
         count, chars = len(self.texts), sum(len(text) for _, text in self.texts)
         parts = [f"{count} file{'s' * (count != 1)}, {chars:,} characters"]
         for reason, names in self.left_out.items():
             shown = ", ".join(names[:_NAMED]) + ", …" * (len(names) > _NAMED)
-            parts.append(f"left out as {reason}: {len(names)} ({shown})")
+            parts.append(f"left out, {reason}: {len(names)} ({shown})")
         return "; ".join(parts)
 
 
 def read_files(names: Sequence[str]) -> str:
-    """The texts of files, folders and patterns, each under its path where it is not the only one.
-    What is left out of a folder or a pattern is noted.
+    """The texts of files, folders and patterns, each under its path unless it is the only one. A
+    note on stderr says what was left out of a folder or a pattern.
 
-    Raises: RequestError for a name that nothing has; as `read_file` for a file that is named.
+    Raises: RequestError for a name that matches nothing; as `read_file` for a file given by name.
     """
     texts = []
     for name in names:
@@ -52,24 +53,24 @@ def read_files(names: Sequence[str]) -> str:
 
 
 def joined(texts: Sequence[tuple[str, str]], *, is_named: bool) -> str:
-    """Texts with a blank line between, each under its path if it `is_named`."""
+    """Join texts with blank lines, each under its path if `is_named`."""
     if not is_named:
         return "\n\n".join(text.strip("\n") for _, text in texts)
     return "\n\n".join(f"{path}:\n\n{text}".strip("\n") for path, text in texts)
 
 
 def is_several(name: str) -> bool:
-    """Whether a name stands for any number of files."""
+    """Whether a name stands for any number of files: a folder or a pattern."""
     path = user_path(name)
     try:
         return path.is_dir() or (glob.has_magic(name) and not path.exists())
-    except (OSError, ValueError):  # no path at all
+    except (OSError, ValueError):  # not a valid path
         return False
 
 
 def names_files(word: str) -> bool:
-    """Whether a word that is no file's name stands for files: a folder, a pattern that matches, or
-    one that can hardly be anything else, such as `src/*.c`; not a question with its mark.
+    """Whether a word that is not a file's name stands for files: a folder, a pattern that matches,
+    or one that can hardly be anything else, such as `src/*.c`. A question's `?` is not a pattern.
     """
     path = user_path(word)
     try:
@@ -79,7 +80,7 @@ def names_files(word: str) -> bool:
             return False
         is_like_one = "*" in word and ("/" in word or "." in word) and len(word.split()) == 1
         return is_like_one or next(glob.iglob(str(path), recursive=True), None) is not None
-    except (OSError, ValueError):  # no path at all
+    except (OSError, ValueError):  # not a valid path
         return False
 
 
@@ -111,7 +112,7 @@ def find_files(name: str) -> FoundFiles:
         found.texts.append((str(each), read_file(each)))
     if not found.texts:
         what = found.describe() if found.left_out else ""
-        raise RequestError(f"{name!r:.200} names no text file", param="file", where=what)
+        raise RequestError(f"{name!r:.200} matches no text file", param="file", where=what)
     return found
 
 
@@ -121,7 +122,7 @@ def _matching(pattern: str) -> list[Path]:
 
 
 def _in_folder(folder: Path, found: FoundFiles) -> Iterator[Path]:
-    """Files below, without hidden ones and what programs made; no link to a folder is followed."""
+    """Files below `folder`, except hidden and generated ones; links to folders are not followed."""
     for root, folders, names in os.walk(folder):
         kept = [name for name in folders if not _is_aside(name)]
         hidden = [name for name in (*folders, *names) if _is_aside(name)]
@@ -138,7 +139,7 @@ def _is_aside(name: str) -> bool:
 def _reason_to_leave_out(path: Path) -> str | None:
     try:
         if not path.is_file():
-            return "no file"
+            return "not a file"
         if path.stat().st_size > MAX_FILE_BYTES:
             return f"over {MAX_FILE_BYTES >> 20} MiB"
         with path.open("rb") as file:

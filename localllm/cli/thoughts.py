@@ -1,4 +1,4 @@
-"""A model's thoughts on stderr: whole, folded to their last rows while they come, or hidden."""
+"""A model's thoughts on stderr: in full, folded to the last rows while they stream, or hidden."""
 
 import os
 import shutil
@@ -16,13 +16,13 @@ THOUGHTS_MODES: tuple[ThoughtsMode, ...] = get_args(ThoughtsMode)
 
 MAX_ROWS = 4
 _MIN_INTERVAL_S = 1 / 15
-# More than this much of the text is never on the screen.
+# The screen never shows more of the text than this.
 _KEPT_CHARS = 4000
 
 
 class ThoughtsView:
-    """Shows thoughts as they come. Where stderr is no terminal they are written as they are, unless
-    hidden; folding needs one that can move its cursor.
+    """Shows thoughts as they stream. If stderr is not a terminal, they are written unchanged unless
+    hidden; folding needs a terminal that can move its cursor.
     """
 
     def __init__(self, mode: ThoughtsMode, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,11 +36,11 @@ class ThoughtsView:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there were any."""
+        """Whether any thoughts have come."""
         return self._num_pieces > 0
 
     def push(self, text: str) -> None:
-        """Show `text`, which follows what was shown."""
+        """Show `text`, the next piece of the thoughts."""
         if not self._num_pieces:
             self._began_s = self._clock()
         self._num_pieces += 1
@@ -55,7 +55,7 @@ class ThoughtsView:
             write_stderr(dimmed("thinking ..."))
 
     def end(self) -> None:
-        """The thoughts are over; what follows begins a row."""
+        """End the thoughts; the next output starts on a new line."""
         if not self.has_begun:
             return
         if self._mode == "show":

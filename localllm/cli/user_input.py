@@ -1,4 +1,4 @@
-"""Prompts from stdin, files and arguments: bytes from anywhere to one clean text."""
+"""Read prompts from stdin, files and arguments as one clean text."""
 
 import sys
 from pathlib import Path
@@ -8,31 +8,31 @@ from localllm.errors import ContextLengthError, ExitCode, LocalLLMError, Request
 
 MAX_INPUT_BYTES = 64 << 20
 SNIFFED_BYTES = 8192
-# Of the sniffed bytes; text has hardly any control characters, programs and pictures a third.
+# Share of the sniffed text; text has hardly any control characters, programs and images about a
+# third.
 MAX_BINARY_SHARE = 0.1
 _TEXT_CONTROLS = frozenset("\t\n\r\f\b\x1b")
 
 
 def gather_prompt(prompt: str | None, files: str = "") -> str | None:
-    """Stdin (if piped), the text of files and the prompt argument, in this order, a blank line
-    between.
-
-    None where all of them are absent or empty.
+    """Join stdin (if piped), the text of files and the prompt argument, in this order, with blank
+    lines between them; None if all are absent or empty.
 
     Raises: RequestError for binary input; ContextLengthError over 64 MiB.
     """
-    # As other programs have it, "-" is stdin, which is read anyway.
+    # As in other programs, "-" means stdin, which is read anyway.
     parts = [_read_stdin(), files, "" if prompt in (None, "-") else prompt]
     present = [part for part in parts if part.strip()]
     if len(present) == 1 and present[0] == prompt:
-        return prompt  # to the letter: nothing was joined to it
+        return prompt  # verbatim: nothing was joined to it
     return "\n\n".join(part.strip("\n") for part in present) or None
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """UTF-8 without byte-order mark, line ends as `\\n`; bad bytes replaced with one warning.
+    """Decode UTF-8, drop a byte-order mark and turn line ends into `\\n`; invalid bytes are
+    replaced, with one warning.
 
-    Raises: RequestError for what looks binary.
+    Raises: RequestError if the data looks binary.
     """
     if looks_binary(data[:SNIFFED_BYTES]):
         raise RequestError(f"{name} looks binary, not like text", hint="convert it to text first")
@@ -40,7 +40,7 @@ def decode_text(data: bytes, name: str) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = data.decode("utf-8-sig", errors="replace")
-        note(f"warning: {show_controls(name)} is not valid UTF-8; bad bytes are replaced")
+        note(f"warning: {show_controls(name)} is not valid UTF-8; invalid bytes are replaced")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -54,7 +54,7 @@ def read_file(path: Path) -> str:
     """The text of a file.
 
     Raises: RequestError for a binary or missing one; ContextLengthError over 64 MiB; LocalLLMError
-    (5) for one that may not be read.
+    (exit code 5) without permission to read it.
     """
     try:
         with path.open("rb") as file:
@@ -63,9 +63,9 @@ def read_file(path: Path) -> str:
         raise RequestError(f"{str(path)!r:.200} is not a file", param="file") from error
     except PermissionError as error:
         raise LocalLLMError(
-            f"{path} may not be read", hint="check its permissions", exit_code=ExitCode.DISK
+            f"no permission to read {path}", hint="check its permissions", exit_code=ExitCode.DISK
         ) from error
-    except OSError as error:  # a name that is too long, a file in the place of a folder
+    except OSError as error:  # a name that is too long, a file in place of a folder
         raise RequestError(
             f"{str(path)!r:.200} cannot be read: {error.strerror}", param="file"
         ) from error
@@ -83,9 +83,9 @@ def _decode_bounded(data: bytes, name: str) -> str:
 
 
 def looks_binary(head: bytes) -> bool:
-    """Whether the first bytes of a file, at most SNIFFED_BYTES, are not those of a text."""
+    """Whether the first bytes of a file, at most SNIFFED_BYTES, do not look like text."""
     text = head.decode("utf-8", errors="replace")
-    # The cut may have gone through a character.
+    # The cut may have split a character.
     text = text.rstrip("\ufffd") if len(head) == SNIFFED_BYTES else text
     odd = sum(1 for c in text if c == "\ufffd" or (ord(c) < 32 and c not in _TEXT_CONTROLS))
     return odd > max(3, MAX_BINARY_SHARE * len(text))

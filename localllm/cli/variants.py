@@ -1,4 +1,4 @@
-"""Which copy of a catalogue's model a chat takes: one that is here, or what the user chooses."""
+"""Choose which copy of a catalogue model to open: one on this machine, or one the user picks."""
 
 import subprocess
 import sys
@@ -13,15 +13,15 @@ from localllm.errors import ExitCode, LocalLLMError
 from localllm.hub.catalog import CatalogEntry, load_catalog
 from localllm.hub.download import is_offline
 
-# Bytes a second of a download, where none has been measured yet: 80 Mbit/s.
+# Assumed speed of a download in bytes per second: 80 Mbit/s.
 _ASSUMED_RATE = 10e6
 _SHOWN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One way to get the model: what is opened, whether it is quantized first, whether memory
-    suffices to run it, and about how long that takes.
+    """One way to get the model: the name to open, whether it is quantized first, whether it fits in
+    memory, and about how long that takes.
     """
 
     name: str
@@ -34,25 +34,25 @@ class _Choice:
 def choose_variant(name: str | None, engine: EngineConfig) -> str | None:
     """The name to open for `name`: itself, or a quantized copy of it that is here or chosen.
 
-    Only for an alias whose own files are not here. On a terminal the user chooses; elsewhere the
-    alias stands for its repository. Raises: LocalLLMError where nothing was chosen.
+    Only an alias whose own files are not on this machine has a choice. On a terminal the user
+    chooses; elsewhere the alias means its repository. Raises: LocalLLMError if the user declines.
     """
     entry = load_catalog().get(name or "")
     if name is None or entry is None or _is_here(entry.repo, entry.revision):
         return name
     found = _quantized_here(entry)
     if found is not None:
-        note(f"{name} is here quantized: {found}", dim=True)
+        note(f"using the quantized copy of {name}: {found}", dim=True)
         return found
     if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)) or entry.sizes is None:
         return name
     if is_offline():  # nothing can be fetched, and the error says so
         return name
-    with StatusLine(lambda: f"looking at what {name} would take", _SHOWN_S):
+    with StatusLine(lambda: f"estimating what {name} needs", _SHOWN_S):
         choices = _choices(entry, engine)
     note(f"{name} is not on this machine ({entry.repo}, licence {entry.licence})")
     for number, choice in enumerate(choices, 1):
-        misfit = "" if choice.fits else "; it does not fit into memory"
+        misfit = "" if choice.fits else "; it does not fit in memory"
         note(f"  {number}  {choice.text}, about {duration(choice.seconds)}{misfit}")
     note(f"  (times assume {size(_ASSUMED_RATE)}/s from the hub)", dim=True)
     return _carry_out(choices[_ask(len(choices))], entry)
@@ -66,7 +66,7 @@ def _is_here(repo: str, revision: str | None) -> bool:
 
 
 def _quantized_here(entry: CatalogEntry) -> str | None:
-    """The makers' 4-bit repository, or a folder that `quantize` made of the alias."""
+    """The publisher's 4-bit repository, or a folder that `quantize` made from the alias."""
     from localllm.hub.local_models import find_quantized
 
     if entry.int4 is not None and _is_here(entry.int4, None):
@@ -76,7 +76,7 @@ def _quantized_here(entry: CatalogEntry) -> str | None:
 
 
 def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
-    """What fits comes first, and of that the shortest way to an answer."""
+    """The choices in order: those that fit first, and among them the quickest to an answer."""
     from localllm.cost.planning import plan_model, shape_of, this_machine
     from localllm.hub.catalog import ModelSource
 
@@ -99,7 +99,7 @@ def _choices(entry: CatalogEntry, engine: EngineConfig) -> list[_Choice]:
         ),
     ]
     if entry.int4 is not None:
-        text = f"fetch {entry.int4}, in 4 bits by its makers: {size(small_bytes)}"
+        text = f"fetch {entry.int4}, in 4 bits from its publisher: {size(small_bytes)}"
         seconds = small_bytes / _ASSUMED_RATE
         choices.append(_Choice(entry.int4, text, seconds, small.fits))
     return sorted(choices, key=lambda choice: (not choice.fits, choice.seconds))
@@ -138,7 +138,7 @@ def _carry_out(choice: _Choice, entry: CatalogEntry) -> str:
     from localllm.hub.catalog import resolve_model
 
     fetch_shown(resolve_model(choice.name))
-    # Its own process: what quantizing takes is free again before the model is loaded.
+    # In its own process, so that its memory is free again before the model is loaded.
     command = [sys.executable, "-m", "localllm", "quantize", choice.name]
     code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     folder: Path | None = find_quantized(entry.alias)

@@ -1,4 +1,4 @@
-"""`localllm warm`: have what a first answer would wait for made now."""
+"""`localllm warm`: prepare now what a first answer would otherwise wait for."""
 
 import shlex
 import sys
@@ -17,7 +17,7 @@ from localllm.engine.listener import Listener
 from localllm.hub.recommendation import has_gpu_driver
 from localllm.user.settings import default_model
 
-# Requests in a batch: what a server takes, whose steps are those of a chat and more.
+# Requests in a batch: a server's default, whose steps include those of a chat.
 _NUM_SEQS = 16
 
 
@@ -27,21 +27,20 @@ def warm(
     *,
     engine: Annotated[EngineFlags, only("dtype", "kv_cache_dtype", "deterministic", "self_check")],
 ) -> None:
-    """Check a GPU's kernels and compile all that a model needs, so that its first chat starts hot.
+    """Check a GPU's kernels and compile all that a model needs, so that its first chat starts warm.
 
-    Both are done once for each GPU and shape of model; without this they are done as it is used.
-    On a CPU next to nothing has to be made.
+    Both happen once for each GPU and model shape; without this command they happen as the model is
+    used. On a CPU there is almost nothing to prepare.
     """
     warm_up(model or default_model(), engine.config(_NUM_SEQS))
 
 
 def warm_up(name: str | None, config: EngineConfig) -> None:
-    """Load a model, and work ahead until no step waits for a kernel.
+    """Load a model, and work ahead until no step has to wait for a kernel.
 
     Raises: as `open_model`.
     """
-    from localllm.answer.opening import load_checkpoint
-    from localllm.answer.text_engine import TextEngine
+    from localllm.answer.opening import load_text_engine
     from localllm.hub.checkpoint import open_checkpoint
 
     began_s = time.monotonic()
@@ -55,26 +54,24 @@ def warm_up(name: str | None, config: EngineConfig) -> None:
 
     with StatusLine(describe, 0.0) as line:
         listener = Listener(lambda text: line.say(lambda: note(text, dim=True)), doing.append)
-        model = load_checkpoint(found, listener)
-        assert isinstance(model.text_engine, TextEngine)
-        engine, pieces = model.text_engine.engine, 0
+        engine, pieces = load_text_engine(found, listener).engine, 0
         while not engine.is_warm:
             engine.work_ahead()
             pieces += 1
             doing.append(f"kernels and steps, {pieces} so far")
-    model.close()
-    note(f"{shown} is warm, after {duration(time.monotonic() - began_s)}", dim=True)
+    engine.finish()
+    note(f"{shown} is warm after {duration(time.monotonic() - began_s)}", dim=True)
 
 
 def offer_to_warm(name: str) -> None:
-    """After a model has come here: where there is a GPU, ask whether to warm it now, or say how."""
+    """On a machine with a GPU, ask whether to warm a new model now, or say how to do it later."""
     if not has_gpu_driver():
         return
     command = f"localllm warm {shlex.quote(name)}"
     can_ask = is_terminal(sys.stdin) and is_terminal(sys.stderr)
     if not can_ask:
         note(f"{command} compiles its kernels before the first chat", dim=True)
-    elif confirm("compile its kernels now, for some minutes, once? [Y/n] ", default=True):
+    elif confirm("compile its kernels now (once, takes some minutes)? [Y/n] ", default=True):
         warm_up(name, EngineConfig(max_num_seqs=_NUM_SEQS))
     else:
-        note(f"{command} does it later, or the first chat", dim=True)
+        note(f"{command} does it later; otherwise the first chat does", dim=True)

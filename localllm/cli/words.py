@@ -1,10 +1,10 @@
-"""Quantities in the words of a terminal."""
+"""Quantities as text for a terminal."""
 
 from localllm.answer.overflow import UNKNOWN_CONTEXT
 
 
 def context(used: int, length: int) -> str:
-    """How much of a context is taken."""
+    """How much of a context is used."""
     return f"context {used:,}" if length == UNKNOWN_CONTEXT else f"context {used:,}/{length:,}"
 
 
@@ -28,7 +28,7 @@ def age(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time to wait for."""
+    """A duration, in the unit that suits its length."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 100:

@@ -1,1 +1,1 @@
-"""What a model takes and how fast it can be, before it is there."""
+"""What a model needs and how fast it can run, before it is downloaded."""

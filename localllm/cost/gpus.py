@@ -1,9 +1,9 @@
-"""GPUs by their data sheets: memory, and how fast it is read and multiplied with.
+"""GPUs by their data sheets: memory, bandwidth and arithmetic.
 
-Memory and bandwidth as the makers state them; operations are those of bfloat16 products with sums
-in float32, without sparsity, for which GeForce cards have half the rate that is advertised. Read in
-tables that quote NVIDIA's own, which differ by a few per cent at times. None: not found. Laptops
-vary with their power limit.
+Memory and bandwidth are the maker's figures. Operations are those of bfloat16 products with sums in
+float32, without sparsity; GeForce cards reach half the advertised rate there. The figures come from
+tables that quote NVIDIA's and at times differ by a few per cent. None: not found. Laptop GPUs vary
+with their power limit.
 """
 
 import difflib
@@ -77,7 +77,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> GpuCard:
-    """The GPU of this name, however it is spelt; of several, the smallest and slowest.
+    """The GPU of this name, however it is spelt; if several match, the smallest and slowest.
 
     Raises: CatalogError (exit code 2).
     """
@@ -93,7 +93,7 @@ def find_gpu(name: str) -> GpuCard:
     raise CatalogError(
         f"unknown GPU {name!r:.60}",
         where=f"nearest: {', '.join(near)}" if near else "",
-        hint="localllm plan --gpu list (of NVIDIA, RTX 30 or newer), or its memory: --vram 8GiB",
+        hint="localllm plan --gpu list (NVIDIA, RTX 30 or newer), or give its memory: --vram 8GiB",
         exit_code=ExitCode.USAGE,
     )
 

@@ -1,4 +1,4 @@
-"""Will it fit, and how fast: a model's needs against a machine's memory, before any download.
+"""Whether a model fits a machine's memory, and how fast it will run, before any download.
 
 The same functions divide the memory when a model is loaded (engine/memory.py) and predict a step in
 the speed tests (cost/step_model.py).
@@ -46,10 +46,10 @@ from localllm.model.weight_files import find_weight_files
 from localllm_kernels.kv_cache import row_bytes
 from localllm_kernels.traits import Traits, WeightLayout, find_traits
 
-# Assumed: of a GPU's memory as it is sold this much is free for a program, a display beside it.
+# Assumed: the share of a GPU's nominal memory that is free for a program, with a display attached.
 _FREE_SHARE = 0.92
-# Shares of what memory can feed and products can compute that decoding and prefill reach on a CPU,
-# see docs/benchmarks.md; and of a GPU's products that prefill reaches, assumed.
+# Shares of the limits reached: on a CPU, decode of the memory bandwidth and prefill of the
+# arithmetic, see docs/benchmarks.md; on a GPU, prefill of the arithmetic, assumed.
 _CPU_DECODE, _CPU_PREFILL, _GPU_PREFILL = 0.63, 0.6, 0.5
 _CHAT_TOKENS = 4096
 # More than the caches of most processors hold.
@@ -59,8 +59,8 @@ _SHORTEST_CONTEXT = 2048
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Memory: what there is, what of it is free, and how fast it is read and multiplied with; None
-    where unknown.
+    """A machine's memory, how much of it is free, its bandwidth and its arithmetic rate; None if
+    unknown.
     """
 
     name: str
@@ -73,9 +73,9 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model as far as a plan needs it. `kind`: of its weights, as `--weights` names them;
-    `dtype`: of what is not quantized, of keys and values; `layouts`: of the layers' linears, None
-    for plain ones.
+    """What a plan needs to know about a model. `kind`: of its weights, as `--weights` names it;
+    `dtype`: of unquantized weights, keys and values; `layouts`: of the layers' linears, None for
+    plain ones.
     """
 
     name: str
@@ -92,8 +92,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """What a model takes on a machine. `problem` says why it does not fit, `remedy` the one flag
-    that would change it; `without_kernel`: types of weights that are dequantized for each product.
+    """What a model needs on a machine. `problem` says why it does not fit, `remedy` names one flag
+    or model that would; `without_kernel`: types of weights that are dequantized for each product.
     """
 
     shape: Shape
@@ -109,7 +109,7 @@ class ModelPlan:
 
     @property
     def fits(self) -> bool:
-        """Whether it runs there."""
+        """Whether the model runs on the machine."""
         return not self.problem
 
     @property
@@ -118,7 +118,7 @@ class ModelPlan:
         return self.cached_tokens // min(_CHAT_TOKENS, max(1, self.memory.max_model_len))
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, flat."""
+        """The plan as one flat object."""
         memory = self.memory
         return {
             "model": self.shape.name,
@@ -145,8 +145,8 @@ class ModelPlan:
 
 
 def this_machine(config: EngineConfig, *, measures: bool = True) -> Machine:
-    """What is free here now, and how fast memory is read; with `measures` more exactly, and how
-    fast it multiplies, which takes seconds on a CPU.
+    """This machine, with the memory that is free now, and its bandwidth. `measures`: measure the
+    bandwidth more precisely, and the arithmetic rate too, which takes seconds on a CPU.
     """
     device = select_device(config)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
@@ -178,11 +178,11 @@ def machine_with(num_bytes: int) -> Machine:
 
 
 def shape_of(source: ModelSource, kind: str | None) -> Shape:
-    """A model's shape: of a folder from its files; of the catalogue without any; of the hub from
-    config.json, which is fetched. `kind`: its weights, None for what it has, or what the catalogue
-    suggests.
+    """A model's shape: from the files of a folder, from the catalogue without any file, or from
+    config.json, which is fetched from the hub. `kind`: of its weights; None for the kind it has, or
+    the catalogue's suggestion.
 
-    Raises: as `fetch_model` and `read_architecture`; RequestError for weights of another kind.
+    Raises: as `fetch_model` and `read_architecture`; RequestError for an unknown kind.
     """
     if kind is not None and kind not in WEIGHT_KINDS:
         raise RequestError(
@@ -257,9 +257,9 @@ def _shape_of_files(name: str, folder: Path) -> Shape:
 
 
 def plan_model(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPlan:
-    """Divide the machine's memory, and predict the speed; a plan that fails says what would help.
+    """Divide the machine's memory and predict the speed; a plan that does not fit has a remedy.
 
-    Raises: RequestError for a context that the model does not know.
+    Raises: RequestError for a context that the model does not support.
     """
     try:
         return _fitting(shape, machine, engine)
@@ -272,13 +272,13 @@ def plan_model(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPla
 
 
 def _problem(error: GpuMemoryError, shape: Shape, machine: Machine, engine: EngineConfig) -> str:
-    """What does not fit: the context that was asked for, or the model."""
+    """What does not fit: the requested context, or the model."""
     if engine.max_model_len is not None:
         try:
             _fitting(shape, machine, replace(engine, max_model_len=None))
         except GpuMemoryError:
             return error.message
-        return f"the model fits, a context of {engine.max_model_len:,} tokens does not"
+        return f"the model fits, but a context of {engine.max_model_len:,} tokens does not"
     return error.message
 
 
@@ -304,7 +304,7 @@ def _traits(shape: Shape, machine: Machine, engine: EngineConfig) -> Traits:
 
 
 def _without_kernel(shape: Shape, machine: Machine, engine: EngineConfig) -> tuple[str, ...]:
-    """The types of weights that no kernel multiplies with there."""
+    """The types of weights that the machine has no kernel for."""
     traits = _traits(shape, machine, engine)
     layouts = [each for each in shape.layouts if each is not None]
     slow = [
@@ -326,7 +326,7 @@ def _fitting(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPlan:
 
 
 def _unbounded(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPlan:
-    """The table of what does not fit: as if there were more memory."""
+    """The plan of a model that does not fit, as if there were enough memory."""
     context = engine.max_model_len or min(_CHAT_TOKENS, shape.architecture.max_position_embeddings)
     asked = replace(engine, max_model_len=context, max_num_seqs=1)
     memory = _plan_memory(shape, machine, asked, 1 << 50)
@@ -354,7 +354,7 @@ def _with_speed(
 def predict_speed(
     shape: Shape, machine: Machine, engine: EngineConfig, context: int = 1024
 ) -> tuple[float | None, float | None]:
-    """Tokens a second of one chat with `context` tokens, and of reading a prompt."""
+    """Tokens a second of decode, in one chat with `context` tokens, and of prefill."""
     if machine.memory_bytes_per_s is None:
         return None, None
     work = ModelWork.of(shape.architecture, shape.linear_bytes, _row_bytes(shape, engine))
@@ -375,12 +375,12 @@ def predict_speed(
     return decode, share * machine.operations_per_s / operations
 
 
-# Stands for the context that fits, before that is known.
+# Stands for the context that fits, until that is known.
 _CTX = "--ctx auto"
 
 
 def _remedy(shape: Shape, machine: Machine, engine: EngineConfig) -> str:
-    """The one flag that makes it fit, or the largest model of the catalogue that does."""
+    """One flag that makes the model fit, or else a smaller model from the catalogue that fits."""
     attempts: list[tuple[str, Shape, EngineConfig]] = []
     if engine.kv_cache_dtype == "auto":
         attempts.append(("--kv-cache-dtype int8", shape, replace(engine, kv_cache_dtype="int8")))
@@ -391,7 +391,7 @@ def _remedy(shape: Shape, machine: Machine, engine: EngineConfig) -> str:
             shapes.append((f"--weights {kind}", smaller))
             attempts.append((f"--weights {kind}", smaller, engine))
     if engine.max_model_len is not None:
-        # Less than was asked for; of the same weights, or else of smaller ones.
+        # A shorter context than requested, with the same weights or else with smaller ones.
         any_length = replace(engine, max_model_len=None)
         attempts += [(f"{flag} {_CTX}".strip(), each, any_length) for flag, each in shapes]
     if engine.gpu_memory_utilization < 1:
@@ -409,7 +409,7 @@ def _remedy(shape: Shape, machine: Machine, engine: EngineConfig) -> str:
     ]
     if not others:
         return "a machine with more memory"
-    # The one that everybody is told to begin with, if it fits with what else was asked for.
+    # The recommended model if it fits, else the largest that does.
     entry = recommended("cpu" if machine.device == "cpu" else "gpu", machine.memory_bytes)
     own = [plan for plan in others if entry is not None and plan.shape.name == entry.alias]
     best = own[0] if own else max(others, key=lambda plan: plan.shape.num_parameters)
@@ -417,7 +417,7 @@ def _remedy(shape: Shape, machine: Machine, engine: EngineConfig) -> str:
 
 
 def plan_catalog(machine: Machine, engine: EngineConfig) -> list[ModelPlan]:
-    """A plan for every model of the catalogue, quantized as it suggests; the smallest first."""
+    """A plan for every model in the catalogue, quantized as it suggests; the smallest first."""
     plans = []
     for entry in load_catalog().values():
         if entry.sizes is None:

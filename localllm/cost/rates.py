@@ -1,8 +1,8 @@
-"""The limits that speed is held against: bytes a step must move, operations it must do, and the
-rates at which this machine does either, measured in the same run.
+"""The limits that speed is compared with: the bytes a step must move, the operations it must do,
+and this machine's rate for each, measured in the same run.
 
 A decode step reads every weight once, whatever the batch, and every key and value of its requests;
-a prefill does two operations a weight and token. (Williams et al. 2009, "Roofline".)
+a prefill does two operations per weight and token. (Williams et al. 2009, "Roofline".)
 """
 
 import contextlib
@@ -20,10 +20,10 @@ from localllm.model.architecture import HEAD, Architecture
 from localllm.model.blocks.block import RowBytes, Work
 from localllm_kernels.traits import Arithmetic
 
-# Larger than the caches of processors; on a GPU as much as takes most of a millisecond, beside
-# which a launch is nothing.
+# Larger than the caches of processors; on a GPU large enough to take most of a millisecond, so that
+# the launch is negligible.
 _STREAM_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
-# Of a GPU's free memory, which an engine may have taken most of.
+# A measurement takes at most a quarter of a GPU's free memory, of which an engine may leave little.
 _FREE_SHARE = 4
 _MATRIX_WIDTH = {"cpu": 2048, "cuda": 8192}
 _REPEATS = 3
@@ -31,8 +31,8 @@ _REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates of this machine: bytes a second from memory, operations a second in a product; an
-    arithmetic that torch has no product for here is left out.
+    """Rates of this machine: bytes a second from memory, operations a second in a product. An
+    arithmetic that torch has no product for on this device is left out.
     """
 
     memory_bytes_per_s: float
@@ -40,7 +40,7 @@ class Rates:
 
     @classmethod
     def median(cls, several: Iterable["Rates"]) -> "Rates":
-        """The middle of several measurements, rate by rate."""
+        """The median of several measurements, rate by rate."""
         found = list(several)
         return cls(
             statistics.median(each.memory_bytes_per_s for each in found),
@@ -53,7 +53,7 @@ class Rates:
 
 
 def measure_rates(device: torch.device) -> Rates:
-    """The best of a few runs of what reads, copies and multiplies fastest in torch."""
+    """The best of a few runs of torch's fastest ways to read, copy and multiply."""
     return Rates(_memory_rate(device), _product_rates(device))
 
 
@@ -78,18 +78,18 @@ def _product_rates(device: torch.device) -> dict[Arithmetic, float]:
     products: dict[Arithmetic, Callable[[], object]] = {
         "fp32": lambda: F.linear(whole, whole),
         "bf16": lambda: F.linear(half, half),
-        # cuBLASLt has int8 products for a second matrix in columns only.
+        # cuBLASLt has int8 products only for a column-major second matrix.
         "int8": lambda: torch._int_mm(codes, codes.t()),
     }
     found: dict[Arithmetic, float] = {}
     for name, product in products.items():
-        with contextlib.suppress(RuntimeError):  # nor for every GPU
+        with contextlib.suppress(RuntimeError):  # some GPUs lack some products
             found[name] = 2.0 * width**3 / best_time(product, device)
     return found
 
 
 def _stream_bytes(device: torch.device) -> int:
-    """Bytes to read for a measurement, a multiple of a row's."""
+    """Bytes to read for a measurement, a multiple of a row."""
     wanted = _STREAM_BYTES[device.type]
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -103,7 +103,7 @@ def best_time(call: Callable[[], object], device: torch.device) -> float:
 
 
 def timed(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, with what it started on the device; on a GPU by the device's clock."""
+    """Seconds of one call with its work on the device; on a GPU measured by the device's clock."""
     synchronize(device)
     if device.type == "cuda":
         return seconds_on_gpu(call)
@@ -122,8 +122,8 @@ def synchronize(device: torch.device) -> None:
 class ModelWork:
     """What a forward pass of a model has to move and to compute.
 
-    `weight_bytes`: of the linears with the head, as they are stored; `num_weights`: their values,
-    the head not counted.
+    `weight_bytes`: of the linears as they are stored, with the head; `num_weights`: the number of
+    their weights, without the head.
     """
 
     architecture: Architecture
@@ -135,7 +135,7 @@ class ModelWork:
     def of(
         cls, architecture: Architecture, linear_bytes: Callable[[str], int], row_bytes: RowBytes
     ) -> "ModelWork":
-        """Count; `linear_bytes` tells the bytes of a linear by its name, `lm_head` among them."""
+        """Count; `linear_bytes` gives the bytes of a linear by name, also for `lm_head`."""
         shapes = architecture.linears()
         shapes.pop(HEAD, None)
         return cls(
@@ -146,20 +146,20 @@ class ModelWork:
         )
 
     def decode_bytes(self, contexts: Iterable[int]) -> int:
-        """Bytes that one decode step reads for requests with so many tokens each, the newest
-        included.
+        """Bytes that one decode step reads for requests with these context lengths, the newest
+        token included.
         """
         return self.weight_bytes + self._beside(contexts).state_bytes
 
     def decode_operations(self, contexts: Iterable[int]) -> int:
-        """Operations of such a step, a product and a sum counting as two."""
+        """Operations of such a step; a multiply-add counts as two."""
         contexts = list(contexts)
         weights = self.num_weights + self._head_weights
         return 2 * weights * len(contexts) + self._beside(contexts).operations
 
     def prefill_operations(self, num_tokens: int, depth: int = 0) -> int:
-        """Operations for `num_tokens` tokens of one request behind `depth` others; the head
-        computes the last token only.
+        """Operations for `num_tokens` tokens of one request after `depth` earlier ones; the head
+        computes only the last token.
         """
         beside = self._beside(range(depth + 1, depth + num_tokens + 1))
         return 2 * self.num_weights * num_tokens + beside.operations + 2 * self._head_weights
@@ -169,7 +169,7 @@ class ModelWork:
         return self.architecture.vocab_size * self.architecture.hidden_size
 
     def _beside(self, contexts: Iterable[int]) -> Work:
-        """What the newest tokens of such contexts cost beside the linears, in all layers."""
+        """The cost of each context's newest token in all layers, apart from the linears."""
         state_bytes = operations = 0
         blocks = self.architecture.blocks()
         for context in contexts:
@@ -182,7 +182,7 @@ class ModelWork:
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The least time that some work takes here, and what it waits for."""
+    """The least time that some work can take on this machine, and what limits it."""
 
     seconds: float
     bound: Literal["memory", "arithmetic"]
@@ -191,8 +191,8 @@ class Roofline:
     def of(
         cls, num_bytes: int, operations: int, limits: Rates, arithmetic: Arithmetic
     ) -> "Roofline":
-        """Bytes and operations overlap, so the slower of the two; memory alone where the rate of
-        `arithmetic` is not known.
+        """The slower of bytes and operations, since they overlap; memory alone if the rate of
+        `arithmetic` is unknown.
         """
         moving = num_bytes / limits.memory_bytes_per_s
         rate = limits.operations_per_s.get(arithmetic)
@@ -200,12 +200,12 @@ class Roofline:
         return cls(moving, "memory") if moving >= computing else cls(computing, "arithmetic")
 
     def verdict(self, seconds: float) -> str:
-        """`seconds` as a share of it, in words."""
+        """`seconds` compared with the limit, in words."""
         share = f"{self.seconds / seconds:.0%}"
         if self.bound == "memory" and seconds < self.seconds:
-            return "fed by the caches, sooner than memory could"
+            return "faster than memory bandwidth: fed by the caches"
         if self.bound == "memory":
-            return f"{share} of what this memory can feed"
+            return f"{share} of the memory bandwidth"
         if seconds < self.seconds:
             return f"{self.seconds / seconds:.2f} times as fast as torch's best product here"
-        return f"{share} of what this machine can multiply"
+        return f"{share} of the arithmetic peak"

@@ -1,7 +1,7 @@
 """How long a decode step should take on a GPU: what its kernels move and compute, and launches.
 
-A prediction, for where there is no such GPU: every kernel takes what memory traffic or arithmetic
-takes at a share of the GPU's own rates, and every launch in a graph a fixed time more.
+A prediction, for a GPU that is not at hand: every kernel takes the time of its memory traffic or
+arithmetic, at a share of the GPU's rates, and every launch in a graph adds a fixed time.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from localllm.cost.rates import ModelWork
 from localllm.model.architecture import HEAD
 
-# Of a step: ids, embedding, cosines, sines, last norm, head to float32, sampling, block tables.
+# Launches once a step: ids, embedding, cosines, sines, last norm, head to float32, sampling, block
+# tables.
 _ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """What a GPU does at its best: bytes a second in a copy, operations a second in bfloat16, and
-    instructions a second, those of each of a warp's threads counted.
+    """A GPU's peak rates: bytes a second in a copy, operations a second in bfloat16, and
+    instructions a second, counted for each thread of a warp.
     """
 
     name: str
@@ -28,10 +29,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Care:
-    """How near to that kernels come, and the seconds that one costs beside its work.
+    """The shares of those rates that kernels reach, and the seconds a launch costs.
 
-    `quantized`: of products whose instructions nobody has counted; of the others `plain` of what
-    memory takes, and `issue` of the instructions.
+    `quantized` is for products whose instructions have not been counted; other products reach
+    `plain` of memory and arithmetic, and `issue` of the instruction rate.
 
     1.3 µs a kernel within a graph: Hazy Research 2025, "Look Ma, No Bubbles".
     """
@@ -57,7 +58,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Seconds of the whole step."""
         return sum(self.kernels.values()) + self.launches_s
 
 
@@ -72,11 +73,11 @@ def predict_decode(
     context: int,
     instructions: Mapping[str, float] | None = None,
 ) -> Step:
-    """A decode step of `batch` requests with `context` tokens each.
+    """Predict a decode step of `batch` requests with `context` tokens each.
 
-    `linear_bytes`: of a linear as it is stored, `lm_head` among them; `is_fused`: whether norms,
-    gate and residual are computed within the products, as those with 4-bit weights do;
-    `instructions`: of each weight of a product, where they were counted (`localllm_kernels._sass`).
+    `linear_bytes`: stored bytes of a linear by name, also for `lm_head`; `is_fused`: whether the
+    products compute norms, gate and residual too, as those with 4-bit weights do; `instructions`:
+    per weight of a product, if they were counted (`localllm_kernels._sass`).
     """
     architecture, counted = work.architecture, instructions or {}
 
@@ -98,7 +99,7 @@ def predict_decode(
         kernels[group.kind] = kernels.get(group.kind, 0.0) + seconds
         launches += 1
     for block, count in architecture.blocks().items():
-        # Where products take nothing else in, a norm stands before each block.
+        # Without fusion, each block has a separate norm before it.
         launches += count * (block.launches(is_fused=is_fused) + (0 if is_fused else 1))
     kv_bytes = work.decode_bytes([context] * batch) - work.weight_bytes
     kernels["attention"] = kv_bytes / (gpu.copy_bytes_per_s * care.attention)

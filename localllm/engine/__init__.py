@@ -1,1 +1,1 @@
-"""When it is computed: requests, blocks, scheduling, sampling."""
+"""The engine decides when tokens are computed: requests, blocks, scheduling, sampling."""

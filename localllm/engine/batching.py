@@ -1,4 +1,4 @@
-"""From a scheduled batch, which is Python, to the tensors of one forward pass."""
+"""Turns a scheduled batch, which is plain Python, into the tensors of one forward pass."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -21,8 +21,8 @@ def build_forward_batch(
 ) -> ForwardBatch:
     """Tensors of `batch` on `device`, token rows and logit rows padded to `row_multiple`.
 
-    `tables`: which of a request's tables each group of the model's cache goes by. Padding rows are
-    computed like token 0 at position 0 and nobody reads them.
+    `tables`: for each group of the model's cache, the index of the request's table that it uses.
+    Padding rows are computed as token 0 at position 0, and their results are never read.
     """
     scheduled = batch.requests
     counts = [entry.num_scheduled_tokens for entry in scheduled]
@@ -77,8 +77,9 @@ def _empty_tables(scheduled: Sequence[ScheduledRequest], number: int) -> npt.NDA
 def sampled_rows(
     scheduled: Sequence[ScheduledRequest], ends: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:
-    """The rows of a batch whose next tokens are sampled, in order; `ends`: behind each request's
-    last row.
+    """The rows of a batch whose next tokens are sampled, in order.
+
+    `ends`: for each request, one past its last row.
     """
     counts = np.array([entry.num_samples for entry in scheduled], dtype=np.int64)
     firsts: npt.NDArray[np.int64] = ends.astype(np.int64) - counts
@@ -87,7 +88,7 @@ def sampled_rows(
 
 
 def within(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """The places of things within their groups, `counts` of them in each: 0, 1, 2, 0, 1, …"""
+    """The index of each item within its group, for groups of `counts` items: 0, 1, 2, 0, 1, …"""
     firsts = np.cumsum(counts) - counts
     places: npt.NDArray[np.int64] = np.arange(counts.sum()) - np.repeat(firsts, counts)
     return places
@@ -96,5 +97,5 @@ def within(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 def slots_of(
     positions: npt.NDArray[np.int64], table: npt.NDArray[np.int32], block_size: int
 ) -> npt.NDArray[np.int64]:
-    """The cache's slots of a request's `positions`, by its block table."""
+    """The cache slots of a request's `positions`, looked up in its block table."""
     return table[positions // block_size].astype(np.int64) * block_size + positions % block_size

@@ -1,13 +1,13 @@
-"""Blocks of the KV cache: who uses them, what they hold, which one is given away next.
+"""Blocks of the KV cache: who uses them, what they hold, and which one is reused next.
 
 A block is in one of three states. *Used*: `ref_count` requests have it in their block tables.
-*Cached*: nobody uses it, but it holds a full block whose content key is known, so that a later
-request with the same prefix can take it back; it stands in the free list, oldest first. *Empty*:
-in the free list too, in front of the cached ones.
+*Cached*: no request uses it, but it is full and its content key is known, so a later request with
+the same prefix can reuse it; cached blocks are in the free list, oldest first. *Empty*: also in the
+free list, in front of the cached ones.
 
-The key of a full block is sha256 over the key of the block before it and its token ids, so equal
-keys mean equal prefixes; the first block continues from a root that stands for everything else
-the keys and values depend on.
+The key of a full block is sha256 over the previous block's key and its own token ids, so equal keys
+mean equal prefixes. The first block continues from a root key that stands for everything else that
+keys and values depend on.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ NULL_BLOCK_ID = 0
 
 
 def hash_block(parent_key: bytes, token_ids: Sequence[int]) -> bytes:
-    """Content key of a full block behind the block with `parent_key`."""
+    """Content key of a full block that follows the block with `parent_key`."""
     return hashlib.sha256(parent_key + array("q", token_ids).tobytes()).digest()
 
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One block; `previous` and `next` link it into the free list."""
+    """A block; `previous` and `next` link it into the free list."""
 
     block_id: int
     ref_count: int = 0
@@ -35,9 +35,9 @@ class Block:
 
 
 class FreeList:
-    """Doubly linked list with O(1) removal from the middle, which a deque does not have.
+    """A doubly linked list with O(1) removal from the middle, which a deque does not have.
 
-    Taken from the front. A prefix hit takes a cached block out of the middle.
+    Allocation takes blocks from the front; a prefix hit takes a cached block out of the middle.
     """
 
     def __init__(self) -> None:
@@ -55,16 +55,16 @@ class FreeList:
             block = block.next
 
     def append(self, block: Block) -> None:
-        """Put `block` at the end: given away last."""
+        """Put `block` at the end, to be allocated last."""
         assert self._tail.previous is not None
         self._insert_after(self._tail.previous, block)
 
     def prepend(self, block: Block) -> None:
-        """Put `block` at the front: given away next."""
+        """Put `block` at the front, to be allocated next."""
         self._insert_after(self._head, block)
 
     def remove(self, block: Block) -> None:
-        """Take `block` out, wherever it stands."""
+        """Remove `block`, wherever it is in the list."""
         assert block.previous is not None
         assert block.next is not None
         block.previous.next, block.next.previous = block.next, block.previous
@@ -72,7 +72,7 @@ class FreeList:
         self._length -= 1
 
     def pop_front(self) -> Block:
-        """Take the first block out; the list must not be empty."""
+        """Remove and return the first block; the list must not be empty."""
         block = self._head.next
         assert block is not None
         self.remove(block)
@@ -88,7 +88,7 @@ class FreeList:
 
 
 class BlockPool:
-    """All blocks of the KV cache. Block 0 is the null block and is never given out."""
+    """All blocks of the KV cache. Block 0 is the null block and is never allocated."""
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 2, "a null block and at least one more"
@@ -100,36 +100,26 @@ class BlockPool:
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that requests can have."""
+        """The number of blocks that requests can use."""
         return len(self.blocks) - 1
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be given out now; the cached ones count."""
+        """The number of blocks that can be allocated now, cached ones included."""
         return len(self._free)
 
     def is_shared(self, block_id: int) -> bool:
-        """Whether others have the block too, or may find it by its key: it must not be written."""
+        """Whether the block has several users or can be found by its key; do not write to it."""
         block = self.blocks[block_id]
         return block.ref_count > 1 or block.key is not None
 
-    def match_prefix(self, keys: Sequence[bytes]) -> list[int]:
-        """Ids of the blocks that hold the longest prefix of `keys`; changes nothing."""
-        matched = []
-        for key in keys:
-            block = self._cached.get(key)
-            if block is None:
-                break
-            matched.append(block.block_id)
-        return matched
-
     def find(self, key: bytes) -> int | None:
-        """The block that holds what `key` stands for; changes nothing."""
+        """The block with content key `key`, if there is one; changes nothing."""
         block = self._cached.get(key)
         return None if block is None else block.block_id
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Count one more user of each block; a cached block leaves the free list."""
+        """Add one user to each block; a cached block leaves the free list."""
         for block_id in block_ids:
             block = self.blocks[block_id]
             if block.ref_count == 0:
@@ -137,7 +127,9 @@ class BlockPool:
             block.ref_count += 1
 
     def allocate(self, count: int) -> list[int]:
-        """Give out `count` blocks: empty ones first, then the longest unused, now forgotten."""
+        """Allocate `count` blocks: empty ones first, then the least recently used cached ones,
+        whose keys are dropped.
+        """
         assert count <= len(self._free)
         blocks = [self._free.pop_front() for _ in range(count)]
         for block in blocks:
@@ -148,7 +140,7 @@ class BlockPool:
         return [block.block_id for block in blocks]
 
     def register(self, block_id: int, key: bytes) -> None:
-        """Make a full block findable by `key`; where another holds the same, that one stays."""
+        """Make a full block findable by `key`; if another block has that key, that one keeps it."""
         block = self.blocks[block_id]
         assert block.ref_count > 0
         assert block.key is None
@@ -157,10 +149,10 @@ class BlockPool:
             block.key = key
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Count one user less of each block; of those with a key, the first is given away first.
+        """Remove one user from each block; blocks with a key are reused in the order given.
 
-        Callers pass a request's blocks last to first, so that the ends of prefixes, which fewer
-        requests can share, go before their beginnings.
+        Callers pass a request's blocks last to first, so the end of a prefix, which fewer requests
+        can share, is reused before its beginning.
         """
         for block_id in block_ids:
             block = self.blocks[block_id]
@@ -174,7 +166,7 @@ class BlockPool:
                 self._free.append(block)
 
     def check_invariants(self, block_tables: Iterable[Sequence[int]]) -> None:
-        """Assert that counts, free list and keys agree with the block tables in use."""
+        """Assert that reference counts, free list and keys match the block tables in use."""
         users = [0] * len(self.blocks)
         for table in block_tables:
             held = [block_id for block_id in table if block_id != NULL_BLOCK_ID]

@@ -1,4 +1,4 @@
-"""How the engine runs: sizes, device, precision."""
+"""Configuration of the engine: sizes, device, precision."""
 
 import os
 from dataclasses import dataclass, field
@@ -14,23 +14,25 @@ MAX_THREADS = 256
 
 
 def _is_checked() -> bool:
-    """Unless the variable says otherwise, which holds for Python, too."""
+    """True unless the environment variable disables it, for the Python API too."""
     return os.environ.get("LOCALLLM_SELF_CHECK", "").lower() not in ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How the engine runs: sizes, device, precision. None means: decided when the model is known.
+    """Sizes, device and precision of the engine. None means: decided when the model is known.
 
-    `kv_cache_tokens` is the size of the KV cache in tokens, rounded down to whole blocks;
-    `kv_cache_dtype` is what keys and values are kept in, "auto" the model's own dtype;
-    `max_num_batched_tokens` is the token budget of one step; a device has its own where it is None.
-    Of the free memory `gpu_memory_utilization` is used, and `reserve_bytes` are left at least.
-    `deterministic` computes every row the same way, whatever it shares a step with.
-    `self_check` holds a GPU's kernels against torch's operators before their first use there.
-    `cache_disk_bytes` of prefixes are kept in `cache_dir` (None: in localllm's cache); 0: none.
-    `threads` compute on a CPU; None: at most one for each core, fewer beside other work. Either way
-    the engine sets the number of torch's threads (`torch.set_num_threads`) for the whole process.
+    `kv_cache_tokens` is the size of the KV cache in tokens, rounded down to whole blocks.
+    `kv_cache_dtype` is the dtype of cached keys and values; "auto" is the model's own dtype.
+    `max_num_batched_tokens` is the token budget of one step; None: the device's default.
+    `gpu_memory_utilization` is the fraction of free memory to use; at least `reserve_bytes` stay
+    free.
+    `deterministic` computes every row the same way, whatever else is in its step.
+    `self_check` compares a GPU's kernels with torch's operators before their first use there.
+    `cache_disk_bytes` limits the prefixes kept in `cache_dir` (None: in localllm's cache); 0: none.
+    `threads` is the number of CPU threads; None: at most one per core, fewer while other processes
+    use the cores. Either way the engine sets the number of torch's threads
+    (`torch.set_num_threads`) for the whole process.
     """
 
     max_model_len: int | None = None
@@ -75,13 +77,13 @@ class EngineConfig:
             )
         if self.kv_cache_tokens is not None and self.kv_cache_tokens < self.block_size:
             raise RequestError(
-                f"kv_cache_tokens must hold a block of {self.block_size} tokens, "
+                f"kv_cache_tokens must hold at least one block of {self.block_size} tokens, "
                 f"found {self.kv_cache_tokens}",
                 param="kv_cache_tokens",
             )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise RequestError(
-                f"gpu_memory_utilization must be over 0 and at most 1, "
+                f"gpu_memory_utilization must be greater than 0 and at most 1, "
                 f"found {self.gpu_memory_utilization!r}",
                 param="gpu_memory_utilization",
             )

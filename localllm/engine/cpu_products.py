@@ -1,18 +1,18 @@
-"""Float32 products on a CPU whose rows have the same bits however many rows there are."""
+"""Makes float32 matrix products on a CPU give each row the same bits for any number of rows."""
 
 import os
 from pathlib import Path
 
-# MKL's switch for it (oneMKL developer guide, "Obtaining Numerically Reproducible Results": the
-# strict mode makes the order of a sum independent of the product's size and of the threads).
+# MKL's switch for this (oneMKL developer guide, "Obtaining Numerically Reproducible Results": in
+# strict mode the order of a sum does not depend on the product's size or the number of threads).
 _VARIABLE, _STRICT = "MKL_CBWR", "AUTO,STRICT"
 
 
 def make_products_reproducible() -> None:
-    """Ask for it. Holds only if the process has not multiplied matrices before.
+    """Set MKL's strict mode; takes effect only before the process's first matrix product.
 
-    On Intel's processors; on others the mode is slow, and padding the rows is enough (see
-    `Traits.row_unit`). Who has set the variable is not overruled.
+    It is set on Intel's processors only: on others it is slow, and padding the rows is enough (see
+    `Traits.row_unit`). A value that the user has set is kept.
     """
     try:
         is_intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()

@@ -1,6 +1,6 @@
-"""What a GPU does beside Python, and how it fails.
+"""A GPU that works asynchronously to Python, and the ways in which it fails.
 
-Everything that a runner starts there runs in the order in which it was started.
+Everything that a runner starts on it runs in the order in which it was started.
 """
 
 import logging
@@ -14,13 +14,13 @@ from localllm_kernels.driver import DriverError, start_driver
 
 logger = logging.getLogger(__name__)
 
-# Words of errors that torch has no type for.
+# Texts of errors for which torch has no type.
 _OUT_OF_MEMORY = (
     "CUDA out of memory",
     "CUDA error: out of memory",
     "[CUDA]: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
-    # For want of memory for its workspace; `prepare` has it made while there is some.
+    # No memory was left for cuBLAS's workspace; `prepare` creates it while there is some.
     "CUBLAS_STATUS_NOT_INITIALIZED",
     "can't allocate memory",
 )
@@ -30,44 +30,44 @@ _Result = TypeVar("_Result")
 
 
 class CaptureError(Exception):
-    """Something could not be captured; the device goes on."""
+    """A call could not be captured; the device is still usable."""
 
 
 class Device(Protocol):
-    """Copies and captures on one stream."""
+    """Copies and graph captures on one stream."""
 
     def host_buffer(self, num_bytes: int) -> Tensor:
-        """uint8 [num_bytes] in host memory from which the device can copy by itself."""
+        """uint8 [num_bytes] in host memory that the device can copy from asynchronously."""
 
     def upload(self, target: Tensor, source: Tensor) -> None:
-        """Copy from a host buffer, which must stay as it is until the device has come so far."""
+        """Copy from a host buffer, which must not change until the device has done the copy."""
 
     def download(self, target: Tensor, source: Tensor) -> None:
-        """Copy to a host buffer, where it is once the device has come so far."""
+        """Copy to a host buffer, which is valid once the device has done the copy."""
 
     def mark(self) -> Callable[[], None]:
-        """What waits until all that was started so far is done."""
+        """A function that waits until all work started so far is done."""
 
     def capture(self, call: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
-        """Record what `call` does, without doing it: what does it again, and where the
-        tensors of its result will be. Its operands stay where they are, and so do their shapes.
+        """Record the work of `call` without running it; returns a function that replays it, and
+        the tensors that will hold its result. Addresses and shapes of its operands are fixed.
 
         Raises: CaptureError.
         """
 
     def time(self, call: Callable[[], None]) -> float:
-        """Seconds that what `call` starts takes there."""
+        """Seconds that the work started by `call` takes on the device."""
 
     def release_memory(self) -> None:
-        """Give back what the allocator holds without need."""
+        """Release memory that the allocator holds but does not use."""
 
 
 class CudaDevice:
     """An NVIDIA or AMD GPU."""
 
     def __init__(self) -> None:
-        # Graphs take turns in one memory: none of them runs beside another, and what they leave
-        # for later steps lies outside.
+        # Graphs share one memory pool: no two of them run at the same time, and what they leave
+        # for later steps lies outside it.
         self._pool = torch.cuda.graph_pool_handle()
 
     def host_buffer(self, num_bytes: int) -> Tensor:
@@ -90,15 +90,15 @@ class CudaDevice:
 
     def capture(self, call: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
         """See Device."""
-        # Made once a thread, and not while something is captured.
+        # Created once per thread, which must not happen during a capture.
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
         before, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         try:
-            # Another thread may use the device meanwhile.
+            # Another thread may use the device during the capture.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = call()
         except RuntimeError as error:
-            # What fails in a capture reads like what ends a device; that shows here.
+            # A failed capture reads like a lost device; if the device is lost, this raises.
             torch.cuda.set_stream(before)
             torch.cuda.synchronize()
             raise CaptureError(str(error)) from error
@@ -110,15 +110,15 @@ class CudaDevice:
 
     def release_memory(self) -> None:
         """See Device."""
-        self._pool = torch.cuda.graph_pool_handle()  # the graphs of the old one are gone
+        self._pool = torch.cuda.graph_pool_handle()  # the graphs of the old pool are gone
         try:
             torch.cuda.empty_cache()
         except RuntimeError as error:  # after a capture that failed, the allocator may refuse
-            logger.warning("memory is not given back: %s", error)
+            logger.warning("memory could not be released: %s", error)
 
 
 def seconds_on_gpu(call: Callable[[], object]) -> float:
-    """What the work that `call` starts takes, by the GPU's own clock."""
+    """Seconds that the work started by `call` takes, by the GPU's own clock."""
     start, end = (
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         for _ in range(2)
@@ -131,14 +131,14 @@ def seconds_on_gpu(call: Callable[[], object]) -> float:
 
 
 def prepare(device: torch.device) -> None:
-    """Have what libraries keep on a GPU made before its memory is counted and divided."""
+    """Create what libraries keep on a GPU before its memory is measured and divided."""
     if device.type == "cuda":
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
 
 
 def why_no_kernels() -> str | None:
-    """Why Triton's kernels cannot be launched on the GPU here, and what would help; None where they
-    can.
+    """Why Triton's kernels cannot be launched on this GPU, and what would help; None if they can
+    be.
     """
     try:
         start_driver()
@@ -148,14 +148,16 @@ def why_no_kernels() -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, after which everything else goes on."""
+    """Whether an allocation failed; the device stays usable."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(part in str(error) for part in _OUT_OF_MEMORY)
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether the device is lost to this process: an illegal access, a failed assertion."""
+    """Whether the device is lost to this process, as after an illegal access or a failed
+    assertion.
+    """
     if not isinstance(error, RuntimeError) or is_out_of_memory(error):
         return False
     return isinstance(error, torch.AcceleratorError) or str(error).startswith(_FATAL)

@@ -1,7 +1,7 @@
-"""Runs batches on a GPU beside Python: inputs in one copy, steps of few tokens as graphs.
+"""Runs batches on a GPU while Python goes on: inputs in one copy, steps of few tokens as graphs.
 
-Nothing here waits for the device but `wait`, for the ids of a step that has been given out. The
-newest tokens stay on the device, so a step can start before anybody here knows them.
+Only `wait` waits for the device, for the ids of a step that has been launched. The newest tokens
+stay on the device, so the next step can start before the host knows them.
 """
 
 import logging
@@ -50,14 +50,14 @@ class _Graph:
 
 
 class _Computed(NamedTuple):
-    """What a step gives on the device: logits, float32 [rows, vocab], and of each tap its rows."""
+    """A step's results on the device: logits, float32 [rows, vocab], and the rows of each tap."""
 
     logits: Tensor
     taps: tuple[Tensor, ...]
 
 
 class DeviceRunner:
-    """A model and its cache on a device whose work overlaps with Python's."""
+    """Runs a model and its cache on a device whose work overlaps with Python's."""
 
     overlaps = True
 
@@ -72,7 +72,7 @@ class DeviceRunner:
         tables: Sequence[int] | None = None,
         taps: Sequence[int] = (),
     ) -> None:
-        """`tuning`: work for idle moments, a piece at a time, once all steps are captured;
+        """`tuning`: work for idle moments, one piece per iteration, once all steps are captured;
         `tables`, `taps`: see ModelRunner.
         """
         self._taps = taps
@@ -94,7 +94,7 @@ class DeviceRunner:
             where,
             self._tables,
         )
-        # Two of each: while one is on its way the other is filled.
+        # Two of each: one is filled while the other is being copied.
         self._hosts = [device.host_buffer(self._inputs.num_bytes) for _ in range(2)]
         ids_bytes = 8 * max(most_rows, limits.max_num_batched_tokens)
         self._id_hosts = [device.host_buffer(ids_bytes).view(torch.int64) for _ in range(2)]
@@ -104,12 +104,12 @@ class DeviceRunner:
         )
         self._is_warm = False
         self._graphs: dict[StepShape, _Graph] = {}
-        # Shapes whose kernels are compiled, since they have run.
+        # Shapes that have run, so their kernels are compiled.
         self._seen: set[StepShape] = set()
         self._warmed: set[WarmStep] = set()
-        # Shapes for whose graph memory did not suffice.
+        # Shapes whose graphs did not fit into memory.
         self._without_room: set[StepShape] = set()
-        # An operator that looks at values cannot be captured.
+        # An operator whose host code reads device values cannot be captured.
         self._captures = not model.ops.choice.to_torch & LOOKING
         self._tuning = tuning or iter(())
 
@@ -133,12 +133,12 @@ class DeviceRunner:
 
     @torch.inference_mode()
     def work_ahead(self) -> bool:
-        """See Runner: has a kernel compiled, or captures a decode step that is still missing."""
+        """See Runner: compiles one kernel, or captures a decode step that is still missing."""
         for step in self._warm_steps:
             if step not in self._warmed:
                 self._warm(step)
                 return True
-            # Windows come in many shapes, and are captured when one comes again.
+            # Draft windows have many shapes; one is captured when it occurs again.
             is_decode = step.shape.samples_all and step.shape.max_query_len == 1
             is_missing = step.shape not in self._graphs and step.shape not in self._without_room
             if self._captures and is_decode and is_missing:
@@ -206,7 +206,7 @@ class DeviceRunner:
         self._inputs.spread_tables(shape, table_shape)
 
     def _compute(self, shape: StepShape) -> _Computed:
-        """From the inputs that are in their places."""
+        """Compute a step from the inputs in the device's buffer."""
         batch = self._inputs.forward_batch(shape)
         hidden, taps = self._model.forward_tapped(batch, self._kv_cache, self._taps)
         if not shape.samples_all:
@@ -214,9 +214,10 @@ class DeviceRunner:
         return _Computed(self._model.compute_logits(hidden), taps)
 
     def _compute_padded(self, shape: StepShape) -> _Computed:
-        """The same, replayed where it has been captured; the second step of a shape captures it.
+        """The same, replayed if the shape has been captured; its second step captures it.
 
-        Not the first: somebody waits for its token, and kernels are compiled by running.
+        The first step does not: a request waits for its token, and kernels must run once to be
+        compiled.
         """
         if self._captures and shape in self._seen and shape not in self._graphs:
             self._capture(shape)
@@ -225,27 +226,30 @@ class DeviceRunner:
             computed = self._compute(shape)
             self._seen.add(shape)
             return computed
-        self._graphs[shape] = graph  # the last one used stands last
+        self._graphs[shape] = graph  # most recently used last
         graph.replay()
         return graph.computed
 
     def _capture(self, shape: StepShape) -> None:
         while shape.num_tokens + sum(each.num_tokens for each in self._graphs) > self._graph_rows:
             self._device.mark()()  # it may be running
-            del self._graphs[next(iter(self._graphs))]  # the one unused for longest
+            del self._graphs[next(iter(self._graphs))]  # the least recently used
         try:
             self._graphs[shape] = _Graph(*self._device.capture(lambda: self._compute(shape)))
         except CaptureError as error:
             if error.__cause__ is not None and is_out_of_memory(error.__cause__):
-                self._seen.discard(shape)  # it is tried again when it comes
+                self._seen.discard(shape)  # retried when the shape occurs again
                 self._without_room.add(shape)
                 return
             self._captures = False
-            logger.warning("steps are launched kernel by kernel, which is slower: %s", error)
+            logger.warning(
+                "steps cannot be captured, so kernels are launched one by one, which is slower: %s",
+                error,
+            )
 
     def _warm(self, step: WarmStep) -> None:
-        """Run a step that stores and samples nothing, up to the first kernel that is not there:
-        whoever has something to ask meanwhile waits for one kernel at most.
+        """Run a step that stores and samples nothing, up to the first kernel that had to be
+        compiled: a request that arrives meanwhile waits for one kernel at most.
         """
         shape = step.shape
         self._turn = 1 - self._turn
@@ -267,8 +271,8 @@ class DeviceRunner:
         except Exception as error:
             if is_fatal(error):
                 raise
-            # Whoever needs such a step will be told; it is not worth what others are doing.
-            logger.warning("%s is not prepared: %s", step, error)
+            # A request that needs such a step will get the error; running requests go on.
+            logger.warning("could not prepare %s: %s", step, error)
             self._warmed.add(step)
         finally:
             self._device.mark()()
@@ -292,9 +296,9 @@ class _Launched:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Rows whose log-probabilities are asked for, with the logits before penalties.
+    """Rows whose log-probabilities are requested, with the logits before penalties.
 
-    `which`: their places among the rows that are sampled; `counts`: how many of the likeliest.
+    `which`: their indices among the sampled rows; `counts`: how many of the likeliest tokens.
     """
 
     which: list[int]
@@ -315,7 +319,9 @@ class _Wanted:
         return cls(which, counts, rows, logits.index_select(0, rows))
 
     def compute(self, ids: Tensor, device: Device) -> Callable[[], dict[int, TokenLogprobs]]:
-        """Start to compute them for the tokens `ids`; what gives them out when they are there."""
+        """Start to compute them for the tokens `ids`; returns a function that reads them once the
+        device is done.
+        """
         logprobs = torch.log_softmax(self.logits, dim=-1)
         top = logprobs.topk(min(max(self.counts), logprobs.shape[1]), dim=-1)
         chosen = ids.index_select(0, self.rows).clamp(min=0)

@@ -1,13 +1,13 @@
-"""How many tokens to draft: as many as bring most tokens a second, which may be none.
+"""How many tokens to draft: the number that gives the most tokens a second, which may be 0.
 
-A step that verifies D drafted tokens besides the B newest ones brings
+A step that verifies D drafted tokens besides the B newest ones gives
 
-    (B + sum of the chances that each of the D is accepted) / T(B + D)
+    (B + sum over the D of the chance that each is accepted) / T(B + D)
 
-tokens a second, and one that drafts nothing B / T(B). T is what such steps have taken on this
-machine so far. The chances are what became of earlier drafts, by how many tokens in front of a
-position had matched, for each request and in general. Those who tune on acceptance alone lose where
-arithmetic is dear: 0.83 of all tokens accepted and 16 % slower, vLLM's pull request 26504 reports.
+tokens a second; a step without drafts gives B / T(B). T is the measured time of such steps on this
+machine. The chances come from earlier drafts, by the number of tokens before the position that had
+matched, for each request and for all. Tuning on acceptance alone loses where arithmetic is
+expensive: vLLM's pull request 26504 reports 0.83 of all tokens accepted and 16 % less speed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,41 +18,43 @@ from operator import mul
 from localllm.engine.speculation_config import MAX_DRAFT
 from localllm.engine.step_times import StepTimes
 
-# A draft must promise so much more speed to be worth its uncertainty.
+# A draft must promise this much more speed to be worth its uncertainty.
 MARGIN = 1.08
-# Steps in which something could be drafted before one drafts a little just to learn, twice as many
-# before the next one; and steps that draft before one does not.
+# After PROBE_INTERVAL steps that had proposals but did not draft, one step drafts a little just to
+# learn; the interval then doubles up to the longest. After PLAIN_INTERVAL steps that draft, one
+# step does not.
 PROBE_INTERVAL, LONGEST_PROBE_INTERVAL, PLAIN_INTERVAL = 48, 768, 256
 _PROBE_TOKENS = 2
-# Nothing less likely is looked at.
+# Drafts less likely than this are not considered.
 _LEAST_CHANCE = 0.02
-# How fast earlier drafts are forgotten, of one request and of all, and how much the latter count
-# for one of which little is known.
+# How fast earlier drafts are forgotten, for one request and for all requests, and the weight of the
+# latter for a request of which little is known.
 _FORGET_OWN, _FORGET_ALL, _PRIOR_WEIGHT = 0.95, 0.995, 2.0
 
 
 @dataclass(slots=True)
 class Outcomes:
-    """Drafted tokens that were decided on, and accepted; the older, the less they count."""
+    """Weighted counts of drafted tokens that were decided and accepted; older ones weigh less."""
 
     decided: float
     accepted: float
 
     @property
     def chance(self) -> float:
-        """That the next one is accepted."""
+        """The chance that the next token is accepted."""
         return self.accepted / self.decided
 
     def add(self, is_accepted: bool, kept: float) -> None:
-        """Book one more; earlier ones keep that share of their weight."""
+        """Record one more outcome; earlier ones keep the fraction `kept` of their weight."""
         self.decided = kept * self.decided + 1
         self.accepted = kept * self.accepted + is_accepted
 
 
 @dataclass(slots=True)
 class DraftHistory:
-    """What became of one request's drafts, by class of position, and how long the next may be:
-    twice as long as one that was accepted whole, half as long as one that was rejected whole.
+    """Outcomes of one request's drafts by class of position, and the longest next draft.
+
+    `longest` doubles after a draft was accepted whole and halves after one was rejected whole.
     """
 
     outcomes: dict[int, Outcomes] = field(default_factory=dict)
@@ -60,14 +62,14 @@ class DraftHistory:
 
 
 class DraftLengths:
-    """Chooses lengths for the requests of a step, and learns from what became of it.
+    """Chooses draft lengths for the requests of a step, and learns from the outcome.
 
-    The class of a position is how many tokens in front of it have matched, at most
+    The class of a position is the number of tokens before it that matched, at most
     `num_classes` - 1.
     """
 
     def __init__(self, num_classes: int) -> None:
-        # The longer the match, the surer the next token, until it is known better.
+        # Initial guess: the longer the match, the likelier the next token.
         self._outcomes = [
             Outcomes(2.0, 2.0 * (kind + 1) / (kind + 2)) for kind in range(num_classes)
         ]
@@ -78,8 +80,9 @@ class DraftLengths:
     def choose(
         self, num_rows: int, num_decoding: int, proposals: Sequence["Candidate"], most: int
     ) -> list[int]:
-        """How many tokens of each proposal to verify, `most` in all, in a step that computes
-        `num_rows` rows without them, `num_decoding` of which give a token.
+        """How many tokens of each proposal to verify, at most `most` in all.
+
+        Without drafts the step computes `num_rows` rows, and `num_decoding` of them give a token.
         """
         offered = sorted(
             (
@@ -94,7 +97,7 @@ class DraftLengths:
         self._since_plain += 1
         self._since_draft += 1
         if best and self._since_plain >= PLAIN_INTERVAL:
-            best = 0  # so that what it is compared with stays true
+            best = 0  # keeps the measured time of steps without drafts up to date
         elif best:
             self._probe_interval = PROBE_INTERVAL
         elif self._since_draft >= self._probe_interval:
@@ -109,14 +112,14 @@ class DraftLengths:
         return counts
 
     def add_step(self, num_rows: int, seconds: float, *, is_plain: bool) -> None:
-        """Book what a step of `num_rows` rows has taken; `is_plain`: as if nobody ever drafted."""
+        """Record the time of a step of `num_rows` rows; `is_plain`: drafting had no part in it."""
         times = self._plain if is_plain else self._drafting
         times.add(num_rows, seconds)
 
     def add_outcome(
         self, history: DraftHistory, match_length: int, num_drafted: int, num_accepted: int
     ) -> None:
-        """Book what became of a draft behind a match of `match_length` tokens."""
+        """Record the outcome of a draft after a match of `match_length` tokens."""
         for i in range(min(num_accepted + 1, num_drafted)):
             is_accepted = i < num_accepted
             kind = self._kind(match_length + i)
@@ -130,7 +133,7 @@ class DraftLengths:
             history.longest = max(1, history.longest // 2)
 
     def plain_seconds(self, num_rows: int) -> float | None:
-        """What a step without drafts takes; None where none was measured."""
+        """Seconds of a step without drafts; None if none was measured."""
         return self._plain.seconds(num_rows)
 
     def _best_number(self, num_rows: int, num_decoding: int, chances: Sequence[float]) -> int:
@@ -140,7 +143,7 @@ class DraftLengths:
         best, least = 0, MARGIN * num_decoding
         expected = list(accumulate(chances, initial=float(num_decoding)))
         if expected[-1] <= least:
-            return 0  # not even if it cost nothing
+            return 0  # too little even if drafting were free
         best_speed = least / base
         for count in _tried_numbers(len(chances)):
             speed = expected[count] / self._drafting_seconds(num_rows + count, base)
@@ -149,8 +152,10 @@ class DraftLengths:
         return best
 
     def _drafting_seconds(self, num_rows: int, base: float) -> float:
-        """What a step with drafts takes, `base` being one without. Where none of about that size
-        was measured, the next one that was tells by how much it differs from a step without.
+        """Seconds of a step with drafts, at least `base`, those of the step without them.
+
+        Times of steps without drafts are scaled by the ratio at the nearest measured size of a step
+        with drafts.
         """
         found = self._plain.seconds(num_rows)
         assert found is not None
@@ -163,7 +168,7 @@ class DraftLengths:
         return max(found, base)
 
     def _chances(self, candidate: "Candidate") -> Sequence[float]:
-        """That the first one, two, … tokens of a proposal are all accepted."""
+        """The chances that the first one, two, … tokens of a proposal are all accepted."""
         count = min(candidate.num_tokens, candidate.history.longest)
         kinds = (self._kind(candidate.match_length + i) for i in range(count))
         chances = accumulate((self._chance(candidate.history, kind) for kind in kinds), mul)
@@ -193,7 +198,7 @@ def _tried_numbers(most: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A proposal of `num_tokens` behind a match of `match_length`, for a request of `history`."""
+    """A proposal of `num_tokens` tokens after a match of `match_length`, for one request."""
 
     history: DraftHistory
     match_length: int

@@ -1,14 +1,14 @@
-"""Drafts from a smaller model of the same vocabulary.
+"""Drafts from a smaller model with the same vocabulary.
 
-Its keys and values live in the blocks of a full cache group: the same block of its own, smaller,
-cache as of the model that it drafts for. So prefixes, shared blocks, copies and preemption are what
-they are without it, and nobody keeps books twice. What it has computed is known by slot, as the
-token that it computed it for; where a block has come to hold something else, it differs, and is
-computed again.
+Its keys and values live in the blocks of a full cache group: it has a smaller cache of its own, and
+uses the same block ids there as the target model. So prefixes, shared blocks, copies and preemption
+work as without it, and no second bookkeeping is needed. For each slot it remembers the token whose
+keys and values it computed; when a block has been reused for other tokens, these differ, and the
+slot is computed again.
 
-It samples with the same noise as the model that it drafts for (see sampler.py), so that both choose
-the same token wherever their distributions allow it (Leviathan et al. 2022, "Fast Inference from
-Transformers via Speculative Decoding", accept by chance instead).
+It samples with the same noise as the target model (see sampler.py), so both choose the same token
+wherever their distributions allow it (Leviathan et al. 2022, "Fast Inference from Transformers via
+Speculative Decoding", accept at random instead).
 """
 
 from collections import deque
@@ -25,18 +25,20 @@ from localllm.engine.runner import Launched, Runner, copy_blocks
 from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
 from localllm.model.inputs import PagedKVCache
 
-# What a request lacks is computed when it is so much, or when it is drafted for.
+# The draft model catches up with a request when it lacks this many tokens, or when it drafts for
+# it.
 _CHUNK = 256
-# Tokens that are computed beside each step, besides as many as it computes.
+# The draft model computes as many tokens during each step as the step itself, and this many more.
 _WORK_TOKENS = 256
 _NOTHING = -1
 
 
 @dataclass(slots=True)
 class _Follower:
-    """A request as the draft model has it: with the tokens that are drafted.
+    """The draft model's copy of a request, which includes drafted tokens.
 
-    `num_known`: of its tokens so many have their keys and values; `admission`: in which blocks.
+    `num_known`: the number of its tokens whose keys and values are computed; `admission`: the
+    admission of the request that its blocks belong to.
     """
 
     request: Request
@@ -45,7 +47,7 @@ class _Follower:
 
 
 class DraftModel:
-    """A runner of the smaller model over `kv_cache`, which has the blocks of the larger one's."""
+    """Drafts with a runner of the smaller model; `kv_cache` has the target cache's block ids."""
 
     def __init__(
         self,
@@ -55,8 +57,8 @@ class DraftModel:
         max_tokens: int,
         table: int = 0,
     ) -> None:
-        """`max_model_len`: positions that it knows; `max_tokens`: of one of its steps; `table`:
-        which of a request's tables its own blocks go by, that of a full group.
+        """`max_model_len`: the draft model's positions; `max_tokens`: the most tokens in one of its
+        steps; `table`: the index of the request's table that it uses, that of a full group.
         """
         self._runner, self._kv_cache, self._table = runner, kv_cache, table
         self._max_model_len, self._max_tokens = max_model_len, max_tokens
@@ -66,7 +68,7 @@ class DraftModel:
         self._followers: dict[Request, _Follower] = {}
 
     def renewed(self) -> "DraftModel":
-        """See Drafter: it remembers no text."""
+        """See Drafter: returns itself, since it remembers no text."""
         return self
 
     def add(self, request: Request) -> None:
@@ -87,7 +89,7 @@ class DraftModel:
         return True
 
     def work(self, batch: ScheduledBatch) -> None:
-        """See Drafter: computes what it lacks of long prompts."""
+        """See Drafter: computes tokens of long prompts that it still lacks."""
         num_tokens = _WORK_TOKENS + sum(entry.num_scheduled_tokens for entry in batch.requests)
         num_tokens = min(num_tokens, self._max_tokens)
         step = []
@@ -109,7 +111,7 @@ class DraftModel:
             self._book(follower, entry.end)
 
     def propose(self, request: Request, count: int) -> Proposal | None:
-        """See Drafter: as many tokens as are asked for, which are not known yet."""
+        """See Drafter: up to `count` tokens whose ids are not known yet."""
         follower = self._follow(request)
         num_tokens = len(request.token_ids)
         room = self._max_model_len - num_tokens
@@ -118,11 +120,11 @@ class DraftModel:
         return Proposal([NOT_KNOWN] * min(count, room), 0)
 
     def complete(self, batch: ScheduledBatch) -> None:
-        """See Drafter: a step of the smaller model for each token of the longest draft."""
+        """See Drafter: runs one step of the draft model for each token of the longest draft."""
         self._copy_blocks(batch)
         asked = [each for each in batch.requests if each.draft and each.draft[0] == NOT_KNOWN]
         drafting = [(entry, self._follow(entry.request)) for entry in asked]
-        # A grammar is followed as far as the draft goes, so that no token of it is in vain.
+        # Drafts follow the request's grammar, since a token that it forbids would be rejected.
         for entry, follower in drafting:
             matcher = entry.request.matcher
             follower.request.matcher = None if matcher is None else matcher.copy()
@@ -137,7 +139,7 @@ class DraftModel:
             for step in self._steps(going_on, depth):
                 runs = self._runner.launch(ScheduledBatch([each for _, each in step]))
                 launched.append(_Launched(runs, [follower for follower, _ in step]))
-                # A device that overlaps has the newest tokens; one step may be under way.
+                # A device that overlaps keeps the newest tokens, so one step may be in flight.
                 if waits or len(launched) > 1:
                     launched.popleft().take()
         for last in launched:
@@ -152,7 +154,7 @@ class DraftModel:
 
     @property
     def taps(self) -> Sequence[int]:
-        """See Drafter: it sees ids only."""
+        """See Drafter: none, since it uses token ids only."""
         return ()
 
     def see(self, batch: ScheduledBatch, hidden: Sequence[Tensor]) -> None:
@@ -165,7 +167,7 @@ class DraftModel:
     def _steps(
         self, followers: list[tuple[_Follower, int]], depth: int
     ) -> Iterator[list[tuple[_Follower, ScheduledRequest]]]:
-        """Steps that sample each follower behind its end; the first computes what it lacks, too."""
+        """Steps that sample a token after each follower's end; at depth 0 they also catch up."""
         step: list[tuple[_Follower, ScheduledRequest]] = []
         num_tokens = 0
         for follower, end in followers:
@@ -179,7 +181,7 @@ class DraftModel:
             yield step
 
     def _follow(self, request: Request) -> _Follower:
-        """The follower of a request, brought up to its tokens and blocks."""
+        """The follower of a request, updated to the request's tokens and blocks."""
         follower = self._followers.get(request)
         if follower is None or follower.admission != request.admission:
             params = replace(request.params, logprobs=None)
@@ -196,7 +198,7 @@ class DraftModel:
         return follower
 
     def _book(self, follower: _Follower, end: int) -> None:
-        """Its tokens before `end` are computed."""
+        """Record that the follower's tokens before `end` are computed."""
         own, start = follower.request, follower.num_known
         table = np.array(own.tables[self._table], np.int32)
         slots = slots_of(np.arange(start, end), table, self._block_size)
@@ -216,6 +218,6 @@ class _Launched:
     followers: list[_Follower]
 
     def take(self) -> None:
-        """Wait for the tokens; one that is not finite is any."""
+        """Wait for the tokens and append them; a row that is not finite gives token 0."""
         for follower, [token] in zip(self.followers, self.launched.wait(), strict=True):
             follower.request.append(token.token_id or 0)

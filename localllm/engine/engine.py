@@ -23,8 +23,8 @@ from localllm.errors import DeviceError
 class Engine:
     """Runs any number of requests at once; the caller drives it with `step`.
 
-    Where the runner overlaps, a step schedules and starts a batch while the one before is
-    computed, and brings the tokens of that. Not thread-safe: one thread calls it.
+    If the runner overlaps, a step schedules and starts a batch while the previous one is being
+    computed, and returns the previous one's tokens. Not thread-safe: call it from one thread.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Engine:
         prefix_disk: PrefixDisk | None = None,
         pacer: Pacer | None = None,
     ) -> None:
-        """`prefix_disk`: the scheduler's store, written to in moments without requests. `pacer`:
-        how long who is answered waits for who is read; without one, for whole steps.
+        """`prefix_disk`: the scheduler's store, written to while there are no requests. `pacer`:
+        limits how much prefill may delay running answers; None: prefill may fill whole steps.
         """
         self.limits = limits
         self.scheduler = scheduler
@@ -58,20 +58,22 @@ class Engine:
         wrap: Callable[[Runner], Runner] = lambda runner: runner,
         pacer: Pacer | None = None,
     ) -> "Engine":
-        """Another engine on the same model and cache, to be measured against this one; of the two
-        one may have requests at a time. `scheduler` has this one's pool, or is this one's.
+        """Another engine on the same model and cache, to be compared with this one.
+
+        Only one of the two may have requests at a time. `scheduler` must use this engine's pools;
+        None: this engine's scheduler.
         """
         chosen = scheduler or self.scheduler
         return Engine(wrap(self._runner), chosen, self.limits, speculator, pacer=pacer)
 
     @property
     def context_length(self) -> int:
-        """The longest request, prompt and answer together."""
+        """The most tokens that a request may have, prompt and answer together."""
         return min(self.limits.max_model_len, self.scheduler.max_request_tokens)
 
     @property
     def way_to_longer_context(self) -> str:
-        """What a user can do for a longer one."""
+        """What a user can do to get a longer context."""
         return self.limits.way_to_longer_context(self.scheduler.max_request_tokens)
 
     def add_request(
@@ -83,13 +85,12 @@ class Engine:
     ) -> int:
         """Queue a request of `params.n` samples; returns its id, which its events carry.
 
-        The answer is clipped to the room left in the context. What requests of one `salt` have
-        computed or said makes those of another no faster, so that nobody learns of it by the clock.
-        `matcher` stands at the beginning of the answer; it is that of the first sample from now on.
+        The answer is limited to the room left in the context. Requests with different `salt`s share
+        neither cached blocks nor drafts, so timing reveals nothing about another's text. `matcher`
+        must be at the start of the answer; the first sample takes it over.
 
         Raises: RequestError for token ids out of range; ContextLengthError for a prompt that
-        leaves no room for a single new token. Other requests are not touched. DeviceError: see
-        `step`.
+        leaves no room for a new token. Other requests are not affected. DeviceError: see `step`.
         """
         self._check_alive()
         self.limits.check(prompt_token_ids, params, self.scheduler.max_request_tokens)
@@ -127,8 +128,8 @@ class Engine:
         return request_id
 
     def prompt_progress(self, request_id: int) -> tuple[int, int] | None:
-        """Tokens of a request's prompt that are computed, and all of them; None once it has ended.
-        May be asked from another thread.
+        """How many prompt tokens of a request are computed, and how many it has; None once it has
+        ended. May be called from another thread.
         """
         for request in self.scheduler.unfinished():
             if request.request_id == request_id:
@@ -137,17 +138,17 @@ class Engine:
         return None
 
     def has_unfinished(self) -> bool:
-        """Whether `step` has work, or events that nobody got yet."""
+        """Whether `step` has work to do, or events to return."""
         has_events = isinstance(self._state, Unsettled) and bool(self._state.events)
         return self.scheduler.has_unfinished() or has_events
 
     def step(self) -> list[TokenEvent]:
-        """Start the next batch, and book the one whose tokens are due.
+        """Start the next batch, and return the events of the batch that is due.
 
-        Where memory does not suffice for a batch, its largest request starts again in smaller
-        steps; if that is not enough either, it ends with an error, and no other.
+        If memory runs out in a batch, its largest request starts again in smaller steps; if that is
+        not enough either, this request alone ends with an error.
 
-        Raises: DeviceError where the device is lost, and from then on at every call.
+        Raises: DeviceError if the device is lost, and from then on at every call.
         """
         match self._state:
             case Lost(error):
@@ -161,17 +162,17 @@ class Engine:
                 return self._advance(in_flight)
 
     def work_ahead(self) -> bool:
-        """Do a little of what will make later steps faster, in a moment without requests; False
-        where nothing is left to do.
+        """Do a small piece of work that makes later steps faster, unless there are requests; False
+        if nothing is left to do.
         """
         if self.has_unfinished():
             return False
-        self._settle()  # of requests that have ended
+        self._settle()  # a batch in flight has only requests that have ended
         if self._prefix_disk is not None and self._prefix_disk.save_next():
             return True
         drafts = self.speculator
         try:
-            # Who drafts is made ready before anything is tuned, which takes minutes.
+            # The drafter is warmed up before any tuning, which takes minutes.
             if drafts is not None and self._runner.is_warm and not drafts.is_warm:
                 return drafts.work_ahead()
             return self._runner.work_ahead() or (drafts is not None and drafts.work_ahead())
@@ -181,11 +182,11 @@ class Engine:
 
     @property
     def is_warm(self) -> bool:
-        """Whether no request has to wait for what `work_ahead` makes for steps: kernels, graphs."""
+        """Whether `work_ahead` has made all kernels and graphs, so no request waits for them."""
         return self._runner.is_warm and (self.speculator is None or self.speculator.is_warm)
 
     def finish(self) -> None:
-        """End all requests, and save what is to be kept."""
+        """End all requests, and save the prefixes that are waiting for the disk."""
         for request in self.scheduler.unfinished():
             self.abort(request.request_id, request.sample)
         self._settle()
@@ -193,9 +194,9 @@ class Engine:
             pass
 
     def abort(self, request_id: int, sample: int | None = None) -> list[TokenEvent]:
-        """End a request, or one sample of it, now; its blocks are free at once.
+        """End a request, or one sample of it, now; its blocks are freed at once.
 
-        Returns the last events of the samples that were not finished.
+        Returns the final events of the samples that were not finished.
         """
         ended = self.scheduler.abort(request_id, sample)
         if self.speculator:
@@ -206,7 +207,7 @@ class Engine:
         ]
 
     def _advance(self, in_flight: InFlight | None) -> list[TokenEvent]:
-        """Start the next batch while another may be in flight, and book what is due."""
+        """Start the next batch while another may be in flight, and collect the one that is due."""
         began_s = time.perf_counter()
         events: list[TokenEvent] = []
         has_waited = False
@@ -231,15 +232,15 @@ class Engine:
         return events + self._collect(in_flight)
 
     def _settle(self) -> list[TokenEvent]:
-        """Wait for what is in flight, and book it."""
+        """Wait for the batch in flight, if any, and collect it."""
         return self._collect(self._take_in_flight())
 
     def _follows_grammars(self) -> bool:
-        """Whether what may come next depends on ids that are still on their way."""
+        """Whether the allowed next tokens depend on ids that are still in flight."""
         return any(request.matcher is not None for request in self.scheduler.running)
 
     def _schedule(self) -> ScheduledBatch:
-        """The next batch, with drafts where somebody makes them."""
+        """The next batch, with drafts if there is a speculator."""
         budget = self.scheduler.config.max_num_batched_tokens
         part = None
         if self._pacer is not None:
@@ -256,7 +257,7 @@ class Engine:
         return self.scheduler.schedule(self.speculator.propose(running, budget), part, resting)
 
     def _launch(self, batch: ScheduledBatch, began_s: float, has_waited: bool) -> InFlight | None:
-        """Start to compute a batch; None where there is nothing in it."""
+        """Start to compute a batch; None if it is empty."""
         if not batch.requests:
             return None
         if self.speculator is None or not self.speculator.is_watching:
@@ -282,13 +283,13 @@ class Engine:
                 return None
 
     def _collect(self, due: InFlight | None) -> list[TokenEvent]:
-        """Wait for a batch and book it."""
+        """Wait for a batch and update scheduler, pacer and speculator; returns its events."""
         if due is None:
             return []
         try:
             sampled = due.launched.wait()
         except BaseException as error:
-            # Nobody knows what was written; whoever steps on computes it again.
+            # What was written to the cache is unknown, so these tokens are computed again.
             self._roll_back(self._take_in_flight())
             self._roll_back(due)
             self._note_if_fatal(error)
@@ -312,13 +313,13 @@ class Engine:
             self.scheduler.roll_back(started.batch)
 
     def _note_if_fatal(self, error: BaseException) -> None:
-        """Raise, now and at every later call, where the device is lost."""
+        """If the device is lost, raise DeviceError now and at every later call."""
         if is_fatal(error):
             lost = DeviceError(
-                "the GPU reported an error after which nothing more can be computed here",
+                "the GPU reported an error, and nothing more can be computed in this process",
                 where=str(error).partition("\n")[0],
-                hint="start again; if it happens again, --backend torch tells whether one of our "
-                "kernels is at fault",
+                hint="start again; if it happens again, --backend torch shows whether one of "
+                "localllm's kernels is at fault",
             )
             self._state = Lost(lost)
             raise lost from error
@@ -329,7 +330,7 @@ class Engine:
 
 
 def _pace(pacer: Pacer, batch: ScheduledBatch, seconds: float) -> None:
-    """Book a step in which somebody was answered."""
+    """Tell the pacer about a step in which at least one request decoded."""
     answered = [entry for entry in batch.requests if entry.known_end - entry.start == 1]
     if answered:
         num_tokens = sum(entry.num_scheduled_tokens for entry in batch.requests)

@@ -1,4 +1,4 @@
-"""Where an engine stands between two steps."""
+"""The states of an engine between two steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from localllm.errors import DeviceError
 class InFlight:
     """A batch that is being computed.
 
-    `has_waited`: its step began with a wait for the one before; `is_watched`: by who drafts.
+    `has_waited`: its step first waited for the previous batch, to draft from its ids;
+    `is_watched`: the speculator learns from it.
     """
 
     batch: ScheduledBatch
@@ -25,15 +26,17 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """All steps so far went well; where they overlap the newest may be in flight."""
+    """All steps so far succeeded; if they overlap, the newest batch may be in flight."""
 
     in_flight: InFlight | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """The last step failed when it was started. What it may have left half done is made anew, from
-    known ids: so the batch before it comes first. `events`: of the step that failed.
+    """The last step failed when it was launched. State that it may have left half-written is
+    rebuilt from known ids, so the batch before it must be collected first.
+
+    `events`: events of the failed step that have not been returned yet.
     """
 
     in_flight: InFlight | None
@@ -42,7 +45,7 @@ class Unsettled:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The device is lost, and every call says so."""
+    """The device is lost, and every call raises `error`."""
 
     error: DeviceError
 

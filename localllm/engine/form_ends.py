@@ -1,7 +1,8 @@
-"""The way from a place in a grammar to its end, for an answer whose tokens run short.
+"""Finds a short way to the end of a grammar, for an answer that has few tokens left.
 
-A model that is at a loss goes on for ever within a form: another key, another item, a longer text.
-Where little is left of its tokens it is led out: a string closes, then the object around it.
+A model that is stuck can continue inside a structure forever: another key, another item, a longer
+string. When few tokens are left, the answer is led to its end: first the string is closed, then the
+object around it.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,28 +11,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# What closes comes before what goes on; the first that the grammar admits is taken. Where both
-# brackets are, it is within a string, which its quote ends.
+# Closing characters come before those that continue; the first that the grammar allows is taken. If
+# the quote and both brackets are allowed, the place is inside a string, which the quote ends.
 QUOTE, BRACKETS = '"', ("}", "]")
 CLOSING = (*BRACKETS, QUOTE, ",", ":", ")", ";", ">", ".", "0", "1", "n", "t", "f", "-", "[", "{")
-# After everything else: space that may go on is a long way.
+# Tried last: whitespace that may repeat leads to no short end.
 SPACE = ("\n", " ")
 
-# Where nothing of CLOSING fits, a step needs the mask of the whole vocabulary; so many at most.
+# If no character fits, a step needs the mask of the whole vocabulary; at most this many such steps.
 MAX_GUESSES = 16
 
 
 class FormEnds:
-    """Short ways to the end, token by token: of JSON, and of what closes like it.
+    """Finds short ways to the end, token by token, for JSON and formats that close like it.
 
-    They are not always the shortest; where only some word ends a pattern there may be none.
+    They are not always the shortest; if only a certain word ends a pattern, none may be found.
     """
 
     def __init__(
         self, id_of: Callable[[str], int | None], ends: Sequence[int], first: Sequence[int] = ()
     ) -> None:
-        """`id_of`: of a single character, None where it is no token; `ends`: the model's end
-        tokens; `first`: the tokens of a text that is tried before anything else.
+        """`id_of`: gives the token id of a single character, None if it is not a token; `ends`: the
+        model's end tokens; `first`: the tokens of a text that is tried before anything else.
         """
         self._ends = tuple(ends)
         found = [id_of(char) for char in (*CLOSING, *SPACE)]
@@ -40,8 +41,8 @@ class FormEnds:
         self._quote, self._brackets = id_of(QUOTE), [id_of(char) for char in BRACKETS]
 
     def way(self, state: "LLMatcher", most: int) -> list[int] | None:
-        """The tokens that end the answer from `state` on, which is as it was afterwards; None where
-        `most` do not.
+        """The tokens that end the answer from `state` on; None if no way of at most `most` tokens
+        is found. `state` is restored afterwards.
         """
         tokens: list[int] = []
         num_guesses = 0
@@ -58,7 +59,7 @@ class FormEnds:
                 if found[0] in self._ends:
                     tokens += found
                     break
-                # A long text that is forced takes as long to find for each of its tokens.
+                # All at once: finding a long forced text again for each of its tokens is slow.
                 count = state.try_consume_tokens(found)
                 tokens += found[:count]
                 if count == 0:
@@ -70,11 +71,13 @@ class FormEnds:
         return tokens if len(tokens) <= most else None
 
     def without_end(self, way: Sequence[int]) -> list[int]:
-        """A way without the model's end token, where that is its last."""
+        """A way without the model's end token."""
         return [token_id for token_id in way if token_id not in self._ends]
 
     def _next(self, state: "LLMatcher") -> list[int]:
-        """The end, all that is forced, or the first of CLOSING that fits; empty where none does."""
+        """An end token, all forced tokens, `first`, or the first character that fits, in this
+        order; empty if nothing fits.
+        """
         if state.is_accepting():
             return [end for end in self._ends if state.validate_tokens([end])][:1]
         forced: list[int] = state.compute_ff_tokens()
@@ -93,7 +96,7 @@ class FormEnds:
 
 
 def _first_allowed(bits: bytes) -> list[int]:
-    """The lowest id that a mask admits: in the vocabularies of the field, a single character."""
+    """The lowest id that a mask allows: in common vocabularies, a single character."""
     for place, byte in enumerate(bits):
         if byte:
             return [8 * place + (byte & -byte).bit_length() - 1]

@@ -1,19 +1,21 @@
-"""Whose grammars a step follows, where those of all would hold up everybody's next token.
+"""Chooses which requests with slow grammars a step includes, so that they do not delay all others.
 
-A mask of an ordinary grammar takes well under a millisecond, one of an involved grammar tens of
-them. What such requests take of a step is bounded: they take turns, and the others go on.
+The mask of an ordinary grammar takes well under a millisecond, that of a complex grammar tens of
+milliseconds. The time of slow grammars in a step is limited: their requests take turns, and all
+other requests are in every step.
 """
 
 from collections.abc import Collection, Sequence
 
 from localllm.engine.request import Request
 
-# What grammars may take of a step together, unless one alone takes more; and what counts.
+# The most time that slow grammars may take of a step together, unless one alone takes more; and the
+# time per token above which a grammar counts as slow.
 BUDGET_S, _SLOW_S = 0.05, 0.001
 
 
 class GrammarTurns:
-    """Who has waited longest comes first."""
+    """Requests with slow grammars take turns; the one that has waited longest comes first."""
 
     def __init__(self, budget_s: float = BUDGET_S) -> None:
         self._budget_s = budget_s
@@ -21,7 +23,7 @@ class GrammarTurns:
         self._served: dict[Request, int] = {}
 
     def resting(self, running: Sequence[Request]) -> Collection[Request]:
-        """Those of the running requests that the next step leaves out."""
+        """The running requests that the next step leaves out."""
         costs = {
             request: request.matcher.cost_s
             for request in running

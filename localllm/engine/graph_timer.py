@@ -1,4 +1,4 @@
-"""Times calls on a GPU as a step makes them: captured, and with operands that come from memory."""
+"""Times GPU calls as they run in a step: captured in a graph, with operands read from memory."""
 
 from collections.abc import Callable
 
@@ -6,16 +6,16 @@ import torch
 
 from localllm.engine.device import seconds_on_gpu
 
-# Seconds of a call.
+# Returns the seconds that a call takes.
 Timer = Callable[[Callable[[], object]], float]
-# More than the second cache of any GPU there is.
+# Larger than the L2 cache of any GPU.
 _FLUSHED_BYTES = 512 << 20
 
 
 class GraphTimer:
-    """Each call is captured once, and what is in the second cache overwritten before each replay.
+    """Captures each call once, and overwrites the L2 cache before each replay.
 
-    A call that cannot be captured is timed as it is launched.
+    A call that cannot be captured is launched kernel by kernel and timed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class GraphTimer:
         return seconds_on_gpu(self._replays[call])
 
     def forget(self) -> None:
-        """Free what the captured calls hold."""
+        """Free the memory that captured calls hold."""
         self._replays.clear()
         torch.cuda.empty_cache()
 
@@ -38,7 +38,7 @@ class GraphTimer:
         for _ in range(2):
             call()
         torch.cuda.synchronize()
-        # A capture that fails may leave torch's allocator waiting for its end for ever.
+        # After a failed capture, torch's allocator may wait forever for its end.
         if _waits_for_values(call):
             return call
         graph = torch.cuda.CUDAGraph()
@@ -48,7 +48,7 @@ class GraphTimer:
 
 
 def _waits_for_values(call: Callable[[], object]) -> bool:
-    """Whether Python looks at what the device computes in it."""
+    """Whether the call makes Python wait for values from the device."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,4 +1,4 @@
-"""Who is told how the loading of a model goes on."""
+"""Receives progress messages while a model is loaded."""
 
 import logging
 from collections.abc import Callable
@@ -15,8 +15,10 @@ def _nobody(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """`line`: is told what is worth a line of its own; `doing`: what takes long just now, in words
-    that follow "loading Qwen3-8B, 12 s;".
+    """Callbacks for progress messages.
+
+    `line` gets messages that deserve a line of their own; `doing` gets what is taking long just
+    now, in words that follow "loading Qwen3-8B, 12 s;".
     """
 
     line: Tell = logger.info

@@ -1,4 +1,4 @@
-"""From a checkpoint folder and an EngineConfig to an engine: check, plan, load, in that order."""
+"""Builds an engine from a checkpoint folder and an EngineConfig: check, plan, load."""
 
 import hashlib
 import os
@@ -50,22 +50,22 @@ from localllm_kernels.choice import ALL_OWN, Choice
 from localllm_kernels.kv_cache import row_bytes
 from localllm_kernels.tunings import Tunings
 
-# Tokens in one step. On a CPU products are as fast with 64 rows as with 2,048, see
-# docs/performance.md, and whoever waits for the next token waits for the whole step.
+# Tokens in one step. On a CPU, matrix products reach the same speed with 64 rows as with 2,048 (see
+# docs/performance.md), and every request waits for the whole step for its next token.
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
 KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedDecoder:
-    """A decoder on its device, and the plan that its memory was taken by."""
+    """A decoder on its device, and the plan by which its memory was divided."""
 
     model: DecoderModel
     plan: MemoryPlan
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
-    # What its kernels take, and where that is kept; None where nothing is tuned.
+    # Configurations of its kernels; None if nothing is tuned.
     tunings: Tunings | None = None
 
 
@@ -78,8 +78,8 @@ def load_decoder(
 ) -> LoadedDecoder:
     """Load the weights in `folder`, whose config was read by `read_architecture`.
 
-    Everything that can be wrong with the files is found before memory is taken; `listener`
-    is told how it will be divided, and how it was. `draft`: the model that drafts, if one does.
+    The files are checked before memory is allocated; `listener` gets the plan for the memory, and
+    how it was divided in the end. `draft`: the draft model, if there is one.
 
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
@@ -97,8 +97,8 @@ def build_decoder(
     listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
 ) -> LoadedDecoder:
-    """A decoder with the weights of `source`, of which `resident_bytes` tells what they take for
-    a width of plain values.
+    """A decoder with the weights of `source`; `resident_bytes` gives their size in memory for the
+    byte width of an unquantized value.
 
     Raises: as `load_decoder`.
     """
@@ -166,7 +166,7 @@ def check_request(
     architecture: Architecture,
     config: EngineConfig,
 ) -> CheckRequest:
-    """What would be checked before such a model is used on the GPU here."""
+    """What the self-check of such a model on this GPU covers."""
     sizes = Sizes(architecture, *_types(architecture, config), config.block_size)
     tunings = _tuning_file(torch.device("cuda")).read()
     found = {} if config.deterministic else tunings.found
@@ -174,7 +174,7 @@ def check_request(
 
 
 def _types(architecture: Architecture, config: EngineConfig) -> tuple[torch.dtype, torch.dtype]:
-    """Of what is computed, and of keys and values."""
+    """The dtype of computation, and that of cached keys and values."""
     name = architecture.dtype if config.dtype == "auto" else config.dtype
     dtype: torch.dtype = getattr(torch, name)
     return dtype, KV_DTYPES.get(config.kv_cache_dtype, dtype)
@@ -200,7 +200,7 @@ def load_draft(
     config: EngineConfig,
     listener: Listener = LOGGED,
 ) -> LoadedDecoder:
-    """The decoder that drafts for another one, with a cache of next to nothing in its plan.
+    """Load the decoder of a draft model; its plan has a cache of one block only.
 
     Raises: as `load_decoder`.
     """
@@ -215,12 +215,12 @@ def build_engine(
     weights_id: str,
     draft: LoadedDecoder | None = None,
 ) -> Engine:
-    """An engine around a decoder; `weights_id` stands for its weights in the keys of blocks."""
+    """An engine for a decoder; `weights_id` stands for its weights in the keys of blocks."""
     plan, architecture = loaded.plan, loaded.model.architecture
     num_blocks = [group.num_blocks for group in plan.groups]
-    # Where the model has no full group, a last one is for what drafts.
+    # If the model has no full group, the plan ends with one for the draft model.
     kv_cache = _allocate(loaded, config, num_blocks[: len(architecture.cache_groups)])
-    # What the bits of keys and values depend on besides the tokens.
+    # Everything besides the tokens that the bits of keys and values depend on.
     parts = (
         weights_id,
         loaded.dtype,
@@ -286,9 +286,7 @@ def build_engine(
 
 
 def _draft_token_bytes(draft: LoadedDecoder) -> int:
-    """What a token takes in the cache of a model that drafts, all of whose groups go by the table
-    of a full one.
-    """
+    """Bytes per token in a draft model's cache; all its groups use the table of a full group."""
     plan = draft.plan
     return sum(group.block_bytes for group in plan.groups) // plan.block_size
 
@@ -296,7 +294,7 @@ def _draft_token_bytes(draft: LoadedDecoder) -> int:
 def _allocate(
     loaded: LoadedDecoder, config: EngineConfig, num_blocks: Sequence[int]
 ) -> PagedKVCache:
-    """The cache of a decoder; `num_blocks`: of each of its groups."""
+    """The cache of a decoder, with `num_blocks` blocks in each of its groups."""
     return PagedKVCache.allocate(
         loaded.model.architecture, num_blocks, config.block_size, loaded.kv_dtype, loaded.device
     )
@@ -311,8 +309,8 @@ def _make_runner(
     tables: Sequence[int] | None = None,
     taps: Sequence[int] = (),
 ) -> Runner:
-    """What runs a decoder on its device; `longest`: tokens of a request; `threads`, `tables`,
-    `taps`: see ModelRunner.
+    """The runner of a decoder on its device; `longest`: the most tokens of a request; `threads`,
+    `tables`, `taps`: see ModelRunner.
     """
     if not loaded.model.ops.traits.captures or loaded.device.type != "cuda":
         own_threads = threads if loaded.device.type == "cpu" else None
@@ -325,7 +323,7 @@ def _make_runner(
 
 
 def select_device(config: EngineConfig) -> torch.device:
-    """The device that `config` asks for. Raises: BackendError for a GPU that is not there."""
+    """The device that `config` asks for. Raises: BackendError if it asks for a missing GPU."""
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
         raise BackendError(
@@ -338,13 +336,13 @@ def select_device(config: EngineConfig) -> torch.device:
 
 
 def step_tokens(device: str) -> int:
-    """Tokens in one step on a `cpu` or a `cuda`, where nobody says otherwise."""
+    """The default number of tokens in one step on `cpu` or `cuda`."""
     return _STEP_TOKENS[device]
 
 
 def library_folder() -> Path | None:
-    """Where the kernels of this processor are kept; None where there is no such place."""
-    return private_folder(cache_folder("kernels"), "kernels are compiled anew at each start")
+    """Where compiled CPU kernels are kept; None if there is no usable folder."""
+    return private_folder(cache_folder("kernels"), "kernels are compiled again at each start")
 
 
 def _tuning_file(device: torch.device) -> TuningFile:
@@ -352,19 +350,19 @@ def _tuning_file(device: torch.device) -> TuningFile:
 
 
 def total_bytes(device: torch.device) -> int:
-    """Bytes of its memory."""
+    """Total bytes of a device's memory."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes of its memory that a program could take now."""
+    """Bytes of a device's memory that a program could allocate now."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps of what was freed
+        torch.cuda.empty_cache()  # return freed memory that torch still holds
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        # What the system could give without swapping; free pages alone leave out its file cache.
+        # Memory available without swapping; free pages alone would leave out the file cache.
         lines = Path("/proc/meminfo").read_text().splitlines()
         [available] = [line for line in lines if line.startswith("MemAvailable:")]
         return int(available.split()[1]) * 1024

@@ -1,10 +1,10 @@
-"""Where an answer stands in its grammar: which tokens may come next, and which must.
+"""Tracks an answer's position in its grammar: which tokens may come next, and which must.
 
-A matcher is kept on the host and moves on when a token is booked, never before. What a draft would
-lead to is looked at and taken back.
+A matcher lives on the host and advances only when a token has been sampled for good. Drafts are
+tried on it and rolled back.
 
-Where the tokens of an answer run short it is led to the end of its form: then one token may come
-next, as the grammar and the number of tokens that are left say, and nothing else.
+When few tokens are left, the answer is led to the end of its grammar: then exactly one token is
+allowed next, given by the grammar and the number of tokens left.
 """
 
 import time
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from llguidance import LLMatcher
 
-# Of tokens that a grammar leaves no choice about, so many are drafted at once.
+# The most tokens that are drafted at once because the grammar allows no others.
 MAX_FORCED = 16
-# An answer is led to its end where so many tokens more are left than the way there takes; and
-# nobody looks for that way before so many are left, or twice as many as the shortest answer takes.
+# An answer is led to its end once at most _SPARE tokens more are left than the way there takes. The
+# way is searched for only when _WATCHED tokens are left, or twice as many as the shortest answer
+# takes, whose length is searched for up to LONGEST_WAY.
 _SPARE, _WATCHED, LONGEST_WAY = 8, 64, 512
 
 
@@ -35,7 +36,7 @@ _R = TypeVar("_R")
 def _timed(
     method: "Callable[Concatenate[Matcher, _P], _R]",
 ) -> "Callable[Concatenate[Matcher, _P], _R]":
-    """What a call takes counts to the cost of the next token."""
+    """Add the time of each call to the cost of the next token."""
 
     @wraps(method)
     def call(matcher: "Matcher", /, *arguments: _P.args, **named: _P.kwargs) -> _R:
@@ -49,15 +50,18 @@ def _timed(
 
 
 class Matcher:
-    """The state of one sample. `is_finished`: the answer is complete, and nothing can be added.
+    """The grammar state of one sample.
 
-    `cost_s`: seconds that a token takes of who computes steps, as far as that is known.
+    `is_finished`: the answer is complete, and no token can follow. `cost_s`: an estimate of the
+    seconds that one token takes of the step loop.
     """
 
     def __init__(
         self, state: "LLMatcher", ends: FormEnds | None = None, cost_s: float = 0.0
     ) -> None:
-        """`ends`: leads to the end; None: nobody does. `cost_s`: of the first token."""
+        """`ends`: finds the way to the end; None: answers are not led there. `cost_s`: of the first
+        token.
+        """
         self._state, self._ends = state, ends
         self.cost_s, self.spent_s = cost_s, 0.0
         self._num_left: int | None = None
@@ -65,13 +69,13 @@ class Matcher:
         self.is_finished = state.is_stopped() and not state.is_error()
 
     def copy(self) -> "Matcher":
-        """Another one in the same state."""
+        """An independent copy in the same state."""
         other = Matcher(self._state.deep_copy(), self._ends, self.cost_s)
         other._num_left, other._watched = self._num_left, self._watched
         return other
 
     def limit(self, num_tokens: int) -> None:
-        """The answer has at most so many tokens from here on."""
+        """Limit the answer to `num_tokens` tokens from here on."""
         if self._ends is not None:
             shortest = self._ends.way(self._state, LONGEST_WAY)
             self._num_left = num_tokens
@@ -79,25 +83,25 @@ class Matcher:
 
     @property
     def error(self) -> RequestError | None:
-        """Why the grammar cannot be followed any further, if so."""
+        """Why the grammar cannot be followed any further; None if it can."""
         if not self._state.is_error():
             return None
         if self._state.stop_reason() == "NoExtensionBias":
             return RequestError(
-                "no text that the model can write goes on within the grammar",
+                "the grammar allows no further text that the model's tokens can form",
                 param="grammar",
-                hint="a schema or grammar that leaves a way to its end",
+                hint="a schema or grammar that can always be completed",
             )
         return RequestError(
-            "the grammar became too complex to be followed",
+            "the grammar became too complex to follow",
             param="grammar",
             where=self._state.get_error().partition("\n")[0][:200],
             hint="a simpler schema or grammar",
         )
 
     def advance(self, token_id: int) -> None:
-        """The answer goes on with `token_id`, which is one that is allowed."""
-        # Slowly down: the next place may be as costly as the last ones.
+        """Append `token_id`, which must be allowed, to the answer."""
+        # The estimate falls slowly: the next token may cost as much as the last ones.
         self.cost_s, self.spent_s = max(self.spent_s, 0.8 * self.cost_s), 0.0
         self._state.consume_token(token_id)
         if self._num_left is not None:
@@ -107,7 +111,7 @@ class Matcher:
 
     @_timed
     def forced(self, count: int) -> list[int]:
-        """The next tokens, up to `count`, of the only text that is allowed, if there is one."""
+        """Up to `count` next tokens, as far as the grammar allows only one text; else none."""
         most = min(count, MAX_FORCED)
         way = self._way_out(0)
         if way is None or self._ends is None:
@@ -116,7 +120,7 @@ class Matcher:
 
     @_timed
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """How many of `token_ids` can follow, from the first on."""
+        """How many of `token_ids` are allowed to follow, from the first on."""
         allowed = list(token_ids)[: self._state.validate_tokens(list(token_ids))]
         if not self._is_watched(len(allowed)):
             return len(allowed)
@@ -129,9 +133,9 @@ class Matcher:
 
     @_timed
     def allows(self, draft: Sequence[int], token_id: int) -> bool:
-        """Whether `token_id` may come behind `draft`, which is allowed."""
+        """Whether `token_id` may follow `draft`, which must be allowed."""
         with self._behind(draft):
-            # Of the ways to write a text that is forced one is allowed.
+            # A forced text can be tokenized in several ways; only one of them is allowed.
             forced = self._way_out(len(draft)) or self._state.compute_ff_tokens()
             if forced:
                 return forced[0] == token_id
@@ -142,10 +146,10 @@ class Matcher:
 
     @_timed
     def mask(self, draft: Sequence[int], vocab_size: int) -> "npt.NDArray[np.bool_] | None":
-        """Which tokens may come behind `draft`, which is allowed; None where that cannot be said
-        any more (see `error`).
+        """Which tokens may follow `draft`, which must be allowed; bool [vocab_size]. None if the
+        grammar failed (see `error`).
         """
-        import numpy as np  # not for a program that only asks
+        import numpy as np  # imported late: not every program that has a matcher needs it
 
         with self._behind(draft):
             way = self._way_out(len(draft))
@@ -160,10 +164,10 @@ class Matcher:
 
     @_timed
     def fill(self, draft: Sequence[int], masks: "npt.NDArray[np.int32]") -> None:
-        """Write the tokens that may come behind 0, 1, … tokens of `draft` into as many rows.
+        """Write masks of the tokens that may follow the first 0, 1, … tokens of `draft`.
 
-        `masks`: int32 [1 + len(draft), vocab / 32], a bit for each token, all zero. Behind a draft
-        that is not allowed everything is: nobody reads on there.
+        `masks`: int32 [1 + len(draft), vocab / 32], a bit for each token, all zero. After a draft
+        token that is not allowed all bits are set, since those rows are not read.
         """
         moved = 0
         for row, token_id in zip(masks, (*draft, None), strict=True):
@@ -184,8 +188,8 @@ class Matcher:
         return self._num_left is not None and self._num_left - num_behind <= self._watched
 
     def _way_out(self, num_behind: int) -> list[int] | None:
-        """The way to the end where it has to be taken, from the state behind so many drafted
-        tokens; None where anything may be said that the grammar admits.
+        """The way to the end if it has to be taken now; None if all tokens that the grammar allows
+        may follow. `num_behind`: the number of drafted tokens in the current state.
         """
         if self._ends is None or self._num_left is None or not self._is_watched(num_behind):
             return None
@@ -195,7 +199,7 @@ class Matcher:
 
     @contextmanager
     def _behind(self, draft: Sequence[int]) -> Iterator[None]:
-        """The state behind `draft`, for a while."""
+        """Within the block, the state is the one after `draft`."""
         if draft:
             self._state.consume_tokens(list(draft))
         try:

@@ -1,5 +1,5 @@
-"""How the memory is divided: a pure function from sizes to a plan, before a weight is read; and
-what becomes of the plan once the weights are there.
+"""How memory is divided: a pure function from sizes to a plan, before any weight is read, and the
+correction of the plan once the weights are loaded.
 """
 
 from bisect import bisect_left
@@ -16,8 +16,8 @@ from localllm.model.blocks.block import RowBytes
 
 @dataclass(frozen=True, slots=True)
 class GroupMemory:
-    """Memory of a cache group: bytes of a block in all its layers, and blocks, the null block
-    included. `window`: None for a full group.
+    """Memory of a cache group: bytes of a block over all its layers, and the number of blocks,
+    null block included. `window`: None for a full group.
     """
 
     window: int | None
@@ -26,16 +26,16 @@ class GroupMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Of all its blocks."""
+        """Bytes of all its blocks."""
         return self.num_blocks * self.block_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes for each part, tokens in a step, and the context and blocks of each cache group that
-    they allow.
+    """Bytes for each part, tokens in a step, and the resulting context and blocks of each cache
+    group.
 
-    `budget_bytes` may be used in all, of `free_bytes`; `graphs_bytes`: of captured steps.
+    `budget_bytes`: how much of `free_bytes` may be used in all; `graphs_bytes`: for captured steps.
     """
 
     free_bytes: int
@@ -50,21 +50,21 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        """Of all blocks."""
+        """Bytes of all blocks of all groups."""
         return sum(group.num_bytes for group in self.groups)
 
     @property
     def token_bytes(self) -> int:
-        """What each further token takes: of full groups, or of all where there are none."""
+        """Bytes of each further token: in full groups, or in all groups if there are none."""
         return sum(group.block_bytes for group in _growing(self.groups)) // self.block_size
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens that the cache holds at once."""
+        """The number of tokens that the cache holds at once."""
         return (min(group.num_blocks for group in _growing(self.groups)) - 1) * self.block_size
 
     def describe(self) -> str:
-        """One line for a terminal."""
+        """The plan in one line for a terminal."""
         graphs = f", graphs {_gib(self.graphs_bytes)}" if self.graphs_bytes else ""
         return (
             f"memory: weights {_gib(self.weights_bytes)}, KV cache {_gib(self.kv_bytes)} for "
@@ -75,7 +75,7 @@ class MemoryPlan:
 
 
 def _growing(groups: Sequence[GroupMemory]) -> list[GroupMemory]:
-    """The full groups, which grow with every token; all groups where there is no full one."""
+    """The full groups, which grow with every token; all groups if none is full."""
     return [group for group in groups if group.window is None] or list(groups)
 
 
@@ -93,22 +93,23 @@ def plan_memory(
     draft_bytes: int = 0,
     gathers: bool = True,
 ) -> MemoryPlan:
-    """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens`, KV
-    cache, whose rows take `row_bytes`, and captured steps of `graph_rows` rows in all. A draft
-    model, whose weights are there, takes `draft_token_bytes` more for each token of a full group,
-    which is added where there is none, and `draft_bytes` for its steps.
+    """Divide `free_bytes` among weights, activations of steps of `max_num_batched_tokens` tokens,
+    KV cache, whose rows take `row_bytes`, and captured steps of `graph_rows` rows in all.
 
-    `gathers`: state is taken out of its blocks before it is read, as torch's operators do.
+    A draft model, whose weights are already loaded, takes `draft_bytes` for its steps, and
+    `draft_token_bytes` more for each token in one full group; if there is no full group, one is
+    added. `gathers`: attention copies keys and values out of their blocks before it reads them, as
+    torch's operators do.
 
-    Without an explicit context, the context is the model's, or what fits. The cache holds
-    `max_num_seqs` whole contexts if there is room, and at least one.
+    Without an explicit context, the context is the model's, or as much of it as fits. The cache
+    holds `max_num_seqs` whole contexts if there is room, and at least one.
 
-    Raises: GpuMemoryError with a table of the parts where not even that fits.
+    Raises: GpuMemoryError with the size of each part if not even that fits.
     """
     width = 4 * model.hidden_size + model.workspace
     drafts = engine.speculation.drafter != "off"
     num_logit_rows = engine.max_num_seqs + MAX_DRAFTED_TOKENS * drafts
-    # Of captured steps each keeps its logits, in the model's precision and in float32.
+    # Each captured step keeps its logits, in the model's precision and in float32.
     graphs_bytes = graph_rows * (model.vocab_size * (4 + item_bytes) + width * item_bytes)
     step_bytes = max_num_batched_tokens * width * max(item_bytes, 4) + draft_bytes
     step_bytes += 3 * num_logit_rows * model.vocab_size * 4  # logits twice, and counts of tokens
@@ -122,8 +123,10 @@ def plan_memory(
         max_num_batched_tokens,
     )
 
+    gathering = tuple(model.blocks()) if gathers else ()
+
     def attention_bytes(context: int) -> int:
-        return model.gathered_bytes(context) if gathers else 0
+        return max((block.gathered_bytes(context) for block in gathering), default=0)
 
     def left_beside(context: int) -> int:
         return max(0, left - attention_bytes(context))
@@ -138,8 +141,8 @@ def plan_memory(
         max_model_len = min(longest, count * engine.block_size)
     elif longest > model.max_position_embeddings:
         raise RequestError(
-            f"the model knows {model.max_position_embeddings:,} positions, "
-            f"a context of {longest:,} was asked for",
+            f"the model has {model.max_position_embeddings:,} positions, "
+            f"but a context of {longest:,} was requested",
             param="max_model_len",
             hint=f"--ctx {model.max_position_embeddings}, or auto",
         )
@@ -156,7 +159,7 @@ def plan_memory(
         max_model_len,
         max_num_batched_tokens,
     )
-    # An explicit cache size may hold less than a context; requests are then held to the cache.
+    # An explicit cache size may be below one context; the cache then limits requests.
     needed = shares.one(max_model_len)
     has_room = engine.kv_cache_tokens is not None or 0 < needed <= left_beside(max_model_len)
     fits = has_room and max_model_len > 0 and all(g.num_blocks > 1 for g in plan.groups)
@@ -171,7 +174,7 @@ def plan_memory(
 def _group_memory(
     model: Architecture, block_size: int, row_bytes: RowBytes, draft_token_bytes: int
 ) -> Iterator[GroupMemory]:
-    """The groups of a model and of what drafts for it, without blocks."""
+    """The cache groups of a model and its draft model, with no blocks yet."""
     for group in model.cache_groups:
         token_bytes = group.token_bytes(row_bytes)
         if group.state.window is None:
@@ -182,13 +185,14 @@ def _group_memory(
         yield GroupMemory(None, draft_token_bytes * block_size)
 
 
-# Of the cache, so much at most goes to windows of more requests than one, beside full groups.
+# Beside full groups, a window group gets at most this fraction (1 / 4) of the cache, unless one
+# request alone needs more.
 _WINDOWS_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """How a number of bytes is divided among cache groups."""
+    """Divides a number of bytes among cache groups."""
 
     groups: tuple[GroupMemory, ...]
     block_size: int
@@ -196,65 +200,67 @@ class _Shares:
     chunk: int
 
     def held(self, group: GroupMemory, context: int) -> int:
-        """Blocks that a request of `context` tokens holds at most."""
+        """The most blocks that a request of `context` tokens holds in `group`."""
         return most_blocks(group.window, self.block_size, context, self.chunk)
 
     def for_one(self, context: int) -> tuple[GroupMemory, ...]:
-        """Blocks for a single request."""
+        """The groups with blocks for a single request of `context` tokens."""
         return tuple(
             replace(group, num_blocks=1 + self.held(group, context)) for group in self.groups
         )
 
     def one(self, context: int) -> int:
-        """Bytes of those."""
+        """Bytes for a single request of `context` tokens."""
         return sum(group.num_bytes for group in self.for_one(context))
 
     def for_tokens(self, num_tokens: int) -> tuple[GroupMemory, ...]:
-        """Blocks for so many tokens, as they were asked for."""
+        """The groups with blocks for an explicit number of tokens."""
         num_blocks = num_tokens // self.block_size + 1
         return tuple(replace(group, num_blocks=num_blocks) for group in self.groups)
 
     def divide(self, num_bytes: int, context: int) -> tuple[GroupMemory, ...]:
-        """Blocks for as many requests of `context` tokens as there is room for, up to
+        """The groups with blocks for as many requests of `context` tokens as fit, up to
         `max_num_seqs`.
 
-        Windows beside full groups are enough for all of these, as far as they take no more than a
-        share: shorter requests, of which more have room, have windows as large.
+        Window groups beside full ones get blocks for `max_num_seqs` requests, as far as these take
+        no more than a share of the bytes: shorter requests, of which more fit, need windows just as
+        large.
         """
         growing = _growing(self.groups)
-        found = []
-        for group in self.groups:
-            if group not in growing:
-                own = self.held(group, context)
-                most = num_bytes // _WINDOWS_SHARE // max(1, own * group.block_bytes)
-                group = replace(group, num_blocks=1 + max(1, min(self.max_num_seqs, most)) * own)
-            found.append(group)
-        left = num_bytes - sum(group.num_bytes for group in found)
-        together = sum(group.block_bytes for group in growing)
+        windows = {
+            group: self._window_blocks(group, num_bytes, context)
+            for group in self.groups
+            if group not in growing
+        }
+        left = num_bytes - sum(group.block_bytes * count for group, count in windows.items())
+        room = left // sum(group.block_bytes for group in growing)
         most = self.max_num_seqs * -(-context // self.block_size)
-        blocks = 1 + min(max(0, left // together - 1), most)
-        return tuple(
-            replace(group, num_blocks=blocks) if group in growing else group for group in found
-        )
+        blocks = 1 + min(max(0, room - 1), most)
+        return tuple(replace(group, num_blocks=windows.get(group, blocks)) for group in self.groups)
+
+    def _window_blocks(self, group: GroupMemory, num_bytes: int, context: int) -> int:
+        own = self.held(group, context)
+        room = num_bytes // _WINDOWS_SHARE // max(1, own * group.block_bytes)
+        return 1 + max(1, min(self.max_num_seqs, room)) * own
 
     def hold(self, groups: Sequence[GroupMemory], context: int) -> bool:
-        """Whether a request of `context` tokens fits into them."""
+        """Whether a request of `context` tokens fits into `groups`."""
         return all(group.num_blocks > self.held(group, context) for group in groups)
 
 
 def reconcile(plan: MemoryPlan, engine: EngineConfig, free_bytes: int) -> MemoryPlan:
-    """The plan once the weights are on the device, of which `free_bytes` are free now.
+    """The plan once the weights are on the device, which now has `free_bytes` free.
 
-    The cache gets what is left, where that is less than was planned: weights that took more, or
-    somebody else who came in the meantime.
+    If less is left for the cache than planned, it gets what is left: the weights may have taken
+    more, or another process may have taken memory meanwhile.
 
-    Raises: GpuMemoryError where not one context fits any more.
+    Raises: GpuMemoryError if not even one context fits any more.
     """
     taken = max(0, plan.free_bytes - free_bytes)
     left = plan.budget_bytes - taken - plan.activations_bytes - plan.graphs_bytes
     groups = plan.groups
     if plan.kv_bytes > left:
-        # Windows stay as they are; what grows takes the rest.
+        # Window groups stay as they are; the growing groups take the rest.
         growing = _growing(groups)
         rest = left - sum(group.num_bytes for group in groups if group not in growing)
         num_blocks = max(0, rest) // sum(group.block_bytes for group in growing)
@@ -275,7 +281,7 @@ def reconcile(plan: MemoryPlan, engine: EngineConfig, free_bytes: int) -> Memory
 
 
 def describe_taken(plan: MemoryPlan, planned: MemoryPlan, free_bytes: int) -> str:
-    """What became of a plan, one line for a terminal; `free_bytes` are free now."""
+    """How a plan turned out, in one line for a terminal; `free_bytes` are free now."""
     cache = _gib(plan.kv_bytes)
     if plan.groups != planned.groups:
         cache += f" (planned {_gib(planned.kv_bytes)})"

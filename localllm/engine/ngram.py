@@ -1,8 +1,8 @@
-"""Drafts from text that has been seen: what followed the newest tokens the last time they stood.
+"""Drafts from earlier text: the tokens that followed the last occurrence of the newest tokens.
 
-Prompt lookup (Saxena 2023) over a request's own tokens, and over those of requests that ended not
-long ago: earlier turns, and phrases that come again. It costs no arithmetic, so it is worth trying
-wherever text repeats itself: edits, quotations, code.
+This is prompt lookup (Saxena 2023) over a request's own tokens, and over those of recently ended
+requests: earlier turns, and recurring phrases. It needs no model, so it is worth trying wherever
+text repeats itself: edits, quotations, code.
 """
 
 from collections import defaultdict, deque
@@ -17,13 +17,13 @@ from localllm.engine.suffix_index import END_OF_TEXT, SuffixIndex
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Tokens of ended requests that are remembered, at least; at most twice as many.
+# At least this many tokens of ended requests are remembered, and at most twice as many.
 PHRASE_TOKENS = 1 << 16
-# Prompts whose indices are kept, for the next turn and for others that begin like them.
+# Prompts whose indices are kept, for the next turn and for requests with the same beginning.
 _KEPT_PROMPTS = 4
-# Tokens that are indexed beside each step, besides as many as it computes.
+# Each step, as many tokens are indexed as it computes, and this many more.
 _WORK_TOKENS = 256
-# New tokens that a look at a request may take into its index.
+# The most new tokens that `propose` indexes itself.
 _LONGEST_LAG = 64
 
 
@@ -32,10 +32,10 @@ NOT_KNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens that may come next; the more of the text before them has matched, the likelier.
+    """Tokens that may come next; the longer the match before them, the likelier they are.
 
-    `match_length`: so many tokens in front of the first one. Tokens that are still to be found have
-    the id NOT_KNOWN (see Drafter.complete).
+    `match_length`: the number of tokens before the first one that matched. Tokens that are not
+    known yet have the id NOT_KNOWN (see Drafter.complete).
     """
 
     token_ids: list[int]
@@ -43,14 +43,15 @@ class Proposal:
 
 
 class NgramDrafter:
-    """The suffix index of each running request, and one of what ended requests have said."""
+    """Drafts from the suffix index of each running request, and one over ended requests."""
 
     def __init__(self, min_match: int, max_match: int) -> None:
         self._min, self._max = min_match, max_match
-        # None until it is begun; and the requests whose text is not indexed up to its end.
+        # The index of each request, None until it is begun; and the requests whose text is not
+        # fully indexed.
         self._indices: dict[Request, SuffixIndex | None] = {}
         self._behind: dict[Request, None] = {}
-        # What is remembered of ended requests, for each salt.
+        # Indices of prompts, and of the text of ended requests, for each salt.
         self._prompts: defaultdict[bytes, deque[SuffixIndex]] = defaultdict(
             lambda: deque(maxlen=_KEPT_PROMPTS)
         )
@@ -81,7 +82,7 @@ class NgramDrafter:
         return bool(self._behind) or any(each.num_missing for each in self._phrases.values())
 
     def work(self, batch: ScheduledBatch) -> None:
-        """See Drafter: takes tokens of the requests, and of what was said, into the indices."""
+        """See Drafter: indexes tokens of running and of ended requests."""
         num_tokens = _WORK_TOKENS + sum(entry.num_scheduled_tokens for entry in batch.requests)
         for request in list(self._behind):
             if num_tokens <= 0:
@@ -91,15 +92,15 @@ class NgramDrafter:
             num_tokens -= phrases.work(num_tokens)
 
     def propose(self, request: Request, count: int) -> Proposal | None:
-        """Up to `count` tokens behind those of `request`, whose ids must all be here; None where
-        nothing matches, or is not indexed yet.
+        """Up to `count` tokens to follow those of `request`, whose ids must all be on the host;
+        None if nothing matches, or the text is not indexed yet.
         """
         index = self._indices.get(request)
         if index is None or request in self._behind:
             return None
         missing = request.token_ids[len(index) :]
         if len(missing) > _LONGEST_LAG:
-            self._behind[request] = None  # nobody has asked for long
+            self._behind[request] = None  # the last call was long ago
             return None
         index.extend(missing)
         own = index.match
@@ -113,11 +114,11 @@ class NgramDrafter:
         return Proposal(index.repetition(count), own.length)
 
     def complete(self, batch: ScheduledBatch) -> None:
-        """See Drafter: proposals come with their tokens."""
+        """See Drafter: nothing to do, since proposals have their tokens."""
 
     @property
     def taps(self) -> Sequence[int]:
-        """See Drafter: it sees ids only."""
+        """See Drafter: none, since it uses token ids only."""
         return ()
 
     def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
@@ -127,11 +128,13 @@ class NgramDrafter:
         """See Drafter."""
         self._behind.pop(request, None)
         if self._indices.pop(request, None) is not None:
-            # What the cache held was said by a request before this one.
+            # Cached tokens were already added by an earlier request.
             self._phrases[request.salt].add(request.token_ids[request.num_cached_tokens :])
 
     def _begin(self, request: Request) -> SuffixIndex:
-        """The index of the longest text that is kept and that the request's tokens begin with."""
+        """A copy of the index of the longest kept prompt that the request begins with, or a new
+        index.
+        """
         prompts = self._prompts[request.salt]
         kept = [index for index in prompts if index.begins(request.token_ids)]
         if kept:
@@ -139,7 +142,7 @@ class NgramDrafter:
         return SuffixIndex(self._min, self._max)
 
     def _index(self, request: Request, num_tokens: int) -> int:
-        """Take up to `num_tokens` into a request's index; how many it were."""
+        """Add up to `num_tokens` tokens to a request's index; returns how many were added."""
         index = self._indices[request]
         if index is None:
             index = self._indices[request] = self._begin(request)
@@ -155,7 +158,7 @@ class NgramDrafter:
 
 
 class _Phrases:
-    """Texts in two indices; when the younger is full, the older is dropped."""
+    """Text of ended requests in two indices; when the younger is full, the older is dropped."""
 
     def __init__(self, min_match: int, max_match: int) -> None:
         self._limits = (min_match, max_match)
@@ -167,7 +170,7 @@ class _Phrases:
 
     @property
     def num_missing(self) -> int:
-        """Tokens that are not indexed yet."""
+        """The number of tokens that are not indexed yet."""
         return len(self._missing)
 
     def add(self, token_ids: Sequence[int]) -> None:
@@ -175,7 +178,7 @@ class _Phrases:
         self._missing.append(END_OF_TEXT)
 
     def work(self, num_tokens: int) -> int:
-        """Index up to so many; how many it were."""
+        """Index up to `num_tokens` tokens; returns how many were indexed."""
         num_new = min(len(self._missing), num_tokens)
         self._younger.extend([self._missing.popleft() for _ in range(num_new)])
         if len(self._younger) >= PHRASE_TOKENS:

@@ -1,4 +1,4 @@
-"""What an operator is held against: the right result, and the time of what would take its place."""
+"""What an operator is compared with: the exact result, and the time of its alternative."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from torch import Tensor
 from localllm.model.architecture import Architecture
 from localllm_kernels.choice import Piece
 
-# Units of rounding that a value may be off by, of its own size and of what its row has on average:
-# about twice what the worst of a million sums of rounded terms shows.
+# How many rounding units a value may be off, relative to its own size plus its row's root mean
+# square: about twice the worst error among a million sums of rounded terms.
 TOLERANCE = 10.0
-# Float32 sums in another order; a product of inputs that are rounded to fewer bits is far outside.
+# Covers float32 sums in another order; a product of inputs rounded to fewer bits is far outside.
 _FLOAT32_UNIT = 2e-6
 
 
@@ -20,8 +20,9 @@ _FLOAT32_UNIT = 2e-6
 class OperatorCase:
     """One operator on one set of inputs.
 
-    `distance`: computes it, and tells how far from the right result it is, in what is allowed;
-    `own`, `plain`: it and what would take its place, to be timed; `rows`: of its inputs.
+    `distance`: computes it, and returns its distance from the exact result as a multiple of the
+    tolerance; `own`, `plain`: the operator and its alternative, to be timed; `rows`: rows of its
+    inputs.
     """
 
     piece: Piece
@@ -34,7 +35,7 @@ class OperatorCase:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the shapes of a model's operators follow from, and the types that it computes in."""
+    """What determines the shapes of a model's operators, and the dtypes that it computes in."""
 
     architecture: Architecture
     dtype: torch.dtype
@@ -43,8 +44,8 @@ class Sizes:
 
 
 def distance(found: Tensor, exact: Tensor, unit: float) -> float:
-    """How far the worst value is from where it should be, in what is allowed; infinite where it is
-    no number, or the shapes differ. `unit`: see `unit_of`.
+    """The largest error of a value as a multiple of the tolerance; infinite if a value is NaN or
+    the shapes differ. `unit`: see `unit_of`.
     """
     if found.shape != exact.shape:
         return float("inf")
@@ -56,5 +57,7 @@ def distance(found: Tensor, exact: Tensor, unit: float) -> float:
 
 
 def unit_of(dtype: torch.dtype) -> float:
-    """Half the distance between neighbours, as a share of the smaller one."""
+    """The rounding unit of a dtype: half the distance between neighbours, relative to the smaller
+    one. For float32, at least the error of a sum in another order.
+    """
     return max(torch.finfo(dtype).eps / 2, _FLOAT32_UNIT if dtype == torch.float32 else 0.0)

@@ -1,7 +1,7 @@
-"""The operators that a model is about to use, each on its own shapes, beside what it should give.
+"""The operators that a model is about to use, on the model's own shapes, with their references.
 
-What an operator gives is held against torch's in float32, and its time against that of what would
-compute in its place. Inputs are drawn; weights are those of the model's first layer and its head.
+The result of an operator is compared with torch's in float32, and its time with that of its
+alternative. Inputs are random; weights are those of the model's first layer and its head.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,8 @@ from localllm_kernels.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, dequantize_rows, quantize_rows
 from localllm_kernels.sample import SamplingRows, sample_reference
 
-# The greatest step between neighbours among the codes of a row, as a share of what it has on
-# average; codes may differ by one where a quotient lies between two.
+# The largest step between neighbouring codes, relative to the root mean square of a row; codes may
+# differ by one if a quotient lies between two.
 _CODE_STEPS = {torch.int8: 0.05, torch.float8_e4m3fn: 0.3}
 _CONTEXT, _NEW = 1000, 200  # tokens of a request, and of a prompt
 
@@ -32,7 +32,7 @@ def operator_cases(
     device: torch.device,
     tables: Callable[[Choice], Ops],
 ) -> Iterator[OperatorCase]:
-    """Every case, what was made for one let go before the next; `tables`: the operators by choice.
+    """Yield every case; its tensors are freed before the next. `tables`: the operators by choice.
 
     Raises: as `WeightReader`.
     """
@@ -45,11 +45,11 @@ def operator_cases(
             yield cases.gate(rows, inner)
         for attention in dict.fromkeys(replace(each, window=None) for each in attentions):
             yield cases.rotation(rows, attention)
-    # A prompt beside another one, and a turn behind a conversation, by the kernel for many alone.
+    # Two prompts in a step, and a turn after a long conversation, by the many-queries kernel alone.
     many = ([(_CONTEXT, _NEW), (_NEW, _NEW)], [(4 * _CONTEXT, 70)])
     alone = tables(Choice(frozenset([Piece.FEW_QUERIES])))
     for attention in attentions:
-        # Of one request, of several, and of a draft as long as the kernels for few have rows for.
+        # One request, several requests, and the longest draft that the few-queries kernel takes.
         drafted = max(1, 16 * attention.num_kv_heads // attention.num_heads)
         few = ([(_CONTEXT, 1)], [(1000 // (i + 1) + 17, 1) for i in range(4)], [(300, drafted)])
         for requests in few:
@@ -59,7 +59,7 @@ def operator_cases(
                 yield cases.attention(Piece.KEY_FRAGMENTS, requests, attention, fragments, own)
         for requests in many:
             yield cases.attention(Piece.MANY_QUERIES, requests, attention, alone, TORCH_OPS)
-        # A prompt beside an answer, which takes both.
+        # A prompt and a decoding request in one step, which takes both kernels.
         yield cases.attention(Piece.FEW_QUERIES, [(_CONTEXT, _NEW), (_CONTEXT, 1)], attention)
     if own.sample is not None:
         yield cases.sampling(own.sample)
@@ -67,15 +67,15 @@ def operator_cases(
 
 
 class _Cases:
-    """What needs no weights but those of norms, which are drawn."""
+    """Cases that need no weights except those of norms, which are random."""
 
     def __init__(self, sizes: Sizes, device: torch.device, ops: Ops) -> None:
         self._sizes, self._device, self._ops = sizes, device, ops
         self._unit = unit_of(sizes.dtype)
 
     def norms(self, rows: int) -> Iterator[OperatorCase]:
-        """The norm, and that of a sum."""
-        hidden, eps = self._sizes.architecture.hidden_size, self._sizes.architecture.rms_norm_eps
+        """The norm, and the norm of a sum."""
+        hidden, eps = self._sizes.architecture.hidden_size, self._sizes.architecture.norm.eps
         x, residual, weight = (
             self._values(rows, hidden),
             self._values(rows, hidden),
@@ -136,7 +136,7 @@ class _Cases:
                 slots,
                 query_norm=norm,
                 key_norm=norm,
-                eps=sizes.eps,
+                eps=1e-6 if sizes.norms is None else sizes.norms.eps,
             )
 
         shape = (num_blocks, kv_heads, block, dim)
@@ -169,8 +169,9 @@ class _Cases:
         ops: Ops | None = None,
         rival: Ops = TORCH_OPS,
     ) -> OperatorCase:
-        """`requests`: keys of each, and how many of them are new; `ops`: another table, and what
-        would take its place.
+        """Attention of `requests`: the keys of each, and how many of them are new.
+
+        `ops`: the table to check, by default this library's; `rival`: its alternative.
         """
         own = ops or self._ops
         device, block, window = self._device, self._sizes.block_size, sizes.window
@@ -192,7 +193,7 @@ class _Cases:
                 cu_seqlens_q=starts,
                 seq_lens=keys,
                 max_query_len=max(new),
-                scale=sizes.head_dim**-0.5,
+                scale=sizes.score_scale,
                 window=window,
             )
 
@@ -209,7 +210,7 @@ class _Cases:
         )
 
     def sampling(self, own: Callable[[Tensor, SamplingRows], Tensor]) -> OperatorCase:
-        """A greedy row and rows with filters: the same tokens but for one near tie."""
+        """A greedy row and rows with filters: the tokens must match, except for one near tie."""
         count, device = 8, self._device
         logits = 4 * torch.randn(count, self._sizes.architecture.vocab_size, device=device)
         index = torch.arange(count, device=device)
@@ -250,7 +251,7 @@ class _Cases:
         return KVCache(key, value, scales[0], scales[1])
 
     def _filled(self, shape: tuple[int, ...]) -> tuple[KVCache, KVCache]:
-        """A cache of drawn keys and values, and the same in float32."""
+        """A cache of random keys and values, and the same in float32."""
         dtype = self._sizes.kv_dtype
         key, value = (torch.randn(shape, device=self._device) for _ in range(2))
         if dtype not in CODE_LIMITS:

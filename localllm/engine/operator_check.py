@@ -1,13 +1,13 @@
-"""Checks operators in a process of its own: `python -m localllm.engine.operator_check`.
+"""Checks operators in a separate process: `python -m localllm.engine.operator_check`.
 
-It is told on stdin what to check (a pickled `CheckRequest`, from its own parent), and ends when
-that closes. A line of JSON on stdout tells each thing that happens:
+It reads what to check from stdin (a pickled `CheckRequest`, from its own parent), and exits when
+stdin closes. It reports each event as a line of JSON on stdout:
 
     {"event": "begins", "piece", "name", "rows"}
-    {"event": "compiled"}                             it ran once
+    {"event": "compiled"}                             the operator ran once
     {"event": "done", "distance", "own_s", "plain_s"}
-    {"event": "failed", "why", "is_memory", "is_fatal"}  for want of memory; with the device
-    {"event": "over"}                                 nothing is left
+    {"event": "failed", "why", "is_memory", "is_fatal"}  out of memory; the device is lost
+    {"event": "over"}                                 no case is left
 """
 
 import json
@@ -40,9 +40,11 @@ _REPEATS = 7
 
 @dataclass(frozen=True, slots=True)
 class CheckRequest:
-    """What is to be checked. `weights`: files whose headers are checked, or what draws them;
-    `share`: of several processes that only compile, which one of how many this is; `settled`:
-    pieces that need no check any more; `done`: cases, by piece, name and rows.
+    """What is to be checked.
+
+    `weights`: files whose headers are already checked, or a source of random weights; `share`: for
+    a process that only compiles, its index and the number of such processes; `settled`: pieces that
+    need no further check; `done`: cases that are done, by piece, name and rows.
     """
 
     weights: WeightMap | RandomWeights
@@ -55,17 +57,17 @@ class CheckRequest:
 
 
 class Place(Protocol):
-    """Where operators are checked, and which."""
+    """The device on which operators are checked, and the operators."""
 
     @property
     def device(self) -> torch.device:
-        """Of inputs and weights."""
+        """The device of inputs and weights."""
 
     def tables(self, request: CheckRequest) -> Callable[[Choice], Ops]:
         """The operators by choice."""
 
     def timer(self) -> Timer:
-        """What tells the seconds of a call."""
+        """A timer that returns the seconds of a call."""
 
 
 class _Gpu:
@@ -90,7 +92,7 @@ class _Gpu:
 
 
 def main(place: Place) -> int:
-    """Check what stdin asks for; the exit code, 3 behind a fatal error."""
+    """Check what stdin asks for; returns the exit code, 3 after a fatal error."""
     request: CheckRequest = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     make_products_reproducible()
@@ -141,7 +143,9 @@ def _cases(request: CheckRequest, place: Place) -> Iterator[OperatorCase]:
 
 
 def _times(case: OperatorCase, timer: Timer) -> tuple[float, float]:
-    """Of both ways, which alternate: the shortest, since others use the machine too."""
+    """The shortest times of the operator and its alternative, measured in turn, since other
+    processes may use the machine too.
+    """
     own_s, plain_s = [], []
     for _ in range(_REPEATS):
         own_s.append(timer(case.own))
@@ -150,7 +154,7 @@ def _times(case: OperatorCase, timer: Timer) -> tuple[float, float]:
 
 
 def _wait(device: torch.device) -> None:
-    """Until the device is done, so that what fails there fails here."""
+    """Wait until the device is done, so that its errors are raised here."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -167,7 +171,7 @@ def _end_with_parent() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """At once: a thread still reads, and a device that is lost would hold an orderly end back."""
+    """Exit at once: a thread is still reading, and a lost device would block an orderly exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

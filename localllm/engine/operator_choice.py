@@ -1,4 +1,4 @@
-"""Which operators a model takes on the GPU here: by what was found out once about them."""
+"""Chooses the operators of a model on this GPU by the verdict of a self-check that runs once."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def choose_operators(request: CheckRequest, listener: Listener) -> Choice:
-    """By the verdict that is kept, or one that is found now."""
+    """Choose by the stored verdict, or by one that is found now."""
     verdict = find_verdict(request, listener)
     return ALL_OWN if verdict is None else verdict.choice()
 
@@ -35,8 +35,8 @@ def choose_operators(request: CheckRequest, listener: Listener) -> Choice:
 def find_verdict(
     request: CheckRequest, listener: Listener, *, anew: bool = False
 ) -> Verdict | None:
-    """The verdict of this GPU for a request; None where nothing could be found out. `anew`: found
-    now, whatever is kept.
+    """The verdict of this GPU for a request; None if nothing could be checked. `anew`: check now,
+    even if there is a stored verdict.
     """
     machine, shape = describe_machine(), describe_shape(request)
     file = VerdictFile.of(machine, shape)
@@ -47,8 +47,7 @@ def find_verdict(
             listener.line(f"{replaced} (localllm doctor shows why)")
         return verdict
     listener.line(
-        "this GPU's kernels are checked, once for models of this shape; --no-self-check leaves "
-        "it out"
+        "checking this GPU's kernels, once for models of this shape; --no-self-check skips it"
     )
     began_s = time.monotonic()
 
@@ -59,27 +58,27 @@ def find_verdict(
         outcomes = check_operators(request, tell, num_compilers=_compilers())
         verdict = Verdict(machine, shape, outcomes)
     except CheckError as error:
-        logger.warning("this GPU's kernels are used without having been checked: %s", error)
+        logger.warning("this GPU's kernels are used unchecked: %s", error)
         return None
     finally:
         listener.doing("")
-    if verdict.is_whole:  # else it is tried again at the next start
+    if verdict.is_whole:  # else the check is repeated at the next start
         file.write(verdict)
-    found = describe_replaced(verdict) or "none is left to torch"
+    found = describe_replaced(verdict) or "none falls back to torch"
     seconds = time.monotonic() - began_s
     listener.line(f"checked {len(verdict.outcomes)} operators in {seconds:.0f} s: {found}")
     return verdict
 
 
 def _compilers() -> int:
-    """Processes that may compile beside each other: each has a context on the GPU, and weights."""
+    """How many processes may compile at once: each has a context and weights on the GPU."""
     free_bytes, _ = torch.cuda.mem_get_info()
     return min(4, (os.cpu_count() or 1) // 2, free_bytes // (6 << 30))
 
 
 def describe_replaced(verdict: Verdict) -> str:
-    """What torch computes in place of a kernel, and what nobody could check, in words; empty where
-    there is nothing.
+    """What torch computes in place of a kernel, and what could not be checked, in words; empty if
+    there is neither.
     """
     found = [each for each in verdict.findings() if each.piece not in SECOND_WAYS]
     replaced = [f"{each.piece} ({each.state})" for each in found if not each.is_taken]
@@ -92,7 +91,7 @@ def describe_replaced(verdict: Verdict) -> str:
 
 
 def describe_finding(finding: Finding) -> str:
-    """A piece in a line."""
+    """The finding about a piece in one line."""
     is_second = finding.piece in SECOND_WAYS
     rival = "the other way" if is_second else "torch"
     is_measured = finding.times > 0 and finding.state in ("good", "slower")
@@ -106,7 +105,7 @@ def describe_finding(finding: Finding) -> str:
 
 
 def describe_machine() -> str:
-    """The GPU here, and everything that its kernels are made by."""
+    """This GPU, and the versions of everything that its kernels depend on."""
     return ", ".join(
         (
             torch.cuda.get_device_name(),
@@ -119,7 +118,7 @@ def describe_machine() -> str:
 
 
 def describe_shape(request: CheckRequest) -> str:
-    """All that the operators of a model follow from; models of one shape share a verdict."""
+    """Everything that determines a model's operators; models of one shape share a verdict."""
     sizes = request.sizes
     types = [str(each).removeprefix("torch.") for each in (sizes.dtype, sizes.kv_dtype)]
     deterministic = ", deterministic" if request.deterministic else ""
@@ -130,8 +129,8 @@ def describe_shape(request: CheckRequest) -> str:
 
 
 def _kinds(request: CheckRequest) -> str:
-    """How each kind of linear and the head are kept, where it first stands: in which format and
-    types, and by what the checkpoint says of zeros and the order of inputs.
+    """How the first linear of each kind, and the head, are stored: format and dtypes, and the
+    checkpoint's settings for zeros and the order of inputs.
     """
     if isinstance(request.weights, RandomWeights):
         return f"drawn, {request.weights.kind}"
@@ -153,7 +152,9 @@ def _kind(linear: StoredLinear) -> str:
 
 
 def _driver() -> str:
-    """Version of the GPU's driver; of what it knows of CUDA where the system does not say."""
+    """The version of the GPU's driver, or the CUDA version it supports if the system does not give
+    one.
+    """
     try:
         words = _DRIVER.read_text().partition("\n")[0].split()
         return next(word for word in words if word[:1].isdigit() and "." in word)

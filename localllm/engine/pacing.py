@@ -1,41 +1,44 @@
-"""How much of a prompt is read in a step while others wait for their next token.
+"""Limits how much prefill a step may contain while other requests are decoding.
 
-A step in which somebody's next token is computed, and a part of a prompt besides, takes longer than
-one without. Prompts get as much time as the tokens take: so the time per token of who is answered
-at most doubles, on the average, however long the prompt is, and a prompt is read in the other half.
+A step that decodes, and prefills a part of a prompt besides, takes longer than one that only
+decodes. Prefill gets at most as much time as decoding: so on average the time per token of decoding
+requests at most doubles, however long a prompt is, and prefill gets the other half of the time.
 
-What a part costs is measured while prompts are read: a fixed cost of the step, and a cost for each
-token. On a GPU the fixed cost is high, since a step with a part of a prompt is launched kernel by
-kernel, where one without is a captured graph. There a large part now and then reads a prompt
-many times sooner than a small one in every step.
+The cost of a part is measured while prompts are computed: a fixed cost of the step, and a cost for
+each token. On a GPU the fixed cost is high, since a step with a part of a prompt is launched kernel
+by kernel, while one without is a captured graph. There, a large part now and then finishes a prompt
+many times sooner than a small part in every step.
 """
 
 from math import inf
 
 # The smallest part of a prompt; products of fewer rows cost nearly as much. More than _CAPTURED.
 MIN_PART = 24
-# Steps with so few tokens a request are captured graphs on a GPU, and say nothing of larger ones.
+# Steps with at most this many tokens per request are captured graphs on a GPU, and their times say
+# nothing about larger ones.
 _CAPTURED = 16
-# Of the time that tokens take; less than all, since measures come late.
+# Prefill time as a share of decode time; less than 1, since measurements come late.
 _SHARE = 0.7
-# How much of an average is the newest value.
+# Weight of the newest value in a moving average.
 _NEWEST = 0.2
-# What a step without prompts takes is measured again after so many with them; it changes with the
-# number of those who are answered.
+# The time of a step without prefill is measured again after this many steps with prefill; it
+# changes with the number of decoding requests.
 _MEASURED_EVERY = 32
-# The fixed cost is at most this share of what a part costs, as far as a step may last.
+# Parts are made so large that the fixed cost is at most this share of a part's cost, if the limit
+# on a part's time allows it.
 _FIXED_SHARE = 0.1
-# A part is at most so many times as large as the largest that was measured.
+# A part is at most this many times as large as the largest that was measured.
 _GROWTH = 4
-# Seconds that a part may take where a step without one is much shorter.
+# The seconds that a part may take even if a step without one is much shorter.
 _LONGEST_PART_S = 0.1
 
 
 class PartCost:
-    """Seconds that a part of a prompt adds to a step: a fixed cost, and one for each token.
+    """Seconds that a part of a prompt adds to a step: a fixed cost, and a cost per token.
 
-    A line through the parts that were measured, old ones counting less; those that may have been
-    captured graphs do not count. `is_split`: sizes differed enough to tell both costs apart.
+    Both come from a line fitted to the measured parts, in which older ones weigh less; parts small
+    enough to be captured graphs are left out. `is_split`: the sizes differed enough to tell the two
+    costs apart.
     """
 
     def __init__(self) -> None:
@@ -46,7 +49,7 @@ class PartCost:
         self._sums = [0.0] * 5
 
     def add(self, num_tokens: int, seconds: float) -> None:
-        """A part of so many tokens took so long."""
+        """Record that a part of `num_tokens` tokens took `seconds`."""
         if num_tokens <= _CAPTURED:
             return
         self.largest = max(self.largest, num_tokens)
@@ -63,32 +66,32 @@ class PartCost:
         self.token_s = (mean_s - self.fixed_s) / mean
 
     def seconds(self, num_tokens: int) -> float:
-        """What a part of so many tokens costs."""
+        """The estimated seconds of a part of `num_tokens` tokens."""
         return self.fixed_s + num_tokens * self.token_s
 
     def tokens(self, seconds: float) -> float:
-        """The largest part that costs no more."""
+        """The largest part, in tokens, that takes at most `seconds`."""
         if self.token_s == 0.0:
             return inf
         return max(0.0, (seconds - self.fixed_s) / self.token_s)
 
 
 class Pacer:
-    """Books steps, and says how many tokens of prompts the next one may read."""
+    """Records the times of steps, and decides how many prompt tokens the next one may contain."""
 
     def __init__(self) -> None:
         self._plain_s: float | None = None
         self._cost = PartCost()
-        # Time that prompts may take and have not taken yet; below zero: took in advance.
+        # Seconds that prefill may take and has not taken yet; below zero: taken in advance.
         self._credit_s = 0.0
         self._num_mixed = 0
 
     def part(self, most: int) -> int:
-        """Tokens of prompts that the next step may read, besides the next token of somebody; at
-        most `most`.
+        """The number of prompt tokens that the next step, which also decodes, may contain; at most
+        `most`.
         """
         if self._plain_s is None or self._num_mixed >= _MEASURED_EVERY:
-            return 0  # how long a step takes without them is measured first
+            return 0  # a step without prefill must be measured first
         if self._credit_s < 0.0:
             return 0
         cost = self._cost
@@ -96,7 +99,7 @@ class Pacer:
             return min(MIN_PART, most)
         step_s = _SHARE * self._plain_s
         longest = cost.tokens(max(_LONGEST_PART_S, 2 * step_s))
-        # What every step can have, or as much as makes the fixed cost small.
+        # As much as fits into every step, or enough to make the fixed cost small.
         wanted = max(cost.tokens(step_s), cost.tokens(cost.fixed_s / _FIXED_SHARE))
         if not cost.is_split and 2 * cost.largest <= longest:
             wanted = max(wanted, 2 * cost.largest)
@@ -104,10 +107,10 @@ class Pacer:
         return min(max(MIN_PART, int(wanted)), most)
 
     def book(self, num_prompt_tokens: int, seconds: float) -> None:
-        """A step that computed somebody's next token, and so many tokens of prompts, took so long.
+        """Record that a step with decoding requests and `num_prompt_tokens` took `seconds`.
 
-        What is learned from few steps may be wrong by a lot: neither credit nor debt is kept for
-        longer than two steps, or than the longest part.
+        Estimates from few steps may be far off, so credit is limited to the share of two steps, and
+        debt to that or the time of the longest part.
         """
         if num_prompt_tokens == 0:
             self._num_mixed = 0
@@ -118,7 +121,8 @@ class Pacer:
             plain = self._plain_s or 0.0
             taken = max(0.0, seconds - plain)
             self._credit_s += _SHARE * plain - taken
-            # No token of a prompt costs more than one of an answer: kernels were compiled, say.
+            # A prompt token never costs more than a decode step; if it seems to, kernels were
+            # compiled, for example.
             self._cost.add(num_prompt_tokens, min(taken, plain * num_prompt_tokens))
         two_steps = 2 * _SHARE * (self._plain_s or 0.0)
         smallest = self._cost.seconds(MIN_PART)
@@ -126,7 +130,7 @@ class Pacer:
         self._credit_s = min(max(self._credit_s, -longest), two_steps)
 
     def rest(self) -> None:
-        """Nobody waits for a next token now: what was owed is nobody's any more."""
+        """No request is decoding now, so debt is cancelled."""
         self._credit_s = max(self._credit_s, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Blocks that hold the beginning of a request already: in memory, or in a store behind it."""
+"""Finds blocks that already hold the beginning of a request, in memory or in a store."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,28 +8,28 @@ from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import NULL_BLOCK_ID, hash_block
 from localllm.engine.request import Request, RequestStatus
 
-# Blocks that are fetched in a step for which others wait.
+# The most blocks to fetch from the store in a step while other requests are running.
 _FETCHED_AT_ONCE = 32
 
 
 class PrefixStore(Protocol):
-    """Keeps what blocks hold, by their keys and groups, for longer than memory does."""
+    """Keeps the contents of blocks, by key and group, for longer than memory does."""
 
     def has(self, key: bytes, group: int) -> bool:
-        """Whether it may have something."""
+        """Whether the store may have this block."""
 
     def load(self, key: bytes, group: int, block_id: int) -> bool:
-        """Fill a block, which is the caller's; False where there is nothing."""
+        """Fill `block_id`, which the caller owns; False if the store does not have the block."""
 
     def offer(self, keys: Sequence[bytes]) -> None:
-        """The blocks of a beginning, the first to the last, that may be worth keeping."""
+        """Offer the blocks of a prefix, from the first to the last, for keeping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """Blocks of each group that hold the first `num_tokens` tokens of a request.
 
-    `is_whole`: whether more of them would have to be waited for.
+    `is_whole`: False if the store may have more blocks of it, to be fetched in later steps.
     """
 
     tables: list[list[int]]
@@ -39,17 +39,17 @@ class Prefix:
 
     @property
     def ends_in_shared_block(self) -> bool:
-        """Whether the last block is full of tokens that are not all its own."""
+        """Whether the prefix ends within its last block, which is shared."""
         return self.num_tokens % self.block_size > 0
 
 
 class PrefixCache:
-    """Finds the blocks of requests by their content, and makes them findable.
+    """Finds blocks of requests by their content, and makes blocks findable.
 
-    A prefix of p tokens can be gone on with where every group can: a full group holds all blocks
-    before p, a window group those that the query at p looks at. `root` stands for everything
-    besides the tokens that keys and values depend on; without `by_content` only the samples of one
-    request share its blocks.
+    A prefix of p tokens can be continued if every group holds what it needs: a full group all
+    blocks before p, a window group those that the query at p reads. `root` stands for everything
+    besides the tokens that keys and values depend on; without `by_content` only samples of the same
+    request share blocks.
     """
 
     def __init__(
@@ -65,10 +65,10 @@ class PrefixCache:
         self._by_content, self._store = by_content, store
 
     def find(self, request: Request, *, others_wait: bool) -> Prefix:
-        """Blocks that already hold the request's first tokens, all but the newest at most.
+        """Blocks that already hold the request's first tokens, at most all but the newest one.
 
-        The newest token is always computed, since its logits are needed. `others_wait`: a store is
-        read for a part only, if it has much.
+        The newest token is always computed, since its logits are needed. `others_wait`: fetch only
+        a limited number of blocks from the store now.
         """
         size = self._block_size
         usable = request.num_tokens - 1
@@ -90,7 +90,7 @@ class PrefixCache:
             return
         num_full = num_tokens // self._block_size
         if num_full == request.num_registered_blocks:
-            return  # as for fifteen tokens of sixteen
+            return  # the usual case: no block was filled
         keys = self._keys(request, num_full)
         for group, table in zip(self._groups, request.tables, strict=True):
             for i in range(request.num_registered_blocks, num_full):
@@ -98,13 +98,13 @@ class PrefixCache:
         request.num_registered_blocks = num_full
 
     def keep(self, request: Request) -> None:
-        """Offer what was registered of a request, which gives its blocks back, to the store."""
+        """Offer the registered blocks of a request, which is about to free them, to the store."""
         if self._store is not None and request.num_registered_blocks:
             self._store.offer(request.block_keys[: request.num_registered_blocks])
 
     def _of_parent(self, request: Request, usable: int) -> Prefix | None:
-        """What sample 0 of the same request holds of the prompt; None where it does not run, or
-        has gone on so far that a window has left the prompt's end.
+        """The prompt blocks that sample 0 of the same request holds; None if it is not running, or
+        has advanced so far that a window group has freed the end of the prompt.
         """
         parent = request.parent
         if parent is None or parent.status is not RequestStatus.RUNNING:
@@ -119,7 +119,7 @@ class PrefixCache:
         return Prefix(tables, num_tokens, self._block_size)
 
     def _prefix(self, keys: Sequence[bytes], count: int) -> Prefix:
-        """The first `count` blocks, which are held."""
+        """The prefix of the first `count` blocks, which must be in memory."""
         tables = []
         for group in self._groups:
             first = group.first_needed(count * self._block_size)
@@ -131,12 +131,12 @@ class PrefixCache:
         return self._groups[group].pool.find(key) is not None
 
     def _longest(self, keys: Sequence[bytes], is_held: Callable[[int, bytes], bool]) -> int:
-        """How many blocks the longest prefix has that every group can go on with."""
+        """The number of blocks of the longest prefix that every group can continue."""
         limit = len(keys)
         for number, group in enumerate(self._groups):
             if group.window is None:
                 limit = next((i for i in range(limit) if not is_held(number, keys[i])), limit)
-        # Of each window group how many blocks are held in a row, up to each place.
+        # For each window group: the length of the run of held blocks that ends at each index.
         runs: list[tuple[BlockGroup, list[int]]] = []
         for number, group in enumerate(self._groups):
             if group.window is not None:
@@ -152,7 +152,7 @@ class PrefixCache:
         return next(count for count in range(limit, -1, -1) if can_go_on(count))
 
     def _keys(self, request: Request, count: int) -> list[bytes]:
-        """Content keys of the request's first `count` blocks, which must be full of tokens."""
+        """Content keys of the request's first `count` blocks, which must be full."""
         size, keys = self._block_size, request.block_keys
         while len(keys) < count:
             start = len(keys) * size
@@ -161,8 +161,8 @@ class PrefixCache:
         return keys[:count]
 
     def _fetch(self, store: PrefixStore, keys: Sequence[bytes], count: int) -> bool:
-        """Fill free blocks with what the store has of a prefix, `count` of them at most; False
-        where it may have more.
+        """Fill at most `count` free blocks with the store's part of a prefix; False if it may have
+        more.
         """
 
         def may_be_had(group: int, key: bytes) -> bool:
@@ -174,7 +174,7 @@ class PrefixCache:
         for number, group in enumerate(self._groups):
             pool, own = group.pool, held[number]
             wanted = keys[group.first_needed(longest * self._block_size) : longest]
-            # Those that are here first, so that none of them is given away for another.
+            # Take the blocks in memory first, so that none of them is reused for another.
             own += [block_id for key in wanted if (block_id := pool.find(key)) is not None]
             pool.share(own)
             for key in wanted:

@@ -1,12 +1,12 @@
-"""Keys and values of prefixes on disk, so that what was read yesterday need not be computed today.
+"""Keeps keys and values of prefixes on disk, so they need not be computed again after a restart.
 
-A file a block, named by the block's key (see block_pool.py) and cache group, and so by all that its
-values depend on: a digest of name and values, then the values. Several processes may share a
-folder: a file comes by a rename and is never changed, and one of them writes at a time, by a count
-of the bytes of all of them. What is unused for longest is deleted; of a prefix the end goes before
-its beginning, without which it is of no use.
+Each block is a file, named by the block's key (see block_pool.py) and cache group, and so by
+everything that its values depend on. It holds a digest of name and values, then the values. Several
+processes may share a folder: a file is created by a rename and never changed, and only one process
+writes at a time, under the lock of a shared count of all bytes. The least recently used files are
+deleted first; the end of a prefix goes before its beginning, without which it is useless.
 
-Nothing that goes wrong here is an error of a request: what cannot be read is computed.
+A failure here is never an error of a request: a block that cannot be read is computed.
 """
 
 import hashlib
@@ -30,33 +30,33 @@ logger = logging.getLogger(__name__)
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _NAME = re.compile(r"[0-9a-f]{64}")
-# Where the limit is passed, so much of it is left.
+# When the limit is exceeded, files are deleted down to this share of it.
 _KEPT_SHARE = 0.9
-# Prefixes that wait to be saved; of more than these the newest.
+# The most prefixes that wait to be saved; the oldest are dropped.
 _MAX_OFFERED = 64
-# Where the bytes of all files are counted.
+# The file with the count of all bytes.
 _COUNT = "bytes"
 _WITHOUT = "prefixes are not kept on disk"
 
 
 class PrefixDisk:
-    """The blocks of one cache in a folder, of at most `limit_bytes` together with all others there.
+    """Stores blocks of one cache in a folder, whose files take at most `limit_bytes` in all.
 
-    What is offered waits until `save_next` is called, in moments without requests.
+    Offered blocks wait for calls of `save_next`, which come while there are no requests.
     """
 
     def __init__(
         self, folder: Path, limit_bytes: int, kv_cache: PagedKVCache, pools: Sequence[BlockPool]
     ) -> None:
-        """`pools`: of each of the cache's groups."""
-        # What was said in a conversation can be told from its keys and values, and answers are
-        # computed from them.
+        """`pools`: one for each of the cache's groups."""
+        # Keys and values reveal what was said in a conversation, and answers are computed from
+        # them, so the folder must be private.
         is_own = private_folder(folder, _WITHOUT) is not None
         self._folder, self._limit_bytes = folder, limit_bytes
         self._kv_cache, self._pools = kv_cache, pools
         self._offered: deque[list[bytes]] = deque(maxlen=_MAX_OFFERED)
-        # The prefix that is being saved, block by block and group by group: since when, and up to
-        # where.
+        # The prefix that is being saved, block by block and group by group; when that began, and
+        # how many entries are done.
         self._entries: list[_Entry] = []
         self._began_ns = self._num_saved = 0
         self._has_counted = False
@@ -64,7 +64,7 @@ class PrefixDisk:
 
     def has(self, key: bytes, group: int) -> bool:
         """See PrefixStore."""
-        is_kept = group < len(self._pools)  # what a model drafts by is not
+        is_kept = group < len(self._pools)  # a group added for a draft model is not kept
         return self._is_readable and is_kept and self._path(_Entry.of(key, group, 0)).exists()
 
     def load(self, key: bytes, group: int, block_id: int) -> bool:
@@ -81,7 +81,7 @@ class PrefixDisk:
         values = memoryview(content)[_DIGEST_BYTES:]
         is_whole = len(values) == self._kv_cache.block_bytes(group)
         if not is_whole or content[:_DIGEST_BYTES] != _digest(entry.name, values):
-            logger.warning("a damaged block of a prefix is deleted, and computed: %s", path)
+            logger.warning("deleted a damaged block of a prefix; it is computed again: %s", path)
             _delete(path)
             return False
         self._kv_cache.write_block(group, block_id, torch.frombuffer(values, dtype=torch.uint8))
@@ -93,14 +93,14 @@ class PrefixDisk:
             self._offered.append(list(keys))
 
     def save_next(self) -> bool:
-        """Write the next block that is not there yet; False where nothing waits.
+        """Write the next block that is not on disk yet; False if nothing is waiting.
 
-        On a disk that takes no more, says so once and gives up.
+        After a failed write, logs one warning and writes no more.
         """
         while self._is_writable and (self._offered or self._num_saved < len(self._entries)):
             if self._num_saved == len(self._entries):
                 self._begin(self._offered.popleft())
-                return True  # it may have been long
+                return True  # a long prefix may have taken a while
             entry = self._entries[self._num_saved]
             self._num_saved += 1
             held = self._pools[entry.group].find(entry.key)
@@ -109,7 +109,7 @@ class PrefixDisk:
             try:
                 self._save(entry, self._kv_cache.read_block(entry.group, held).numpy().data)
             except BusyError:
-                self._num_saved = len(self._entries)  # the rest is of no use without this block
+                self._num_saved = len(self._entries)  # the rest is useless without this block
             except OSError as error:
                 self._is_writable = False
                 logger.warning("%s: %s: %s", _WITHOUT, self._folder, error)
@@ -118,7 +118,7 @@ class PrefixDisk:
         return False
 
     def _begin(self, keys: list[bytes]) -> None:
-        """Save this prefix next, as much of it as there is room for alone."""
+        """Save this prefix next, as much of it as would fit into the empty folder."""
         groups = range(len(self._pools))
         most = int(_KEPT_SHARE * self._limit_bytes) // sum(map(self._file_bytes, groups))
         self._entries = [
@@ -146,7 +146,8 @@ class PrefixDisk:
                 before = sum(size for _, size, _ in self._files())
             if before + file_bytes > self._limit_bytes:
                 before = self._make_room(file_bytes)
-            # First: of a process that is killed too much is counted, until room is made.
+            # Before the write: if the process is killed, the count is too high, until the next
+            # `_make_room`.
             count.write(before + file_bytes)
             self._has_counted = True
             with new_private(self._path(entry)) as file:
@@ -155,8 +156,8 @@ class PrefixDisk:
             self._touch(entry)
 
     def _make_room(self, file_bytes: int) -> int:
-        """Delete what is unused for longest, and whatever was not finished, as nobody else writes
-        now; the bytes that are left. A file of so many bytes has room then.
+        """Delete unfinished files, since no other process is writing now, and the least recently
+        used ones until `file_bytes` more fit; returns the bytes of the files that are left.
         """
         files = sorted(self._files())
         left = sum(size for _, size, _ in files)
@@ -170,7 +171,7 @@ class PrefixDisk:
         return left
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """When it was used last, size and path of each."""
+        """Time of last use, size and path of each file."""
         found = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
@@ -184,12 +185,12 @@ class PrefixDisk:
         return found
 
     def _touch(self, entry: "_Entry") -> None:
-        """It is used now; what stands before it in its prefix is as if it were used later."""
+        """Mark an entry as used now; earlier blocks of its prefix get slightly later times."""
         at = self._began_ns - entry.depth * 1000
         try:
             os.utime(self._path(entry), ns=(at, at))
         except OSError:
-            return  # it is not there
+            return  # not on disk
 
     def _path(self, entry: "_Entry") -> Path:
         return self._folder / entry.name.hex()
@@ -197,7 +198,7 @@ class PrefixDisk:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A block of a prefix in one cache group. `name`: of its file; `depth`: its place there."""
+    """A block of a prefix in one cache group. `name`: its file's; `depth`: its index there."""
 
     key: bytes
     group: int

@@ -1,5 +1,5 @@
-"""Products with the quantized weights of a model, each kind in its first layer, and its head, in
-every way that they are computed.
+"""Cases for products with a model's quantized weights: each kind in its first layer, and the head,
+in every way in which they are computed.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,17 +22,17 @@ from localllm_kernels.int4_matmul import MAX_TILE_ROWS
 from localllm_kernels.int4_weight import NOTHING, Around
 from localllm_kernels.kv_cache import dequantize_rows, quantize_rows
 
-# Each takes another way: one row, a tile, the most of a tile, and the library.
+# Each takes a different path: one row, a tile, the largest tile, and the library.
 ROWS = (1, 16, MAX_TILE_ROWS, 512)
 FRAGMENT_ROWS = (1, 8, 16, 32, MAX_TILE_ROWS)
-# A product of rows, with what is around it.
+# A product with rows, and with the operators fused around it.
 _Compute = Callable[[Tensor, Around], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a product stands in a model: its linears, its inputs, and what a fused layer computes
-    around it.
+    """A product's place in a model: its linears, its inputs, and what a fused layer computes with
+    it.
     """
 
     what: str
@@ -44,7 +44,7 @@ class _Place:
 
     @classmethod
     def of(cls, layer: str, group: LinearGroup) -> "_Place":
-        """The first product of a block reads what a norm gives, the last is added to the stream."""
+        """A block's first product reads a norm's output; its last is added to the residual."""
         return cls(
             group.kind,
             tuple(f"{layer}.{name}" for name in group.names),
@@ -61,8 +61,8 @@ def product_cases(
     device: torch.device,
     tables: Callable[[Choice], Ops],
 ) -> Iterator[OperatorCase]:
-    """Every case, what was made for one place let go before the next; `tables`: the operators by
-    choice.
+    """Yield every case; the tensors of one place are freed before the next. `tables`: the operators
+    by choice.
 
     Raises: as `WeightReader`.
     """
@@ -83,9 +83,9 @@ class _Products:
     tables: Callable[[Choice], Ops]
 
     def cases(self, place: _Place) -> Iterator[OperatorCase]:
-        """None where nothing is quantized; both ways of a 4-bit weight, and what is around it.
+        """No case if nothing is quantized; for a 4-bit weight both ways, alone and fused.
 
-        The weight is read once for each way: from a disk it takes longer than all the rest.
+        The weight is read once for each way: reading it from disk takes longer than all the rest.
         """
         quantized = [name for name in place.linears if self.source.has_quantized(name)]
         if not quantized:
@@ -118,7 +118,7 @@ class _Products:
         *,
         is_fused: bool = False,
     ) -> OperatorCase:
-        """`ways`: what is checked, what would take its place, and the right result."""
+        """`ways`: the product that is checked, its alternative, and the exact result."""
         own, rival, exact = ways
         x = torch.randn(rows, place.width_in, device=self.device).to(self.sizes.dtype)
         around = self._around(place, rows) if is_fused else NOTHING
@@ -132,7 +132,7 @@ class _Products:
 
         return OperatorCase(
             piece,
-            place.what + (" with what is around" if is_fused else ""),
+            place.what + (" fused with norm, gate or residual" if is_fused else ""),
             rows,
             away,
             lambda: own(x, around),
@@ -151,20 +151,20 @@ class _Products:
         hidden = architecture.hidden_size
         return Around(
             norm=1 + 0.1 * drawn(hidden) if place.has_norm else None,
-            eps=architecture.rms_norm_eps,
+            eps=architecture.norm.eps,
             is_gated=place.has_gate,
             residual=drawn(rows, hidden) if place.has_residual else None,
         )
 
 
 def _together(product: Projection) -> _Compute:
-    """As a layer in few launches computes it."""
+    """The fused product, as a layer in few launches computes it."""
     assert isinstance(product, Int4Product)
     return product
 
 
 def _apart(product: Projection) -> _Compute:
-    """By torch's operators before and behind the product."""
+    """The product alone, with torch's operators before and after it."""
 
     def compute(x: Tensor, around: Around) -> Tensor:
         if around.norm is not None:

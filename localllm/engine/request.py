@@ -1,4 +1,4 @@
-"""One request: what was asked, which tokens it has, and how far they are computed."""
+"""A request: its prompt and parameters, its tokens, and how far they are computed."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from localllm.errors import RequestError
 
 
 class RequestStatus(Enum):
-    """Where a request stands."""
+    """The state of a request in the scheduler."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -18,7 +18,7 @@ class RequestStatus(Enum):
 
 
 class FinishReason(StrEnum):
-    """Why no further token comes."""
+    """Why a request ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -28,7 +28,7 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, of the model's distribution before any filter."""
+    """Log-probabilities at one position, from the model's distribution before any filter."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -36,11 +36,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """What one step brought for one sample of a request: a token, an end, or both.
+    """The result of one step for one sample of a request: a token, an end, or both.
 
-    `is_draft`: whether the token had been proposed before the model was asked. `num_cached_tokens`
-    counts the prompt tokens whose keys and values were found in the cache, `num_drafted_tokens` all
-    that were proposed for this sample so far.
+    `is_draft`: whether the token was drafted and accepted. `num_cached_tokens` counts the prompt
+    tokens whose keys and values were found in the cache, `num_drafted_tokens` all tokens drafted
+    for this sample so far.
     """
 
     request_id: int
@@ -58,11 +58,11 @@ class TokenEvent:
 class Request:
     """One sample of a request; `token_ids` holds the prompt and then what was generated.
 
-    Tokens before `num_computed_tokens` have their keys and values in the blocks of `tables`.
-    `num_pending` more, at most, are sampled, but their ids are still on the device: one, and those
-    of a draft that is being verified. `parent` is sample 0 of the same request, whose prompt blocks
-    a sample shares once they are computed. With requests of another `salt` it shares nothing.
-    `matcher` is where the generated tokens stand in the grammar, if there is one.
+    Tokens before `num_computed_tokens` have their keys and values in the blocks of `tables`. Up to
+    `num_pending` more tokens are being sampled, and their ids are still on the device: one, and
+    those of a draft that is being verified. `parent` is sample 0 of the same request, whose prompt
+    blocks a sample shares once they are computed. Requests with different `salt`s share nothing.
+    `matcher` tracks the generated tokens in the grammar, if there is one.
     """
 
     request_id: int
@@ -77,51 +77,53 @@ class Request:
     salt: bytes = b""
     matcher: Matcher | None = None
     status: RequestStatus = RequestStatus.WAITING
-    # Whether a step with this request is prepared from its ids, on the host.
+    # Whether the host needs the request's ids to prepare its next step.
     needs_ids: bool = False
     num_pending: int = 0
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_drafted_tokens: int = 0
     num_preemptions: int = 0
-    # A place among the running requests, and the how-manieth admission of all gave it.
+    # The request's index among the running requests, and the number of the admission that assigned
+    # it, counted over all requests.
     slot: int = -1
     admission: int = 0
-    # The most tokens of a step, where memory did not suffice for more.
+    # The most tokens in a step, after memory ran out with more.
     max_chunk: int | None = None
-    # Of each cache group the blocks that hold its tokens.
+    # For each cache group, the blocks that hold the request's tokens.
     tables: "list[array[int]]" = field(default_factory=list)
     # Content keys of the full blocks of `token_ids`, as far as they were needed; and how many
-    # blocks were offered to the prefix cache.
+    # blocks are registered in the prefix cache.
     block_keys: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and generated tokens, those whose ids are on their way among them."""
+        """The number of prompt and generated tokens, including those whose ids are pending."""
         return len(self.token_ids) + self.num_pending
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens behind the prompt whose ids are here."""
+        """The number of tokens after the prompt whose ids are on the host."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def waits_for_ids(self) -> bool:
-        """Whether the next step cannot be prepared before the ids on their way have come."""
+        """Whether the next step cannot be prepared before the pending ids are known."""
         if self.num_pending == 0:
             return False
         return self.needs_ids or self.num_pending > 1 or self.num_tokens >= self.max_total_tokens
 
     def append(self, token_id: int) -> None:
-        """The answer goes on with `token_id`."""
+        """Append `token_id` to the answer."""
         self.token_ids.append(token_id)
         if self.matcher is not None:
             self.matcher.advance(token_id)
 
     def finish_reason_after(self, token_id: int) -> FinishReason | None:
-        """Whether the request ends with `token_id`, its newest token; one whose grammar is complete
-        does not end by its length.
+        """Why the request ends after `token_id`, its newest token; None if it does not.
+
+        A request whose grammar is complete does not end with LENGTH.
         """
         if token_id in self.stop_token_ids:
             return FinishReason.STOP

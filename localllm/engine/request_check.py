@@ -1,4 +1,4 @@
-"""What a request is held against before it is queued."""
+"""The checks of a request before it is queued."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,27 +9,29 @@ from localllm.errors import ContextLengthError, RequestError, brief
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What requests are held against."""
+    """Limits that every request must respect."""
 
     vocab_size: int
     max_model_len: int
-    # Positions that the model knows; `max_model_len` may be less.
+    # Positions that the model has; `max_model_len` may be less.
     num_positions: int
     eos_token_ids: frozenset[int]
 
     def way_to_longer_context(self, held_by_cache: int) -> str:
-        """What a user can do for a longer one; `held_by_cache`: tokens of a request that the cache
-        holds at most.
+        """What a user can do to get a longer context; `held_by_cache`: the most tokens of a request
+        that the cache can hold.
         """
         if held_by_cache < self.max_model_len:
             return "a larger KV cache"
         if self.max_model_len < self.num_positions:
             return "a larger --ctx"
-        return f"a model that knows more than {self.num_positions:,} tokens"
+        return f"a model with a context of more than {self.num_positions:,} tokens"
 
     def check(self, prompt: Sequence[int], params: SamplingParams, held_by_cache: int) -> None:
-        """Raises: RequestError for token ids out of range; ContextLengthError for a prompt that
-        leaves no room for a single new token.
+        """Check a request.
+
+        Raises: RequestError for token ids out of range; ContextLengthError for a prompt that
+        leaves no room for a new token.
         """
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt", hint="give it some text")
@@ -41,15 +43,15 @@ class EngineLimits:
             for token_id in ids:
                 if type(token_id) is not int or not 0 <= token_id < self.vocab_size:
                     raise RequestError(
-                        f"{name}: token id {brief(token_id)} is not one of the model's "
-                        f"0 to {self.vocab_size - 1}",
+                        f"{name}: token id {brief(token_id)} is out of range, "
+                        f"the model has 0 to {self.vocab_size - 1}",
                         param=name,
                     )
         limit = min(self.max_model_len, held_by_cache)
         if len(prompt) >= limit:
             raise ContextLengthError(
                 f"the prompt has {len(prompt):,} tokens, the context {limit:,}, "
-                "of which 1 at least is kept for the answer",
+                "of which at least 1 is kept for the answer",
                 param="prompt",
                 where="the KV cache holds no more than that" if limit < self.max_model_len else "",
                 hint=f"a shorter prompt, or {self.way_to_longer_context(held_by_cache)}",

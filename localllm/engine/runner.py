@@ -1,4 +1,4 @@
-"""Runs the model on scheduled batches, and samples; owns the KV tensors."""
+"""Runs the model on scheduled batches and samples tokens; owns the KV tensors."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from localllm.engine.thread_count import ThreadCount
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 
-# After so long without a step it is looked again whether more threads help.
+# After a pause of this many seconds, more threads are tried again soon.
 _PAUSE_S = 0.3
 
 
@@ -24,48 +24,49 @@ class Launched(Protocol):
     """A batch that is being computed."""
 
     def wait(self) -> list[list[SampledToken]]:
-        """The tokens of its caught-up requests, in order, once they are there: of each as much of
-        its draft as is accepted, and one more.
+        """Wait for the tokens of the caught-up requests and return them, in order: for each, the
+        accepted part of its draft and one more token.
         """
 
     @property
     def hidden(self) -> tuple[Tensor, ...]:
-        """Of each of the runner's taps the hidden rows of the batch's tokens, [num_tokens, hidden]:
-        on its device, in the order of its work, until the next batch is launched.
+        """For each of the runner's taps, the hidden states of the batch's tokens, [num_tokens,
+        hidden]. They are on the device, computed in the order of its work, and valid until the next
+        batch is launched.
         """
 
 
 class Runner(Protocol):
-    """What the engine drives.
+    """Runs batches for the engine.
 
-    `overlaps`: whether batches are computed beside Python, so that the next one is worth
-    scheduling before the tokens of the last are there; batches are computed in their order.
+    `overlaps`: whether batches are computed while Python goes on, so that the next one should be
+    scheduled before the tokens of the last are known; batches are computed in order.
     """
 
     @property
     def overlaps(self) -> bool:
-        """See above."""
+        """See the class."""
 
     def needs_ids(self, params: SamplingParams) -> bool:
-        """Whether a request's step is prepared from the ids of its tokens, on the host."""
+        """Whether the host needs the ids of a request's tokens to prepare its next step."""
 
     def launch(self, batch: ScheduledBatch) -> Launched:
         """Start to compute a batch and to sample its caught-up requests."""
 
     @property
     def is_warm(self) -> bool:
-        """Whether no step has to wait any more for what can be made ahead of it."""
+        """Whether everything that can be prepared for steps is ready, so that none waits for it."""
 
     def work_ahead(self) -> bool:
-        """Do a little of what will spare time later; False where there is nothing to do."""
+        """Do a small piece of work that saves time later; False if there is nothing to do."""
 
     def release_memory(self) -> None:
-        """Give back what is held without need."""
+        """Release memory that is held but not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A batch that is computed already."""
+    """A batch that is already computed."""
 
     sampled: list[list[SampledToken]]
     hidden: tuple[Tensor, ...] = ()
@@ -76,12 +77,12 @@ class Computed:
 
 
 def own_tables(kv_cache: PagedKVCache) -> range:
-    """Each group of a cache by the table of its own number."""
+    """Table indices for a cache in which each group uses the table with its own number."""
     return range(len(kv_cache.stacks))
 
 
 def copy_blocks(kv_cache: PagedKVCache, tables: Sequence[int], copies: Iterable[BlockCopy]) -> None:
-    """Copy blocks in all groups that go by the copies' tables, in order."""
+    """Copy blocks, in order, in all groups that use the copies' tables."""
     for copy in copies:
         for group, table in enumerate(tables):
             if table == copy.group:
@@ -89,7 +90,7 @@ def copy_blocks(kv_cache: PagedKVCache, tables: Sequence[int], copies: Iterable[
 
 
 class ModelRunner:
-    """A model and its cache, a batch at a time: for a CPU, which has nothing to overlap with."""
+    """Runs a model and its cache one batch at a time: for a CPU, where nothing can overlap."""
 
     overlaps = False
     is_warm = True
@@ -102,12 +103,12 @@ class ModelRunner:
         tables: Sequence[int] | None = None,
         taps: Sequence[int] = (),
     ) -> None:
-        """`threads`: decides how many compute a step on a CPU; None: as many as torch has.
-        `tables`: see `build_forward_batch`; None: each group by its own. `taps`: see
+        """`threads`: decides how many threads compute a step on a CPU; None: as many as torch has.
+        `tables`: see `build_forward_batch`; None: each group uses its own. `taps`: see
         `DecoderModel.forward_tapped`.
         """
         self._taps = taps
-        # Of the newest batch, see Launched.
+        # The newest batch's hidden states, see Launched.
         self._hidden: tuple[Tensor, ...] = ()
         self._model = model
         self._kv_cache = kv_cache
@@ -148,7 +149,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, batch: ScheduledBatch) -> Tensor:
-        """Compute the batch's tokens; logits of the positions that are sampled, float32 [rows,
+        """Compute the batch's tokens; returns the logits of the sampled positions, float32 [rows,
         vocab].
         """
         copy_blocks(self._kv_cache, self._tables, batch.block_copies)

@@ -1,15 +1,15 @@
-"""From logits to a token, keyed by position.
+"""Samples tokens from logits, with noise that depends on the position.
 
 After the filters, the token at position p of a request is
 
     argmax over ids of  logits[id] / T + g(seed, p, id)
 
 with Gumbel noise g (see `gumbel_argmax` among the operators). Because g is a pure function of seed,
-position and token id, the same request gives the same text whatever shares its batch. Greedy is
-T = 0. Each row is filtered on its own, for the same reason.
+position and token id, the same request gives the same text whatever else is in its batch. For the
+same reason each row is filtered on its own. Greedy is T = 0.
 
-A draft is accepted as far as it is what is sampled at its positions, which are those of a request
-without a draft: so a draft changes when a token comes, and never which.
+A draft is accepted as far as it equals the tokens sampled at its positions, and these are the
+tokens of a request without a draft: so a draft changes when a token comes, never which token.
 """
 
 import math
@@ -25,7 +25,7 @@ from localllm.engine.scheduler import SampledToken, ScheduledRequest
 from localllm_kernels import Ops
 
 _MASK64 = (1 << 64) - 1
-# Below this a temperature only overflows; it is greedy.
+# Dividing by a lower temperature only overflows; it counts as greedy.
 MIN_TEMPERATURE = 1e-6
 # Top-p looks at this many of the likeliest tokens before it sorts the whole vocabulary.
 TOP_P_FIRST_LOOK = 256
@@ -40,24 +40,24 @@ def mix64(value: int) -> int:
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """Seed of sample `sample` of a request with `seed`."""
+    """The seed of sample `sample` of a request with `seed`."""
     return mix64(mix64(seed & _MASK64) ^ sample)
 
 
 def noise_key(seed: int, position: int) -> int:
-    """What the noise of a request's token at `position` is keyed by."""
+    """The key of the noise for a request's token at `position`."""
     return mix64(seed ^ mix64(position))
 
 
 def filter_top_k(logits: Tensor, k: int) -> Tensor:
-    """Which of `logits` [vocab] are among the `k` largest; ties with the last are kept."""
+    """A mask of the `k` largest of `logits` [vocab]; ties with the last are kept."""
     if k >= logits.shape[0]:
         return torch.ones_like(logits, dtype=torch.bool)
     return logits >= logits.topk(k).values[-1]
 
 
 def filter_top_p(logits: Tensor, p: float) -> Tensor:
-    """Which of `logits` [vocab] make up the smallest set of probability at least `p`.
+    """A mask of the smallest set of `logits` [vocab] with probability at least `p`.
 
     Ties with the last are kept. Source: Holtzman et al. 2019, section 3.1.
     """
@@ -71,7 +71,7 @@ def filter_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def filter_min_p(logits: Tensor, min_p: float) -> Tensor:
-    """Which of `logits` [vocab] are at least `min_p` times as likely as the likeliest."""
+    """A mask of the `logits` [vocab] at least `min_p` times as likely as the likeliest."""
     return logits >= logits.max() + math.log(min_p)
 
 
@@ -104,11 +104,11 @@ def apply_penalties(
 def sample_tokens(
     logits: Tensor, scheduled: Sequence[ScheduledRequest], ops: Ops
 ) -> list[list[SampledToken]]:
-    """The next tokens of each request, which has caught up: as much of its draft as is accepted,
-    and one more. `logits`: float32 [rows, vocab], a row for each position that is sampled.
+    """The next tokens of each request in `scheduled`, which must have caught up: the accepted part
+    of its draft, and one more. `logits`: float32 [rows, vocab], a row for each sampled position.
 
-    A row that is not finite gives a token of None. Row by row, for a CPU; on a GPU see
-    device_runner.py.
+    A row that is not finite gives a token of None. Rows are sampled one by one, for a CPU; for a
+    GPU see device_runner.py.
     """
     maxima, greedy_ids = ops.row_maxima(logits)
     finite, greedy = maxima.isfinite().tolist(), greedy_ids.tolist()
@@ -122,8 +122,8 @@ def sample_tokens(
             if not _is_plain_greedy(params):
                 token_id = _sample_row(logits[row], request, drafted, ops)
         if matcher is not None and (_has_filters(params) or not matcher.allows(drafted, token_id)):
-            # What wins among all wins among those that are allowed, if it is one of them; only
-            # filters see what else there is. Else the others are taken out.
+            # Without filters, a token that wins among all tokens also wins among the allowed ones.
+            # With filters, or if the winner is forbidden, forbidden tokens are masked first.
             allowed = matcher.mask(drafted, logits.shape[1])
             if allowed is None:
                 return SampledToken(None, error=matcher.error)
@@ -146,8 +146,9 @@ def sample_tokens(
 
 
 def accept_draft(draft: Sequence[int], tokens: Iterable[SampledToken]) -> list[SampledToken]:
-    """What a request gets of `tokens`, sampled behind its newest and behind each of its draft's:
-    all to the first that is not what the draft has there. Tokens behind that are not asked for.
+    """The tokens that a request keeps: those of `tokens` up to the first that differs from the
+    draft, this one included. `tokens` are sampled after the newest token and after each drafted
+    one; later ones are not taken from the iterable.
     """
     kept = []
     for token, proposed in zip(tokens, (*draft, None), strict=False):
@@ -162,20 +163,20 @@ def _is_plain_greedy(params: SamplingParams) -> bool:
 
 
 def _has_filters(params: SamplingParams) -> bool:
-    """Whether the choice of a token depends on those beside it."""
+    """Whether filters make the choice of a token depend on other tokens' logits."""
     is_filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
     return is_filtered and params.temperature >= MIN_TEMPERATURE
 
 
 def has_penalties(params: SamplingParams) -> bool:
-    """Whether the tokens that a request has change its logits."""
+    """Whether a request's earlier tokens change its logits."""
     return bool(
         params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
     )
 
 
 def _sample_row(logits: Tensor, request: Request, drafted: Sequence[int], ops: Ops) -> int:
-    """The token behind those of `request` and `drafted`."""
+    """The token after those of `request` and `drafted`."""
     params = request.params
     if has_penalties(params) or params.logit_bias:
         start = request.num_prompt_tokens
@@ -183,7 +184,7 @@ def _sample_row(logits: Tensor, request: Request, drafted: Sequence[int], ops: O
         logits = apply_penalties(logits, params, prompt, generated)
     if params.temperature < MIN_TEMPERATURE:
         return int(logits.argmax())
-    # The token's place in the text: the noise is the same whenever it is drawn.
+    # Keyed by the token's position in the text, so the noise is the same whenever it is drawn.
     key = noise_key(request.seed, len(request.token_ids) + len(drafted))
     filters: list[Callable[[Tensor], Tensor]] = []
     if 0 < params.top_k < logits.shape[0]:
@@ -196,7 +197,7 @@ def _sample_row(logits: Tensor, request: Request, drafted: Sequence[int], ops: O
         return ops.gumbel_argmax(logits, params.temperature, None, key)
     values = logits / params.temperature
     ids = torch.arange(values.shape[0], device=values.device)
-    # Each filter sees what the one before it left, and renormalizes.
+    # Each filter sees the tokens that the previous one kept, and renormalizes.
     for keep in filters:
         kept = keep(values)
         values, ids = values[kept], ids[kept]

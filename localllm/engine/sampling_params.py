@@ -1,4 +1,4 @@
-"""What one request wants of its tokens."""
+"""How the tokens of one request are sampled, with checks of the values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,14 +16,16 @@ MAX_NUM_SAMPLES = 8
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one request's tokens are chosen.
+    """Parameters by which the tokens of one request are chosen.
 
     Order of the filters: penalties, `logit_bias`, temperature, top-k, top-p, min-p. Temperature 0
     is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. The penalties are those
     of OpenAI (presence, frequency: over generated tokens) and CTRL (repetition: over prompt and
-    generated tokens). `logprobs` N reports the chosen token and the N likeliest, of the
-    distribution before any filter. `seed` None draws one. `grammar`: what the answer has to be;
-    tokens that it forbids are left out before anything else.
+    generated tokens). `logprobs` N reports the chosen token and the N likeliest, from the
+    distribution before any filter. `seed` None draws a random seed. `grammar`: the grammar that the
+    answer must follow; tokens that it forbids are removed before anything else. `given` names the
+    fields that the user set: a remote model sends only these, since its server has its own
+    defaults.
     """
 
     temperature: float = 1.0
@@ -42,6 +44,7 @@ class SamplingParams:
     n: int = 1
     seed: int | None = None
     grammar: Grammar | None = None
+    given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -54,7 +57,7 @@ class SamplingParams:
         ):
             _check_number(name, getattr(self, name), low, high)
         if self.top_p == 0:
-            raise RequestError("top_p must be over 0, found 0", param="top_p")
+            raise RequestError("top_p must be greater than 0, found 0", param="top_p")
         _check_integer("top_k", self.top_k, 0, 1 << 31)
         _check_integer("n", self.n, 1, MAX_NUM_SAMPLES)
         if self.max_tokens is not None:
@@ -67,7 +70,7 @@ class SamplingParams:
         self._check_logit_bias()
 
     def _check_stops(self) -> None:
-        # A lone string is what everyone types first.
+        # Many users pass a single string first.
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         for name, value in (("stop", stop), ("stop_token_ids", self.stop_token_ids)):
             if not isinstance(value, (list, tuple, set, frozenset)):

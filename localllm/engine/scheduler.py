@@ -1,17 +1,17 @@
-"""Which tokens of which requests are computed in the next step.
+"""Decides which tokens of which requests are computed in the next step.
 
 There is no prefill phase and no decode phase. A request has `num_tokens` tokens, of which
-`num_computed_tokens` have their keys and values in the cache; every step gives requests some
-tokens, within one token budget, until they have caught up, and a request that has caught up gets
-its next token sampled. A long prompt is computed in chunks, a prefix found in the cache is a head
+`num_computed_tokens` have their keys and values in the cache. Every step gives requests some
+tokens, within one token budget, until they have caught up; a request that has caught up gets its
+next token sampled. A long prompt is computed in chunks, a prefix found in the cache is a head
 start, a preempted request starts again from 0: all the same thing with other numbers. A draft,
-tokens that somebody proposes to come next, is computed behind the newest token, and each of its
-positions is sampled: what agrees with it is accepted, and the rest was computed for nothing.
+proposed next tokens, is computed after the newest token, and each of its positions is sampled:
+tokens that agree with it are accepted, and the rest was computed for nothing.
 
-Who owns what: a request owns one use of each block in its `tables`, one table for each cache group,
-from admission until it ends, is preempted, or a window has left a block behind. Blocks before
+Ownership: a request holds one reference to each block in its `tables`, one table per cache group,
+from admission until it ends, is preempted, or the block falls out of a window. Blocks before
 `num_computed_tokens // block_size` are full and may be shared; the block that is written next
-belongs to its request alone, else it is copied first.
+belongs to its request alone, or is copied first.
 """
 
 import sys
@@ -33,7 +33,7 @@ from localllm.engine.request import (
 )
 from localllm.errors import RequestError, StepMemoryError
 
-# Tokens of a step below which a request is not cut when memory runs out.
+# When memory runs out, a request's steps are not made smaller than this many tokens.
 MIN_CHUNK = 64
 
 
@@ -50,10 +50,10 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledRequest:
-    """`num_scheduled_tokens` tokens of a request, from `start` on, the last of them its `draft`.
+    """`num_scheduled_tokens` tokens of a request, from position `start` on, its `draft` last.
 
-    `catches_up`: whether its newest token is among them, so that the next can be sampled; without
-    that there is no draft.
+    `catches_up`: whether they include its newest token, so that the next can be sampled; otherwise
+    there is no draft.
     """
 
     request: Request
@@ -64,27 +64,27 @@ class ScheduledRequest:
 
     @property
     def end(self) -> int:
-        """Behind its last token, those of the draft among them."""
+        """One past the last scheduled token, draft included."""
         return self.start + self.num_scheduled_tokens
 
     @property
     def known_end(self) -> int:
-        """Behind its newest token: the first position that is sampled."""
+        """One past the last scheduled token, draft excluded: the first position that is sampled."""
         return self.end - len(self.draft)
 
     @property
     def token_ids(self) -> list[int]:
-        """Its tokens' ids; without the newest where that is still on its way."""
+        """The ids of the scheduled tokens, without the newest if that is still pending."""
         return [*self.request.token_ids[self.start : self.known_end], *self.draft]
 
     @property
     def num_samples(self) -> int:
-        """Positions that are sampled: behind the newest token, and behind each of the draft's."""
+        """The number of sampled positions: after the newest token, and after each drafted one."""
         return 1 + len(self.draft) if self.catches_up else 0
 
 
 class BlockCopy(NamedTuple):
-    """A block of a cache group whose content goes to another one."""
+    """A copy of a block to another block of the same cache group."""
 
     group: int
     source: int
@@ -93,7 +93,7 @@ class BlockCopy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step's work. `block_copies`: to be done in order before it."""
+    """One step's work. `block_copies` must be done first, in order."""
 
     requests: list[ScheduledRequest] = field(default_factory=list)
     block_copies: list[BlockCopy] = field(default_factory=list)
@@ -101,8 +101,8 @@ class ScheduledBatch:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token that a caught-up request got, or None where its logits were not finite, or where
-    there is an `error`.
+    """A token sampled for a caught-up request; None if its logits were not finite, or if there is
+    an `error`.
     """
 
     token_id: int | None
@@ -111,7 +111,7 @@ class SampledToken:
 
 
 class Scheduler:
-    """Requests in order of arrival, over the blocks of each cache group."""
+    """Schedules requests in order of arrival over the blocks of each cache group."""
 
     def __init__(
         self,
@@ -137,19 +137,19 @@ class Scheduler:
 
     @property
     def max_request_tokens(self) -> int:
-        """The longest request that the whole cache can hold."""
+        """The longest request, in tokens, that the whole cache can hold."""
         chunk = self.config.max_num_batched_tokens
         longest = [group.longest_request(chunk) for group in self.groups]
         return min((each for each in longest if each is not None), default=sys.maxsize)
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks of all groups together."""
+        """The number of usable blocks of all groups together."""
         return sum(group.pool.num_usable_blocks for group in self.groups)
 
     @property
     def num_free_blocks(self) -> int:
-        """Those of them that can be given out now."""
+        """The number of those blocks that can be allocated now."""
         return sum(group.pool.num_free_blocks for group in self.groups)
 
     @property
@@ -158,11 +158,11 @@ class Scheduler:
         return self._running
 
     def has_unfinished(self) -> bool:
-        """Whether another step has work."""
+        """Whether another step has work to do."""
         return bool(self._waiting or self._running)
 
     def unfinished(self) -> list[Request]:
-        """All requests; may be asked from another thread."""
+        """All requests that have not ended; may be called from another thread."""
         return [*self._running, *self._waiting]
 
     def add(self, request: Request) -> None:
@@ -171,7 +171,9 @@ class Scheduler:
         self._waiting.append(request)
 
     def abort(self, request_id: int, sample: int | None = None) -> list[Request]:
-        """End a request's samples, or one, and free their blocks; returns those that lived."""
+        """End a request's samples, or one of them, and free their blocks; returns those that had
+        not ended yet.
+        """
         ended = [
             request
             for request in self.unfinished()
@@ -183,7 +185,7 @@ class Scheduler:
 
     @property
     def answers_somebody(self) -> bool:
-        """Whether a running request has its prompt behind it: the next step brings it a token."""
+        """Whether a running request is decoding, so the next step gives it a token."""
         return any(_is_decoding(request) for request in self._running)
 
     def schedule(
@@ -192,12 +194,12 @@ class Scheduler:
         max_prompt_tokens: int | None = None,
         resting: Collection[Request] = (),
     ) -> ScheduledBatch:
-        """Choose the next step's tokens and reserve their blocks; they count as computed.
+        """Choose the next step's tokens and reserve their blocks; they then count as computed.
 
-        `drafts`: proposals for running requests. As much of them is verified as tokens and blocks
-        are left for; nobody waits or is preempted for one. `max_prompt_tokens`: so many tokens of
-        requests that are not answered yet, where others are. `resting`: running requests that this
-        step leaves out.
+        `drafts`: proposals for running requests. They are verified as far as tokens and blocks are
+        left; no request waits or is preempted for a draft. `max_prompt_tokens`: the most prefill
+        tokens in this step; None: only the step's token budget limits them. `resting`: running
+        requests that this step leaves out.
         """
         drafts = drafts or {}
         batch = ScheduledBatch()
@@ -205,7 +207,7 @@ class Scheduler:
         of_prompts = budget if max_prompt_tokens is None else max_prompt_tokens
         preempted_any = False
         index = 0
-        # `index` passes each running request once; a victim is always behind it.
+        # `index` visits each running request once; preemption victims come later in the list.
         while index < len(self._running) and budget > 0:
             request = self._running[index]
             if request.waits_for_ids or request in resting:
@@ -234,8 +236,10 @@ class Scheduler:
         return batch
 
     def update(self, batch: ScheduledBatch, sampled: list[list[SampledToken]]) -> list[TokenEvent]:
-        """Book a computed batch; `sampled` belongs to its caught-up requests, in order: of each as
-        much of its draft as is accepted, and one token more.
+        """Apply the results of a computed batch and return its events.
+
+        `sampled`: for each caught-up request, in order, the accepted part of its draft and one more
+        token.
         """
         events = []
         rows = iter(sampled)
@@ -243,15 +247,15 @@ class Scheduler:
             request = entry.request
             tokens = next(rows) if entry.catches_up else []
             if request.status is RequestStatus.FINISHED:
-                continue  # it ended while this was computed
+                continue  # it ended while the batch was computed
             events += self._book(entry, tokens)
         assert next(rows, None) is None
         return events
 
     def roll_back(self, batch: ScheduledBatch) -> None:
-        """Undo the last scheduled batch that is not undone yet, none of which may be computed.
+        """Undo the latest scheduled batch that is not undone yet; none of it counts as computed.
 
-        What earlier batches computed stays.
+        Results of earlier batches stay.
         """
         targets = {(copy.group, copy.target) for copy in batch.block_copies}
         for entry in reversed(batch.requests):
@@ -265,8 +269,8 @@ class Scheduler:
                     self._preempt(request)
 
     def relieve(self, batch: ScheduledBatch) -> list[TokenEvent]:
-        """After a batch that memory did not suffice for, and that is rolled back: its largest
-        request starts again in smaller steps, and ends if it was that already.
+        """React to a batch that ran out of memory and was rolled back: its largest request starts
+        again in smaller steps, or ends with an error if it already had smaller steps.
         """
         largest = max(
             (each for each in batch.requests if each.request.status is RequestStatus.RUNNING),
@@ -280,7 +284,7 @@ class Scheduler:
             self._finish(request)
             error = StepMemoryError(
                 "memory ran out in a step of this request, and again in a smaller one",
-                where=f"{largest.num_scheduled_tokens:,} tokens behind {largest.start:,}",
+                where=f"{largest.num_scheduled_tokens:,} tokens after the first {largest.start:,}",
                 hint="a smaller --gpu-memory-utilization, or a larger --reserve",
             )
             return [_error_event(request, error)]
@@ -289,7 +293,7 @@ class Scheduler:
         return []
 
     def check_invariants(self) -> None:
-        """Assert that the books balance; for tests, after every step."""
+        """Assert that the scheduler's state is consistent; for tests, after every step."""
         for i, group in enumerate(self.groups):
             group.pool.check_invariants(request.tables[i] for request in self._running)
         for request in self._running:
@@ -298,7 +302,7 @@ class Scheduler:
             assert request.num_pending >= 0
             for group, table in zip(self.groups, request.tables, strict=True):
                 assert request.num_computed_tokens <= len(table) * group.block_size
-                # Nothing is held beyond the block of the newest token, nor missing that is needed.
+                # No block is held beyond that of the newest token, and no needed block is missing.
                 assert len(table) <= group.blocks_of(request.num_tokens)
                 first = group.first_needed(request.num_computed_tokens)
                 assert NULL_BLOCK_ID not in table[first:]
@@ -310,7 +314,9 @@ class Scheduler:
         assert sorted(slots + self._free_slots) == list(range(self.config.max_num_seqs))
 
     def _reserve(self, request: Request, count: int, batch: ScheduledBatch) -> bool:
-        """Own blocks for the next `count` tokens, or change nothing and say no."""
+        """Reserve blocks for the next `count` tokens; if they do not fit, change nothing and return
+        False.
+        """
         start = request.num_computed_tokens
         of_groups = list(zip(self.groups, request.tables, strict=True))
         if not all(group.fits(table, start, count) for group, table in of_groups):
@@ -321,7 +327,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Take a running request's blocks; it goes to the front of the queue and starts again."""
+        """Free a running request's blocks; it goes to the front of the queue and starts again."""
         self._running.remove(request)
         self._release(request)
         request.status = RequestStatus.WAITING
@@ -331,17 +337,17 @@ class Scheduler:
         self._waiting.appendleft(request)
 
     def _roll_back(self, request: Request) -> None:
-        """Give back the blocks behind its newest token."""
+        """Free the blocks after its newest token."""
         for group, table in zip(self.groups, request.tables, strict=True):
             group.roll_back(table, request.num_tokens)
 
     def _add_drafts(
         self, batch: ScheduledBatch, drafts: Mapping[Request, Sequence[int]], budget: int
     ) -> None:
-        """Verify drafts of the batch's requests too, with what is left of budget and blocks."""
+        """Add drafts for the batch's requests, as far as token budget and blocks are left."""
         for i, entry in enumerate(batch.requests):
             request, size = entry.request, self.config.block_size
-            # The last token is the one that is sampled behind the draft.
+            # One token is left for the one sampled after the draft.
             room = request.max_total_tokens - request.num_tokens - 1
             of_groups = list(zip(self.groups, request.tables, strict=True))
             blocks = min(len(table) + group.pool.num_free_blocks for group, table in of_groups)
@@ -360,8 +366,8 @@ class Scheduler:
             budget -= count
 
     def _admit(self, batch: ScheduledBatch, budget: int) -> int:
-        """Start waiting requests in order, as far as budget, places and blocks go; how many tokens
-        of them.
+        """Start waiting requests in order, as far as budget, slots and blocks allow; returns how
+        many of their tokens were scheduled.
         """
         given = budget
         deferred: list[Request] = []
@@ -396,18 +402,18 @@ class Scheduler:
         return given - budget
 
     def _share(self, request: Request, prefix: Prefix) -> bool:
-        """Take the blocks of a prefix for a request, or nothing where its other blocks have no
-        room.
+        """Take the blocks of a prefix for a request; take nothing and return False if its other
+        blocks do not fit.
 
-        All of its tokens must fit, not only the first chunk: a prompt that is preempted half-way
-        was computed for nothing.
+        All of its tokens must fit, not only the first chunk: a prompt preempted half-way was
+        computed for nothing.
         """
         of_groups = list(zip(self.groups, prefix.tables, strict=True))
         for group, table in of_groups:
             group.share(table)
         chunk = self.config.max_num_batched_tokens
         fits = all(
-            # One more may go to a copy.
+            # A copy of the shared last block takes one more.
             group.most_held(request.num_tokens, chunk)
             - group.num_held(table)
             + prefix.ends_in_shared_block
@@ -420,7 +426,7 @@ class Scheduler:
         return fits
 
     def _waits_for_parent(self, request: Request) -> bool:
-        """Whether the blocks of the same prompt are about to be there for sharing."""
+        """Whether sample 0 is still to compute the prompt, whose blocks can then be shared."""
         parent = request.parent
         return (
             parent is not None
@@ -429,14 +435,16 @@ class Scheduler:
         )
 
     def _book(self, entry: ScheduledRequest, tokens: Sequence[SampledToken]) -> list[TokenEvent]:
-        """The events of one request's tokens, to its end at most; all but the last were drafted."""
+        """Apply one request's tokens, up to its end, and return their events; all tokens but the
+        last were drafted.
+        """
         request = entry.request
         request.num_pending -= entry.num_samples
         request.num_drafted_tokens += len(entry.draft)
         events: list[TokenEvent] = []
         for i, token in enumerate(tokens):
             if token.token_id is None:
-                # Keys and values of such a request are not to be found by others.
+                # Ends before `register`, so other requests cannot find these keys and values.
                 self._finish(request)
                 error = token.error or _not_finite(request)
                 return [*events, _error_event(request, error)]
@@ -464,7 +472,7 @@ class Scheduler:
             if entry.draft:
                 request.num_computed_tokens = num_computed
                 self._roll_back(request)
-            # Nothing under way goes back behind what is settled.
+            # No rollback goes back to before `settled`.
             for group, table in zip(self.groups, request.tables, strict=True):
                 group.give_back(table, settled)
         if events and events[-1].finish_reason is not None:
@@ -481,7 +489,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self._prefixes.keep(request)
-        for group, table in zip(self.groups, request.tables, strict=False):  # none: it waits
+        for group, table in zip(self.groups, request.tables, strict=False):  # no tables if waiting
             group.release(table)
         request.tables = []
         if request.slot >= 0:
@@ -494,7 +502,7 @@ def _is_decoding(request: Request) -> bool:
 
 
 def _count(request: Request, budget: int) -> int:
-    """How many of its tokens are computed next."""
+    """How many of a request's tokens to compute next."""
     missing = request.num_tokens - request.num_computed_tokens
     return min(missing, budget, request.max_chunk or missing)
 
@@ -505,7 +513,7 @@ def _scheduled(request: Request, count: int) -> ScheduledRequest:
 
 
 def _complete(last: TokenEvent) -> TokenEvent:
-    """The end behind a token that is the answer's last by its grammar."""
+    """The end event after the last token of an answer whose grammar is complete."""
     return replace(last, token_id=None, logprobs=None, finish_reason=FinishReason.STOP)
 
 
@@ -513,7 +521,7 @@ def _not_finite(request: Request) -> RequestError:
     return RequestError(
         "the model's output is not finite (NaN or infinity)",
         where=f"at token {len(request.token_ids)} of the request",
-        hint="--dtype float32; if it stays, the checkpoint is damaged",
+        hint="--dtype float32; if it still happens, the checkpoint is damaged",
     )
 
 

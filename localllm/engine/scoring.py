@@ -1,4 +1,4 @@
-"""Logits of every position of a text, for measuring; no request, no scheduler."""
+"""Computes logits at every position of a text, for evaluation; without requests or a scheduler."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,13 +9,13 @@ from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
 
 BLOCK_SIZE = 16
-# Tokens in one forward pass, and rows whose logits are there at once: what bounds the memory.
+# Tokens in one forward pass, and rows of logits held at once; both limit memory.
 CHUNK_TOKENS = 512
 CHUNK_LOGIT_ROWS = 128
 
 
 class WindowScorer:
-    """Runs a decoder over windows of at most `max_tokens` tokens, each by itself."""
+    """Runs a decoder over independent windows of at most `max_tokens` tokens."""
 
     def __init__(
         self, model: DecoderModel, max_tokens: int, kv_dtype: torch.dtype | None = None
@@ -33,7 +33,7 @@ class WindowScorer:
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], first: int = 0) -> Iterator[Tensor]:
-        """Logits after each token from place `first` on, float32 [rows, vocab_size] at a time."""
+        """Yield the logits after each token from index `first` on, float32 [rows, vocab_size]."""
         for start in range(0, len(token_ids), CHUNK_TOKENS):
             end = min(start + CHUNK_TOKENS, len(token_ids))
             hidden = self._model.forward(self._batch(token_ids, start, end), self._kv_cache)

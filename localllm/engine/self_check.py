@@ -1,8 +1,8 @@
-"""Whether the operators work here, before a model uses them: found out once, and kept.
+"""Checks once whether the operators work on this GPU, before a model uses them.
 
-Each runs in a process of its own, since a fault of the device ends that one, and a kernel that
-never ends can only be killed with it. What is wrong, crashes, hangs or is slower than torch's is
-left to torch from then on.
+They run in a separate process, since a device fault ends the process, and a kernel that hangs can
+only be killed with it. From then on, torch replaces each operator that is wrong, crashes, hangs or
+is slower than torch's.
 """
 
 import json
@@ -23,18 +23,18 @@ from localllm.engine.operator_check import CheckRequest
 from localllm.engine.verdict import Outcome, State
 from localllm_kernels.choice import Piece
 
-# -P: the folder that this runs in is no place to import from.
+# -P: do not import modules from the current folder.
 COMMAND = (sys.executable, "-P", "-m", "localllm.engine.operator_check")
-_END_S = 5.0  # that a process which is killed may take
+_END_S = 5.0  # how long a killed process may take to end
 
-# Is told what is being checked.
+# Called with the name of each case that is being checked.
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that are waited for the process to begin a case, for what the case needs to be
-    compiled, and for it to run.
+    """Seconds to wait for the process to begin a case, for the case's kernels to be compiled, and
+    for it to run.
     """
 
     begin: float = 120.0
@@ -46,7 +46,7 @@ PATIENCE = Patience()
 
 
 class CheckError(Exception):
-    """Nothing could be found out."""
+    """The checks could not be run."""
 
 
 def check_operators(
@@ -56,10 +56,11 @@ def check_operators(
     patience: Patience = PATIENCE,
     num_compilers: int = 0,
 ) -> tuple[Outcome, ...]:
-    """What became of every case; `tell` gets each before it begins. `num_compilers`: processes that
-    compile beside each other first, of some GB on the GPU each.
+    """Check every case and return the outcomes; `tell` gets each case before it begins.
 
-    Raises: CheckError where the process cannot check anything at all.
+    `num_compilers`: processes that first compile in parallel; each takes a few GB on the GPU.
+
+    Raises: CheckError if the process cannot check anything at all.
     """
     if num_compilers > 1:
         _compile_at_once(request, num_compilers, tell, command, patience)
@@ -69,7 +70,7 @@ def check_operators(
             is_over = checker.run(outcomes, tell)
         if is_over:
             return tuple(outcomes)
-        # The last case took the process with it; the others of its piece would, too.
+        # The last case ended the process; other cases of its piece probably would too.
         request = replace(
             request,
             settled=request.settled | {outcomes[-1].piece},
@@ -80,8 +81,8 @@ def check_operators(
 def _compile_at_once(
     request: CheckRequest, count: int, tell: Tell, command: Sequence[str], patience: Patience
 ) -> None:
-    """Have the kernels compiled by several processes, whose cache is on disk; what goes wrong in
-    one of them will show again.
+    """Compile the kernels in several processes, into a cache on disk. Errors are ignored here,
+    since the checks will meet them again.
     """
 
     def compile_share(index: int) -> None:
@@ -107,7 +108,7 @@ class _Checker:
             )
         except OSError as error:
             self._log.close()
-            raise CheckError(f"no process can be started: {error}") from error
+            raise CheckError(f"cannot start the checking process: {error}") from error
         self._lines: queue.Queue[bytes] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         return self
@@ -117,13 +118,14 @@ class _Checker:
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):  # a kernel that hangs may hold it back
+        with suppress(subprocess.TimeoutExpired):  # a hanging kernel may delay its end
             self._process.wait(_END_S)
         self._log.close()
 
     def run(self, outcomes: list[Outcome], tell: Tell) -> bool:
-        """Add what becomes of each case to `outcomes`; whether all are through. Else the last of
-        them has ended the process, or was ended with it.
+        """Append the outcome of each case to `outcomes`; returns whether all cases are done.
+
+        Otherwise the last case has ended the process, or hangs and must be killed with it.
         """
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
@@ -133,7 +135,7 @@ class _Checker:
             begun = self._next(self._patience.begin)
             if begun is None or begun["event"] == "over":
                 if begun is None:
-                    raise CheckError(f"the process that checks {self._why()}")
+                    raise CheckError(f"the checking process {self._why()}")
                 return True
             tell(f"{begun['piece']}: {begun['name']}")
             outcome, goes_on = self._outcome(
@@ -144,7 +146,7 @@ class _Checker:
                 return False
 
     def _outcome(self, case: Outcome) -> tuple[Outcome, bool]:
-        """What becomes of a case that has begun, and whether the process goes on."""
+        """The outcome of a case that has begun, and whether the process goes on."""
         came = self._next(self._patience.compile)
         if came is not None and came["event"] == "compiled":
             came = self._next(self._patience.run)
@@ -161,7 +163,7 @@ class _Checker:
         return replace(case, state=state, why=why, **times), True
 
     def _next(self, seconds: float) -> dict[str, Any] | None:
-        """The next event; None where none comes in time, or ever."""
+        """The next event; None if none comes in time, or the process has ended."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -185,11 +187,11 @@ class _Checker:
         self._lines.put(b"")
 
     def _why(self) -> str:
-        """What it left behind."""
+        """Why the process gives no events: its exit status and the last line of its stderr."""
         code = self._process.poll()
         if code is None:
             return "does not answer"
         self._log.seek(0)
         lines = self._log.read()[-4000:].decode(errors="replace").strip().splitlines()
         said = f": {lines[-1]:.200}" if lines else ""
-        return (f"ended by signal {-code}" if code < 0 else f"ended with {code}") + said
+        return (f"killed by signal {-code}" if code < 0 else f"exited with status {code}") + said

@@ -1,4 +1,4 @@
-"""A number in a file that several processes count on together, each alone with it for a moment."""
+"""A number in a file that several processes share; each locks it briefly to read and change it."""
 
 import fcntl
 import os
@@ -7,29 +7,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Whoever has it holds it for milliseconds; but a process can be stopped while it does.
+# A lock is held for milliseconds only, but a process can be suspended while it holds one.
 _PATIENCE_S = 0.1
 _PAUSE_S = 0.002
 _MAX_DIGITS = 20
 
 
 class BusyError(Exception):
-    """Another process has held the number for too long."""
+    """Another process has held the lock for too long."""
 
 
 class SharedCount:
-    """The number, while nobody else has it. None: nobody has written one that can be read."""
+    """The number in a file, while this process has it locked."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def read(self) -> int | None:
-        """The number as the last one left it."""
+        """The number as last written; None if there is none, or it is not valid."""
         text = os.pread(self._descriptor, _MAX_DIGITS + 1, 0)
         return int(text) if text.isdigit() and len(text) <= _MAX_DIGITS else None
 
     def write(self, value: int) -> None:
-        """Change it, for all. Raises: OSError."""
+        """Change the number for all processes. Raises: OSError."""
         text = str(value).encode()
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text, 0)
@@ -37,8 +37,8 @@ class SharedCount:
 
 @contextmanager
 def shared_count(path: Path) -> Iterator[SharedCount]:
-    """The number in `path`, alone with it as long as the block runs; a process that is killed lets
-    go of it.
+    """The number in the file `path`, locked while the block runs; the lock of a killed process is
+    released.
 
     Raises: BusyError; OSError.
     """

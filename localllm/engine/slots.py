@@ -1,6 +1,6 @@
-"""How the running requests are sampled, by their slots: what does not change from step to step.
+"""Sampling parameters of running requests by slot: everything that stays the same between steps.
 
-A request has a slot from its admission on; what is known of it then is written once.
+A request has a slot from its admission on; its parameters are written once, at that time.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ _Array = npt.NDArray[np.generic]
 
 
 class Slots:
-    """Sampling parameters of each slot, and on the device the counts that penalties go by."""
+    """Sampling parameters of each slot, and the token counts for penalties, on the device."""
 
     def __init__(self, count: int, vocab_size: int, device: torch.device) -> None:
         self.count = count
@@ -35,11 +35,11 @@ class Slots:
         }
         self._factors = np.ones((count, 3), np.float32)
         self._biases: dict[int, tuple[list[int], list[float]]] = {}
-        # Made when a request has penalties for the first time.
+        # Allocated when a request first has penalties.
         self._counts: Tensor | None = None
 
     def admit(self, batch: ScheduledBatch) -> None:
-        """Write what is known of the requests that were admitted since the last call."""
+        """Write the parameters of requests that were admitted since the last call."""
         for entry in batch.requests:
             request = entry.request
             if self._admissions[request.slot] != request.admission:
@@ -47,8 +47,8 @@ class Slots:
                 self._admissions[request.slot] = request.admission
 
     def forget(self) -> None:
-        """Write everything anew from known ids: after a step of which nobody knows how far it
-        came.
+        """Make `admit` write everything again from known ids, after a step that failed at an
+        unknown point.
         """
         self._admissions.fill(0)
 
@@ -59,8 +59,8 @@ class Slots:
         slots: npt.NDArray[np.int64],
         positions: npt.NDArray[np.uint64],
     ) -> None:
-        """Write into `rows` of a step's arrays how the requests in `slots` are sampled, for their
-        tokens at `positions`.
+        """Write the sampling parameters of the requests in `slots`, for their tokens at
+        `positions`, into `rows` of a step's arrays.
         """
         arrays["slots"][rows] = slots
         for name, column in self._columns.items():
@@ -69,7 +69,7 @@ class Slots:
         arrays["keys"].view(np.uint64)[rows] = noise_keys(self._seeds[slots], positions)
 
     def penalties(self, batch: ScheduledBatch, factors: Tensor) -> Penalties | None:
-        """The counts with the factors of a step's rows, where one of its requests needs them."""
+        """The counts and a step's penalty factors; None if none of its requests has penalties."""
         if self._counts is None or not any(
             has_penalties(entry.request.params) for entry in batch.requests
         ):
@@ -77,7 +77,7 @@ class Slots:
         return Penalties(self._counts, factors)
 
     def biases(self, slots: npt.NDArray[np.int32]) -> Biases | None:
-        """The biases of a step's rows, where one of them has any; `slots`: [rows], -1 for none."""
+        """The biases of a step's rows; None if no row has any. `slots`: [rows], -1 for no slot."""
         if not self._biases or not any(slot in self._biases for slot in slots.tolist()):
             return None
         starts, tokens, values = [0], list[int](), list[float]()
@@ -93,12 +93,12 @@ class Slots:
         )
 
     def no_penalties(self, factors: Tensor) -> Penalties:
-        """For rows that are not sampled."""
+        """Empty penalties, for rows that are not sampled."""
         counts = torch.zeros((1, self._vocab_size), dtype=torch.int32, device=self._device)
         return Penalties(counts, factors)
 
     def no_biases(self, num_rows: int) -> Biases:
-        """For so many rows that are not sampled."""
+        """Empty biases for `num_rows` rows that are not sampled."""
         starts = torch.zeros(num_rows + 1, dtype=torch.int32, device=self._device)
         return Biases(
             starts, torch.zeros_like(starts), torch.zeros_like(starts, dtype=torch.float32)
@@ -120,7 +120,7 @@ class Slots:
             self._count(request)
 
     def _count(self, request: Request) -> None:
-        """The counts of a request's tokens, as `Penalties` has them."""
+        """Write the counts of a request's tokens, in the format of `Penalties`."""
         if self._counts is None:
             shape = (self.count, self._vocab_size)
             self._counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
@@ -138,7 +138,7 @@ class Slots:
 def noise_keys(
     seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.uint64]:
-    """`noise_key` of the sampler, of many at once."""
+    """`noise_key` of the sampler, for many tokens at once."""
     return _mix64(seeds ^ _mix64(positions))
 
 

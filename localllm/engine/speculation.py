@@ -1,6 +1,6 @@
-"""Drafts for the requests of a step: who proposes them, how long they are, whether they pay.
+"""Drafts for the requests of a step: who proposes them, how long they are, whether they pay off.
 
-Nothing here can change a text (see sampler.py), only its speed; so what is in doubt is measured.
+Drafts cannot change the text (see sampler.py), only its speed; so decisions rest on measurements.
 """
 
 import time
@@ -18,59 +18,61 @@ from localllm.engine.scheduler import SampledToken, ScheduledBatch
 if TYPE_CHECKING:
     from torch import Tensor
 
-# When drafts have cost the time of so many steps more than they have saved, drafting rests; each
-# time for twice as many steps, within these bounds. Earlier savings count for at most so many.
+# When drafts have cost _MOST_LOST steps' time more than they saved, drafting pauses; each pause is
+# twice as long as the last, within these bounds. Earlier savings count for at most _MOST_SAVED
+# steps.
 _MOST_LOST, _MOST_SAVED = 8.0, 16.0
 _SHORTEST_REST, _LONGEST_REST = 64, 1024
-# After so many looks that saved nothing, looks take at most so much of the time, as far as one
-# step of so many allows that. One that found a match of some length counts for a part of one.
+# After _QUIET_LOOKS looks for drafts that saved nothing, looks take at most _LOOK_SHARE of the
+# time, but there is at least one every _LONGEST_INTERVAL steps. A look whose match has at least
+# _PROMISING_LENGTH tokens counts only as _PROMISING_WEIGHT of a quiet look.
 _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
-# How much of an average is the newest value.
+# Weight of the newest value in a moving average.
 _NEWEST = 0.1
-# Where steps overlap: for so many steps after an accepted draft each waits for the ids of the one
-# before, and else one of so many does.
+# Where steps overlap: each of the _HOT_STEPS steps after a draft that saved time waits for the ids
+# of the previous step; otherwise one step in _COLD_STEPS does.
 _HOT_STEPS, _COLD_STEPS = 4, 24
 
-# Of all requests in a step; their logits have their place in the memory's plan.
+# The most drafted tokens of all requests in a step; the memory plan has room for their logits.
 MAX_DRAFTED_TOKENS = 64
 
 
 class Drafter(Protocol):
-    """Who proposes tokens."""
+    """Proposes tokens."""
 
     def renewed(self) -> "Drafter":
-        """One that has seen no text yet."""
+        """A drafter of the same kind that has seen no text yet."""
 
     def add(self, request: Request) -> None:
-        """A request has come."""
+        """Note a new request."""
 
     @property
     def has_work(self) -> bool:
         """Whether `work` has anything to do."""
 
     def work(self, batch: ScheduledBatch) -> None:
-        """Prepare for what comes behind a batch while it is being computed, in about as many tokens
-        as it has.
+        """Prepare for later steps while a batch is being computed, with about as many tokens of
+        work as the batch has.
         """
 
     def propose(self, request: Request, count: int) -> Proposal | None:
-        """Up to `count` tokens behind the request's."""
+        """Up to `count` tokens to follow the request's."""
 
     def complete(self, batch: ScheduledBatch) -> None:
-        """Put tokens into drafts that were proposed without any, now that they have blocks."""
+        """Put ids into drafts that were proposed without them, now that they have blocks."""
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Drop a request that has ended."""
 
     @property
     def taps(self) -> Sequence[int]:
-        """The hidden rows that it sees, see `DecoderModel.forward_tapped`; none: it sees none."""
+        """The hidden states that it needs, see `DecoderModel.forward_tapped`; may be empty."""
 
     def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
-        """Of each tap the hidden rows of all tokens of a batch, the prompt's too, in their order:
-        on the device, where they are computed in the order of its work. A batch that fails is
-        seen, and computed again.
+        """Take the hidden states of all tokens of a batch, prompt tokens included: one tensor per
+        tap, rows in token order, on the device and computed in the order of its work. A batch that
+        fails is seen too, and computed again.
         """
 
     @property
@@ -83,7 +85,7 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class _Drafted:
-    """What is known of one request."""
+    """What is known about the drafts of one request."""
 
     history: DraftHistory = field(default_factory=DraftHistory)
     match_length: int = 0
@@ -94,11 +96,11 @@ class Speculator:
 
     @property
     def is_warm(self) -> bool:
-        """See Runner: of who drafts."""
+        """See Runner: of the drafter."""
         return self._drafter.is_warm
 
     def work_ahead(self) -> bool:
-        """See Runner: for who drafts."""
+        """See Runner: for the drafter."""
         return self._drafter.work_ahead()
 
     def __init__(
@@ -108,50 +110,49 @@ class Speculator:
         max_draft: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock` counts the seconds that looking for drafts takes."""
+        """`clock` measures the seconds that looking for drafts takes."""
         self._drafter, self._lengths, self._max_draft = drafter, lengths, max_draft
         self._clock = clock
-        # What the last look took, with what was learned from it; a look and a step on average.
+        # Seconds of the last look, learning included; and the averages of a look and of a step.
         self._spent_s = self._look_s = self._step_s = 0.0
         self._requests: dict[Request, _Drafted] = {}
         self._saved, self._rest, self._next_rest = 0.0, 0, _SHORTEST_REST
         self._hot, self._cold = 0, 0
         self._num_quiet, self._since_look = 0.0, 0
         self._is_looking = False
-        # Requests of the newest step that were drafted what their grammar leaves no choice about:
-        # there is nothing to learn from them.
+        # Drafts of the newest step that were forced by a grammar: nothing is learned from them.
         self._forced: dict[Request, list[int]] = {}
 
     def renewed(self) -> "Speculator":
-        """One that has seen no text yet, and shares what is learned of speed."""
+        """A speculator that has seen no text yet, and shares what was learned about speed."""
         return Speculator(self._drafter.renewed(), self._lengths, self._max_draft, self._clock)
 
     def add(self, request: Request) -> None:
-        """A request has come."""
+        """Note a new request."""
         self._drafter.add(request)
 
     @property
     def is_watching(self) -> bool:
-        """Whether the step for which `propose` was asked last is of interest: else it is neither to
-        be completed nor worked beside nor learned from.
+        """Whether the step of the last `propose` call matters; otherwise `complete`, `work` and
+        `learn` are not called for it.
         """
         if self._rest > 0:
             return False
         return self._is_looking or self._since_look <= 1 or self._drafter.has_work
 
     def wants_ids(self) -> bool:
-        """Whether the next step should wait for the ids of the one before, to draft from them."""
+        """Whether the next step should wait for the previous one's ids, to draft from them."""
         if self._rest > 0:
             return False
         self._cold += 1
         if self._hot > 0 or self._cold >= _COLD_STEPS:
             self._hot, self._cold = max(0, self._hot - 1), 0
-            self._since_look = _LONGEST_INTERVAL  # what is waited for is looked at
+            self._since_look = _LONGEST_INTERVAL  # look for drafts once the ids are here
             return True
         return False
 
     def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
-        """Drafts for the next step, of at most `budget` tokens in all."""
+        """Drafts for the next step, which computes at most `budget` tokens in all."""
         self._forced = self._find_forced(running)
         return {**self._propose(running, budget), **self._forced}
 
@@ -180,7 +181,7 @@ class Speculator:
             self._drafter.work(batch)
 
     def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
-        """Show a batch's hidden rows to who drafts."""
+        """Show a batch's hidden states to the drafter, if it needs any."""
         if self._drafter.taps:
             self._drafter.see(batch, hidden)
 
@@ -191,14 +192,14 @@ class Speculator:
         seconds: float,
         has_waited: bool,
     ) -> None:
-        """Book what a batch brought, and the seconds it took from beginning to end; `has_waited`:
-        for the ids of the one before, since `wants_ids` said so.
+        """Learn from a batch's tokens and the seconds it took from beginning to end; `has_waited`:
+        it waited for the previous one's ids, because `wants_ids` said so.
         """
         began_s = self._clock()
         self._step_s += _NEWEST * (seconds - self._step_s)
         num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
         num_drafted = sum(len(entry.draft) for entry in batch.requests)
-        # A step that has waited is no measure of those that draft nothing.
+        # The time of a step that has waited says nothing about steps without drafts.
         self._lengths.add_step(num_rows, seconds, is_plain=not (num_drafted or has_waited))
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
@@ -213,19 +214,19 @@ class Speculator:
         self._spent_s += self._clock() - began_s
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Drop a request that has ended."""
         self._requests.pop(request, None)
         self._drafter.forget(request)
 
     def _interval(self) -> int:
-        """One step of so many is looked at where nothing is to be found."""
+        """The number of steps per look for drafts while looks find nothing."""
         if self._step_s == 0.0:
             return 1
         needed = ceil(self._look_s / (_LOOK_SHARE * self._step_s))
         return min(max(1, needed), _LONGEST_INTERVAL)
 
     def _find_forced(self, running: Sequence[Request]) -> dict[Request, list[int]]:
-        """Of each request what its grammar leaves no choice about."""
+        """For each request, the next tokens if its grammar allows no others."""
         found, left = dict[Request, list[int]](), MAX_DRAFTED_TOKENS
         for request in running:
             room = min(left, self._room(request)) if request.matcher is not None else 0
@@ -280,8 +281,8 @@ class Speculator:
         return self._requests.setdefault(request, _Drafted())
 
     def _book_saving(self, num_rows: int, tokens_each: float, seconds: float) -> None:
-        """Compare what was measured with steps without drafts, look more often where it saves,
-        and rest where it loses.
+        """Compare a step's time with that of steps without drafts; look more often if drafting
+        saves time, and pause it if it loses time.
         """
         plain = self._lengths.plain_seconds(num_rows)
         if plain is None:
@@ -298,7 +299,7 @@ class Speculator:
 
 
 def _allowed(proposal: Proposal, matcher: Matcher) -> Proposal | None:
-    """What of a proposal a grammar admits, as far as its tokens are known."""
+    """The part of a proposal that the grammar allows; all of it if its ids are not known yet."""
     if NOT_KNOWN in proposal.token_ids:
         return proposal
     count = matcher.count_allowed(proposal.token_ids)

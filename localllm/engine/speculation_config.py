@@ -1,4 +1,4 @@
-"""Who drafts tokens, and how many: validated like the rest of the configuration."""
+"""How tokens are drafted, and how many: validated like the rest of the configuration."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,11 @@ MAX_NGRAM_MATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """`drafter`: "auto" and "ngram" look for what comes next in text that was there before,
-    "draft:MODEL" asks a smaller model, "off" is nobody. `max_draft` tokens a request and step at
-    most; `min_match` to `max_match` tokens are looked for in that text.
+    """Configuration of speculation.
+
+    `drafter`: "auto" and "ngram" look up the next tokens in earlier text, "draft:MODEL" asks a
+    smaller model, "off" disables drafting. `max_draft`: the most drafted tokens per request and
+    step; `min_match`, `max_match`: the least and the most tokens that are matched in earlier text.
     """
 
     drafter: str = "auto"
@@ -42,5 +44,5 @@ class SpeculationConfig:
 
     @property
     def draft_model(self) -> str | None:
-        """The name of the model that drafts, where one does."""
+        """The name of the draft model; None if there is none."""
         return self.drafter.partition(":")[2] or None

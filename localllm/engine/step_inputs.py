@@ -1,9 +1,9 @@
-"""What a step on a GPU reads besides weights and cache: packed on the host, copied at once.
+"""The inputs of a step on a GPU besides weights and cache: packed on the host, copied at once.
 
-Every array of a step has its place in one buffer, by the step's shape alone. So a captured step of
-that shape finds its inputs where they were, and a copy is all that it takes to give it others. In
-front of them stands what the device itself keeps from step to step: the newest token of every
-running request. A request whose newest id is not on the host yet takes it from there.
+Every array of a step has its place in one buffer, which depends on the step's shape alone. So a
+captured step of that shape always finds its inputs in the same place, and one copy gives it new
+ones. In front of them is what the device itself keeps from step to step: the newest token of every
+running request. A request whose newest id is not on the host yet reads it from there.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ from localllm.engine.slots import Slots
 from localllm.model.inputs import ForwardBatch, GroupTables
 from localllm_kernels.sample import Drafts, SamplingRows
 
-# Draft windows, and the last tokens of a prompt, up to so many a request are captured too.
+# Steps with up to this many tokens per request are captured too: drafts, and the ends of prompts.
 MAX_WINDOW = 16
 NOT_STORED = NOT_SAMPLED = NOT_DRAFTED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """The sizes of a step: tokens, requests, the most tokens of one, rows that are sampled."""
+    """The sizes of a step: tokens, requests, the most tokens of a request, and sampled rows."""
 
     num_tokens: int
     num_seqs: int
@@ -38,12 +38,14 @@ class StepShape:
 
     @property
     def samples_all(self) -> bool:
-        """Whether a row is sampled, or may be, for every token."""
+        """Whether there is a row of logits for every token."""
         return self.num_logit_rows == self.num_tokens
 
 
 def buckets(max_num_seqs: int) -> list[int]:
-    """Numbers of rows that steps are padded to; the last holds `max_num_seqs`, and a window."""
+    """The numbers of rows that steps are padded to; the last is at least `max_num_seqs` and
+    MAX_WINDOW.
+    """
     found = [1, 2, 4]
     while found[-1] < max(max_num_seqs, MAX_WINDOW):
         found.append(found[-1] + (4 if found[-1] < 8 else 8 if found[-1] < 64 else 32))
@@ -51,14 +53,16 @@ def buckets(max_num_seqs: int) -> list[int]:
 
 
 def graph_rows(max_num_seqs: int) -> int:
-    """The rows of all captured steps together: those of every bucket, and as many of windows."""
+    """The most rows of all captured steps together: those of all buckets, and as many again for
+    windows.
+    """
     return 2 * sum(buckets(max_num_seqs))
 
 
 def padded_shape(batch: ScheduledBatch, rows: list[int]) -> StepShape | None:
-    """The shape of few tokens a request that `batch` is padded to; None where it has more.
+    """The shape that `batch` is padded to if its requests have few tokens; None if one has more.
 
-    `rows`: the `buckets`.
+    `rows`: the result of `buckets`.
     """
     counts = [entry.num_scheduled_tokens for entry in batch.requests]
     longest, total = max(counts), sum(counts)
@@ -73,13 +77,13 @@ def padded_shape(batch: ScheduledBatch, rows: list[int]) -> StepShape | None:
 
 
 def exact_shape(batch: ScheduledBatch) -> StepShape:
-    """The shape that `batch` has."""
+    """The shape of `batch` without padding."""
     counts = [entry.num_scheduled_tokens for entry in batch.requests]
     num_samples = sum(entry.num_samples for entry in batch.requests)
     return StepShape(sum(counts), len(counts), max(counts), num_samples)
 
 
-# Triton compiles a kernel anew for pointers that are aligned otherwise.
+# Triton compiles a kernel again for pointers with a different alignment.
 ALIGNMENT = 16
 
 
@@ -87,7 +91,7 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-# Name, type, and length by the shape; beside them the slots of each of a request's tables.
+# Name, dtype, and length for a shape; besides these, one slot mapping for each table.
 _ARRAYS: tuple[tuple[str, str, Callable[[StepShape], int]], ...] = (
     ("ids", "int64", lambda shape: shape.num_tokens),
     ("sources", "int64", lambda shape: shape.num_tokens),
@@ -109,20 +113,20 @@ _TORCH_TYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.flo
 
 
 def slots_name(table: int) -> str:
-    """The array of the slots of new tokens by a table."""
+    """The name of the array with the cache slots of new tokens for one table."""
     return f"slot_mapping {table}"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the arrays of a shape stand in the buffer, in bytes; tables behind `num_bytes`."""
+    """Where a shape's arrays are in the buffer, in bytes; block tables follow at `num_bytes`."""
 
     places: dict[str, tuple[int, int, str]]
     num_bytes: int
 
     @classmethod
     def of(cls, shape: StepShape, num_tables: int) -> "Layout":
-        """The same for the same shape and number of tables, always."""
+        """The layout, a function of shape and number of tables only."""
         places, offset = {}, 0
         lengths = [(name, kind, length(shape)) for name, kind, length in _ARRAYS]
         lengths += [(slots_name(i), "int64", shape.num_tokens) for i in range(num_tables)]
@@ -133,11 +137,11 @@ class Layout:
         return cls(places, offset)
 
     def on_host(self, buffer: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[np.generic]]:
-        """The arrays within a buffer."""
+        """The arrays as views of a host buffer."""
         return {name: buffer[a:b].view(kind) for name, (a, b, kind) in self.places.items()}
 
     def on_device(self, buffer: Tensor) -> dict[str, Tensor]:
-        """The arrays within a buffer, uint8."""
+        """The arrays as views of a device buffer, uint8."""
         return {
             name: buffer[a:b].view(_TORCH_TYPES[kind]) for name, (a, b, kind) in self.places.items()
         }
@@ -145,9 +149,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A step's inputs in a host buffer: how many bytes, the sizes of the block tables, the rows of
-    the logits that caught-up requests get their tokens from, in order, and the slot of each row;
-    and whether any of it was drafted.
+    """A step's inputs in a host buffer: its bytes, the sizes of the block tables, the rows of
+    logits that are sampled for caught-up requests, in order, the slot of each row, and whether
+    there are drafts.
     """
 
     num_bytes: int
@@ -165,8 +169,8 @@ def fill(
     block_size: int,
     tables: Sequence[int],
 ) -> Filled:
-    """Write the inputs of `batch`, padded to `shape`, into a host buffer; `tables`: which of a
-    request's.
+    """Write the inputs of `batch`, padded to `shape`, into a host buffer; `tables`: the indices of
+    the requests' tables to write.
     """
     layout = Layout.of(shape, len(tables))
     arrays = layout.on_host(host)
@@ -217,7 +221,7 @@ def fill(
 
 
 def fill_nothing(host: npt.NDArray[np.uint8], shape: StepShape, num_tables: int) -> int:
-    """Write inputs of padding alone, which is neither stored nor sampled; how many bytes."""
+    """Write inputs of padding only, which is neither stored nor sampled; returns their bytes."""
     layout = Layout.of(shape, num_tables)
     arrays = layout.on_host(host)
     host[: layout.num_bytes] = 0
@@ -229,7 +233,7 @@ def fill_nothing(host: npt.NDArray[np.uint8], shape: StepShape, num_tables: int)
 
 
 class DeviceInputs:
-    """The buffer on the device, with the newest tokens in front, and the block tables."""
+    """The input buffer on the device, with the newest tokens in front, and the block tables."""
 
     def __init__(
         self,
@@ -240,12 +244,12 @@ class DeviceInputs:
         device: torch.device,
         tables: Sequence[int],
     ) -> None:
-        """`most_rows`: requests of a padded step; `max_blocks`: of the longest request; `tables`:
-        see `build_forward_batch`.
+        """`most_rows`: the most requests in a padded step; `max_blocks`: blocks of the longest
+        request; `tables`: see `build_forward_batch`.
         """
         largest = StepShape(most_tokens, most_rows, 1, most_tokens)
         self.tables = list(dict.fromkeys(tables))
-        # Of each group of the cache the place of its table among those.
+        # For each group of the cache, the index of its table among those.
         self._places = [self.tables.index(table) for table in tables]
         tables_bytes = 4 * len(self.tables) * num_slots * max_blocks
         self.num_bytes = Layout.of(largest, len(self.tables)).num_bytes + tables_bytes
@@ -258,18 +262,18 @@ class DeviceInputs:
         self._tables = torch.zeros(sizes, dtype=torch.int32, device=device)
 
     def place(self, num_bytes: int) -> Tensor:
-        """Where a filled host buffer goes."""
+        """The device buffer for `num_bytes` of a filled host buffer."""
         return self._buffer[:num_bytes]
 
     def spread_tables(self, shape: StepShape, table_shape: tuple[int, int, int]) -> None:
-        """Put the block tables, which came packed, into their rows."""
+        """Copy the packed block tables into their rows."""
         _, rows, width = table_shape
         start = Layout.of(shape, len(self.tables)).num_bytes
         packed = self._buffer[start : start + 4 * prod(table_shape)].view(torch.int32)
         self._tables[:, :rows, :width].copy_(packed.view(table_shape))
 
     def forward_batch(self, shape: StepShape) -> ForwardBatch:
-        """The inputs of the model; to be called within a captured step, where there is one."""
+        """The inputs of the model; if the step is captured, call this within the capture."""
         arrays = Layout.of(shape, len(self.tables)).on_device(self._buffer)
         return ForwardBatch(
             input_ids=self._all_ids.index_select(0, arrays["sources"]),
@@ -288,7 +292,7 @@ class DeviceInputs:
     def sampling_rows(
         self, shape: StepShape, *, has_drafts: bool = False
     ) -> tuple[SamplingRows, Tensor]:
-        """How the rows are sampled, and their penalty factors, float32 [rows, 3]."""
+        """The sampling parameters of the rows, and their penalty factors, float32 [rows, 3]."""
         arrays = Layout.of(shape, len(self.tables)).on_device(self._buffer)
         rows = SamplingRows(
             arrays["slots"],

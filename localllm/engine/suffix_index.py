@@ -1,11 +1,11 @@
-"""Where the newest tokens of a growing text have stood before, in time independent of its length.
+"""Finds earlier occurrences of a growing text's newest tokens, in time independent of its length.
 
-A trie of the text's n-grams read backwards, by levels: an n-gram is looked up by its tokens, the
-newest first, and holds where it ended last. As in a suffix tree a branch is no longer than it has
-to be: below an n-gram that has occurred once nothing is stored, since the text itself says what
-stands before it. So text that does not repeat costs one entry a token, and text that does shares
-the entries of what it repeats. (Weiner 1973, "Linear pattern matching algorithms"; the longest
-match of the newest tokens is what Lempel and Ziv's 1977 compression copies from.)
+A trie of the text's n-grams read backwards, level by level: an n-gram is looked up by its tokens,
+newest first, and holds the position where it last ended. As in a suffix tree, a branch is no longer
+than necessary: nothing is stored below an n-gram that has occurred once, since the text itself
+shows the tokens before it. So text that does not repeat costs one entry per token, and text that
+does repeat shares entries. (Weiner 1973, "Linear pattern matching algorithms"; the longest match of
+the newest tokens is what Lempel and Ziv's 1977 compression copies from.)
 """
 
 from array import array
@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from sys import getsizeof
 
-# Stands between texts, which have nothing in common with what is beyond.
+# Separates texts; matches do not cross it.
 END_OF_TEXT = -1
-# A token id plus one fits into so many bits of a key.
+# The number of bits of a key for a token id plus one.
 _TOKEN_BITS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The newest `length` tokens have stood before, last in front of position `end`."""
+    """An earlier occurrence of the newest `length` tokens; the last one ends before `end`."""
 
     length: int
     end: int
@@ -31,22 +31,22 @@ NO_MATCH = Match(0, 0)
 
 
 class SuffixIndex:
-    """Token ids, with the last place of every n-gram of `min_match` to `max_match` of them.
+    """Token ids with the last position of every n-gram of `min_match` to `max_match` tokens.
 
-    One text, or several with END_OF_TEXT between them.
+    Holds one text, or several with END_OF_TEXT between them.
     """
 
     def __init__(self, min_match: int, max_match: int) -> None:
         assert 1 <= min_match <= max_match
         self._min, self._max = min_match, max_match
         self._tokens = array("i")
-        # By n-gram: the position behind it, negative once it has occurred again.
+        # By n-gram: the position after it, negative once it has occurred again.
         self._ends: dict[int, int] = {}
         self._match = NO_MATCH
         self._run = 0  # tokens of the last text
 
     def copy(self) -> "SuffixIndex":
-        """One that goes on by itself, for far less than indexing the text again."""
+        """An independent copy, which is far cheaper than indexing the text again."""
         other = SuffixIndex(self._min, self._max)
         other._tokens, other._ends = self._tokens[:], self._ends.copy()
         other._run, other._match = self._run, self._match
@@ -61,17 +61,17 @@ class SuffixIndex:
 
     @property
     def num_entries(self) -> int:
-        """n-grams that are held, which is what memory goes by."""
+        """The number of stored n-grams, which determines the memory used."""
         return len(self._ends)
 
     def num_bytes(self) -> int:
-        """What it takes of the memory; takes long itself."""
+        """Bytes of memory used; slow to compute."""
         entries = sum(getsizeof(key) + getsizeof(end) for key, end in self._ends.items())
         return getsizeof(self._tokens) + getsizeof(self._ends) + entries
 
     @property
     def match(self) -> Match:
-        """The longest match of the newest tokens of this text, and of those the last."""
+        """The longest match of this text's newest tokens; of several, the last."""
         return self._match
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -86,13 +86,13 @@ class SuffixIndex:
         self._append(rest)
 
     def _append(self, token_ids: list[int]) -> None:
-        """Append tokens of one text, all at once where nothing repeats: a prompt is long."""
+        """Append tokens of one text, in bulk as far as nothing repeats, since prompts are long."""
         tokens, ends, first = self._tokens, self._ends, self._min
         num_old = min(self._run, first - 1)
         window = [*tokens[len(tokens) - num_old :], *token_ids]
         tokens.extend(token_ids)
         self._run += len(token_ids)
-        # The n-grams of the first length that end in a new token.
+        # The n-grams of the minimum length that end in a new token.
         keys = [0] * max(0, len(window) - first + 1)
         for newer in range(first):
             each = window[first - 1 - newer :]
@@ -111,13 +111,13 @@ class SuffixIndex:
             self._match = Match(*found)
 
     def _descend(self, key: int, before: int, end: int, longest: int) -> tuple[int, int]:
-        """Book the n-grams in front of position `end` in the levels from the first on, whose n-gram
-        `key` has stood before; length and end of the match.
+        """Store the n-grams that end before position `end`, level by level from the first, whose
+        n-gram `key` has occurred before; returns length and end of the match.
         """
         tokens, ends = self._tokens, self._ends
         length = self._min
         while True:
-            if before > 0:  # it stood there alone so far
+            if before > 0:  # it had occurred only once so far
                 if length < self._max and before > length:
                     older = tokens[before - length - 1]
                     if older != END_OF_TEXT:
@@ -135,7 +135,7 @@ class SuffixIndex:
             length, before = length + 1, deeper
 
     def find(self, newest: Sequence[int]) -> Match:
-        """The longest match, within this text, of the last of `newest`, the tokens of another."""
+        """The longest match in this index of the last tokens of `newest`, a different text."""
         tokens, key, match = self._tokens, 0, NO_MATCH
         for length in range(1, min(self._max, len(newest)) + 1):
             key = key << _TOKEN_BITS | newest[-length] + 1
@@ -145,7 +145,7 @@ class SuffixIndex:
             if end is None:
                 break
             match = Match(length, abs(end))
-            if end > 0:  # it stands there alone, so the text says how far it goes
+            if end > 0:  # it occurs only once, so the text itself is compared
                 longest = min(self._max, len(newest), end)
                 while length < longest and tokens[end - length - 1] == newest[-length - 1]:
                     length += 1
@@ -153,13 +153,13 @@ class SuffixIndex:
         return match
 
     def continuation(self, end: int, count: int) -> list[int]:
-        """`count` tokens from `end` on, fewer where the text ends."""
+        """`count` tokens from position `end` on; fewer if the text ends."""
         found = self._tokens[end : end + count].tolist()
         return found[: found.index(END_OF_TEXT)] if END_OF_TEXT in found else found
 
     def repetition(self, count: int) -> list[int]:
-        """The next `count` tokens of this text if it goes on as it did behind its match, around
-        and around; none without a match.
+        """The next `count` tokens if the text continues as it did after its match, repeating that
+        as a cycle; none without a match.
         """
         if self._match.length == 0:
             return []

@@ -1,27 +1,28 @@
-"""How many threads compute a step: as many as make steps shortest, as measured while they run.
+"""Chooses the number of threads that compute a step: the fastest, as measured while steps run.
 
-Beside other work more threads are slower, not faster: they compute in step, so all wait for one
-that has no core. So other numbers are tried for a few steps at a time: soon where steps have become
-slower than they were, and seldom where they have not, so that trying costs an idle machine under
+If other processes use the cores, more threads are slower, not faster: the threads run in lockstep,
+so all wait for one that has no core. So other numbers are tried for a few steps at a time: soon
+when steps have become slower, and seldom otherwise, so that trials cost an idle machine less than
 one step in a hundred. Only times are compared; no result depends on the number of threads.
 """
 
 from dataclasses import dataclass, field
 from math import log2
 
-# Steps of a trial; it ends sooner where it cannot win any more.
+# Steps in a trial; it ends sooner once it cannot win any more.
 _TRIAL = 4
-# What a trial has to take, of the time at the present number, to be adopted; what its first two
-# steps may not both take; and what none of them may.
+# Times relative to those at the current number: a trial is adopted if it takes less than _GAIN; it
+# ends if its first two steps both take more than _LOSS, or if any step takes more than _TOO_MUCH.
 _GAIN, _LOSS, _TOO_MUCH = 0.9, 1.2, 2.0
-# Steps have become slow where they take so many times as long as they did.
+# Steps have become slow if they take this many times as long as they did at best.
 _SLOW = 1.5
-# Steps between two trials of more threads, and of fewer: the first and the longest pause, and how
-# much longer each is than the one before. More threads are tried often: what made them slow passes.
+# Steps between two trials of more threads, and of fewer: the first pause, the longest pause, and
+# the factor from each pause to the next. More threads are tried often, since what made them slow
+# passes.
 _UP, _DOWN = (8, 64, 2), (4, 4096, 8)
-# How much of an average is the newest value, and how fast the best one is forgotten.
+# Weight of the newest value in the moving average, and how fast the best value is forgotten.
 _NEWEST, _FORGET = 0.35, 1.002
-# The first steps of a size find nothing in the processor's caches.
+# The first steps of a size run with cold processor caches.
 _COLD = 2
 
 
@@ -67,7 +68,7 @@ class _Pause:
 
 @dataclass(slots=True)
 class _Trial:
-    """A number that is tried, and what its steps took, of those at the present number."""
+    """A trial of another number: times of its steps, relative to those at the current number."""
 
     at: int
     ratios: list[float] = field(default_factory=list)
@@ -75,8 +76,8 @@ class _Trial:
 
 
 class ThreadCount:
-    """Books what steps take, and says how many threads the next one gets: at most `most`, or always
-    so many.
+    """Records the times of steps, and decides how many threads the next one gets: at most `most`,
+    or always `most` if `is_fixed`.
     """
 
     def __init__(self, most: int, *, is_fixed: bool = False) -> None:
@@ -84,22 +85,22 @@ class ThreadCount:
         self._at = len(self._numbers) - 1
         self._times: dict[tuple[int, int], _Times] = {}
         self._trial: _Trial | None = None
-        # Whether the next trial goes half the way: of eight threads beside three busy processes
-        # seven are no faster.
+        # Whether the next trial jumps half the way: with three busy processes on eight cores, seven
+        # threads are no faster than eight.
         self._leaps = False
         self._up, self._down = _Pause(*_UP), _Pause(*_DOWN)
 
     @property
     def count(self) -> int:
-        """Threads of the next step."""
+        """The number of threads for the next step."""
         return self._numbers[self._trial.at if self._trial else self._at]
 
     def look_again(self) -> None:
-        """Nothing was computed for a while: who took the cores then may have gone."""
+        """Try more threads again soon, after a pause in which other processes may have ended."""
         self._up.reset()
 
     def book(self, num_rows: int, seconds: float) -> None:
-        """A step of `num_rows` rows took so long with `count` threads."""
+        """Record that a step of `num_rows` rows took `seconds` with `count` threads."""
         if len(self._numbers) == 1:
             return
         size = _size(num_rows)
@@ -113,7 +114,7 @@ class ThreadCount:
         self._times.setdefault((at, size), _Times()).add(seconds)
 
     def _consider(self, size: int) -> None:
-        """Begin a trial where one is due."""
+        """Begin a trial if one is due."""
         times = self._times[self._at, size]
         if times.is_slow:
             self._down.left = min(self._down.left, self._down.first)
@@ -145,7 +146,7 @@ class ThreadCount:
             self._adopt(trial, size, seconds)
 
     def _adopt(self, trial: _Trial, size: int, seconds: float) -> None:
-        """The number stays; what was measured of it in other times counts no more."""
+        """Keep the tried number; its older measurements are dropped."""
         is_fewer = trial.at < self._at
         self._at, self._trial = trial.at, None
         for key in [key for key in self._times if key[0] == self._at]:
@@ -162,25 +163,25 @@ class ThreadCount:
         pause = self._up if trial.at > self._at else self._down
         is_level = sum(trial.ratios) < _LOSS * len(trial.ratios)
         if is_level and not self._leaps:
-            pause.left = pause.first  # then half the way, soon
+            pause.left = pause.first  # soon try again, half the way
         else:
             pause.grow()
         self._leaps = is_level and not self._leaps
         if pause is self._down:
-            # Steps that are slow with fewer threads too are what this machine takes now.
+            # Fewer threads do not help, so the current times are this machine's normal ones now.
             for (at, _), times in self._times.items():
                 if at == self._at:
                     times.best = times.mean
 
 
 def _numbers(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, … below `most`, the number before it, and itself."""
+    """1, 2, 3, 4, 6, 8, 12, 16, … below `most`, then `most` - 1 and `most`."""
     steps = {base * 2**power for base in (2, 3) for power in range(most.bit_length())}
     return sorted({1, most, max(1, most - 1), *(number for number in steps if number < most)})
 
 
 def _size(num_rows: int) -> int:
-    """Steps of one size take about as long: by whole rows while they are few, then by eighths of a
-    doubling.
+    """The size class of a step: its number of rows up to 16, then eighths of a doubling. Steps of
+    one class take about the same time.
     """
     return num_rows if num_rows <= 16 else 16 + round(8 * log2(num_rows / 16))

@@ -1,46 +1,47 @@
-"""How many threads may compute on a CPU: one for each core that this process may use.
+"""The number of threads that may compute on a CPU: one for each core this process may use.
 
-Two threads on one core share its arithmetic and wait for each other, and those above a container's
-share of processor time are stopped while the others wait.
+Two threads on one core share its arithmetic units and wait for each other, and threads beyond a
+container's share of processor time are throttled while the others wait.
 """
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
-# How many turns of libgomp's loop torch's threads spin at the end of an operator before they sleep:
-# a tenth of its own default, in which they hold a core that somebody else has work for.
+# How many iterations torch's threads spin in libgomp at the end of an operator before they sleep: a
+# tenth of libgomp's default, since a spinning thread holds a core that other processes could use.
 _TORCH_SPINS = 30_000
 _TORCH_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """At most so many; `is_fixed`: always so many, because somebody said so."""
+    """At most `most` threads; `is_fixed`: always `most`, because the user said so."""
 
     most: int
     is_fixed: bool
 
 
 def let_torch_sleep() -> None:
-    """Have torch's threads give their cores away soon. Holds only before torch is imported; who
-    has set one of the variables is not overruled.
+    """Make torch's idle threads give up their cores soon.
+
+    Takes effect only before torch is imported. If the user has set one of the variables, nothing is
+    changed.
     """
     if not any(os.environ.get(name) for name in _TORCH_VARIABLES):
         os.environ["GOMP_SPINCOUNT"] = str(_TORCH_SPINS)
 
 
 def usable_cores(processors: set[int], root: Path = Path("/")) -> int:
-    """Physical cores among `processors`, at most as many as the control groups grant; at least 1.
-
-    `root` is where the system's files hang.
+    """The number of physical cores among `processors`, at most what control groups grant, at least
+    1. `root`: the folder that the system's files are read from.
     """
     cores = {_siblings(processor, root) for processor in processors}
     return max(1, min([len(cores), *(int(granted) for granted in _granted(root))]))
 
 
 def choose_threads(asked: int | None) -> Threads:
-    """As many as are asked for, or as OMP_NUM_THREADS says; else at most one for each core."""
+    """As many threads as asked for, or as OMP_NUM_THREADS says; else at most one per core."""
     if asked is not None:
         return Threads(asked, is_fixed=True)
     said, _, _ = os.environ.get("OMP_NUM_THREADS", "").partition(",")
@@ -52,13 +53,13 @@ def choose_threads(asked: int | None) -> Threads:
 
 
 def _siblings(processor: int, root: Path) -> str:
-    """The processors of its core, which stand for the core."""
+    """The list of processors on the same core, which identifies the core."""
     path = root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
     return _read(path) or str(processor)
 
 
 def _granted(root: Path) -> list[float]:
-    """Processors' time that each control group above this process may use a second."""
+    """The CPU quota of each control group above this process, as a number of processors."""
     found = []
     mounted = root / "sys/fs/cgroup"
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
@@ -78,13 +79,13 @@ def _granted(root: Path) -> list[float]:
 
 
 def _quota_v2(group: Path) -> float | None:
-    """`cpu.max` is "200000 100000" for two processors, or begins with "max"."""
+    """The quota in `cpu.max`, "200000 100000" for two processors; None if it begins with "max"."""
     quota, _, period = (_read(group / "cpu.max") or "max").partition(" ")
     return None if quota == "max" else int(quota) / int(period)
 
 
 def _quota_v1(group: Path) -> float | None:
-    """Minus one stands for none."""
+    """The quota in `cpu.cfs_quota_us`, as a number of processors; -1 there means none."""
     quota, period = (_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 

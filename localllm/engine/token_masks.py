@@ -1,4 +1,4 @@
-"""What grammars forbid, taken out of a step's logits on the device, before anything is drawn."""
+"""Masks the tokens that grammars forbid in a step's logits on the device, before sampling."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """The masks of a step: `rows` of its sampled rows, `bits` int32 [len(rows), vocab / 32].
+    """The masks of a step, for `rows` of its sampled rows: `bits`, int32 [len(rows), vocab / 32].
 
-    `errors`: of requests whose grammar failed, by their place in the step.
+    `errors`: of requests whose grammar failed, by their index in the step.
     """
 
     rows: list[int]
@@ -27,7 +27,7 @@ class TokenMasks:
 
 
 def find_masks(scheduled: Sequence[ScheduledRequest], vocab_size: int) -> TokenMasks | None:
-    """The masks of what is sampled in a step; None where no request has a grammar."""
+    """The masks of a step's sampled rows; None if no request has a grammar."""
     rows: list[int] = []
     places: list[tuple[int, int]] = []
     first = 0
@@ -54,7 +54,7 @@ def find_masks(scheduled: Sequence[ScheduledRequest], vocab_size: int) -> TokenM
 
 
 def forbid(logits: Tensor, rows: Sequence[int], bits: npt.NDArray[np.int32]) -> None:
-    """Set logits [rows, vocab] to -inf, in place, in `rows` where `bits` have none."""
+    """Set `rows` of logits [rows, vocab] to -inf, in place, where `bits` are 0."""
     where = torch.tensor(rows).to(logits.device, non_blocking=True)
     words = torch.from_numpy(bits).to(logits.device, non_blocking=True)
     places = torch.arange(WORD_BITS, dtype=torch.int32, device=logits.device)

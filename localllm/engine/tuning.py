@@ -1,9 +1,9 @@
 """Finds the fastest configurations of the kernels for a model, once for each GPU and shape.
 
 The products of all layers with weights of one shape are captured and timed together, so that
-weights come from memory as they do in a step. From the default on, every configuration that
-differs in one number is tried, and again from the best, until none is better. What was found is
-used from the next start on: within one, a row is computed the same way from first to last.
+weights are read from memory as in a step. Starting at the default, every configuration that differs
+in one number is tried, then again from the best one, until none is better. Results are used from
+the next start on: during one run of the program, a row is always computed the same way.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from localllm.files.private_files import private_folder, read_private, write_pri
 from localllm.model.blocks.block import LinearGroup
 from localllm.model.decoder import DecoderModel
 from localllm.model.linear import Projection
-from localllm.model.norm import RMSNorm
+from localllm.model.norm import Norm
 from localllm.user.places import cache_folder
 from localllm_kernels.fingerprint import sources_fingerprint
 from localllm_kernels.gpu_linears import Int4Product
@@ -37,26 +37,26 @@ ROWS = (1, 16, 64)
 _REPEATS = 5
 _MAX_BYTES = 10_000_000
 _WITHOUT = "tunings are not kept"
-# A configuration has to be so much faster than the best one before it.
+# A new configuration must take less than this share of the best time so far.
 _WORTH = 0.98
 
 
 @dataclass(frozen=True, slots=True)
 class TuningFile:
-    """What was found for one GPU, on disk; nothing where there is no file or it is not sound."""
+    """The configurations found for one GPU, on disk; a missing or damaged file counts as empty."""
 
     path: Path
 
     @classmethod
     def of(cls, device_name: str) -> "TuningFile":
-        """The file of a GPU, with this version of Triton and of the kernels."""
+        """The file for a GPU, this version of Triton, and this version of the kernels."""
         made_by = f"{triton.__version__} {sources_fingerprint()}"
         digest = hashlib.sha256(made_by.encode()).hexdigest()[:12]
         name = "".join(c if c.isalnum() else "-" for c in device_name)
         return cls(cache_folder("tunings") / f"{name}-{digest}.json")
 
     def read(self) -> Tunings:
-        """What was found so far."""
+        """The configurations found so far."""
         if private_folder(self.path.parent, _WITHOUT) is None:
             return Tunings()
         try:
@@ -65,12 +65,12 @@ class TuningFile:
         except FileNotFoundError:
             return Tunings()
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            logger.warning("%s is not used, and will be written anew: %s", self.path, error)
+            logger.warning("%s is not used and will be rewritten: %s", self.path, error)
             return Tunings()
         return Tunings({key: config for key, config in found.items() if _is_sane(config)})
 
     def add(self, key: str, config: TileConfig) -> None:
-        """Keep one more; what is there may have grown in the meantime."""
+        """Add one configuration; the file is read again, since it may have grown meanwhile."""
         entries = {**self.read().found, key: config}
         text = json.dumps({key: asdict(config) for key, config in entries.items()}, indent=1)
         if private_folder(self.path.parent, _WITHOUT) is None:
@@ -84,7 +84,7 @@ class TuningFile:
 def tune(
     model: DecoderModel, tunings: Tunings, device: Device, save: Callable[[str, TileConfig], None]
 ) -> Iterator[None]:
-    """Tune the products of `model` that are not tuned yet, a trial at a step of the iterator."""
+    """Tune the products of `model` that are not tuned yet, one trial per iteration."""
     for call in _calls(model):
         with tunings.listening() as asked:
             call()
@@ -130,32 +130,32 @@ def _time(
     tunings: Tunings,
     device: Device,
 ) -> float:
-    """Seconds with a configuration; infinite where it does not fit into this GPU, or gives another
-    result than rounding explains.
+    """Seconds with a configuration; infinite if it does not fit this GPU, or if its result differs
+    by more than rounding explains.
     """
     try:
         with tunings.forcing(key, config):
             away = distance(call(), expected, unit_of(expected.dtype))  # compiles
             if away > 1:
-                logger.warning("%s with %s is %.3g times too far off", key, config, away)
+                logger.warning("%s with %s is off by %.3g times the tolerance", key, config, away)
                 return float("inf")
             replay, _ = device.capture(call)
         return min(device.time(replay) for _ in range(_REPEATS))
     except Exception as error:
         if is_fatal(error):
             raise
-        logger.debug("%s does not take %s: %s", key, config, error)
+        logger.debug("%s cannot use %s: %s", key, config, error)
         return float("inf")
 
 
 def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
-    """The products of a step, for each number of rows, with what is around them in one: those of
-    all layers in one place alike.
+    """The products of a step for each number of rows, with the operators fused around them. Each
+    call computes the product at one place in the model for all layers.
     """
     hidden = model.architecture.hidden_size
-    places: dict[LinearGroup, list[tuple[Projection, RMSNorm]]] = {}
+    places: dict[LinearGroup, list[tuple[Projection, Norm | None]]] = {}
     for sublayer in (each for layer in model.layers for each in layer.sublayers):
-        groups = zip(sublayer.spec.products, sublayer.block.products, strict=True)
+        groups = zip(sublayer.place.block.products, sublayer.block.products, strict=True)
         for group, product in groups:
             places.setdefault(group, []).append((product, sublayer.norm))
     for rows in ROWS:
@@ -163,7 +163,7 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
         for group, found in places.items():
             norm = found[0][1]
             around = Around(residual=_drawn(model, rows, hidden))
-            if group.inputs is None:
+            if group.inputs is None and norm is not None:
                 around = Around(norm=norm.weight, eps=norm.eps, is_gated=group.is_gated)
             calls.append(([product for product, _ in found], group.width_in, around))
         for products, width, around in (*calls, ([model.lm_head], hidden, NOTHING)):
@@ -189,7 +189,7 @@ def _drawn(model: DecoderModel, rows: int, width: int) -> Tensor:
 
 
 def _is_sane(config: TileConfig) -> bool:
-    """Whether a configuration is one that may have been found."""
+    """Whether a configuration is one that tuning could have found."""
     tile = (config.block_m, config.block_n, config.block_k, config.num_warps)
     return (
         all(type(number) is int and number > 0 for number in (*tile, config.num_splits))

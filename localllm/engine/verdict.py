@@ -1,6 +1,4 @@
-"""What was found out about the operators on one machine for one shape of model, and the file that
-keeps it.
-"""
+"""The self-check's verdict for one machine and one shape of model, and the file that keeps it."""
 
 import hashlib
 import json
@@ -19,16 +17,16 @@ logger = logging.getLogger(__name__)
 
 State = Literal["good", "wrong", "crashed", "hung", "slower", "unchecked"]
 _BROKEN = ("wrong", "crashed", "hung")
-# So much longer than torch's an operator may take: clocks are not exact.
+# An operator may take this much longer than torch's, since clocks are not exact.
 _SLOWER = 1.05
 KIND = "self-checks"
 _MAX_BYTES = 10_000_000
-_WITHOUT = "what was found about this GPU's kernels is not kept"
+_WITHOUT = "the verdict on this GPU's kernels is not kept"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one case; seconds are 0 where none were measured."""
+    """The outcome of one case; seconds are 0 if none were measured."""
 
     piece: Piece
     name: str
@@ -41,8 +39,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What became of a piece, all its cases together. `times`: how many times as long what would
-    take its place takes, in the geometric mean; 0 where nothing was measured.
+    """The result for a piece, over all its cases. `times`: how many times as long its alternative
+    takes, as a geometric mean; 0 if nothing was measured.
     """
 
     piece: Piece
@@ -52,21 +50,21 @@ class Finding:
 
     @property
     def is_taken(self) -> bool:
-        """Whether it is this library's; what could not be checked is, but for a second way."""
+        """Whether this library's kernel is used; an unchecked one is, unless it is a second way."""
         return self.state == "good" or (self.state == "unchecked" and self.piece not in SECOND_WAYS)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`machine`, `shape`: what it holds for, in words; one outcome for each case."""
+    """Outcomes of all cases, valid for one `machine` and `shape`, which are given in words."""
 
     machine: str
     shape: str
     outcomes: tuple[Outcome, ...]
 
     def choice(self) -> Choice:
-        """What is taken there: torch's for each piece that is broken or slower, and the fragments
-        for as many rows as they are right and faster up to.
+        """The operators to use: torch's for each piece that is broken or slower, and fragments up
+        to the number of rows up to which they are right and faster.
         """
         taken = {each.piece: each.is_taken for each in self.findings()}
         to_torch = frozenset(piece for piece, is_taken in taken.items() if not is_taken)
@@ -78,11 +76,11 @@ class Verdict:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every case could be tried."""
+        """Whether every case could be checked."""
         return all(each.state != "unchecked" for each in self.outcomes)
 
     def findings(self) -> Iterator[Finding]:
-        """One for each piece."""
+        """One finding for each piece."""
         for piece in dict.fromkeys(each.piece for each in self.outcomes):
             yield self._finding(piece, [each for each in self.outcomes if each.piece == piece])
 
@@ -103,7 +101,7 @@ class Verdict:
             return Finding(piece, first.state, f"{case}: {first.why}".rstrip(": "), times)
         if not measured:
             return Finding(piece, "unchecked", cases[0].why, times)
-        # A second way has to be faster; what is there already may be as fast as torch's.
+        # A second way has to be faster than the first; a kernel may be just as fast as torch's.
         is_slower = times <= 1 if piece in SECOND_WAYS else times * _SLOWER < 1
         return Finding(piece, "slower" if is_slower else "good", "", times)
 
@@ -111,7 +109,7 @@ class Verdict:
         most = 0
         tried = [each for each in self.outcomes if each.piece is Piece.FRAGMENTS]
         if any(each.state in ("crashed", "hung") for each in tried):
-            return 0  # which may have left other places untried
+            return 0  # other cases may be untried because of it
         for rows in sorted({each.rows for each in tried}):
             cases = [each for each in tried if each.rows == rows]
             if any(each.state != "good" for each in cases) or _mean_times(cases) <= 1:
@@ -131,24 +129,24 @@ def _mean_times(cases: Sequence[Outcome]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class VerdictFile:
-    """Where the verdict of a machine and a shape is kept."""
+    """The file that keeps the verdict for a machine and a shape."""
 
     path: Path
 
     @classmethod
     def of(cls, machine: str, shape: str) -> "VerdictFile":
-        """By everything that it depends on."""
+        """The file for everything that the verdict depends on."""
         digest = hashlib.sha256(f"{machine}\n{shape}".encode()).hexdigest()
         return cls(cache_folder(KIND) / f"{digest[:16]}.json")
 
     @classmethod
     def all(cls) -> list["VerdictFile"]:
-        """Those that there are, the newest last."""
+        """All existing files, the newest last."""
         found = [path for path in cache_folder(KIND).glob("*.json") if path.is_file()]
         return [cls(path) for path in sorted(found, key=lambda path: path.stat().st_mtime)]
 
     def read(self) -> Verdict | None:
-        """The verdict; None where there is none, or it is not sound."""
+        """The verdict; None if there is none, or the file is damaged."""
         if private_folder(self.path.parent, _WITHOUT) is None:
             return None
         try:
@@ -161,12 +159,12 @@ class VerdictFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:
-            logger.warning("%s is not used, and will be written anew: %s", self.path, error)
+            logger.warning("%s is not used and will be rewritten: %s", self.path, error)
             return None
         return verdict
 
     def write(self, verdict: Verdict) -> None:
-        """Keep it; where that is not possible it is told, and found out again next time."""
+        """Write the verdict; if that fails, log a warning, and the next start checks again."""
         if private_folder(self.path.parent, _WITHOUT) is None:
             return
         try:

@@ -1,8 +1,8 @@
-"""Steps that are computed ahead, of padding alone, so that no request waits for a compiler.
+"""Steps of padding only that are computed in advance, so that no request waits for a compiler.
 
-Which kernels a step takes follows from its shape in a few places: how many rows its products have,
-how many queries its longest request, and what its sampling needs. One step of each kind is enough,
-in the order in which a first conversation comes to them.
+The kernels of a step depend on three things: how many rows its products have, how many queries its
+longest request has, and what its sampling needs. One step of each kind is enough, in the order in
+which a first conversation needs them.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from itertools import product
 
 from localllm.engine.step_inputs import MAX_WINDOW, StepShape
 
-# Tokens of prompts: of one tile of 64, of one that is not full, of several with rests of two sizes,
-# and of so many that weights are dequantized for them.
+# Tokens of prompts: one full tile of 64, one tile that is not full, several tiles with remainders
+# of two sizes, and so many that weights are dequantized for them.
 _PROMPTS = (64, 24, 65, 80, 256)
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStep:
-    """A step, and what its sampling needs beside the filters."""
+    """A step, and what its sampling needs besides the filters."""
 
     shape: StepShape
     has_drafts: bool = False
@@ -27,7 +27,7 @@ class WarmStep:
 
 
 def warm_steps(sizes: list[int], max_num_seqs: int, max_tokens: int) -> list[WarmStep]:
-    """Every step, each once; `sizes`: the buckets of rows."""
+    """All steps, without duplicates; `sizes`: the buckets of rows."""
     return list(dict.fromkeys(_steps(sizes, max_num_seqs, max_tokens)))
 
 

@@ -1,1 +1,1 @@
-"""Files that may be anybody's: read within bounds, written for their owner alone."""
+"""Reads files that may come from anyone, within bounds; writes files for the user alone."""

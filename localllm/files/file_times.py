@@ -1,4 +1,4 @@
-"""When a model was used last: the access time of its config.json."""
+"""When a model was last used: the access time of its config.json."""
 
 import os
 import time
@@ -6,16 +6,16 @@ from pathlib import Path
 
 
 def note_use(folder: Path) -> None:
-    """It is used now. File systems that are mounted so do not note it themselves."""
+    """Record that a model is used now. Many file systems are mounted without access times."""
     path = folder / "config.json"
     try:
         os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     except OSError:
-        return  # somebody else's, or on a disk that is only read
+        return  # another user's file, or a read-only disk
 
 
 def last_use(folder: Path) -> float | None:
-    """Seconds since the epoch; None where that is not known."""
+    """Seconds since the epoch; None if unknown."""
     try:
         return (folder / "config.json").stat().st_atime
     except OSError:

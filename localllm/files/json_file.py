@@ -13,8 +13,8 @@ MAX_JSON_BYTES = 10_000_000
 def read_json_object(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The object in `path`.
 
-    Raises: CheckpointError where the file cannot be read (see `open_model_file`), is too large, no
-    JSON (with line and column), nested too deeply, or not an object.
+    Raises: CheckpointError if the file cannot be read (see `open_model_file`), is too large, is not
+    JSON (with line and column), is nested too deeply, or is not an object.
     """
     where, hint = str(path), "download the model again"
     data = read_model_file(path, max_bytes)

@@ -1,8 +1,8 @@
-"""The files of a model's folder, which come from outside: each is opened here and nowhere else.
+"""The files of a model's folder, which are untrusted: each is opened here and nowhere else.
 
-A file is a regular one that lies in the folder. A link may lead to another name there; from a
-snapshot of the hub's cache also to a blob of the same repository, as the hub's client makes them.
-The models that this package brings are its own, however it was installed.
+A file must be a regular file in the folder. A link may point to another name there, and from a
+snapshot in the hub's cache also to a blob of the same repository, as the hub's client makes them.
+The models that ship with this package may be linked, however it was installed.
 """
 
 import os
@@ -17,14 +17,14 @@ _REDOWNLOAD = "download the model again"
 
 
 def has_file(path: Path) -> bool:
-    """Whether a model has a file of this name, though it may be a link to nothing."""
+    """Whether a model has a file of this name, even if it is a dangling link."""
     return os.path.lexists(path)
 
 
 def open_model_file(path: Path) -> BinaryIO:
     """Open a file of a model's folder to read its bytes.
 
-    Raises: CheckpointError where it is missing, no regular file, unreadable, or lies elsewhere.
+    Raises: CheckpointError if it is missing, not a regular file, unreadable, or lies elsewhere.
     """
     place = _find(path)
     try:
@@ -54,7 +54,7 @@ def _find(path: Path) -> Path:
     """Where a file of a model's folder lies, links resolved."""
     try:
         folder, place = path.parent.resolve(), path.resolve()
-    except (OSError, RuntimeError) as error:  # a ring of links
+    except (OSError, RuntimeError) as error:  # a cycle of links
         raise CheckpointError(
             f"{path.name} cannot be found: its links lead nowhere",
             where=str(path),
@@ -67,7 +67,7 @@ def _find(path: Path) -> Path:
     if not place.is_relative_to(folder) and not is_blob and not is_ours:
         raise CheckpointError(
             f"{path.name} is a link out of the model's folder",
-            where=f"{path} leads to {place}",
+            where=f"{path} points to {place}",
             hint="put a copy of the file in the folder, or download the model again",
         )
     return place
@@ -76,7 +76,7 @@ def _find(path: Path) -> Path:
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     if isinstance(error, PermissionError):
         return CheckpointError(
-            f"{path.name} may not be read",
+            f"{path.name} is not readable",
             where=str(path),
             hint="check the permissions of the file and its folder",
             exit_code=ExitCode.DISK,
@@ -85,5 +85,5 @@ def _unreadable(path: Path, error: OSError) -> CheckpointError:
     if isinstance(error, FileNotFoundError):
         reason = f"{path.name} is missing"
         if path.is_symlink():
-            reason = f"{path.name} is a link to a file that is not there"
+            reason = f"{path.name} is a link to a file that does not exist"
     return CheckpointError(reason, where=str(path), hint=_REDOWNLOAD)

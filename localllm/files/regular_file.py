@@ -1,7 +1,7 @@
-"""Opens files that somebody else may have made, and only files.
+"""Opens files that someone else may have made, and only regular files.
 
-Opening a named pipe waits for who writes to it, and a device may never end. So a file is opened
-without waiting, and what was opened, not its name, is asked what it is.
+Opening a named pipe waits for a writer, and a device may never end. So a file is opened without
+waiting, and its type is checked on the open descriptor, not on its name.
 """
 
 import errno
@@ -20,16 +20,16 @@ _KINDS = {
 
 
 def open_descriptor(path: Path, flags: int) -> int:
-    """A descriptor of a file that is there. `flags` are those of `os.open`.
+    """A descriptor of an existing file. `flags` are those of `os.open`.
 
-    Raises: OSError, whose text says why, also for what is no regular file, or a link to nowhere.
+    Raises: OSError, whose text says why, also for anything but a regular file, or a dangling link.
     """
-    # Looked at first, since a socket cannot be opened, and opening some devices has an effect.
+    # Checked first, since a socket cannot be opened, and opening some devices has side effects.
     try:
         _check_kind(path.stat().st_mode, path)
     except FileNotFoundError as error:
         if path.is_symlink():
-            raise FileNotFoundError(errno.ENOENT, "it is a link to nowhere", str(path)) from error
+            raise FileNotFoundError(errno.ENOENT, "it is a dangling link", str(path)) from error
         raise
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
@@ -53,7 +53,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 def read_bounded(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
     """The bytes of an open file. Raises: OSError for more than `max_bytes`."""
-    # Asked first: what is far too large is not read at all.
+    # The size is checked first, so that a file far too large is not read at all.
     num_bytes = os.fstat(file.fileno()).st_size
     data = file.read(max_bytes + 1) if num_bytes <= max_bytes else b""
     if num_bytes > max_bytes or len(data) > max_bytes:

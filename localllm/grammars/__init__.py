@@ -1,1 +1,1 @@
-"""What people write a form in, read and written anew for llguidance: schemas, patterns, Lark."""
+"""Rewrites the formats that people give for llguidance: JSON schemas, patterns, Lark grammars."""

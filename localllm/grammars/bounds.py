@@ -1,4 +1,4 @@
-"""What a schema may ask for, so that nobody waits for it: multiples, and the shortest answer."""
+"""Bounds on what a schema may ask for, so that nobody waits: multiples, and the shortest answer."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -8,14 +8,14 @@ from typing import Any
 from localllm.grammars.lengths import check_length
 from localllm.text.grammar import refused
 
-# A state for each remainder, found before anything is said: 10,000 take some 30 ms. Where several
-# multiples meet there are as many as their least common multiple has.
+# There is a state for each remainder, built before the first token: 10,000 take some 30 ms. Several
+# multiples together have as many as their least common multiple.
 MAX_MULTIPLE, MAX_ROUND_MULTIPLE = 10_000, 1_000_000
 _MAX_DECIMALS = 9
 
 
 def check_multiples(multiples: Sequence[Fraction]) -> None:
-    """Whether numbers of a schema can be held to be multiples of these. Raises: RequestError."""
+    """Check that `multipleOf` can be enforced with these multiples. Raises: RequestError."""
     if not multiples:
         return
     for each in multiples:
@@ -23,7 +23,7 @@ def check_multiples(multiples: Sequence[Fraction]) -> None:
             raise refused(
                 "JSON schema", f"multipleOf has more than {_MAX_DECIMALS} decimals: {float(each)}"
             )
-    # As whole numbers of their last decimal.
+    # As whole numbers, in units of their last decimal place.
     decimals = next(
         n for n in range(_MAX_DECIMALS + 1) if all(m * 10**n % 1 == 0 for m in multiples)
     )
@@ -33,25 +33,25 @@ def check_multiples(multiples: Sequence[Fraction]) -> None:
         shown = ", ".join(sorted({f"{float(each):.12g}" for each in multiples}))
         raise refused(
             "JSON schema",
-            f"multipleOf is too large ({shown:.100}): the least common multiple of all may be "
-            f"{MAX_MULTIPLE:,}, or a figure with zeros up to {MAX_ROUND_MULTIPLE:,}",
+            f"multipleOf is too large ({shown:.100}): the least common multiple may be at most "
+            f"{MAX_MULTIPLE:,}, or one digit and zeros up to {MAX_ROUND_MULTIPLE:,}",
         )
 
 
 def check_shortest(schema: Any) -> None:
-    """Whether an answer may be short enough for any model. Raises: RequestError."""
+    """Check that the shortest valid answer is not too long. Raises: RequestError."""
     check_length(_Shortest(schema.get("$defs", {})).of(schema), "JSON schema")
 
 
 class _Shortest:
-    """Lower bounds for the bytes of what is valid."""
+    """Lower bounds on the bytes of valid JSON."""
 
     def __init__(self, definitions: Mapping[str, Any]) -> None:
         self._definitions = definitions
         self._known: dict[str, int] = {}
 
     def of(self, schema: Any) -> int:
-        """What is valid by `schema` has so many bytes at least."""
+        """A lower bound on the bytes of JSON that is valid under `schema`."""
         if not isinstance(schema, dict):
             return 1
         found: list[int] = [1, self._of_kinds(schema)]
@@ -61,7 +61,7 @@ class _Shortest:
         if "$ref" in schema:
             name = schema["$ref"].rpartition("/")[2]
             if name not in self._known:
-                self._known[name] = 1  # within itself
+                self._known[name] = 1  # for references to itself
                 self._known[name] = self.of(self._definitions[name])
             found.append(self._known[name])
         return max(found)

@@ -1,10 +1,10 @@
-"""Formats of strings that a pattern can hold to. All others are annotations, and left out.
+"""String formats that a pattern can enforce. All others are annotations, and left out.
 
-llguidance knows some; dates and times stand here, as they have to know leap years and no leap
-seconds. Sources: JSON Schema 2020-12, validation, section 7; RFC 3339, sections 5.6 and 5.7.
+llguidance knows some; dates and times are defined here, with leap years and without leap seconds.
+Sources: JSON Schema 2020-12, validation, section 7; RFC 3339, sections 5.6 and 5.7.
 """
 
-# Those of llguidance, which takes them by name.
+# Formats that llguidance knows by name.
 KNOWN = {"duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
 
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"  # from 0001 on

@@ -1,10 +1,10 @@
-"""Grammars in Lark's notation, read before llguidance gets them.
+"""Reads grammars in Lark's notation before llguidance gets them.
 
-A grammar describes a text. What llguidance's dialect has besides is refused, as an answer would
-not be what the grammar says: tokens by name or number, which are no text, what is hidden from the
-answer (`stop`), what only some engines heed (`temperature`, `max_tokens`). JSON schemas within
-are read like any other. A complement (`~`) is taken among texts, not among all bytes: some of
-those are no text, and some mean special tokens.
+A grammar describes a text. Other features of llguidance's dialect are refused, since the answer
+would not be what the grammar says: tokens by name or number, which are not text; text that is
+hidden from the answer (`stop`); options that only some engines obey (`temperature`, `max_tokens`).
+JSON schemas within are read like any other. A complement (`~`) is taken among all texts, not all
+bytes: some bytes are not text, and some mean special tokens.
 
 Source: llguidance, docs/syntax.md, and its lexer, parser/src/lark/lexer.rs (MIT); the tokens below
 are those of the lexer.
@@ -39,7 +39,7 @@ _ANY_TEXT = "/(?s:.*)/"
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """`text` as llguidance shall have it; `line` counts from 1."""
+    """`text` is written for llguidance; `line` counts from 1."""
 
     kind: str
     text: str
@@ -49,16 +49,16 @@ class _Token:
 def read_lark(
     source: str, read_schema: Callable[[Any], Mapping[str, Any]], *, names_tokens: bool
 ) -> str:
-    """`source` as llguidance shall have it; `read_schema` reads the schemas in it.
+    """`source` rewritten for llguidance; `read_schema` reads the schemas in it.
 
-    `names_tokens`: it is our own, and names tokens by their numbers. Raises: RequestError.
+    `names_tokens`: the grammar is our own, and may name tokens by id. Raises: RequestError.
     """
     tokens = _tokens(source, read_schema)
     meant = [token for token in tokens if token.kind not in ("space", "line")]
     for token, following in zip_longest(meant, meant[1:]):
         reason = ""
         if token.kind == "token" and not names_tokens:
-            reason = f"{token.text} names a token of the model, which is no text"
+            reason = f"{token.text} names a token of the model, which is not text"
         elif token.kind == "grammar":
             reason = f"no grammar is named {token.text}"
         elif token.text in _REFUSED_OPTIONS and following is not None and following.text == "=":
@@ -71,7 +71,7 @@ def read_lark(
 
 
 def _tokens(source: str, read_schema: Callable[[Any], Mapping[str, Any]]) -> list[_Token]:
-    """All of `source`; JSON belongs to its statement."""
+    """All tokens of `source`; the JSON of a statement is part of its token."""
     tokens, at, line = list[_Token](), 0, 1
     while at < len(source):
         found = _TOKEN.match(source, at)
@@ -83,8 +83,8 @@ def _tokens(source: str, read_schema: Callable[[Any], Mapping[str, Any]]) -> lis
             if text == "%json":
                 value = read_schema(value)
             elif "allow_invalid_utf8" in value:
-                raise refused("grammar", "what is no UTF-8 cannot be followed", f"line {line}")
-            # With as many line ends as there were: errors name lines.
+                raise refused("grammar", "allow_invalid_utf8 is not supported", f"line {line}")
+            # Keep the number of line ends: errors name lines.
             space = "\n" * source.count("\n", at, end) or " "
             text += space + json.dumps(value, ensure_ascii=False)
         tokens.append(_Token(found.lastgroup, text, line))
@@ -98,15 +98,15 @@ def _read_json(source: str, at: int, statement: str, line: int) -> tuple[Any, in
     try:
         value, end = json.JSONDecoder().raw_decode(source, at)
     except (ValueError, RecursionError) as error:
-        raise refused("grammar", f"no JSON stands behind {statement}", f"line {line}") from error
+        raise refused("grammar", f"no JSON follows {statement}", f"line {line}") from error
     if statement != "%json" and not isinstance(value, dict):
-        raise refused("grammar", f"no object stands behind {statement}", f"line {line}")
+        raise refused("grammar", f"no object follows {statement}", f"line {line}")
     return value, end
 
 
 def _among_texts(tokens: Sequence[_Token]) -> Iterator[str]:
     """The tokens, with each complement of an item intersected with all texts."""
-    depth, begun = 0, list[int]()  # brackets, and those around complements that are not over
+    depth, begun = 0, list[int]()  # of brackets: here, and at each complement that is still open
     meant = [token for token in tokens if token.kind not in ("space", "line")]
     following = iter([*meant[1:], None])
     for token in tokens:
@@ -128,7 +128,7 @@ def _among_texts(tokens: Sequence[_Token]) -> Iterator[str]:
 
 
 def _longest_text(tokens: Sequence[_Token]) -> int:
-    """See TextLength: of all that a grammar defines."""
+    """The longest text that any definition of a grammar requires; see TextLength."""
     bodies = _bodies(tokens)
     lengths, begun = dict[str, int](), set[str]()
     for name in bodies:
@@ -137,7 +137,7 @@ def _longest_text(tokens: Sequence[_Token]) -> int:
             name = waiting[-1]
             if name in lengths:
                 waiting.pop()
-            elif name in begun:  # all that it names is known, but for what names it in turn
+            elif name in begun:  # everything it names is known, except what names it in turn
                 lengths[name] = _length(bodies[name], lengths)
             else:
                 begun.add(name)
@@ -147,7 +147,7 @@ def _longest_text(tokens: Sequence[_Token]) -> int:
 
 
 def _bodies(tokens: Sequence[_Token]) -> dict[str, list[_Token]]:
-    """What is defined, by name. A definition begins with its line, and a colon is in no other."""
+    """The definitions, by name. A definition begins on a new line; no other line has a colon."""
     bodies = dict[str, list[_Token]]()
     body: list[_Token] = []
     for is_line_end, line in groupby(tokens, lambda token: token.kind == "line"):

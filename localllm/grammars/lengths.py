@@ -1,14 +1,14 @@
-"""How long a text is that a form leaves no choice about.
+"""The length of text that a format requires, without any choice.
 
-llguidance follows such a text to its end before it says what may come first, some 7 µs and 1 kB a
-byte: `(a{900}){1000}` takes 1.2 s and 256 MB for its first mask.
+llguidance follows such a text to its end before it computes the first mask, at some 7 µs and 1 kB
+a byte: `(a{900}){1000}` takes 1.2 s and 256 MB for its first mask.
 """
 
 import re
 
 from localllm.text.grammar import refused
 
-# Bytes of UTF-8, each of which a short expression may have asked for.
+# Bytes of UTF-8, which even a short expression may require.
 MAX_TEXT_BYTES = 32 << 10
 _COUNT = re.compile(r"\{\s*([0-9]{1,9})\s*(,\s*[0-9]*\s*)?\}")
 _GROUP = re.compile(r"\(\?(?:P?<[^>]*>|[a-zA-Z-]*[:)])")
@@ -16,21 +16,21 @@ _ESCAPE = re.compile(r"\\(?:[xuU](?:\{[^}]*\}|[0-9A-Fa-f]{2,8})|[pP](?:\{[^}]*\}
 
 
 def check_length(num_bytes: int, named: str, where: str = "") -> None:
-    """Refuse what asks for more than MAX_TEXT_BYTES of text. Raises: RequestError."""
+    """Refuse a format that requires more than MAX_TEXT_BYTES of text. Raises: RequestError."""
     if num_bytes > MAX_TEXT_BYTES:
         shown = f"{num_bytes:,}" if num_bytes < 10**15 else "10^15 or more"
         raise refused(
             named,
-            f"it asks for a text of {shown} bytes; at most {MAX_TEXT_BYTES:,} are followed",
+            f"it requires a text of {shown} bytes; at most {MAX_TEXT_BYTES:,} are allowed",
             where,
         )
 
 
 class TextLength:
-    """The length of the longest text that some part of an expression has to consist of.
+    """The length of the longest text that a part of an expression requires.
 
-    Of alternatives the longest counts; a repetition as often as it must be repeated, and once at
-    least. What is read comes in order; groups that are not closed are closed at the end.
+    Of alternatives, the longest counts; a repetition counts as often as it must occur, at least
+    once. Call the methods in the order of the expression; open groups are closed at the end.
     """
 
     def __init__(self) -> None:
@@ -38,41 +38,41 @@ class TextLength:
         self._outer: list[tuple[int, int]] = []
 
     def add(self, num_bytes: int) -> None:
-        """An item of so many bytes."""
+        """Add an item of `num_bytes` bytes."""
         self._last = num_bytes
         self._length += num_bytes
 
     def repeat(self, count: int) -> None:
-        """What came last comes `count` times."""
+        """Repeat the last item `count` times."""
         more = self._last * (max(1, count) - 1)
         self._last += more
         self._length += more
 
     def alternative(self) -> None:
-        """What follows may stand in place of what came before it in this group."""
+        """Begin an alternative to what came before it in this group."""
         self._longest, self._length = max(self._longest, self._length), 0
 
     def open(self) -> None:
-        """A group begins."""
+        """Begin a group."""
         self._outer.append((self._longest, self._length))
         self._longest = self._length = 0
 
     def close(self) -> None:
-        """A group ends, if one was begun."""
+        """End a group, if one was begun."""
         if self._outer:
             inner = max(self._longest, self._length)
             self._longest, self._length = self._outer.pop()
             self.add(inner)
 
     def result(self) -> int:
-        """The length of all that was read."""
+        """The length for everything that was added."""
         while self._outer:
             self.close()
         return max(self._longest, self._length)
 
 
 def regex_length(expression: str) -> int:
-    """See TextLength: of an expression in Rust's syntax. What is none has some length, too."""
+    """The TextLength of an expression in Rust's syntax; an invalid one has some length, too."""
     length, at = TextLength(), 0
     while at < len(expression):
         char = expression[at]
@@ -82,7 +82,7 @@ def regex_length(expression: str) -> int:
             at = count.end()
         elif char == "(":
             found = _GROUP.match(expression, at)
-            if found is None or not found[0].endswith(")"):  # else flags for what follows
+            if found is None or not found[0].endswith(")"):  # otherwise flags, not a group
                 length.open()
             at = found.end() if found else at + 1
         elif char == ")":
@@ -100,7 +100,7 @@ def regex_length(expression: str) -> int:
 
 
 def _end_of_item(expression: str, at: int) -> int:
-    """Behind the character, escape or class that stands at `at`; classes may hold others."""
+    """The position after the character, escape or class at `at`; classes may hold others."""
     if expression[at] == "\\":
         found = _ESCAPE.match(expression, at)
         return found.end() if found else at + 1

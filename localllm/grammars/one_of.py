@@ -1,9 +1,9 @@
-"""`oneOf` as `anyOf`: where no value is valid by two of its branches, both mean the same.
+"""Rewrites `oneOf` as `anyOf`: if no value is valid under two branches, both mean the same.
 
-That is shown, or brought about. Shown by types, ranges, lengths, constants, and by what an object
-must have. Brought about where one branch requires a name that another does not: the other may do
-without. What is left is a part of what the standard admits; where even that cannot be shown the
-schema is refused.
+Branches are shown to be disjoint by types, ranges, lengths, constants, and the names that an object
+must have. Otherwise they are made disjoint, if each of two branches requires a name that the other
+does not: each must then do without the other's name, so that only a part of what the standard
+allows is valid. If that is not possible either, the schema is refused.
 
 Source: JSON Schema 2020-12, core, section 10.2.1.3.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from localllm.text.grammar import refused
 
-Schema = Any  # an object or a truth value, as schema.py writes them
+Schema = Any  # an object or a Boolean, as schema.py writes them
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MAPS = ("properties", "patternProperties", "$defs")
@@ -27,14 +27,14 @@ _MAX_DEPTH, _MAX_COMPARISONS, _MAX_ITEMS = 8, 20_000, 8
 
 
 def settle_one_of(schema: Schema) -> Schema:
-    """`schema` without `oneOf`; its references lead to its `$defs`. Raises: RequestError."""
+    """`schema` without `oneOf`; its references point to its `$defs`. Raises: RequestError."""
     definitions = schema.get("$defs", {}) if isinstance(schema, dict) else {}
     return _Settler(definitions).settle(schema)
 
 
 @dataclass(slots=True)
 class _Facts:
-    """What holds for all that is valid: by `all_of` each, and by one of each of `any_of`."""
+    """What holds for every valid value: all of `all_of`, and one schema of each of `any_of`."""
 
     all_of: list[Schema] = field(default_factory=list)
     any_of: list[list[Schema]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class _Settler:
         return settled
 
     def _apart(self, branches: Sequence[Schema], beside: Schema) -> list[Schema]:
-        """The branches, no two of which hold at once beside what else holds."""
+        """The branches, made disjoint among the values that are valid under `beside`."""
         if _are_distinct_constants(branches):
             return list(branches)
         absent: list[list[str]] = [[] for _ in branches]
@@ -79,8 +79,8 @@ class _Settler:
             if names[0] is None or names[1] is None:
                 raise refused(
                     "JSON schema",
-                    "two branches of oneOf may hold at once, as far as can be told; anyOf can be "
-                    "followed, and branches with a constant or a required name of their own",
+                    "two branches of oneOf may hold at once; use anyOf, or give each branch a "
+                    "constant or a required name of its own",
                     f"oneOf, branches {i + 1} and {j + 1}",
                 )
             absent[i].append(names[0])
@@ -91,7 +91,9 @@ class _Settler:
         ]
 
     def _name_to_miss(self, one: Sequence[Schema], other: Sequence[Schema]) -> str | None:
-        """A name that `other` requires and `one` does not, where both are about objects."""
+        """A name that `other` requires and `one` does not, if only objects may be valid under both;
+        otherwise None.
+        """
         facts, others = self._facts(one), self._facts(other)
         if any(
             not self._differ(kind, facts, others) for kind in _kinds(facts, others) - {"object"}
@@ -100,7 +102,7 @@ class _Settler:
         return next((name for name in _required(others) if name not in _required(facts)), None)
 
     def _are_disjoint(self, one: Sequence[Schema], other: Sequence[Schema], depth: int = 0) -> bool:
-        """Whether it is sure that nothing is valid by all of `one` and by all of `other`."""
+        """Whether it is certain that no value is valid under all of `one` and all of `other`."""
         self._num_left -= 1
         if self._num_left < 0 or depth > _MAX_DEPTH:
             return False
@@ -143,7 +145,7 @@ class _Settler:
         return facts
 
     def _differ(self, kind: str, facts: _Facts, others: _Facts, depth: int = 0) -> bool:
-        """Whether it is sure that no value of this type is valid by both."""
+        """Whether it is certain that no value of this type is valid under both."""
         match kind:
             case "null":
                 return False
@@ -168,7 +170,7 @@ class _Settler:
         one, other = (_interval(each, "minItems", "maxItems") for each in (facts, others))
         if _are_apart(one, other):
             return True
-        # What is valid by both has so many items.
+        # A value that is valid under both has at least this many items.
         num_shared = int(min(_MAX_ITEMS, max(0, one.low, other.low)))
         return any(
             self._are_disjoint(_item(facts, i), _item(others, i), depth + 1)
@@ -176,7 +178,7 @@ class _Settler:
         )
 
     def _objects_differ(self, facts: _Facts, others: _Facts, depth: int) -> bool:
-        # What is valid by both has all of these names.
+        # A value that is valid under both has all of these names.
         return any(
             self._are_disjoint(_property(facts, name), _property(others, name), depth + 1)
             for name in {**_required(facts), **_required(others)}
@@ -190,7 +192,7 @@ class _Interval:
 
 
 def _are_distinct_constants(branches: Sequence[Schema]) -> bool:
-    """Whether each branch is about another text, as where titles stand beside the values."""
+    """Whether each branch is a different text, as when each value has a title."""
     texts = [each.get("const") if isinstance(each, dict) else None for each in branches]
     are_texts = all(isinstance(text, str) for text in texts)
     return are_texts and len(set(texts)) == len(texts)
@@ -205,7 +207,7 @@ def _are_apart(one: _Interval, other: _Interval) -> bool:
 
 
 def _described(value: Any) -> list[Schema]:
-    """What holds for a constant, besides being it."""
+    """Other schemas that hold for a constant."""
     match value:
         case bool() | None:
             return []
@@ -228,7 +230,7 @@ def _described(value: Any) -> list[Schema]:
 
 
 def _kinds(*facts: _Facts) -> frozenset[str]:
-    """The types that all of them admit."""
+    """The types that all of them allow."""
     kinds = _TYPES
     for schema in (each for one in facts for each in one.all_of):
         if "type" in schema:
@@ -260,14 +262,14 @@ def _constants(facts: _Facts) -> list[Any]:
 
 
 def _interval(facts: _Facts, low: str, high: str) -> _Interval:
-    """Of numbers, or of how many there are of something; all bounds are part of it."""
+    """The interval of a number or a count; it includes its bounds."""
     lows = [each[low] for each in facts.all_of if low in each]
     highs = [each[high] for each in facts.all_of if high in each]
     return _Interval(max(lows, default=-math.inf), min(highs, default=math.inf))
 
 
 def _item(facts: _Facts, place: int) -> list[Schema]:
-    """What holds for one item."""
+    """The schemas that hold for one item."""
     found = []
     for schema in facts.all_of:
         first = schema.get("prefixItems", [])
@@ -280,12 +282,12 @@ def _required(facts: _Facts) -> dict[str, None]:
 
 
 def _property(facts: _Facts, name: str) -> list[Schema]:
-    """What holds for the value of a name."""
+    """The schemas that hold for the value of a name."""
     found = []
     for schema in facts.all_of:
         properties = schema.get("properties", {})
         if name in properties:
             found.append(properties[name])
-        elif "patternProperties" not in schema:  # which may or may not be about it
+        elif "patternProperties" not in schema:  # they may or may not apply to the name
             found.append(schema.get("additionalProperties", True))
     return found

@@ -1,13 +1,13 @@
-r"""Patterns of JSON schemas, which are ECMA-262's regular expressions, written in Rust's syntax.
+r"""Translates patterns of JSON schemas, which are ECMA-262 regular expressions, to Rust's syntax.
 
-Both have the same signs, and some mean something else: `\d` is ASCII in one and any digit in the
-other, `[[:alpha:]]` is a class of seven characters and one more in one and the letters in the
-other, `&&` within a class is two signs in one and an intersection in the other. So every sign is
-read by ECMA-262's rules, and everything but letters and figures is written by its number.
+Both use the same signs, but some differ in meaning: `\d` is ASCII in one and any digit in the
+other; `[[:alpha:]]` is a class and then a `]` in one and the letters in the other; `&&` within a
+class is two signs in one and an intersection in the other. So every sign is read by ECMA-262's
+rules, and everything but letters and digits is written by its number.
 
-What ECMA-262 allows outside of Unicode mode alone (annex B.1.2) is read where it can be meant in
-one way only: `\-`, a lone `{` or `]`. No text may hold U+0000: llguidance, which quotes a class for
-JSON, takes one with all control characters as one that has quotes and backslashes, too.
+What ECMA-262 allows only outside of Unicode mode (annex B.1.2) is read if it can have only one
+meaning: `\-`, a lone `{` or `]`. No text may hold U+0000: llguidance, which quotes a class for
+JSON, reads one with all control characters as one that has quotes and backslashes, too.
 
 Sources: JSON Schema 2020-12, core, section 6.4; ECMA-262 (2024), sections 22.2.1 and 22.2.2;
 regex-syntax, "Syntax".
@@ -45,9 +45,10 @@ _MAX_COUNT = 1 << 24
 
 
 def rust_regex(pattern: str) -> str:
-    """`pattern` in Rust's syntax, to be searched for as JSON Schema has it.
+    """`pattern` in Rust's syntax, to be searched for as JSON Schema defines it.
 
-    Raises: RequestError for what is no pattern, or cannot be followed: look-around, references.
+    Raises: RequestError for an invalid pattern, or one that is not supported: look-around,
+    back-references.
     """
     return _Translation(pattern).written()
 
@@ -60,7 +61,7 @@ class _Translation:
         self._at = 0
 
     def written(self) -> str:
-        """All of it."""
+        """The whole pattern in Rust's syntax."""
         out, open_groups, is_repeatable = list[str](), list[int](), False
         while (char := self._peek()) is not None:
             start = self._at
@@ -101,7 +102,7 @@ class _Translation:
         return self._pattern[self._at] if self._at < len(self._pattern) else None
 
     def _quantifier(self) -> str:
-        """`*`, `+`, `?`, `{m,n}`; that it prefers short texts is of no account here."""
+        """`*`, `+`, `?`, `{m,n}`; a preference for short texts has no effect here."""
         start = self._at
         found = _COUNT.match(self._pattern, start)
         if found is None:
@@ -118,7 +119,7 @@ class _Translation:
         return quantifier
 
     def _read_group(self, start: int) -> None:
-        """What stands behind a group's bracket: its name, or that it has none."""
+        """Read what follows a group's bracket: its name, or a sign that it has none."""
         if self._peek() != "?":
             return
         found = re.compile(r"\?(:|<(?![=!])[^>()]*>)").match(self._pattern, self._at)
@@ -129,12 +130,12 @@ class _Translation:
         self._at = found.end()
 
     def _escape(self, start: int) -> str:
-        """What stands behind a backslash outside of classes."""
+        """What follows a backslash outside of classes."""
         char = self._peek()
         if char is not None and char in "bB":
-            raise self._error("word boundaries cannot be followed", start)
+            raise self._error("word boundaries are not supported", start)
         if char is not None and (char == "k" or char in "123456789"):
-            raise self._error("references to groups cannot be followed", start)
+            raise self._error("back-references are not supported", start)
         found = self._set_or_character(start)
         if isinstance(found, int):
             return self._literal(found, start)
@@ -193,7 +194,7 @@ class _Translation:
         if char in "xuc0":
             return self._number(char, start)
         if char.isascii() and (char.isalnum() or char == "_"):
-            raise self._error(f"\\{char} is no escape", start)
+            raise self._error(f"\\{char} is not an escape", start)
         return self._scalar(ord(char), start)
 
     def _property(self, char: str, start: int) -> str:
@@ -204,7 +205,7 @@ class _Translation:
         return f"\\{char}{{{found[1]}}}"
 
     def _number(self, char: str, start: int) -> int:
-        r"""`\xHH`, `\uHHHH`, two of those that make a pair, `\u{H}`, `\cX`, `\0`."""
+        r"""`\xHH`, `\uHHHH`, two of those that make a surrogate pair, `\u{H}`, `\cX`, `\0`."""
         forms = {
             "x": r"([0-9A-Fa-f]{2})",
             "u": r"([Dd][89ABab][0-9A-Fa-f]{2})\\u([Dd][C-Fc-f][0-9A-Fa-f]{2})"
@@ -214,7 +215,7 @@ class _Translation:
         }
         found = re.compile(forms[char]).match(self._pattern, self._at)
         if found is None:
-            raise self._error(f"\\{char} without what belongs to it", start)
+            raise self._error(f"\\{char} is incomplete", start)
         self._at = found.end()
         if char == "0":
             return 0
@@ -226,13 +227,13 @@ class _Translation:
 
     def _literal(self, code: int, start: int) -> str:
         if code == 0:
-            raise self._error("no text may hold U+0000", start)
+            raise self._error("U+0000 is not allowed", start)
         char = chr(self._scalar(code, start))
         return char if char.isalnum() else _by_number(code)
 
     def _scalar(self, code: int, start: int) -> int:
         if code > _LAST or code in _SURROGATES:
-            raise self._error("half a pair of surrogates, or no character", start)
+            raise self._error("a lone surrogate, or not a character", start)
         return code
 
     def _error(self, reason: str, at: int) -> Exception:
@@ -251,13 +252,13 @@ def _class(ranges: Iterable[Range], properties: Iterable[str], *, is_negated: bo
     inside += "".join(properties)
     if is_negated:
         return f"[^\\x{{0}}{inside}]"
-    if not inside:  # nothing at all
+    if not inside:  # matches nothing
         return f"[^\\x{{0}}-{_by_number(_LAST)}]"
     return f"[{inside}&&[^\\x{{0}}]]" if properties else f"[{inside}]"
 
 
 def _others(ranges: Iterable[Range]) -> list[Range]:
-    """All characters but those of `ranges`, which are in order."""
+    """All characters except those of `ranges`, which are in order."""
     others, start = list[Range](), 0
     for first, last in ranges:
         others.append((start, first - 1))

@@ -1,7 +1,7 @@
-"""Where the references of a JSON schema lead: to places of the same document, and nowhere else.
+"""Resolves the references of a JSON schema, which may point only to places in the same document.
 
-Source: JSON Schema 2020-12, core, sections 8.2 and 9.2; RFC 6901 (pointers). `$id` that begins with
-`#` is a name, as drafts before 2019-09 have it.
+Source: JSON Schema 2020-12, core, sections 8.2 and 9.2; RFC 6901 (pointers). An `$id` that begins
+with `#` is a name, as in drafts before 2019-09.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from localllm.text.grammar import refused
 
-# What these hold is no schema.
+# The values of these are not schemas.
 _VALUES = {"const", "enum", "default", "examples"}
 
 
@@ -25,11 +25,11 @@ class Place:
 
     @property
     def where(self) -> str:
-        """Its pointer for people, who need none for the whole."""
+        """Its pointer for messages; empty for the whole document."""
         return "" if self.pointer == "#" else self.pointer
 
     def at(self, *keys: str | int) -> "Place":
-        """A place within."""
+        """The place within this one that `keys` lead to."""
         place = self
         for key in keys:
             steps = str(key).replace("~", "~0").replace("/", "~1")
@@ -57,12 +57,12 @@ class References:
                 self._named.setdefault(f"{urldefrag(base).url}#{anchor}", place)
 
     def find(self, place: Place) -> Place:
-        """Where the `$ref` of `place` leads to. Raises: RequestError."""
+        """The place that the `$ref` of `place` points to. Raises: RequestError."""
         reference = place.schema["$ref"]
         if not isinstance(reference, str):
             raise refused("JSON schema", "$ref must be a text", place.where)
         base = urldefrag(place._inner_base()).url
-        # By hand where it is within: some kinds of addresses cannot be joined.
+        # References within the document are joined by hand: urljoin cannot join some addresses.
         absolute = base + reference if reference.startswith("#") else urljoin(base, reference)
         document, fragment = urldefrag(absolute)
         fragment = unquote(fragment)
@@ -71,20 +71,20 @@ class References:
         else:
             found = self._named.get(document)
         if found is None:
-            reason = "$ref leads out of the schema, or to a name that it has not"
+            reason = "$ref points outside the schema, or to a name that it does not have"
             raise refused("JSON schema", f"{reason}: {reference:.100}", place.where)
         try:
             for step in fragment.split("/")[1:]:
                 key = step.replace("~1", "/").replace("~0", "~")
                 found = found.at(int(key) if isinstance(found.schema, list) else key)
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            reason = f"$ref leads to nothing: {reference:.100}"
+            reason = f"$ref points to nothing: {reference:.100}"
             raise refused("JSON schema", reason, place.where) from error
         return found
 
 
 def _objects(root: Place) -> Iterator[Place]:
-    """All objects within, as far as they can be schemas."""
+    """All objects in the document that can be schemas."""
     waiting = [root]
     while waiting:
         place = waiting.pop()

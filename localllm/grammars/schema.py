@@ -1,13 +1,13 @@
-"""JSON schemas as the standard has them, written anew in the part that llguidance follows exactly.
+"""Rewrites standard JSON schemas in the subset that llguidance implements exactly.
 
-What the standard does not know, or knows as an annotation, is left out; what cannot be followed is
-refused; and where llguidance means something else, the schema says it in another way:
+Unknown keywords and annotations are left out; keywords that cannot be enforced are refused; and
+where llguidance gives something another meaning, the schema is rewritten:
 
-- patterns are in Rust's syntax (pattern.py), dates know leap years (formats.py);
-- bounds are doubles which are no wider than what was asked for. What lies beyond 2^53, where
-  doubles are not exact, is cut off, as is what lies within 1e-9 of a bound that is excluded;
+- patterns are in Rust's syntax (pattern.py), dates respect leap years (formats.py);
+- bounds are doubles that are no wider than what was asked for. Values beyond 2^53, where doubles
+  are not exact, are cut off, as are values within 1e-9 of an excluded bound;
 - names are written in one way only: `"\\u0061"` would be another way to write the name "a";
-- references lead to `$defs` under names of their own (references.py), and `oneOf` is `anyOf`
+- references point to `$defs` under names of their own (references.py), and `oneOf` becomes `anyOf`
   (one_of.py).
 
 Source: JSON Schema 2020-12, core, sections 8 to 11, and validation, sections 6 to 9; llguidance
@@ -31,18 +31,18 @@ from localllm.text.grammar import JSON_SPACE, check_schema_size, refused
 Written = dict[str, Any]
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
-# Beyond it not every whole number is a double. Source: RFC 8259, section 6.
+# Beyond this, not every whole number is a double. Source: RFC 8259, section 6.
 _MAX_NUMBER = (1 << 53) - 1
 _NEAREST = 1e-9
-# No answer has so many of anything.
+# No answer has this many of anything.
 _MANY = 1 << 24
 _SHORT_ESCAPES = "\b\t\n\f\r"
 
 
 def read_schema(schema: Any) -> Written:
-    """`schema` as llguidance shall have it, with what it shall know besides.
+    """`schema` rewritten for llguidance, with its options.
 
-    Raises: RequestError for what is no schema, or cannot be followed.
+    Raises: RequestError for an invalid schema, or one that cannot be enforced.
     """
     check_schema_size(schema)
     reader = _Reader(schema)
@@ -52,13 +52,13 @@ def read_schema(schema: Any) -> Written:
     if reader.has_controls and reader.has_open_names:
         raise refused(
             "JSON schema",
-            "a constant with control characters beside an object that may have other names than "
-            "those listed",
+            "a constant with control characters cannot be combined with an object that may have "
+            "other names than those listed",
         )
     try:
         json.dumps(written, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise refused("JSON schema", "half a pair of surrogates, which no text can hold") from error
+        raise refused("JSON schema", "a lone surrogate, which no text can hold") from error
     escapes = 'nrbtf\\"u' if reader.has_controls else 'nrbtf\\"'
     options = {"whitespace_pattern": JSON_SPACE, "json_allowed_escapes": escapes}
     return {**written, "x-guidance": options}
@@ -66,7 +66,8 @@ def read_schema(schema: Any) -> Written:
 
 class _Reader:
     """Reads one document. `multiples` are all of its multipleOf; `has_controls`: constants hold
-    characters that only `\\u` can write; `has_open_names`: an object may have names besides others.
+    characters that only `\\u` can write; `has_open_names`: an object may have names that are not
+    listed.
     """
 
     def __init__(self, schema: Any) -> None:
@@ -90,7 +91,7 @@ class _Reader:
         )
 
     def whole(self) -> Written:
-        """The document."""
+        """The whole document, rewritten."""
         written = self._read(self._references.root)
         if not isinstance(written, dict):
             written = {} if written else {"enum": []}
@@ -105,12 +106,12 @@ class _Reader:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise _refused("a schema is an object, true or false", place)
+            raise _refused("a schema must be an object, true or false", place)
         written: Written = {}
         done = set[Callable[[Place, Written], None]]()
         for keyword in schema:
             if _is_out_of_reach(keyword, schema):
-                raise _refused(f"{keyword} cannot be held to", place)
+                raise _refused(f"the keyword {keyword!r} is not supported", place)
             read = self._keywords.get(keyword)
             if read is not None and read not in done:
                 done.add(read)
@@ -134,7 +135,7 @@ class _Reader:
         named = given if isinstance(given, list) else [given]
         unknown = [name for name in named if name not in TYPES]
         if unknown or not named:
-            raise _refused(f"the type {unknown[0] if unknown else named!r:.50} is none", place)
+            raise _refused(f"{unknown[0] if unknown else named!r:.50} is not a type", place)
         written["type"] = given if isinstance(given, str) else list(dict.fromkeys(named))
 
     def _read_constants(self, place: Place, written: Written) -> None:
@@ -231,8 +232,8 @@ class _Reader:
             check_length(len(name.encode(errors="replace")), "JSON schema", place.where)
         names = dict.fromkeys(required)
         if written.get("minProperties", 0) > len(names) + 1:
-            # Names that are not listed may come twice.
-            raise _refused("minProperties cannot be held to, but for required names", place)
+            # Names that are not listed may occur twice.
+            raise _refused("minProperties may exceed the required names by at most one", place)
         read = {"properties": properties, "patternProperties": by_pattern, "required": [*names]}
         written.update({keyword: value for keyword, value in read.items() if value})
         if "additionalProperties" in schema:
@@ -264,7 +265,7 @@ def _by_keyword(
 
 
 def _is_out_of_reach(keyword: str, schema: dict[str, Any]) -> bool:
-    """Whether a keyword asks for something that cannot be held to."""
+    """Whether a keyword asks for something that cannot be enforced."""
     value = schema[keyword]
     match keyword:
         case "uniqueItems":
@@ -309,12 +310,12 @@ def _number(place: Place, keyword: str) -> float:
 
 
 def _lower_bound(bound: float, *, is_open: bool, place: Place) -> float:
-    """The least double that numbers may have which are `bound` or more; more than it, if `is_open`.
+    """The smallest double that is at least `bound`, or above it if `is_open`.
 
-    An upper bound is a lower one of what is negative.
+    For an upper bound, negate both the argument and the result.
     """
     if bound > _MAX_NUMBER or (is_open and bound == _MAX_NUMBER):
-        raise _refused("a bound beyond 2^53 cannot be held to exactly", place)
+        raise _refused("a bound beyond 2^53 cannot be enforced exactly", place)
     if bound <= -_MAX_NUMBER:
         return -_MAX_NUMBER
     low = float(bound)
@@ -329,12 +330,12 @@ def _lower_bound(bound: float, *, is_open: bool, place: Place) -> float:
 
 
 def _read_counts(place: Place, written: Written, *keywords: str) -> None:
-    """Numbers of characters, items or names."""
+    """Read limits on the number of characters, items or names."""
     for keyword in keywords:
         if keyword not in place.schema:
             continue
         value = _number(place, keyword)
         if value < 0 or value % 1:
-            raise _refused(f"{keyword} must be a whole number from 0 on", place)
+            raise _refused(f"{keyword} must be a whole number of at least 0", place)
         if keyword.startswith("min") or value < _MANY:
             written[keyword] = int(min(value, _MANY))

@@ -1,9 +1,8 @@
-"""A model's vocabulary for llguidance: one that spells any text to the letter, and only text.
+"""A model's vocabulary for llguidance: it spells any text exactly, and spells only text.
 
-llguidance cuts what a grammar forces into tokens as the model's own tokenizer does, and that finds
-special tokens in a text: `{"const": "a<|im_end|>b"}` would end the answer behind its `a`. So it
-gets a tokenizer in which they have names that nobody can write. Only our own grammars name tokens,
-by their numbers.
+llguidance tokenizes forced text as the model's own tokenizer does, which finds special tokens in a
+text: `{"const": "a<|im_end|>b"}` would end the answer after its `a`. So llguidance gets a tokenizer
+in which special tokens have names that nobody can write. Only our own grammars name tokens, by id.
 """
 
 import json
@@ -16,15 +15,15 @@ from llguidance import LLTokenizer
 
 from localllm.text.special_text import rename_tokens
 
-_PRIVATE = "\ufdd1"  # which Unicode sets aside for a program's own use
+_PRIVATE = "\ufdd1"  # reserved by Unicode for internal use by programs
 _HIDDEN = {"single_word": False, "normalized": False, "special": True}
 
 
 def spelling_vocabulary(tokenizer_json: str, end_ids: Collection[int]) -> str:
-    """A `tokenizer.json` that makes ordinary tokens of any text, and changes none.
+    """A `tokenizer.json` that turns any text into ordinary tokens, without changing the text.
 
-    Hidden are special tokens, tags, and the model's end tokens, whatever their texts; an end token
-    may be one more than there are.
+    It hides special tokens, tags, and the model's end tokens, whatever their texts; the id of an
+    end token may be one past the last.
     """
     state = json.loads(tokenizer_json)
     added = {each["id"]: each for each in state["added_tokens"]}
@@ -44,7 +43,7 @@ def spelling_vocabulary(tokenizer_json: str, end_ids: Collection[int]) -> str:
     added = {each["id"]: each for each in state["added_tokens"]}
     for i, name in private.items():
         added[i] = {"id": i, "content": name, **_HIDDEN}
-    # None takes the spaces around it.
+    # No token takes the spaces around it.
     taking = {"lstrip": False, "rstrip": False}
     state["added_tokens"] = [{**added[i], **taking} for i in sorted(added)]
     state["normalizer"] = _without_changes(state["normalizer"])
@@ -53,20 +52,20 @@ def spelling_vocabulary(tokenizer_json: str, end_ids: Collection[int]) -> str:
 
 
 def single_token(tokens: LLTokenizer, char: str) -> int | None:
-    """The token that a character is by itself; None where it takes several."""
+    """The token of a single character; None if the character takes several."""
     ids = tokens.tokenize_bytes(char.encode())
     return ids[0] if len(ids) == 1 else None
 
 
 def _is_no_text(content: str) -> bool:
-    """To llguidance a tag is no text; and other letters than ASCII's are bytes to it, where a
-    tokenizer writes bytes as letters.
+    """Whether a token is not text to llguidance: a tag, or letters outside of ASCII, which it reads
+    as bytes if the tokenizer writes bytes as letters.
     """
     return re.fullmatch("<.*>", content) is not None or not content.isascii()
 
 
 def _without_changes(normalizer: Any) -> Any:
-    """What of a normalizer is kept: how a space is written."""
+    """The part of a normalizer that is kept: how a space is written."""
     match normalizer:
         case {"type": "Sequence", "normalizers": list(parts)}:
             kept = [part for each in parts if (part := _without_changes(each)) is not None]

@@ -18,14 +18,14 @@ from localllm.model.weight_files import find_weight_files
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.tokenizers import open_tokenizer
 
-# An element of a tensor of packed weights holds 32 bits of them.
 _LONGEST_FORMAT = 30
+# Tensors of packed weights: each element holds 32 bits of them.
 _PACKED_SUFFIXES = ("qweight", "weight_packed")
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What lies on the disk: parameters and bytes, and the bytes of each dtype."""
+    """The weights on disk: parameters, bytes, and the bytes of each dtype."""
 
     num_parameters: int
     num_bytes: int
@@ -34,7 +34,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What `localllm show` prints. None and `problem`: what could not be read, and why."""
+    """What `localllm show` prints. A part that could not be read is None; `problems` says why."""
 
     name: str
     folder: Path
@@ -49,8 +49,8 @@ class Card:
 def read_card(source: ModelSource, folder: Path) -> Card:
     """The card of the checkpoint in `folder`.
 
-    A part that is broken or missing is named in `problems`. Raises: CheckpointError where not even
-    `config.json` can be read.
+    A part that is broken or missing is named in `problems`. Raises: CheckpointError if
+    `config.json` cannot be read.
     """
     config = read_json_object(folder / "config.json")
     problems: list[str] = []
@@ -89,7 +89,7 @@ def read_weights(folder: Path, packed_bits: int = 4) -> Weights:
     for name, tensor in read_headers(files).items():
         by_dtype[tensor.dtype] += tensor.num_bytes
         if name.endswith(("scales", "qzeros", "g_idx", "weight_scale", "zero_point", "_shape")):
-            continue  # what belongs to a quantized weight is no parameter of its own
+            continue  # these belong to a quantized weight and are not parameters
         num_values = 32 // packed_bits if name.endswith(_PACKED_SUFFIXES) else 1
         num_parameters += prod(tensor.shape) * num_values
     num_bytes = sum(path.stat().st_size for path in files)
@@ -103,7 +103,7 @@ def describe_quantization(config: Mapping[str, Any]) -> str:
         return "none"
     parts = [str(quantization.get("quant_method", "unknown"))]
     fields = {**quantization, **_group_weights(quantization)}
-    for key, unit in (("bits", "bits"), ("num_bits", "bits"), ("group_size", "a group")):
+    for key, unit in (("bits", "bits"), ("num_bits", "bits"), ("group_size", "per group")):
         if fields.get(key) is not None:
             parts.append(f"{fields[key]} {unit}")
     if fields.get("format") is not None:
@@ -134,7 +134,7 @@ def _bits(config: Mapping[str, Any]) -> int:
 
 
 def _group_weights(quantization: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What compressed-tensors says of the weights of its first group."""
+    """The settings of compressed-tensors for the weights of its first group."""
     groups = quantization.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = first.get("weights") if isinstance(first, Mapping) else None

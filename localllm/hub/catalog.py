@@ -22,21 +22,21 @@ TOOLS = ("none", "hermes", "llama3", "mistral")
 _MAX_BYTES = 1_000_000
 _PACKAGE = Path(__file__).parents[1]
 _REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
-# A word with a version or a size behind it, as other tools name models too: gemma3, phi-4, x:20b.
+# A word followed by a version or a size, as other tools name models too: gemma3, phi-4, x:20b.
 _LIKE_A_MODEL = re.compile(
     r"[a-z][a-z.-]*[0-9]+(\.[0-9]+)?b?([-:][a-z0-9._-]+)?"
     r"|[a-z][\w.-]*:(latest|[a-z.-]*[0-9][\w.-]*)"
 )
-# Families that are asked for by their bare name and that no alias resembles.
+# Families that users ask for by their bare name and that no alias resembles.
 _FAMILIES = ("codellama", "falcon", "gemma", "glm", "gpt-oss", "granite", "kimi", "olmo", "phi")
-# What a GPU's driver and firmware keep of the memory that it is sold with.
+# The part of a GPU's nominal memory that its driver and firmware keep.
 _KEPT_BACK_GIB = 0.7
 _REQUIRED = ("repo", "licence", "architecture")
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One alias of models.toml, whose head says what the fields are.
+    """One alias in models.toml; the head of that file explains the fields.
 
     `revision` None is the newest; `sizes` are the fields of config.json that give the shape.
     """
@@ -57,7 +57,7 @@ class CatalogEntry:
     sizes: Mapping[str, Any] | None = None
 
     def config_json(self) -> dict[str, Any]:
-        """What config.json would say of the shape. Raises: CatalogError where it is not known."""
+        """The fields of config.json that give the shape. Raises: CatalogError if it is unknown."""
         if self.sizes is None:
             known = [alias for alias, entry in load_catalog().items() if entry.sizes is not None]
             raise CatalogError(
@@ -73,7 +73,7 @@ class CatalogEntry:
 class ModelSource:
     """Where a model comes from: a folder, or a repository of the hub.
 
-    `chat_template` is the catalogue's, for a checkpoint that brings none.
+    `chat_template` is the catalogue's, for a checkpoint that has none.
     """
 
     name: str
@@ -84,10 +84,10 @@ class ModelSource:
 
 
 def load_catalog() -> dict[str, CatalogEntry]:
-    """The entries of models.toml, which lies in the package, or at the root of a checkout; those of
-    the user's own file, unless LOCALLLM_NO_CONFIG is set, add to them or take their place.
+    """The entries of models.toml, which lies in the package or at the root of a checkout. Unless
+    LOCALLLM_NO_CONFIG is set, entries of the user's own file are added or override them.
 
-    Raises: CatalogError, with the line, for a file that is broken.
+    Raises: CatalogError, with the line, for a malformed file.
     """
     places = (_PACKAGE / "models.toml", _PACKAGE.parent / "models.toml")
     entries = _read_catalog(next((place for place in places if place.exists()), places[0]))
@@ -98,8 +98,8 @@ def load_catalog() -> dict[str, CatalogEntry]:
 
 
 def recommended(kind: str, memory_bytes: int) -> CatalogEntry | None:
-    """The model to begin with on a machine whose memory (`kind` cpu) or GPU (`gpu`) has so many
-    bytes; None where the catalogue has none.
+    """The recommended model for a machine whose memory (`kind` cpu) or GPU (`gpu`) has
+    `memory_bytes`; None if the catalogue has none.
     """
     gib = memory_bytes / 2**30 + _KEPT_BACK_GIB
     fitting = [
@@ -120,7 +120,7 @@ def _read_catalog(path: Path) -> dict[str, CatalogEntry]:
         raise _broken(path, "the catalogue is not UTF-8", line) from error
     try:
         raw = tomllib.loads(text)
-    except ValueError as error:  # says line and column itself
+    except ValueError as error:  # its text gives line and column
         raise _broken(path, f"the catalogue cannot be read: {error}") from error
     return {alias: _read_entry(alias, entry, path, text) for alias, entry in raw.items()}
 
@@ -143,13 +143,13 @@ def _is_recommended(value: object) -> bool:
 _FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
     **dict.fromkeys(
         ("repo", "licence", "architecture", "revision", "int4", "chat_template"),
-        (_is_text, "a text"),
+        (_is_text, "a string"),
     ),
     "gated": (lambda value: isinstance(value, bool), "true or false"),
     "quantization": (lambda value: value in QUANTIZATIONS, f"one of {', '.join(QUANTIZATIONS)}"),
     "thinking": (lambda value: value in THINKING, f"one of {', '.join(THINKING)}"),
     "tools": (lambda value: value in TOOLS, f"one of {', '.join(TOOLS)}"),
-    "recommended": (_is_recommended, "a table of cpu and gpu with GiB"),
+    "recommended": (_is_recommended, "a table of GiB for cpu and gpu"),
     "sampling": (_is_sampling, "a table of numbers"),
     "sizes": (lambda value: isinstance(value, Mapping), "a table"),
 }
@@ -178,7 +178,7 @@ def _read_entry(alias: str, entry: object, path: Path, text: str) -> CatalogEntr
 
 
 def _line_of(text: str, alias: str, key: str) -> int | None:
-    """The line of an entry's key, or else of its head, as far as it is easily found."""
+    """The line of an entry's key, or else of its head; None if it is not easily found."""
     head = re.compile(rf"\s*\[\s*[\"']?{re.escape(alias)}[\"']?[\].]")
     found = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -196,16 +196,16 @@ def _broken(path: Path, problem: str, line: int | None = None) -> CatalogError:
     return CatalogError(
         problem,
         where=str(path) if line is None else f"{path}, line {line}",
-        hint="mend the file, or leave it aside: localllm --no-config ..."
+        hint="fix the file, or ignore it: localllm --no-config ..."
         if path == user_catalog()
-        else "install localllm again",
+        else "reinstall localllm",
         exit_code=ExitCode.USAGE,
     )
 
 
 def plain_name(name: str) -> str:
-    """A name without the address of the hub before it; an alias in its own spelling, where it has
-    capitals or, as elsewhere, its size behind a colon.
+    """A name without the hub's address in front. An alias spelt with capitals, or with its size
+    after a colon as in other tools, is given in its own spelling.
     """
     for address in ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/"):
         if name.startswith(address):
@@ -216,9 +216,9 @@ def plain_name(name: str) -> str:
 
 
 def nearest_models(name: str, cutoff: float = 0.6) -> list[str]:
-    """Aliases that somebody may have meant, at most three."""
+    """Aliases that the user may have meant, at most three."""
     names = [*BUILT_IN_MODELS, *load_catalog()]
-    # Other tools write the size behind a colon.
+    # Other tools write the size after a colon.
     base, _, size = name.lower().partition(":")
     spelt = f"{base}-{size}" if size and size != "latest" else base
     begun = [each for each in names if each.startswith(spelt)] if len(spelt) > 2 else []
@@ -227,7 +227,7 @@ def nearest_models(name: str, cutoff: float = 0.6) -> list[str]:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a lone argument is meant as a model: an alias, a folder, or `org/name[@revision]`."""
+    """Whether a lone argument names a model: an alias, a folder, or `org/name[@revision]`."""
     if "\0" in name or len(name) > 1000:
         return False
     name = plain_name(name)
@@ -237,7 +237,7 @@ def is_model_name(name: str) -> bool:
 
 
 def looks_like_model(word: str) -> bool:
-    """Whether a lone word that is no model's name was meant as one."""
+    """Whether a lone word that names no model was probably meant to."""
     lower = word.lower()
     if not re.fullmatch(r"[\w.:-]{2,64}", lower):
         return False
@@ -246,7 +246,7 @@ def looks_like_model(word: str) -> bool:
 
 
 def unknown_model(name: str, hint: str = "") -> CatalogError:
-    """The error for a name that no model has, with the nearest ones."""
+    """The error for an unknown model name, with the nearest known names."""
     near = nearest_models(name, cutoff=0.5)
     others = "a folder, or a repository of the hub as org/name; localllm plan lists the known ones"
     return CatalogError(
@@ -257,10 +257,10 @@ def unknown_model(name: str, hint: str = "") -> CatalogError:
 
 
 def resolve_model(name: str) -> ModelSource:
-    """What `name` stands for: an alias, else a folder, else `org/name[@revision]`.
+    """Resolve `name`: an alias, else a folder, else `org/name[@revision]`.
 
     Raises: CatalogError (exit code 3) for an unknown name, with the nearest ones; exit code 2 for
-    a name that tries to be a path outside.
+    a file, or a path that is not a folder.
     """
     if not name or "\0" in name:
         raise CatalogError(f"{name!r:.100} is not a model name", exit_code=ExitCode.USAGE)
@@ -299,7 +299,7 @@ def _refuse_file(name: str) -> None:
         raise CatalogError(
             f"{name:.200} is {'a GGUF file, which is not supported' if is_gguf else 'a file'}",
             where="a model is a folder with config.json, tokenizer.json and *.safetensors",
-            hint="the repository of the hub that it was made from"
+            hint="the repository of the hub that it was converted from"
             if is_gguf
             else "the folder that it is in",
             exit_code=ExitCode.USAGE,
@@ -307,7 +307,7 @@ def _refuse_file(name: str) -> None:
 
 
 def is_file(name: str) -> bool:
-    """Whether there is a file of this name; False for what cannot name one."""
+    """Whether there is a file of this name; False for an invalid path."""
     try:
         return bool(name) and Path(name).is_file()
     except (OSError, ValueError):

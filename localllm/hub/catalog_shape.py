@@ -1,4 +1,4 @@
-"""The shape of a model in the catalogue, of which no file is here."""
+"""The shape of a model in the catalogue, without any of its files."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from localllm.model.families.table import architecture_of
 
 
 def catalog_shape(alias: str) -> tuple[Architecture, dict[str, Any]]:
-    """A model in the catalogue, and the fields of its config.json.
+    """The architecture of a model in the catalogue, and the fields of its config.json.
 
-    Raises: CatalogError for a name that is not there, or has no sizes there.
+    Raises: CatalogError for a name that the catalogue does not have, or has no sizes for.
     """
     catalog = load_catalog()
     if alias not in catalog:

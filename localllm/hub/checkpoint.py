@@ -1,4 +1,4 @@
-"""A model found by name, its small files read and checked, before anything is loaded."""
+"""Finds a model by name, and reads and checks its small files before anything is loaded."""
 
 import time
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from localllm.untrusted.tokenizers import open_tokenizer
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model's folder whose config is read.
+    """A model's folder with its config read.
 
-    `engine_config` is what was asked for, with what the model itself decides filled in;
-    `fallback_template` is for a folder that has none; `open_s` is what finding it took.
+    `engine_config` is the requested config, completed with what the model itself decides;
+    `fallback_template` is for a folder without a template; `open_s`: seconds to find the model.
     """
 
     name: str
@@ -34,9 +34,9 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model's folder whose small files are read and checked; the weights are not touched yet.
+    """A model's folder with its small files read and checked; the weights are not touched yet.
 
-    `engine_config`: see FoundModel; `open_s` is what all that took.
+    `engine_config`: see FoundModel; `open_s`: seconds for all of that.
     """
 
     name: str
@@ -54,7 +54,7 @@ def find_model(
     config: EngineConfig | None = None,
     progress: DownloadProgress | None = None,
 ) -> FoundModel:
-    """Find a model, and fetch it if need be; None is the built-in one. `progress` is told of a
+    """Find a model, and fetch it if necessary; None is the built-in one. `progress` is told about a
     download.
 
     Raises: CatalogError, DownloadError; CheckpointError, UnsupportedModelError for its config.
@@ -63,7 +63,7 @@ def find_model(
     config = config or EngineConfig()
     source = resolve_model(name or BUILT_IN_MODEL)
     if source.name in BUILT_IN_MODELS and config.dtype == "auto":
-        # So that the exactness contract holds as it comes; see docs/architecture/exactness.md.
+        # So that the exactness contract holds by default; see docs/architecture/exactness.md.
         config = replace(config, dtype="float32")
     folder = fetch_model(source, progress=progress)
     architecture = read_architecture(folder)
@@ -120,12 +120,12 @@ def _check_vocabulary(folder: Path, tokenizer: Tokenizer, vocab_size: int, eos: 
             f"the tokenizer has token ids up to {tokenizer.num_token_ids - 1}, "
             f"the model's head only {vocab_size} rows",
             where=str(folder),
-            hint="tokenizer.json and config.json are of different models or revisions",
+            hint="tokenizer.json and config.json are from different models or revisions",
         )
     for token_id in sorted(eos):
         if token_id >= vocab_size:
             raise CheckpointError(
-                f"end token {token_id} is none of the model's 0 to {vocab_size - 1}",
+                f"end token {token_id} is not one of the model's tokens, 0 to {vocab_size - 1}",
                 where=str(folder / "generation_config.json"),
-                hint="the config files are of different models or revisions",
+                hint="the config files are from different models or revisions",
             )

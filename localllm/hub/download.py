@@ -1,6 +1,6 @@
-"""A model's files on this machine, fetched from the Hugging Face hub where they are not here.
+"""A model's files on this machine, fetched from the Hugging Face hub if they are missing.
 
-What is here and complete is used without asking the hub; `localllm pull` looks for something newer.
+Complete files are used without asking the hub; `localllm pull` looks for a newer revision.
 """
 
 import errno
@@ -43,20 +43,20 @@ from localllm.hub.verified import VerifiedFiles, hash_file
 
 logger = logging.getLogger(__name__)
 
-# Files at a time.
+# Files fetched at a time.
 _WORKERS = 4
-# Disk that a download leaves free.
+# Disk space that a download leaves free.
 _SPARE_BYTES = 64 << 20
 
 
 class DownloadProgress(Protocol):
-    """Is told how a download goes, from several threads."""
+    """Receives the progress of a download, from several threads."""
 
     def begin(self, what: str, files: list[HubFile]) -> AbstractContextManager[None]:
-        """`files` are to be fetched, or checked, as `what` says."""
+        """Called before `files` are fetched or checked, as `what` says."""
 
     def advance(self, file: HubFile, num_bytes: int) -> None:
-        """So many bytes of a file are done."""
+        """`num_bytes` of a file are done so far."""
 
 
 class NoProgress:
@@ -77,14 +77,14 @@ def fetch_model(
     progress: DownloadProgress | None = None,
     refresh: bool = False,
 ) -> Path:
-    """The folder with the files of `source`, downloaded into the hub's own cache if need be.
+    """The folder with the files of `source`, downloaded into the hub's cache if necessary.
 
-    Without weights only the small files are fetched; weights that are there already are found.
-    `refresh` asks the hub whether there is a newer revision. The hub's variables hold (HF_HOME,
+    Without weights only the small files are fetched; weights that are already here are found.
+    `refresh` asks the hub whether there is a newer revision. The hub's variables apply (HF_HOME,
     HF_HUB_CACHE, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT).
 
     Raises: DownloadError, whose exit code says why: 3 gated or unknown, 4 network, 5 disk, damage;
-    CheckpointError (7) before any weight is fetched of a model that cannot run.
+    CheckpointError (7) for a model that cannot run, before any weight is fetched.
     """
     if source.folder is not None:
         return source.folder
@@ -105,7 +105,7 @@ def fetch_model(
             problem = _problem(here, with_weights)
             if problem is not None:
                 raise _unreachable(name, f"{problem}; {error!s:.100}") from error
-            logger.warning("the hub cannot be reached; %s is used as it is here", name)
+            logger.warning("the hub cannot be reached; using the local copy of %s", name)
             _check_links(here)
             return here
         if with_weights:
@@ -118,15 +118,15 @@ def fetch_model(
 
 
 def repo_name(source: ModelSource) -> str:
-    """A repository as users write it, with its revision if one is asked for."""
+    """A repository as users write it, with the revision if one is requested."""
     assert source.repo is not None
     return f"{source.repo}@{source.revision}" if source.revision else source.repo
 
 
 def find_snapshot(repo: str, revision: str | None) -> Path | None:
-    """The folder of a revision in the cache, whole or not; None where it was never fetched.
+    """The folder of a revision in the cache, complete or not; None if it was never fetched.
 
-    Raises: DownloadError (3) for what names no revision.
+    Raises: DownloadError (3) for an invalid revision name.
     """
     root = cache_root(repo)
     try:
@@ -138,20 +138,20 @@ def find_snapshot(repo: str, revision: str | None) -> Path | None:
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE forbids to ask the hub."""
+    """Whether HF_HUB_OFFLINE forbids asking the hub."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def is_whole(snapshot: Path) -> bool:
-    """Whether a snapshot is known to have all its files, weights among them."""
+    """Whether a snapshot is known to have all its files, including weights."""
     return VerifiedFiles().is_complete(snapshot, with_weights=True)
 
 
 def check_runnable(snapshot: HubSnapshot) -> None:
-    """Look at the list of files, and at config.json where weights are missing, which is fetched
-    for that. Raises: CheckpointError (7) for a model that cannot run; the client's errors.
+    """Check the list of files, and if weights are missing also config.json, which is fetched for
+    that. Raises: CheckpointError (7) for a model that cannot run; the client's errors.
     """
     repo = snapshot.origin.repo
     check_listed(repo, snapshot.names)
@@ -161,20 +161,20 @@ def check_runnable(snapshot: HubSnapshot) -> None:
         [config] = [file for file in snapshot.files if file.name == "config.json"]
         path = Path(folder) / config.name
         fetch_file(snapshot.origin, config, path)
-        if hash_file(path, config.digest) != config.digest:  # a damaged one is fetched again below
+        if hash_file(path, config.digest) != config.digest:  # if damaged, it is fetched again later
             return
         try:
             check_config(Path(folder))
         except CheckpointError as error:
-            # The copy that was looked at is gone when this is read, and the hub has no other one.
+            # The copy that was checked is gone when this is read, and the hub has no other one.
             error.where = error.where.replace(str(path), f"{path.name} of {repo}")
             if not isinstance(error, UnsupportedModelError):
-                error.hint = "the hub has it so; its page, or its makers, may know more"
+                error.hint = "the model's page, or its makers; the hub's file is like that"
             raise
 
 
 def check_disk(snapshot: HubSnapshot) -> None:
-    """Raises: DownloadError (5) where the disk has not room for what is missing."""
+    """Raises: DownloadError (5) if the disk has no room for the missing files."""
     repo = snapshot.origin.repo
     place = cache_root(repo)
     while not place.exists():
@@ -221,12 +221,12 @@ def _fetch(
 
 
 class _StoppedError(Exception):
-    """Nobody waits for the file any more."""
+    """The download was stopped, so the file is no longer needed."""
 
 
 def _in_parallel(calls: list[Callable[[], None]]) -> None:
-    """Make all calls, a few at a time, in threads that die with the program, so that Ctrl-C waits
-    for none. Raises: what the first of them that fails raises.
+    """Make all calls, a few at a time, in daemon threads, so that Ctrl-C waits for none of them.
+    Raises: the error of the first call that fails.
     """
     waiting: SimpleQueue[Callable[[], None]] = SimpleQueue()
     outcomes: SimpleQueue[Exception | None] = SimpleQueue()
@@ -256,9 +256,9 @@ def _in_parallel(calls: list[Callable[[], None]]) -> None:
 def _check_hashes(
     snapshot: HubSnapshot, folder: Path, verified: VerifiedFiles, progress: DownloadProgress
 ) -> None:
-    """Hold every file against its hash, if that was not done before.
+    """Check every file against its hash, unless that was done before.
 
-    Raises: DownloadError (5) for one that differs; it is set aside, and the next run fetches it.
+    Raises: DownloadError (5) for a file that differs; it is set aside, and the next run fetches it.
     """
     unknown = [
         file
@@ -321,7 +321,7 @@ def _is_unreachable(error: Exception) -> bool:
 
 @contextmanager
 def hub_errors(name: str, repo: str) -> Iterator[None]:
-    """The client's errors as ours."""
+    """Turn the client's errors into ours."""
     from huggingface_hub import errors
 
     try:
@@ -331,11 +331,11 @@ def hub_errors(name: str, repo: str) -> Iterator[None]:
     except errors.GatedRepoError as error:
         from huggingface_hub import get_token
 
-        token = "https://huggingface.co/settings/tokens gives a token for HF_TOKEN"
+        token = "HF_TOKEN needs a token from https://huggingface.co/settings/tokens"
         if get_token() is not None:
-            token = "the token that is set (HF_TOKEN, or hf auth login) may not read it yet"
+            token = "the current token (HF_TOKEN, or hf auth login) has no access to it yet"
         raise DownloadError(
-            f"{repo} is gated: its licence has to be accepted first",
+            f"{repo} is gated: its licence must be accepted first",
             where=token,
             hint=f"accept it at https://huggingface.co/{repo}",
             exit_code=ExitCode.MODEL,
@@ -363,16 +363,16 @@ def hub_errors(name: str, repo: str) -> Iterator[None]:
         if status in (401, 403):
             raise DownloadError(
                 f"the hub refuses access to {name} (status {status})",
-                hint="check HF_TOKEN: it may be wrong, or may not read this model",
+                hint="check HF_TOKEN: it may be wrong, or have no access to this model",
                 exit_code=ExitCode.MODEL,
             ) from error
         raise DownloadError(
             f"the hub failed on {name} (status {status})",
-            hint="run the same command again; it goes on where it stopped",
+            hint="run the same command again; it continues where it stopped",
         ) from error
     except OSError as error:
         raise _transfer_error(name, error) from error
-    except Exception as error:  # whatever the client's transport raises
+    except Exception as error:  # anything that the client's transport raises
         raise _unreachable(name, str(error)) from error
 
 
@@ -382,7 +382,7 @@ def _transfer_error(name: str, error: OSError) -> LocalLLMError:
         return DownloadError(
             f"the files of {name} cannot be written: {error.strerror}",
             where=str(error.filename or ""),
-            hint="free some space, or point HF_HOME to another disk; what is here is kept",
+            hint="free some space, or point HF_HOME to another disk; fetched data is kept",
             exit_code=ExitCode.DISK,
         )
     return DownloadError(

@@ -1,4 +1,4 @@
-"""`generation_config.json`: how the model's makers would sample, and its end tokens."""
+"""`generation_config.json`: the sampling that a model's makers recommend, and its end tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from localllm.files.model_file import has_file
 from localllm.model.config_fields import read_token_ids
 
 FILE_NAME = "generation_config.json"
-# Where a checkpoint says nothing about sampling: calm, not greedy, which loops on small models.
+# For a checkpoint that sets no temperature: moderate, since greedy sampling loops on small models.
 FALLBACK_TEMPERATURE = 0.7
 _FIELDS = {
     "temperature": "temperature",
@@ -33,7 +33,7 @@ class GenerationDefaults:
 
 
 def read_generation_config(folder: Path) -> GenerationDefaults:
-    """Defaults of a checkpoint; a missing file is no error.
+    """The defaults of a checkpoint; a missing file is not an error.
 
     `do_sample: false` is greedy. Raises: CheckpointError for values out of range.
     """

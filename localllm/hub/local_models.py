@@ -1,4 +1,4 @@
-"""The models that are on this machine: built in, quantized here, and in the hub's own cache."""
+"""The models on this machine: built in, quantized here, and in the hub's cache."""
 
 import glob
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ from localllm.user.places import cache_folder
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model and its place. `last_used_s` counts from the epoch, None for a built-in one.
+    """A model and its place. `last_used_s`: seconds since the epoch, None for a built-in one.
 
-    `format`: how its weights are stored; `problem` says why it cannot be run as it lies there.
+    `format`: how its weights are stored; `problem` says why it cannot be run as it is.
     """
 
     name: str
@@ -35,7 +35,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class LocalModels:
-    """What was found, and what in the cache could not be understood."""
+    """The models found, and warnings about what in the cache could not be read."""
 
     models: list[LocalModel]
     warnings: list[str]
@@ -44,7 +44,7 @@ class LocalModels:
 def find_local_models() -> LocalModels:
     """Built-in models first, then those quantized here, then the hub's cache, last used first.
 
-    A name is the catalogue's alias where there is one. Nothing is loaded or fetched.
+    A name is the catalogue's alias if there is one. Nothing is loaded or fetched.
     """
     built_in = [_built_in_model(name) for name in BUILT_IN_MODELS]
     cached = _cached_models()
@@ -53,12 +53,12 @@ def find_local_models() -> LocalModels:
 
 
 def quantized_folder() -> Path:
-    """Where `localllm quantize` puts what it makes, unless it is told another place."""
+    """Where `localllm quantize` puts its models by default."""
     return cache_folder("quantized")
 
 
 def find_quantized(alias: str) -> Path | None:
-    """The newest whole folder that `localllm quantize` made of an alias, under its own name."""
+    """The newest complete folder that `localllm quantize` made of an alias, by its default name."""
     found = [
         folder
         for folder in quantized_folder().glob(f"{glob.escape(alias)}-*")
@@ -68,7 +68,7 @@ def find_quantized(alias: str) -> Path | None:
 
 
 def quantized_models() -> list[LocalModel]:
-    """Each under the folder that it is run by; an unfinished one says so."""
+    """The models quantized here, each named after its folder; an unfinished one has a `problem`."""
     return [
         LocalModel(
             folder.name,
@@ -93,7 +93,7 @@ def _built_in_model(name: str) -> LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class CachedPlace:
-    """A repository's folder in the hub's cache that the hub's client cannot make sense of."""
+    """A repository's folder in the hub's cache that the hub's client cannot interpret."""
 
     repo: str
     folder: Path
@@ -101,8 +101,8 @@ class CachedPlace:
 
 @dataclass(frozen=True, slots=True)
 class HubCache:
-    """What is in the hub's cache: `known` are the client's descriptions of models, `info` all that
-    it found, None where there is no cache.
+    """What is in the hub's cache: `known` are the client's descriptions of models, `info` is
+    everything it found, None if there is no cache.
     """
 
     info: Any
@@ -112,13 +112,13 @@ class HubCache:
 
 
 def scan_hub_cache() -> HubCache:
-    """Look through the hub's cache, without the hub."""
-    # Imported here: the client takes half a second.
+    """Scan the hub's cache, without asking the hub."""
+    # Imported here: the client takes half a second to import.
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        cache_root("a/b")  # of which there is none without a home folder
+        cache_root("a/b")  # raises where there is no home folder
         info = scan_cache_dir()
     except (CacheNotFound, DownloadError):
         return HubCache(None, [], [], [])
@@ -160,24 +160,24 @@ def _cached_models() -> LocalModels:
 
 
 def _unfinished(place: CachedPlace, aliases: Mapping[str, str]) -> LocalModel:
-    """A download that was broken off, or that held nothing that can be used."""
+    """A download that was interrupted, or that contained nothing usable."""
     name = aliases.get(place.repo, place.repo)
     blobs = [path.stat() for path in (place.folder / "blobs").glob("*")]
     num_bytes = sum(status.st_size for status in blobs)
     newest = max((status.st_mtime for status in blobs), default=place.folder.stat().st_mtime)
-    problem = f"unfinished; localllm pull {name} goes on" if blobs else f"empty; localllm rm {name}"
+    problem = f"unfinished; localllm pull {name} resumes" if blobs else f"empty; localllm rm {name}"
     return LocalModel(name, place.repo, str(place.folder), num_bytes, "unknown", newest, problem)
 
 
 def _unfinished_run(folder: Path) -> str | None:
-    return "unfinished; quantize --resume goes on" if folder.suffix == ".unfinished" else None
+    return "unfinished; quantize --resume continues" if folder.suffix == ".unfinished" else None
 
 
 def _missing_weights(name: str, folder: Path) -> str | None:
     weights = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
     if not (folder / "config.json").exists() or any(p.suffix in weights for p in folder.iterdir()):
         return None
-    return f"its weights are not here; localllm pull {name}"
+    return f"weights missing; localllm pull {name}"
 
 
 def _format(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Which model to begin with on this machine: one for each size, the same wherever it is told."""
+"""The recommended model for this machine: one for each memory size, the same everywhere."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,12 @@ _GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def has_gpu_driver() -> bool:
-    """Whether there may be a GPU, as far as that can be told without loading torch."""
+    """Whether there may be a GPU, as far as can be seen without loading torch."""
     return any(Path(driver).exists() for driver in _GPU_DRIVERS)
 
 
 def recommended_here(device: str = "auto") -> CatalogEntry | None:
-    """The model for this machine. torch is loaded only where there may be a GPU."""
+    """The recommended model for this machine; torch is loaded only if there may be a GPU."""
     if device != "cpu" and has_gpu_driver():
         import torch
 

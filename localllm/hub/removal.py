@@ -1,4 +1,4 @@
-"""`rm`: what deleting a model takes away, told before it is done and verified afterwards."""
+"""`rm`: what deleting a model removes, planned beforehand and verified afterwards."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ class Removal:
     """What `rm` deletes for one name: `folders` and everything in them, and nothing else but blobs
     that no other revision uses.
 
-    `what` is what the user knows it by: a repository, or one revision of it.
+    `what` describes it to the user: a repository, or one revision of it.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Removal:
     delete: Callable[[], None]
 
     def carry_out(self) -> None:
-        """Delete, and verify. Raises: DiskError where something of it is still there."""
+        """Delete and verify. Raises: DiskError if any of it is still there."""
         try:
             self.delete()
         except OSError as error:
@@ -46,10 +46,10 @@ class Removal:
 
 
 def plan_removals(names: Iterable[str]) -> list[Removal]:
-    """The removals of models by the names that `ls` gives them, or their repositories; a model
-    that is named twice is deleted once. `org/name@revision` is that revision alone.
+    """Plan the removal of models, by the names that `ls` gives them or by repository; a model that
+    is named twice is deleted once. `org/name@revision` is that revision alone.
 
-    Raises: CatalogError (3) for one that is not here; RequestError for one that is built in, or a
+    Raises: CatalogError (3) for a model that is not here; RequestError for a built-in model, or a
     folder of the user's own.
     """
     planned = {removal.folders: removal for removal in map(_plan, names)}
@@ -78,7 +78,7 @@ def _plan(name: str) -> Removal:
 
 
 def _source(name: str, cached: set[str]) -> ModelSource:
-    """A name as `ls` shows it first: a repository may be one that no model name can be."""
+    """Resolve a name, first as `ls` shows it: a repository's name may not be a valid model name."""
     if name in cached:
         return ModelSource(name, repo=name)
     try:
@@ -92,8 +92,8 @@ def _source(name: str, cached: set[str]) -> ModelSource:
 def _repository_removal(name: str, source: ModelSource, info: Any, repo: Any) -> Removal:
     """`info`, `repo`: as the hub's client scanned them."""
     wanted = _revisions(name, source, repo)
-    # Of this repository alone: a mirror has revisions of the same hashes, which the client looks
-    # for in the whole cache.
+    # Of this repository alone: a mirror has revisions with the same hashes, and the client looks
+    # for them in the whole cache.
     strategy = replace(info, repos=frozenset({repo})).delete_revisions(
         *(revision.commit_hash for revision in wanted)
     )
@@ -110,7 +110,7 @@ def _repository_removal(name: str, source: ModelSource, info: Any, repo: Any) ->
 
 
 def _revisions(name: str, source: ModelSource, repo: Any) -> frozenset[Any]:
-    """Those that a name means: all of a repository, or the one that it asks for."""
+    """The revisions that a name means: all of a repository, or the one that it names."""
     if source.revision is None or name in load_catalog():
         return frozenset(repo.revisions)
     found = frozenset(
@@ -128,7 +128,7 @@ def _folder_removal(name: str, what: str, folder: Path) -> Removal:
 
 
 def _size_of(folders: Iterable[Path]) -> int:
-    """Bytes of the files below, without what links lead to."""
+    """Bytes of the files in these folders; links are not followed."""
     return sum(
         path.lstat().st_size
         for folder in folders

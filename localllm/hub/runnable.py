@@ -1,6 +1,6 @@
-"""Whether a model can run at all, by what the hub lists of it and by its config.json.
+"""Whether a model can run at all, judged by the hub's list of its files and by its config.json.
 
-Gigabytes of weights need not be fetched to learn that it cannot.
+So nobody fetches gigabytes of weights of a model that cannot run.
 """
 
 from collections.abc import Sequence
@@ -14,34 +14,34 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def check_listed(repo: str, names: Sequence[str]) -> None:
-    """Look at the names of all files of a repository.
+    """Check the names of all files in a repository.
 
-    Raises: UnsupportedModelError where they are those of no model that runs.
+    Raises: UnsupportedModelError if no model with these files can run.
     """
     if "config.json" in names and any(name.endswith(".safetensors") for name in names):
         return
     found = sorted({Path(name).suffix.lower() for name in names})
     if ".gguf" in found:
-        what, hint = "its weights are GGUF files", "the repository that they were made from"
+        what, hint = "its weights are GGUF files", "the repository that they were converted from"
     elif any(suffix in _PICKLES for suffix in found):
-        what, hint = "its weights are pickles, which can run code", "one with safetensors"
+        what, hint = "its weights are pickles, which can run code", "a repository with safetensors"
     elif "config.json" not in names:
-        what, hint = "it has no config.json", "check the name; its page says what it holds"
+        what, hint = "it has no config.json", "check the name; its page lists the files"
     else:
-        what, hint = "it has no weights", "check the name; its page says what it holds"
+        what, hint = "it has no weights", "check the name; its page lists the files"
     raise UnsupportedModelError(
         f"{repo} cannot run here: {what}",
-        where="a model is config.json, tokenizer.json and *.safetensors",
+        where="a model needs config.json, tokenizer.json and *.safetensors",
         hint=hint,
     )
 
 
 def check_config(folder: Path) -> None:
-    """Look at config.json. Raises: UnsupportedModelError, CheckpointError for what cannot run."""
+    """Check config.json. Raises: UnsupportedModelError, CheckpointError if the model cannot run."""
     read_architecture(folder)
     quantization = read_json_object(folder / "config.json").get("quantization_config")
     if quantization is not None:
-        # Imported here: torch, which the formats of weights need, takes two seconds.
+        # Imported here: the weight formats need torch, which takes two seconds to import.
         from localllm.model.quantization_config import read_quantization
 
         read_quantization(quantization)

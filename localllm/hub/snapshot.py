@@ -1,9 +1,9 @@
-"""What a repository of the hub holds at a commit, and the place of it in the hub's own cache.
+"""The files of a hub repository at a commit, and their place in the hub's cache.
 
-Names, hashes and commits are the hub's words, and all of them become parts of paths. They are
-checked where they come in: a `HubFile` or a `HubCommit` that is not sound cannot be made. The
-cache's layout is that of the hub's client, so that both see the same files; the client itself is
-only asked for lists, since it takes a part of a path from the headers of an answer unseen.
+Names, hashes and commits come from the hub, and all of them become parts of paths. They are checked
+on arrival: an invalid `HubFile` or `HubCommit` cannot be constructed. The cache has the layout of
+the hub's client, so that both see the same files. The client itself is only asked for lists, since
+it uses response headers as parts of paths without checking them.
 """
 
 import os
@@ -18,18 +18,18 @@ from typing import Any
 from localllm.errors import DownloadError, ExitCode
 from localllm.hub.transfer import HubCommit, HubFile, RepoKind, fetched_bytes
 
-# Weights only as safetensors, no code, nothing else a repository may hold.
+# Weights only as safetensors; no code, nor anything else that a repository may hold.
 SMALL_FILES = ("*.json", "*.jinja")
 WANTED_FILES = ("*.safetensors", *SMALL_FILES)
-# The same weights again in other layouts, and whatever lies in subfolders.
+# The same weights again in other layouts, and anything in subfolders.
 _UNWANTED_FILES = ("consolidated*", "*/*")
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class HubSnapshot:
-    """The wanted files of a repository at a commit; `missing` are those not in the cache, of which
-    `partial_bytes` are here by the file's name. `names`: of all its files.
+    """The wanted files of a repository at a commit. `missing` are those not in the cache;
+    `partial_bytes`: how much of them is already here, by file name; `names`: of all its files.
     """
 
     origin: HubCommit
@@ -40,22 +40,22 @@ class HubSnapshot:
 
     @property
     def num_bytes(self) -> int:
-        """Of all of them."""
+        """Bytes of all wanted files."""
         return sum(file.num_bytes for file in self.files)
 
     @property
     def missing_bytes(self) -> int:
-        """Still to be fetched."""
+        """Bytes still to be fetched."""
         return sum(file.num_bytes for file in self.missing) - sum(self.partial_bytes.values())
 
 
 def cache_root(repo: str, kind: RepoKind = "model") -> Path:
-    """Where the hub's cache keeps a repository. Raises: DownloadError (5) where it has no place."""
-    # Imported here: the client takes half a second.
+    """A repository's folder in the hub's cache. Raises: DownloadError (5) without a home folder."""
+    # Imported here: the client takes half a second to import.
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
-    if cache.parts[0].startswith("~"):  # which the client would make in the working folder
+    if cache.parts[0].startswith("~"):  # the client would create it in the working folder
         raise DownloadError(
             "there is no place for downloads: the user has no home folder",
             hint="set HOME, or HF_HOME",
@@ -65,7 +65,7 @@ def cache_root(repo: str, kind: RepoKind = "model") -> Path:
 
 
 def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FILES) -> HubSnapshot:
-    """Ask the hub what files of a model there are.
+    """Ask the hub which files a model has.
 
     Raises: DownloadError for an answer that makes no sense; the client's errors.
     """
@@ -83,35 +83,35 @@ def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FI
 
 
 def look_up_dataset(repo: str, endings: tuple[str, ...]) -> tuple[HubCommit, list[HubFile]]:
-    """Ask the hub what files with these endings a data set has. Raises: as `look_up`."""
+    """Ask the hub which files with these endings a data set has. Raises: as `look_up`."""
     origin, listed = _ask(repo, None, "dataset")
     return origin, [_checked_file(each) for each in listed if each.rfilename.endswith(endings)]
 
 
 def snapshot_folder(origin: HubCommit) -> Path:
-    """Where the names of a commit's files are, which are links to what they hold."""
+    """The folder of a commit's files by name, which are links to blobs."""
     return cache_root(origin.repo, origin.kind) / "snapshots" / origin.commit
 
 
 def link_file(origin: HubCommit, file: HubFile) -> Path:
-    """Give a file its name in the snapshot, where it has none; its content is in the cache."""
+    """Give a file its name in the snapshot, if it has none yet; its content is in the cache."""
     root, place = cache_root(origin.repo, origin.kind), snapshot_folder(origin) / file.name
     blob = root / "blobs" / file.digest
-    if place.exists():  # of another program; what it holds is checked later on
+    if place.exists():  # from another program; its content is checked later
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.unlink(missing_ok=True)  # a link to what was deleted
+    place.unlink(missing_ok=True)  # a link to a deleted blob
     try:
         place.symlink_to(os.path.relpath(blob, place.parent))
     except FileExistsError:
-        pass  # by another process, just now
+        pass  # another process has just made it
     except OSError:  # a file system without links
         shutil.move(blob, place)
     return place
 
 
 def note_revision(origin: HubCommit, revision: str | None) -> None:
-    """Keep which commit a branch or a tag stands for, so that it is found without the hub."""
+    """Record which commit a branch or a tag stands for, so that it is found without the hub."""
     if revision == origin.commit:
         return
     path = ref_path(cache_root(origin.repo, origin.kind), revision)
@@ -122,7 +122,7 @@ def note_revision(origin: HubCommit, revision: str | None) -> None:
 
 
 def ref_path(root: Path, revision: str | None) -> Path:
-    """Where the cache has the commit of a branch or a tag. Raises: DownloadError for a bad name."""
+    """The file with the commit of a branch or a tag. Raises: DownloadError for a bad name."""
     name = revision or "main"
     if not _REVISION.fullmatch(name):
         raise DownloadError(

@@ -1,7 +1,7 @@
-"""One file from the hub into its cache: gone on with where it stopped, and checked.
+"""Fetches one file from the hub into its cache: resumed where it stopped, and checked.
 
-The hub's client starts a file anew when a run has failed or was killed; of a model's files that is
-gigabytes. Places and names are the client's own, so that both see the same cache.
+The hub's client starts a file again after a run that failed or was killed; for a model's files that
+means gigabytes. Places and names are the client's own, so that both see the same cache.
 """
 
 import logging
@@ -22,7 +22,7 @@ _ATTEMPTS = 5
 _PAUSE_S = 1.0
 _PARTIAL_SUFFIX = ".localllm-partial"
 _DIGEST, _COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}"), re.compile("[0-9a-f]{40}")
-# What file systems take, and what other programs can still make of a path.
+# Limits of file systems, and of other programs that handle a path.
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 1000
 
 RepoKind = Literal["model", "dataset"]
@@ -30,11 +30,10 @@ RepoKind = Literal["model", "dataset"]
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository, as the hub lists it; `digest` is its SHA-256 where it is large, else
+    """A file in a repository, as the hub lists it; `digest` is the SHA-256 of a large file, else
     git's SHA-1.
 
-    Raises: DownloadError where the hub's words are no sound name, size or hash: name and hash
-    become paths.
+    Raises: DownloadError if the hub's name, size or hash is invalid: name and hash become paths.
     """
 
     name: str
@@ -52,7 +51,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class HubCommit:
-    """A commit of a repository. Raises: DownloadError where the hub's word for it is no hash."""
+    """A commit of a repository. Raises: DownloadError if what the hub sent is not a hash."""
 
     repo: str
     commit: str
@@ -64,12 +63,12 @@ class HubCommit:
 
 
 def is_commit(text: object) -> bool:
-    """Whether it is the hash of a commit."""
+    """Whether `text` is the hash of a commit."""
     return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
 
 
 def _is_name(name: object) -> bool:
-    """Whether it names a file below a folder, on any system, and shows as it is."""
+    """Whether `name` is a printable path of a file below a folder, on any system."""
     if not isinstance(name, str) or not name.isprintable() or "\\" in name:
         return False
     parts = name.split("/")
@@ -81,8 +80,8 @@ def _is_name(name: object) -> bool:
 def _senseless(found: str) -> DownloadError:
     return DownloadError(
         f"the hub's answer makes no sense: {found}",
-        where="nothing of it is fetched",
-        hint="HF_ENDPOINT may name a server that is no hub; try again later, or another mirror",
+        where="nothing was fetched",
+        hint="again later, or another mirror; HF_ENDPOINT may name a server that is not a hub",
     )
 
 
@@ -93,10 +92,10 @@ def fetch_blob(
     verified: VerifiedFiles,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Bring `file` to `blob`, by way of a partial file beside it; `on_bytes` is told how many of
-    its bytes are here.
+    """Fetch `file` to `blob`, through a partial file beside it; `on_bytes` is told how many of its
+    bytes are here.
 
-    Another process that fetches the same file is waited for. Raises: DownloadError (5) where it
+    Waits for another process that fetches the same file. Raises: DownloadError (5) if the file
     differs from its hash twice; the client's errors, OSError.
     """
     from filelock import FileLock
@@ -115,14 +114,14 @@ def fetch_blob(
                 verified.add(blob, file.digest)
                 return
             damaged = partial.replace(blob.with_name(f"{blob.name}.damaged"))
-            logger.warning("%s differs from the hub's hash; fetched once more", file.name)
+            logger.warning("%s does not match the hub's hash; set aside", file.name)
             on_bytes(0)
             if is_second:
                 raise damaged_error(file, found, damaged)
 
 
 def fetched_bytes(blob: Path, file: HubFile) -> int:
-    """Bytes of an unfinished file that are here, and that fetching it goes on from."""
+    """Bytes of an unfinished file that are here, from which fetching it continues."""
     partial = blob.with_name(blob.name + _PARTIAL_SUFFIX)
     try:
         count = partial.stat().st_size
@@ -132,11 +131,11 @@ def fetched_bytes(blob: Path, file: HubFile) -> int:
 
 
 def damaged_error(file: HubFile, found: str, place: Path) -> DownloadError:
-    """A file that has the right size, and is another one."""
+    """The error for a file whose hash is not the hub's."""
     return DownloadError(
-        f"{file.name} is damaged: its hash is not the hub's",
+        f"{file.name} is damaged: its hash does not match the hub's",
         where=f"expected {file.digest}, found {found}; kept as {place.name}",
-        hint="the network, a proxy or the disk changes bytes; localllm doctor, then try again",
+        hint="localllm doctor, then again; the network, a proxy or the disk may corrupt data",
         exit_code=ExitCode.DISK,
     )
 
@@ -147,7 +146,7 @@ def fetch_file(
     partial: Path,
     on_bytes: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Append to a partial file until it has all its bytes, whatever they are.
+    """Append to a partial file until it has all its bytes, without checking them.
 
     Raises: the client's errors, OSError.
     """
@@ -163,7 +162,7 @@ def fetch_file(
     headers = build_hf_headers()
 
     class Counter:
-        """What the client takes for a progress bar."""
+        """Stands in for the client's progress bar."""
 
         def __init__(self, *arguments: Any, initial: int = 0, **options: Any) -> None:
             self._count = initial
@@ -189,7 +188,7 @@ def fetch_file(
             place = get_hf_file_metadata(url, headers=headers)
             sent = dict(headers)
             if urlsplit(place.location).netloc != urlsplit(url).netloc:
-                sent.pop("authorization", None)  # a signed address elsewhere; the token stays here
+                sent.pop("authorization", None)  # a signed address elsewhere gets no token
             with partial.open("ab") as opened:
                 http_get(
                     place.location,
@@ -206,11 +205,11 @@ def fetch_file(
             if status < 500 or attempt == _ATTEMPTS - 1:
                 raise
         except OSError as error:
-            # What came is kept, unless it is more than there should be.
+            # What has arrived is kept, unless there is more than expected.
             if error.errno is not None or attempt == _ATTEMPTS - 1:
                 raise
         if partial.exists() and partial.stat().st_size > file.num_bytes:
             partial.unlink()
         now = partial.stat().st_size if partial.exists() else 0
-        logger.info("%s: %d bytes so far, once more", file.name, now)
+        logger.info("%s: %d bytes so far, trying again", file.name, now)
         time.sleep(_PAUSE_S * 2**attempt)

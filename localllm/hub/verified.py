@@ -1,6 +1,6 @@
-"""What is known of downloaded files, so that a file is hashed once and a hub asked once.
+"""A record of verified downloads, so that a file is hashed once and the hub is asked once.
 
-One small JSON file in the cache folder; losing it costs only the time to look again.
+One small JSON file in the cache folder; losing it costs only the time to check again.
 """
 
 import hashlib
@@ -18,26 +18,26 @@ _MAX_BYTES = 100_000_000
 
 
 class VerifiedFiles:
-    """Files whose content was held against its hash, and snapshots that have all their files.
+    """Files whose content was checked against its hash, and snapshots that have all their files.
 
-    A file is known by path, size and time of change.
+    A file is identified by path, size and modification time.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path or cache_folder("downloads") / "verified.json"
 
     def knows(self, file: Path, digest: str) -> bool:
-        """Whether `file` was found to have this hash, and was not changed since."""
+        """Whether `file` was found to have this hash and has not changed since."""
         known = self._read()["files"].get(str(file.resolve()))
         return known == [digest, *_stamp(file)]
 
     def add(self, file: Path, digest: str) -> None:
-        """`file` has this hash."""
+        """Record that `file` has this hash."""
         real = file.resolve()
         self._change(lambda known: known["files"].update({str(real): [digest, *_stamp(real)]}))
 
     def is_complete(self, snapshot: Path, *, with_weights: bool) -> bool:
-        """Whether all files of a snapshot are there that were asked for, weights among them."""
+        """Whether all requested files of a snapshot are there, with weights if `with_weights`."""
         names = self._read()["snapshots"].get(str(snapshot))
         if not isinstance(names, list) or (
             with_weights and not any(str(name).endswith(".safetensors") for name in names)
@@ -46,7 +46,7 @@ class VerifiedFiles:
         return all((snapshot / str(name)).exists() for name in names)
 
     def add_snapshot(self, snapshot: Path, names: list[str]) -> None:
-        """A snapshot has all files of these names, besides those that it was known to have."""
+        """Record that a snapshot has these files, in addition to those recorded before."""
 
         def add(known: dict[str, dict[str, Any]]) -> None:
             earlier = known["snapshots"].get(str(snapshot), [])
@@ -67,7 +67,7 @@ class VerifiedFiles:
     def _change(self, change: Callable[[dict[str, dict[str, Any]]], None]) -> None:
         from filelock import FileLock
 
-        if private_folder(self._path.parent, "it is not kept which files were checked") is None:
+        if private_folder(self._path.parent, "verified downloads are not recorded") is None:
             return
         try:
             with FileLock(f"{self._path}.lock", mode=0o600):
@@ -75,7 +75,7 @@ class VerifiedFiles:
                 change(known)
                 write_private(self._path, json.dumps(known).encode())
         except OSError:
-            return  # it is only remembered
+            return  # the record is optional
 
 
 def _stamp(file: Path) -> list[int]:
@@ -84,8 +84,8 @@ def _stamp(file: Path) -> list[int]:
 
 
 def hash_file(file: Path, digest: str, on_bytes: Callable[[int], None] = lambda count: None) -> str:
-    """The hash of a file, of the kind of `digest`: 64 hexadecimal digits are SHA-256, 40 the SHA-1
-    that git knows a file by.
+    """The hash of a file, of the same kind as `digest`: 64 hexadecimal digits are SHA-256, 40 are
+    the SHA-1 of git's blob.
     """
     if len(digest) == 40:
         hasher = hashlib.sha1(f"blob {file.stat().st_size}\0".encode())

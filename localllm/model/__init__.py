@@ -1,1 +1,1 @@
-"""What is computed: decoder, weights, inputs."""
+"""The model's computation: decoder, weights, inputs."""

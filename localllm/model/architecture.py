@@ -1,4 +1,4 @@
-"""What a model is: its sizes, its layers, and the names of its tensors in a checkpoint."""
+"""An architecture: the sizes of a model, its layers, and its tensors' names in a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.block import BlockSpec, KVState, LinearGroup, RowBytes
 from localllm.model.config_fields import DType
 from localllm.model.layer import LayerPlan
+from localllm.model.norm import NormSpec
 from localllm.model.rope_config import RopeConfig
 
 _Spec = TypeVar("_Spec")
-EMBEDDING, LAST_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head"
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head"
 
 
 def layer_name(index: int) -> str:
-    """What the names of a layer's tensors begin with."""
+    """The prefix of the names of a layer's tensors."""
     return f"model.layers.{index}"
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that remember alike, by their numbers."""
+    """Layers that keep the same kind of state, by index."""
 
     state: KVState
     layers: tuple[int, ...]
 
     def token_bytes(self, row_bytes: RowBytes) -> int:
-        """Bytes that a token takes in all of them."""
+        """Bytes per token, over all layers of the group."""
         return len(self.layers) * self.state.token_bytes(row_bytes)
 
 
@@ -38,68 +39,70 @@ class CacheGroup:
 class Architecture:
     """A decoder without its weights; everything that depends on the family is in `layers`.
 
-    `rms_norm_eps`: of the last norm.
+    `norm` is the final one. Embeddings are multiplied by `embedding_scale`, logits by `logit_scale`
+    and then, with a `logit_cap`, kept within it: cap · tanh(logit / cap). `has_tower`: the files
+    hold a vision tower too, see tower.py.
     """
 
     name: str
     vocab_size: int
     hidden_size: int
     max_position_embeddings: int
-    rms_norm_eps: float
+    norm: NormSpec
     tie_word_embeddings: bool
     dtype: DType
     layers: tuple[LayerPlan, ...]
     eos_token_ids: tuple[int, ...] = ()
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    has_tower: bool = False
     quantization: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property
     def num_layers(self) -> int:
-        """Layers."""
+        """Number of layers."""
         return len(self.layers)
 
     @property
     def workspace(self) -> int:
-        """Values that a layer holds for a token, beside the residual stream: of the largest."""
+        """Values per token that the largest layer holds, besides the residual stream."""
         return max(layer.workspace for layer in self.layers)
 
     def blocks(self) -> Counter[BlockSpec]:
-        """The blocks of all layers, and how many there are of each."""
+        """The blocks of all layers, with the number of each."""
         return Counter(place.block for layer in self.layers for place in layer.places)
 
     def blocks_of(self, kind: type[_Spec]) -> list[_Spec]:
-        """The different blocks of a kind, in the order of the layers."""
+        """The distinct blocks of one kind, in layer order."""
         return [block for block in self.blocks() if isinstance(block, kind)]
 
     @property
     def cache_places(self) -> tuple[tuple[int, int] | None, ...]:
-        """Of each layer its cache group, and its place there; None for one without a state."""
+        """Each layer's cache group and its place in that group; None for a layer without state."""
         places: list[tuple[int, int] | None] = [None] * self.num_layers
         for i, group in enumerate(self.cache_groups):
             for place, layer in enumerate(group.layers):
                 places[layer] = (i, place)
         return tuple(places)
 
-    def gathered_bytes(self, context: int) -> int:
-        """Bytes at once, where state is taken out of its blocks before it is read."""
-        return max(block.gathered_bytes(context) for block in self.blocks())
-
     def token_bytes(self, row_bytes: RowBytes) -> int:
-        """Bytes of the cache that a token takes in all layers."""
+        """Bytes of cache per token, over all layers."""
         return sum(state.token_bytes(row_bytes) for state in self.states)
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        """The different rotary embeddings of the layers."""
+        """The distinct rotary embeddings of the layers."""
         return tuple(dict.fromkeys(each.rope for each in self.blocks_of(AttentionSpec)))
 
     @property
     def states(self) -> list[KVState]:
-        """What the layers remember, in their order."""
+        """The state of each layer that keeps one, in layer order."""
         return [layer.state for layer in self.layers if layer.state is not None]
 
     @property
     def cache_groups(self) -> tuple[CacheGroup, ...]:
-        """The layers by what they remember: those with the same needs share a group."""
+        """The layers grouped by state: layers with the same needs share a group."""
         found: dict[KVState, list[int]] = {}
         for i, layer in enumerate(self.layers):
             if layer.state is not None:
@@ -107,14 +110,14 @@ class Architecture:
         return tuple(CacheGroup(state, tuple(layers)) for state, layers in found.items())
 
     def groups(self) -> Iterator[tuple[str, LinearGroup]]:
-        """Every product of the layers: the name of its layer, and its linears."""
+        """Every product of the layers: the prefix of its layer, and its linears."""
         for i, layer in enumerate(self.layers):
             for place in layer.places:
                 for group in place.block.products:
                     yield layer_name(i), group
 
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Every linear by its full name, the head where it is one of its own: (out, in)."""
+        """(out, in) of every linear by its full name, with the head unless it is tied."""
         shapes = {
             f"{layer_name(i)}.{name}": shape
             for i, layer in enumerate(self.layers)
@@ -133,12 +136,12 @@ class Architecture:
         for i, layer in enumerate(self.layers):
             own = layer.tensors()
             shapes |= {f"{layer_name(i)}.{name}": shape for name, shape in own.items()}
-        shapes[LAST_NORM] = (self.hidden_size,)
+        shapes[f"{self.norm.name}.weight"] = (self.hidden_size,)
         if not self.tie_word_embeddings:
             shapes[f"{HEAD}.weight"] = (self.vocab_size, self.hidden_size)
         return shapes
 
     def describe(self) -> str:
-        """The sizes that its operators follow from, in words."""
+        """The sizes that determine its operators, in words."""
         blocks = ", ".join(dict.fromkeys(block.describe() for block in self.blocks()))
         return f"{self.hidden_size} wide, {blocks}, {self.vocab_size} tokens"

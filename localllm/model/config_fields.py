@@ -1,4 +1,4 @@
-"""Typed, bounded access to the fields of a `config.json` that comes from a stranger."""
+"""Typed, bounded access to the fields of an untrusted `config.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,19 +13,20 @@ REDOWNLOAD = "download the model again, or use another revision"
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """A JSON object, and where it comes from. All of its readers raise CheckpointError, naming the
-    field and what it must be.
+    """A JSON object and where it comes from.
+
+    Every reader raises CheckpointError, naming the field and what it must be.
     """
 
     raw: Mapping[str, Any]
     where: str = "config.json"
 
     def with_defaults(self, **defaults: Any) -> "ConfigFields":
-        """The same with what the hub's config class fills in where the file leaves it out."""
+        """A copy with the hub's config class defaults for the fields that the file leaves out."""
         return ConfigFields({**defaults, **self.raw}, self.where)
 
     def fail(self, name: str, expected: str) -> NoReturn:
-        """Raise for a field."""
+        """Raise CheckpointError for the field `name`."""
         raise CheckpointError(
             f"config field {name!r} must be {expected}, found {brief(self.raw.get(name))}",
             where=self.where,
@@ -33,14 +34,14 @@ class ConfigFields:
         )
 
     def architecture(self) -> str:
-        """The name of the class that computes the model."""
+        """The name of the class that computes the model: the first of `architectures`."""
         names = self.raw.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
-            self.fail("architectures", "a list with the name of one")
+            self.fail("architectures", "a list that begins with the name of an architecture")
         return str(names[0])
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
-        """A whole number from `low` to `high`; `default` where it is null or not there."""
+        """A whole number from `low` to `high`; `default` where it is null or absent."""
         value = self.raw.get(name)
         if value is None and default is not None:
             return default
@@ -49,26 +50,26 @@ class ConfigFields:
         return value
 
     def optional_integer(self, name: str, low: int, high: int) -> int | None:
-        """As `integer`, None where it is null or not there."""
+        """Like `integer`, but None where it is null or absent."""
         return None if self.raw.get(name) is None else self.integer(name, low, high)
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
-        """A number over `low` and at most `high`; `default` where it is null or not there."""
+        """A number above `low` and at most `high`; `default` where it is null or absent."""
         value = self.raw.get(name)
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.fail(name, f"a number over {low:g} and at most {high:g}")
+            self.fail(name, f"a number above {low:g} and at most {high:g}")
         if not low < value <= high:  # false for NaN
-            self.fail(name, f"a number over {low:g} and at most {high:g}")
+            self.fail(name, f"a number above {low:g} and at most {high:g}")
         return float(value)
 
     def optional_number(self, name: str, low: float, high: float) -> float | None:
-        """As `number`, None where it is null or not there."""
+        """Like `number`, but None where it is null or absent."""
         return None if self.raw.get(name) is None else self.number(name, low, high)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """True or false; `default` where it is null or not there."""
+        """True or false; `default` where it is null or absent."""
         value = self.raw.get(name)
         if value is None:
             return default
@@ -77,9 +78,7 @@ class ConfigFields:
         return bool(value)
 
     def integers(self, name: str, low: int, high: int, count: int) -> tuple[int, ...] | None:
-        """A list of `count` whole numbers, each as of `integer`; None where it is null or not
-        there.
-        """
+        """A list of `count` whole numbers from `low` to `high`; None where it is null or absent."""
         value = self.raw.get(name)
         if value is None:
             return None
@@ -91,7 +90,7 @@ class ConfigFields:
         return tuple(numbers)
 
     def choices(self, name: str, known: tuple[str, ...], count: int) -> tuple[str, ...] | None:
-        """A list of `count` strings, each of `known`; None where it is null or not there."""
+        """A list of `count` strings, each one of `known`; None where it is null or absent."""
         value = self.raw.get(name)
         if value is None:
             return None
@@ -100,11 +99,11 @@ class ConfigFields:
             or len(value) != count
             or not all(each in known for each in value)
         ):
-            self.fail(name, f"a list of {count} of {' or '.join(known)}")
+            self.fail(name, f"a list of {count} strings, each {' or '.join(known)}")
         return tuple(value)
 
     def dtype(self) -> DType:
-        """What the weights are stored in; float32 where the file does not say."""
+        """The dtype of the stored weights; float32 where the file does not say."""
         value = self.raw.get("dtype") or self.raw.get("torch_dtype")
         if value is None:
             return "float32"

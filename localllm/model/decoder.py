@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from localllm.model.fused.decoder import FusedDecoder
 from localllm.model.inputs import ForwardBatch, PagedKVCache
 from localllm.model.layer import Layer
 from localllm.model.linear import Projection
-from localllm.model.norm import RMSNorm
+from localllm.model.norm import Norm
 from localllm.model.rope import RopeTables
 from localllm_kernels import Ops
 
@@ -23,12 +24,13 @@ class DecoderModel:
 
     architecture: Architecture
     embedding: Tensor  # [vocab_size, hidden]
+    row_dtype: torch.dtype  # of the residual stream
     layers: tuple[Layer, ...]
-    norm: RMSNorm
+    norm: Norm
     lm_head: Projection
     ropes: RopeTables
     ops: Ops
-    # The layers and the last norm in one call, where there is one for them.
+    # The layers and the final norm in one call, if that is supported for them.
     fused: FusedDecoder | None = None
 
     def forward(self, batch: ForwardBatch, kv_cache: PagedKVCache) -> Tensor:
@@ -41,19 +43,19 @@ class DecoderModel:
     def forward_tapped(
         self, batch: ForwardBatch, kv_cache: PagedKVCache, taps: Sequence[int]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The same, and of each layer in `taps` the residual stream behind it, [padded_tokens,
-        hidden]; the number of layers stands for what comes behind the final norm.
+        """Like `forward`, and also the residual stream after each layer in `taps`, [padded_tokens,
+        hidden]. A tap equal to the number of layers means the output of the final norm.
         """
         ops = self.ops
         rotations = self.ropes.rotations(batch.positions)
-        residual = F.embedding(batch.input_ids, self.embedding).to(self.norm.weight.dtype)
+        residual = self._embed(batch.input_ids)
         if self.fused is not None and self.fused.takes(batch):
-            [rotation] = rotations.values()
-            x, found = self.fused(residual, rotation, batch, kv_cache, taps)
+            x, found = self.fused(residual, rotations, batch, kv_cache, taps)
             return x, _tapped(taps, found, x)
-        first, *others = [sublayer.norm for layer in self.layers for sublayer in layer.sublayers]
-        x = ops.rms_norm(residual, first.weight, first.eps)
-        # Each block hands over its output normed for the next one, with the residual beside it.
+        sublayers = [sublayer for layer in self.layers for sublayer in layer.sublayers]
+        first, *others = (sublayer.norm for sublayer in sublayers)
+        x = residual if first is None else first(residual, ops)
+        # Each block's output is added to the residual and normed for the next block.
         next_norms = iter([*others, self.norm])
         streams: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers):
@@ -61,15 +63,29 @@ class DecoderModel:
             tables = None if place is None else batch.tables[place[0]]
             inputs = BlockInputs(ops, batch, rotations, kv_cache.layer(i), tables)
             for sublayer in layer.sublayers:
-                x, norm = sublayer.block(x, inputs), next(next_norms)
-                x, residual = ops.add_rms_norm(x, residual, norm.weight, norm.eps)
+                output, norm = sublayer.output(x, inputs), next(next_norms)
+                if norm is None or sublayer.place.shares_input:
+                    residual = residual + output
+                    x = x if sublayer.place.shares_input else residual
+                else:
+                    x, residual = norm.after_sum(output, residual, ops)
             if i in taps:
                 streams[i] = residual
         return x, _tapped(taps, streams, x)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """`hidden`: [rows, hidden] -> float32 [rows, vocab_size]."""
-        return self.lm_head(hidden).float()
+        logits, cap = self.lm_head(hidden).float(), self.architecture.logit_cap
+        if self.architecture.logit_scale != 1:
+            logits = logits * self.architecture.logit_scale
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        rows, scale = F.embedding(input_ids, self.embedding), self.architecture.embedding_scale
+        if scale != 1:
+            # Rounded to the dtype of the weights, as the models were trained.
+            rows = rows * torch.tensor(scale, dtype=rows.dtype).item()
+        return rows.to(self.row_dtype)
 
 
 def _tapped(taps: Sequence[int], streams: Mapping[int, Tensor], last: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""What a forward pass reads besides the weights: one batch, and the paged KV cache."""
+"""The inputs of a forward pass besides the weights: one batch, and the paged KV cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from localllm_kernels.kv_cache import CODE_LIMITS, KVCache
 
 @dataclass(frozen=True, slots=True)
 class GroupTables:
-    """Where a batch's keys and values stand in the cache of one group."""
+    """Where a batch's keys and values are stored in the cache of one group."""
 
     slot_mapping: Tensor  # int64 [num_tokens], slot of each new token's key and value
     block_tables: Tensor  # int32 [num_seqs, max_blocks], padded with 0
@@ -22,10 +22,10 @@ class GroupTables:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """The new tokens of all scheduled requests, one request after the other.
+    """The new tokens of all scheduled requests, one request after another.
 
-    Rows of `input_ids` and `positions` behind `slot_mapping` are padding to a whole number of
-    rows; likewise `logit_rows` behind `num_logit_rows`. `tables`: of each cache group.
+    `input_ids` and `positions` may have padding rows after those of `slot_mapping`; so may
+    `logit_rows` after the first `num_logit_rows`. `tables` has one entry per cache group.
     """
 
     input_ids: Tensor  # int64 [padded_tokens]
@@ -33,32 +33,34 @@ class ForwardBatch:
     tables: tuple[GroupTables, ...]
     cu_seqlens_q: Tensor  # int32 [num_seqs + 1], where each request's tokens start
     seq_lens: Tensor  # int64 [num_seqs], tokens of each request up to its last new one
-    max_query_len: int  # the most new tokens of a request
+    max_query_len: int  # the largest number of new tokens in a request
     logit_rows: Tensor  # int64 [padded_rows], the rows whose logits are wanted
     num_logit_rows: int
 
 
 @dataclass(frozen=True, slots=True)
 class PagedKVCache:
-    """The caches of all layers: of each group a stack, with a first dimension of its layers in each
-    tensor. `places`: of each layer its group, and its place there; None for one without a state.
+    """The caches of all layers.
+
+    `stacks` has one entry per group; its tensors have the group's layers as their first dimension.
+    `places`: each layer's group and its place in it; None for a layer without state.
     """
 
     stacks: tuple[KVCache, ...]
     places: tuple[tuple[int, int] | None, ...]
 
     def layer(self, index: int) -> KVCache | None:
-        """The cache of one layer, if it has one."""
+        """The cache of one layer, None if it has none."""
         place = self.places[index]
         return None if place is None else self.stacks[place[0]].layer(place[1])
 
     def num_blocks(self, group: int) -> int:
-        """Blocks of a group, the null block included."""
+        """Blocks of a group, including the null block."""
         return self.stacks[group].key.shape[1]
 
     @property
     def block_size(self) -> int:
-        """Tokens a block holds, the same in all groups."""
+        """Tokens per block, the same in all groups."""
         return self.stacks[0].key.shape[3]
 
     @classmethod
@@ -70,7 +72,7 @@ class PagedKVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PagedKVCache":
-        """Zeroed caches; `num_blocks`: of each cache group."""
+        """Zeroed caches; `num_blocks` has one entry per cache group."""
         groups = architecture.cache_groups
         stacks = tuple(
             empty_cache(
@@ -88,29 +90,30 @@ class PagedKVCache:
             part[:, target] = part[:, source]
 
     def block_bytes(self, group: int) -> int:
-        """What a block takes in all layers of a group."""
+        """Bytes of one block, over all layers of a group."""
         return sum(part[:, 0].nbytes for part in _parts(self.stacks[group]))
 
     def read_block(self, group: int, block_id: int) -> Tensor:
-        """What a block holds in all layers of its group, uint8 [block_bytes], on the host."""
+        """The contents of a block in all layers of its group, uint8 [block_bytes], on the host."""
         own = self.stacks[group]
         parts = [part[:, block_id].contiguous().view(torch.uint8) for part in _parts(own)]
         return torch.cat([part.flatten() for part in parts]).cpu()
 
     def write_block(self, group: int, block_id: int, values: Tensor) -> None:
-        """Fill a block with what `read_block` gave."""
+        """Fill a block with the result of `read_block`."""
         start = 0
         for part in _parts(self.stacks[group]):
             block = part[:, block_id]
             own = values[start : start + block.nbytes]
-            # A view of another type needs a storage that begins where such a value may.
+            # A view as another dtype needs an aligned start, which the clone has.
             block.copy_(own.clone().view(part.dtype).view(block.shape))
             start += block.nbytes
 
 
 def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> KVCache:
-    """Zeroed keys and values, with scales where they are codes; `shape`: (layers,) blocks,
-    key/value heads, block size, width of a head.
+    """Zeroed keys and values, with scales if they are stored as codes.
+
+    `shape`: (layers,) blocks, key/value heads, block size, head width.
     """
     key, value = (_zeros(shape, dtype, device) for _ in range(2))
     if dtype not in CODE_LIMITS:
@@ -127,7 +130,7 @@ def _parts(cache: KVCache) -> list[Tensor]:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy asks for zeroed pages, which the system hands out when they are first written;
+    # numpy asks for zeroed pages, which the system provides only when they are first written;
     # torch.zeros would write gigabytes that may never be used.
     return (
         torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -1,49 +1,74 @@
-"""A layer: blocks that read the residual stream behind a norm, and are added to it."""
+"""A layer: blocks that read the normed residual stream and add their output to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import Block, BlockSpec, KVState, Parts
-from localllm.model.norm import RMSNorm
+from localllm.model.blocks.block import Block, BlockInputs, BlockSpec, KVState, Parts
+from localllm.model.norm import Norm, NormSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from localllm_kernels import Ops
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A block's place in a layer, behind the norm whose weight is called `norm`."""
+    """A block in a layer:
 
-    norm: str
+        residual = residual + scale · after(block(norm(residual)))
+
+    `norm`, `after`: None where there is no such norm; `shares_input`: the next block reads the same
+    normed rows as this one, so that both compute in parallel.
+    """
+
+    norm: NormSpec | None
     block: BlockSpec
+    after: NormSpec | None = None
+    scale: float = 1.0
+    shares_input: bool = False
+
+    @property
+    def norms(self) -> tuple[NormSpec, ...]:
+        """Its norms on the residual stream's width."""
+        return tuple(norm for norm in (self.norm, self.after) if norm is not None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the block's output is added as it is, and read by the next one after a norm."""
+        is_behind_norm = self.norm is not None and not self.norm.is_centred
+        return is_behind_norm and self.after is None and self.scale == 1 and not self.shares_input
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """How a layer's blocks stand in the residual stream, one after the other."""
+    """The blocks of a layer, in order, without their weights."""
 
     places: tuple[Place, ...]
     hidden_size: int
-    eps: float
 
     @property
     def state(self) -> KVState | None:
-        """What the layer remembers: that of the one block that remembers something."""
+        """The state of the one block that keeps state, None if no block does."""
         return next((p.block.state for p in self.places if p.block.state is not None), None)
 
     @property
     def workspace(self) -> int:
-        """Values that its blocks hold for a token."""
+        """Values per token that its blocks hold."""
         return sum(place.block.workspace for place in self.places)
 
     def linears(self) -> Iterator[tuple[str, tuple[int, int], bool]]:
-        """Its linears: name in the layer, (width out, width in), and whether with a bias."""
+        """Its linears: name in the layer, (width out, width in), and whether it has a bias."""
         for place in self.places:
             for group in place.block.products:
                 for name, width_out in group.linears:
                     yield name, (width_out, group.width_in), group.has_bias
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its tensors in a checkpoint that is not quantized, by name in the layer."""
+        """Shapes of its tensors in an unquantized checkpoint, by name in the layer."""
         shapes: dict[str, tuple[int, ...]] = {}
         for name, shape, has_bias in self.linears():
             shapes[f"{name}.weight"] = shape
@@ -51,18 +76,18 @@ class LayerPlan:
                 shapes[f"{name}.bias"] = shape[:1]
         for place in self.places:
             shapes |= {name: (width,) for name, width in place.block.vectors.items()}
-            shapes[f"{place.norm}.weight"] = (self.hidden_size,)
+            shapes |= {f"{norm.name}.weight": (self.hidden_size,) for norm in place.norms}
         return shapes
 
     def build(self, parts: Parts) -> Layer:
         """The layer with its weights."""
+
+        def norm(spec: NormSpec | None) -> Norm | None:
+            return None if spec is None else spec.with_weight(parts.vector(f"{spec.name}.weight"))
+
         return Layer(
             tuple(
-                Sublayer(
-                    place.block,
-                    RMSNorm(parts.vector(f"{place.norm}.weight"), self.eps),
-                    place.block.build(parts),
-                )
+                Sublayer(place, norm(place.norm), place.block.build(parts), norm(place.after))
                 for place in self.places
             )
         )
@@ -70,11 +95,22 @@ class LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Sublayer:
-    """A block with the norm before it, and its sizes."""
+    """A block with its weights and norms, and its place."""
 
-    spec: BlockSpec
-    norm: RMSNorm
+    place: Place
+    norm: Norm | None
     block: Block
+    after: Norm | None
+
+    def output(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """What is added to the residual stream; `x`: the block's input, [num_tokens, hidden]."""
+        return self.finish(self.block(x, inputs), inputs.ops)
+
+    def finish(self, x: Tensor, ops: Ops) -> Tensor:
+        """What is added to the residual stream, of the block's own output."""
+        if self.after is not None:
+            x = self.after(x, ops)
+        return x if self.place.scale == 1 else x * self.place.scale
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Matrix products with weights, plain and in fewer bits."""
+"""Matrix products with weights, plain and quantized."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from localllm_kernels.linears import Linears
 # `x`: [num_tokens, in] -> [num_tokens, out].
 Projection = Callable[[Tensor], Tensor]
 
-# Few enough to be fed by memory still, on a GPU.
+# Few enough that a product on a GPU is still bound by memory.
 FIXED_ROWS = 64
 
 
@@ -32,8 +32,9 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class FixedRows:
-    """A product that is always given as many rows, padded or a part after the other, so that what
-    becomes of a row cannot depend on how many there are.
+    """A product that always gets the same number of rows, padded or in parts.
+
+    So the result of a row cannot depend on how many rows there are.
     """
 
     product: Projection
@@ -48,7 +49,7 @@ class FixedRows:
 
 @dataclass(frozen=True, slots=True)
 class SplitLinear:
-    """Products of the same input that do not fuse, side by side."""
+    """Products of the same input that cannot be fused; their outputs are concatenated."""
 
     parts: tuple[Projection, ...]
 
@@ -58,8 +59,20 @@ class SplitLinear:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderedOutputs:
+    """A product whose outputs are put into another order."""
+
+    product: Projection
+    order: Tensor  # int64 [out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Projection."""
+        return self.product(x)[:, self.order]
+
+
+@dataclass(frozen=True, slots=True)
 class DequantizedLinear:
-    """A product that dequantizes its weight at each call, since no kernel multiplies with it.
+    """A product that dequantizes its weight on every call, since no kernel multiplies with it.
 
     `plain`: the product with a dequantized weight.
     """
@@ -80,10 +93,10 @@ def packed_linear(
     dtype: torch.dtype,
     linears: Linears | None = None,
 ) -> Projection:
-    """The fastest product for `weight`, which is on its device, in a model of `dtype`.
+    """The fastest product for `weight`, already on its device, in a model of `dtype`.
 
-    It is that of `linears` where they are given, else torch's. In float32 the weight is
-    dequantized and nothing else rounded.
+    It uses the kernels of `linears` if given, else torch's. In float32 the weight is dequantized
+    and nothing else is rounded.
     """
     if linears is None:
         return weight.torch_product(bias, dtype) or DequantizedLinear(weight, bias, dtype, Linear)
@@ -92,7 +105,7 @@ def packed_linear(
 
 
 def fuse(parts: Sequence[PackedWeight]) -> PackedWeight | None:
-    """One weight with the rows of all parts, None where they do not fuse."""
+    """One weight with the rows of all parts, None if they cannot be fused."""
     for part, following in pairwise(parts):
         if not part.fuses_with(following):
             return None

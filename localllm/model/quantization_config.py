@@ -16,10 +16,11 @@ _WHERE = "config.json: quantization_config"
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What a checkpoint's config says: for a linear's name its scheme, None for no scheme.
+    """The quantization that a checkpoint's config describes.
 
-    Which of those linears really are quantized is seen from their tensors: the lists of skipped
-    modules are matched by prefix, by substring or by pattern, depending on who wrote them.
+    `scheme_of` maps a linear's name to its scheme, or to None. Whether that linear really is
+    quantized is seen from its tensors: the lists of skipped modules are matched by prefix, by
+    substring or by pattern, depending on the tool that wrote them.
     """
 
     method: str
@@ -27,10 +28,10 @@ class Quantization:
 
 
 def read_quantization(raw: Any) -> Quantization | None:
-    """The quantization of a checkpoint, None where it has none.
+    """The quantization of a checkpoint, None if it is not quantized.
 
-    Raises: CheckpointError for a field that is broken, UnsupportedModelError for a method, a width
-    or a layout that is not known.
+    Raises: CheckpointError for an invalid field, UnsupportedModelError for an unknown method, bit
+    width or layout.
     """
     if raw is None:
         return None
@@ -52,7 +53,7 @@ def _unsupported(message: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         message,
         where=_WHERE,
-        hint="`localllm quantize` with the unquantized checkpoint, or vLLM for this one",
+        hint="`localllm quantize` on the unquantized checkpoint, or vLLM for this one",
     )
 
 
@@ -64,7 +65,7 @@ def _choice(raw: Mapping[str, Any], name: str, known: tuple[Any, ...], default: 
 
 
 def _group_size(raw: Mapping[str, Any]) -> int | None:
-    """The group size, None for one group a row (written as -1 or null)."""
+    """The group size, None for one group per row (written as -1 or null)."""
     value = raw.get("group_size")
     if value is None or value == -1:
         return None
@@ -107,7 +108,7 @@ def _block(value: Any) -> tuple[int, int]:
         or not all(type(size) is int and 1 <= size <= 1 << 20 for size in value)
     ):
         raise CheckpointError(
-            f"a block of scales is two whole numbers, found {brief(value)}", where=_WHERE
+            f"a block of scales must be two whole numbers, found {brief(value)}", where=_WHERE
         )
     return value[0], value[1]
 
@@ -116,7 +117,9 @@ def _read_compressed_tensors(raw: Mapping[str, Any]) -> Callable[[str], Scheme |
     _choice(raw, "quantization_status", ("compressed",), "compressed")
     groups = raw.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise CheckpointError("config_groups must be an object with a group", where=_WHERE)
+        raise CheckpointError(
+            "config_groups must be an object with at least one group", where=_WHERE
+        )
     rules: list[tuple[list[str], Scheme]] = []
     for group in groups.values():
         if not isinstance(group, Mapping) or not isinstance(group.get("weights"), Mapping):
@@ -130,7 +133,7 @@ def _read_compressed_tensors(raw: Mapping[str, Any]) -> Callable[[str], Scheme |
 
 
 def _first_match(rules: list[tuple[list[str], Scheme]], name: str) -> Scheme | None:
-    # A rule for the name goes before one for the class of all linears.
+    # A rule for this name takes precedence over one for all linears.
     for targets, scheme in rules:
         if any(_names(target, name) for target in targets):
             return scheme
@@ -146,7 +149,7 @@ def _names(target: str, name: str) -> bool:
     pattern = target.removeprefix("re:")
     is_nested = re.search(r"[*+?}][*+?{]|\([^)]*[*+{][^)]*\)[*+{]", pattern)
     if is_nested or len(re.findall(r"[*+{]", pattern)) > 3:
-        # A stranger's pattern; many repeats, or nested ones, may take a very long time.
+        # An untrusted pattern: many or nested repeats may take very long to match.
         raise _unsupported(f"the pattern {brief(pattern)} is not supported")
     try:
         return re.match(pattern, name) is not None

@@ -1,7 +1,7 @@
-"""Weights drawn at random in the shape of a model: its speed without its download.
+"""Random weights in the shape of a model, to measure its speed without downloading it.
 
-A token costs the same whatever the weights say, so speed and memory can be measured with any. They
-are drawn so that logits have an ordinary size.
+A token costs the same whatever the weights are, so any weights will do to measure speed and memory.
+They are drawn so that logits have an ordinary size.
 """
 
 import hashlib
@@ -24,9 +24,9 @@ WEIGHT_KINDS: tuple[WeightKind, ...] = ("bf16", "int4", "int8", "fp8")
 
 @dataclass(frozen=True, slots=True)
 class RandomWeights:
-    """A `WeightSource` of drawn weights; the same seed and name give the same tensor on a device.
+    """A `WeightSource` of random weights; seed and name determine the tensor on a given device.
 
-    Linears are of `kind`; beside quantized ones stands an int8 head of its own, also where the
+    Linears are of `kind`. If they are quantized, the head is a separate int8 one, even where the
     embedding is tied.
     """
 
@@ -34,7 +34,7 @@ class RandomWeights:
     kind: WeightKind
     device: torch.device
     seed: int = 0
-    # Asked for each tensor, and made anew each time they would take seconds for a large model.
+    # Looked up for every tensor; building them each time would take seconds for a large model.
     _linears: Mapping[str, tuple[int, int]] = field(init=False, repr=False, compare=False)
     _tensors: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
@@ -77,7 +77,7 @@ class RandomWeights:
         return weight if self.device == device else _moved(weight, device)
 
     def linear_bytes(self, linear: str) -> int:
-        """Bytes of a linear as it is stored; 0 where there is none of that name."""
+        """Stored bytes of a linear; 0 if there is none of that name."""
         shape = self._linear_shape(linear)
         if shape is None:
             tied = self.architecture.tie_word_embeddings and linear == HEAD
@@ -87,13 +87,13 @@ class RandomWeights:
         return self._type_of(linear).stored_bytes(shape)
 
     def resident_bytes(self, item_bytes: int) -> int:
-        """Bytes of all weights, plain tensors with `item_bytes` a value."""
+        """Bytes of all weights; values of plain tensors take `item_bytes` each."""
         plain = sum(prod(shape) for name, shape in self._tensors.items() if self.has_plain(name))
         quantized = [*self._linears, HEAD] if self.kind != "bf16" else []
         return plain * item_bytes + sum(map(self.linear_bytes, dict.fromkeys(quantized)))
 
     def layouts(self) -> set[WeightLayout | None]:
-        """What kernels are chosen by, of the linears of the layers; None for a plain one."""
+        """The layouts of the layers' linears, which decide the kernels; None for a plain one."""
         if self.kind == "bf16":
             return {None}
         widths = {width_in for name, (_, width_in) in self._linears.items() if name != HEAD}
@@ -110,7 +110,7 @@ class RandomWeights:
         return self.architecture.vocab_size, self.architecture.hidden_size
 
     def _linear_shape(self, linear: str) -> tuple[int, int] | None:
-        """(out, in) of a linear; the head is one of its own where it is quantized."""
+        """(out, in) of a linear, None if there is none; a quantized head is never tied."""
         if linear == HEAD:
             is_own = self.kind != "bf16" or not self.architecture.tie_word_embeddings
             return self._head_shape if is_own else None

@@ -1,9 +1,10 @@
-"""Rotary embedding tables: the angles of every position, with the scalings of long contexts."""
+"""Rotary embedding tables: the angles of every position, with the scalings for long contexts."""
 
 import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.model.blocks.block import Rotation
@@ -14,7 +15,7 @@ from localllm.model.rope_config import RopeConfig
 class RopeTable:
     """Cosines and sines of every position, float32 [max_positions, head_dim / 2].
 
-    A table equals itself only, so that it can be a key.
+    A table equals only itself, so that it can be a dictionary key.
     """
 
     cos: Tensor
@@ -27,25 +28,28 @@ class RopeTable:
         """Tables for positions 0 to `max_positions` - 1."""
         frequencies, scale = inverse_frequencies(rope, head_dim)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
-        return cls((angles.cos() * scale).to(device), (angles.sin() * scale).to(device))
+        # Pairs that do not turn are not scaled either.
+        still = (0, head_dim // 2 - len(frequencies))
+        cos = F.pad(angles.cos() * scale, still, value=1.0)
+        return cls(cos.to(device), F.pad(angles.sin() * scale, still).to(device))
 
 
 class RopeTables:
-    """The tables of a model's layers, each made once, for positions 0 to `max_positions` - 1."""
+    """The tables of a model's layers, each built once, for positions 0 to `max_positions` - 1."""
 
     def __init__(self, max_positions: int, device: torch.device) -> None:
         self._max_positions, self.device = max_positions, device
         self._tables: dict[tuple[RopeConfig, int], RopeTable] = {}
 
     def table(self, config: RopeConfig, width: int) -> RopeTable:
-        """For heads of `width`."""
+        """The table for heads of `width`."""
         if (config, width) not in self._tables:
             table = RopeTable.build(config, width, self._max_positions, self.device)
             self._tables[config, width] = table
         return self._tables[config, width]
 
     def rotations(self, positions: Tensor) -> dict[RopeTable, Rotation]:
-        """What `positions`, int64 [num_tokens], are turned by, of every table."""
+        """The rotations of `positions`, int64 [num_tokens], by every table."""
         return {
             table: Rotation(table.cos[positions], table.sin[positions])
             for table in self._tables.values()
@@ -53,12 +57,15 @@ class RopeTables:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Angle per position of each pair, float32 [head_dim / 2], and a factor on cosine and sine.
+    """Angle per position of each pair that turns, float32 [pairs], and a factor on cosine and sine.
 
     Sources: linear: Chen et al. 2023 (position interpolation); llama3: the Llama 3.1 release;
-    yarn: Peng et al. 2023, section 3.
+    yarn: Peng et al. 2023, section 3; proportional: the Gemma 4 release, whose exponents are those
+    of a head that turns as a whole.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    width = rope.rotary_width(head_dim)
+    exponents = torch.arange(0, width, 2, dtype=torch.float32)
+    exponents /= head_dim if rope.kind == "proportional" else width
     plain = 1.0 / rope.theta**exponents
     match rope.kind:
         case "linear":
@@ -66,7 +73,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
         case "llama3":
             return _llama3(plain, rope), 1.0
         case "yarn":
-            return _yarn(plain, rope, head_dim)
+            return _yarn(plain, rope, width)
         case "none":
             return torch.zeros_like(plain), 1.0
         case _:

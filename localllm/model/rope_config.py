@@ -7,7 +7,7 @@ from typing import Any, Literal
 from localllm.errors import CheckpointError, brief
 from localllm.model.config_fields import REDOWNLOAD, ConfigFields
 
-RopeKind = Literal["default", "linear", "llama3", "yarn", "none"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional", "none"]
 # As config.json names them.
 ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
 
@@ -23,20 +23,49 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    # Length of the context before stretching, which llama3 and yarn are defined against.
+    # Context length before stretching, relative to which llama3 and yarn are defined.
     original_max_position_embeddings: int = 2048
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    # The share of a head's values that turn, and whether pairs stand side by side in a head of the
+    # checkpoint, or the second values of all pairs after the first ones.
+    partial: float = 1.0
+    is_interleaved: bool = False
+
+    def rotary_width(self, head_dim: int) -> int:
+        """Values of a head that turn."""
+        return int(head_dim * self.partial)
+
+    def order(self, head_dim: int) -> tuple[int, ...] | None:
+        """The rows of a head in the checkpoint in the order that is computed with: the first values
+        of all pairs, then the second ones. None where that is the checkpoint's own.
+
+        Values that do not turn are pairs that turn by no angle. Dot products of queries and keys
+        do not depend on the order of a head's rows.
+        """
+        width = self.rotary_width(head_dim)
+        if self.kind in ("none", "proportional") or (width == head_dim and not self.is_interleaved):
+            return None
+        step = 2 if self.is_interleaved else 1
+        first = [step * i for i in range(width // 2)]
+        gap = 1 if self.is_interleaved else width // 2
+        rest = range(width, head_dim)
+        half = len(rest) // 2
+        second = [i + gap for i in first]
+        return (*first, *rest[:half], *second, *rest[half:])
 
 
-# Queries and keys as they are, whatever their position (Kazemnejad et al. 2023, "NoPE").
+# Queries and keys stay as they are at every position (Kazemnejad et al. 2023, "NoPE").
 NO_ROPE = RopeConfig(kind="none")
 
 
-def read_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
-    """Merge `rope_parameters` (new) or `rope_theta` + `rope_scaling` (old) into one row.
+def read_rope(
+    fields: ConfigFields, max_positions: int, layer_type: str | None = None
+) -> RopeConfig:
+    """The rotary embedding of all layers, or of those of a type: `rope_parameters` (new) or
+    `rope_theta` and `rope_scaling` (old), merged into one config.
 
     Raises: CheckpointError.
     """
@@ -44,6 +73,8 @@ def read_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
     merged: dict[str, Any] = {"rope_theta": raw.get("rope_theta")}
     for name in ("rope_scaling", "rope_parameters"):
         part = raw.get(name)
+        if isinstance(part, Mapping) and layer_type in part:
+            part = part[layer_type]
         if part is None:
             continue
         if not isinstance(part, Mapping):
@@ -68,9 +99,8 @@ def read_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
         merged["factor"] = max_positions / original
     if kind != "default" and merged.get("factor") is None:
         read.fail("factor", "a number (the rope type needs it)")
-    for values in (merged, raw):
-        if values.get("partial_rotary_factor") not in (None, 1, 1.0):
-            ConfigFields(values, where).fail("partial_rotary_factor", "1.0 (no other is supported)")
+    if merged.get("partial_rotary_factor") is None:
+        merged["partial_rotary_factor"] = raw.get("partial_rotary_factor")
     return RopeConfig(
         theta=read.number("rope_theta", 1.0, 1e12, default=10000.0),
         kind=kind,
@@ -84,4 +114,5 @@ def read_rope(fields: ConfigFields, max_positions: int) -> RopeConfig:
         mscale=read.optional_number("mscale", 0.0, 1e6),
         mscale_all_dim=read.optional_number("mscale_all_dim", 0.0, 1e6),
         truncate=read.flag("truncate", default=True),
+        partial=read.number("partial_rotary_factor", 0.0, 1.0, default=1.0),
     )

@@ -11,11 +11,11 @@ from typing import Any, TypeGuard
 from localllm.errors import CheckpointError
 from localllm.files.model_file import open_model_file
 
-# Parsing takes a second and 100 MB for every 5 MB. A tensor takes some 130 bytes; the most in one
-# file that are known, 73,000 of a model with experts in int4, take 9.6 MB, those of any supported
-# model under one.
+# Parsing takes a second and 100 MB for every 5 MB. A tensor takes about 130 bytes. The largest
+# known header describes 73,000 tensors (a mixture of experts in int4) in 9.6 MB; no supported model
+# needs more than 1 MB.
 MAX_HEADER_BYTES = 10_000_000
-# Of a whole checkpoint; the largest that are known have 92,000.
+# In a whole checkpoint; the largest known ones have 92,000.
 MAX_TENSORS = 100_000
 MAX_DIMENSIONS = 8
 ITEM_BYTES = {
@@ -41,9 +41,9 @@ class TensorInfo:
 
 
 def read_headers(files: Iterable[Path]) -> dict[str, TensorInfo]:
-    """Tensors of all files of a checkpoint by name.
+    """Tensors of all files of a checkpoint, by name.
 
-    Raises: as `read_header`; CheckpointError for a name in two files, and for far too many.
+    Raises: as `read_header`; CheckpointError for a name in two files, and for too many tensors.
     """
     found: dict[str, TensorInfo] = {}
     for file in files:
@@ -55,18 +55,18 @@ def read_headers(files: Iterable[Path]) -> dict[str, TensorInfo]:
                 )
             found[name] = info
         if len(found) > MAX_TENSORS:
-            raise _error(file, f"with it the model has over {MAX_TENSORS:,} tensors")
+            raise _error(file, f"with this file the model has over {MAX_TENSORS:,} tensors")
     return found
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Tensors of one file by name.
+    """Tensors of one file, by name.
 
-    The library that loads the data checks most of this too; it accepts duplicate names, and its
+    The library that loads the data checks most of this too, but it accepts duplicate names, and its
     messages do not name the tensor.
 
-    Raises: as `open_model_file`; CheckpointError for a file that is cut, overlaps, repeats a name
-    or lies about sizes.
+    Raises: as `open_model_file`; CheckpointError for a file that is cut short, has overlapping
+    tensors, repeats a name or states wrong sizes.
     """
     with open_model_file(path) as file:
         file_bytes = os.fstat(file.fileno()).st_size
@@ -76,10 +76,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             raise _error(path, "the file is cut short: its header is not complete")
         if header_bytes > MAX_HEADER_BYTES:
             raise _error(
-                path, f"the header claims {header_bytes:,} bytes, at most {MAX_HEADER_BYTES:,}"
+                path, f"the header claims {header_bytes:,} bytes; the limit is {MAX_HEADER_BYTES:,}"
             )
         text = file.read(header_bytes)
-    # Counted before it is parsed, which would take the time and the memory.
+    # Counted before parsing, which is what would take the time and the memory.
     if text.count(b'"data_offsets"') > MAX_TENSORS:
         raise _error(path, f"the header describes over {MAX_TENSORS:,} tensors")
     try:
@@ -90,7 +90,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise _error(path, "the header is not a JSON object")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise _error(path, "the header's metadata is not a table of texts")
+        raise _error(path, "the header's metadata is not a map of strings")
     spans = []
     tensors = {}
     for name, entry in header.items():
@@ -108,7 +108,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise _error(
             path,
             f"the file holds {file_bytes - 8 - header_bytes:,} bytes of data, "
-            f"its header describes {position:,} (last tensor {last!r:.120})",
+            f"but its header describes {position:,} (last tensor {last!r:.120})",
         )
     return tensors
 
@@ -130,7 +130,7 @@ def _read_entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int
     start, end = offsets
     if end - start != prod(shape) * ITEM_BYTES[dtype]:
         raise _error(
-            path, f"{where} spans {end - start:,} bytes, its shape {shape} of {dtype} needs "
+            path, f"{where} spans {end - start:,} bytes, but its shape {shape} of {dtype} needs "
             f"{prod(shape) * ITEM_BYTES[dtype]:,}"
         )  # fmt: skip
     return TensorInfo(name, path, dtype, tuple(shape)), start, end

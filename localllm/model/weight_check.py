@@ -1,4 +1,4 @@
-"""Hold the headers of a checkpoint's files against its config, before a weight is read."""
+"""Check the headers of a checkpoint's files against its config, before any weight is read."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,20 +10,21 @@ from localllm.model.architecture import HEAD, Architecture
 from localllm.model.packed.scheme import Scheme, StoredTensor
 from localllm.model.quantization_config import read_quantization
 from localllm.model.safetensors_header import TensorInfo, read_headers
+from localllm.model.tower import text_tensors
 from localllm_kernels.traits import WeightLayout
 
 LOADABLE_DTYPES = ("F32", "F16", "BF16")
-# Buffers that old exports stored beside the weights, which follow from the config; and scales of
-# a quantized KV cache, which ours does not have.
+# Buffers that old exports stored with the weights, although they follow from the config; and static
+# scales of a quantized KV cache, which ours does not use.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
-# Unpacked zeros and repacked codes, at most, against the bytes in the file; a test holds it.
+# Upper bound on loaded over stored bytes: zeros are unpacked, codes repacked. A test checks it.
 RESIDENT_SHARE = 1.15
 
 
 @dataclass(frozen=True, slots=True)
 class StoredLinear:
-    """A quantized linear in the files: how it is stored, its tensors by suffix, and what kernels
-    are chosen by.
+    """A quantized linear in the files: its scheme, its tensors by suffix, and the layout that
+    decides its kernels.
     """
 
     scheme: Scheme
@@ -33,7 +34,7 @@ class StoredLinear:
 
 @dataclass(frozen=True, slots=True)
 class WeightMap:
-    """Where each tensor is: the plain ones by name, the quantized linears by theirs."""
+    """Where each tensor is: plain ones by tensor name, quantized linears by linear name."""
 
     plain: Mapping[str, TensorInfo]
     quantized: Mapping[str, StoredLinear]
@@ -46,16 +47,16 @@ class WeightMap:
 
     @property
     def kinds(self) -> set[str]:
-        """The types of the packed weights."""
+        """The kinds of the packed weights."""
         return {each.layout.kind for each in self.quantized.values()}
 
     def layouts(self, linears: Iterable[str]) -> set[WeightLayout | None]:
-        """What kernels are chosen by, of these linears; None for a plain one."""
+        """The layouts of these linears, which decide the kernels; None for a plain one."""
         found = self.quantized
         return {found[name].layout if name in found else None for name in linears}
 
     def resident_bytes(self, item_bytes: int) -> int:
-        """Bytes of the loaded weights, plain tensors with `item_bytes` a value."""
+        """Bytes of the loaded weights; values of plain tensors take `item_bytes` each."""
         stored = sum(
             info.num_bytes for linear in self.quantized.values() for info in linear.parts.values()
         )
@@ -64,13 +65,15 @@ class WeightMap:
 
 
 def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
-    """Hold the files' headers against the config; nothing is loaded yet.
+    """Check the files' headers against the config; nothing is loaded yet.
 
-    Raises: CheckpointError naming a tensor that is missing, left over, twice there, of a dtype
-    that is not taken, or of a shape that contradicts the config; UnsupportedModelError for a
-    quantization that is not known.
+    Raises: CheckpointError naming a tensor that is missing, left over, in two files, of an
+    unsupported dtype, or of a shape that contradicts the config; UnsupportedModelError for an
+    unknown quantization.
     """
     found = read_headers(files)
+    if architecture.has_tower:
+        found = text_tensors(found)
     expected = {
         name: StoredTensor((shape,), LOADABLE_DTYPES)
         for name, shape in architecture.tensors().items()
@@ -142,8 +145,10 @@ def _find_schemes(
     if quantization is None:
         return {}
     schemes = {}
+    # The config calls linears as the files do.
+    stored = {name.rpartition(".")[0]: info.name.rpartition(".")[0] for name, info in found.items()}
     for linear in linears:
-        scheme = quantization.scheme_of(linear)
+        scheme = quantization.scheme_of(stored.get(linear, linear))
         if scheme is None:
             continue
         is_plain = f"{linear}.weight" in found and f"{linear}.{scheme.marker}" not in found
@@ -158,7 +163,7 @@ def _check_tensor(info: TensorInfo, expected: StoredTensor) -> None:
             f"tensor {info.name!r} has shape {list(info.shape)}, "
             f"config.json asks for {list(expected.shapes[0])}",
             where=str(info.file),
-            hint="config.json and weights are of different models or revisions",
+            hint="config.json and weights are from different models or revisions",
         )
     if info.dtype not in expected.dtypes:
         raise CheckpointError(

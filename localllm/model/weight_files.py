@@ -9,21 +9,21 @@ from localllm.files.json_file import MAX_JSON_BYTES, read_json_object
 from localllm.files.model_file import has_file, open_model_file, read_model_file
 
 INDEX_NAME = "model.safetensors.index.json"
-# As many tensors as a checkpoint may have, of 200 bytes.
+# 200 bytes for each of the tensors that a checkpoint may have.
 MAX_INDEX_BYTES = 20_000_000
-# Of a file of weights, for its fingerprint.
+# How a weight file is sampled for its fingerprint.
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 1 << 12
 
 
 def find_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder, by its index where it has one.
+    """The safetensors files of a checkpoint folder, from its index if it has one.
 
-    Raises: CheckpointError where there is none, or a shard of the index is missing.
+    Raises: CheckpointError where there are none, or where a shard of the index is missing.
     """
     index = folder / INDEX_NAME
     if has_file(index):
         return [folder / name for name in sorted(set(_read_weight_map(index).values()))]
-    # Some repositories hold the same weights again under another name.
+    # Some repositories hold a second copy of the weights under another name.
     whole = folder / "model.safetensors"
     files = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
     if files:
@@ -34,7 +34,7 @@ def find_weight_files(folder: Path) -> list[Path]:
             f"the weights are a pickle ({pickled[0]}), which can run code when it is loaded",
             where=str(folder),
             hint="convert them to safetensors (github.com/huggingface/safetensors, "
-            "bindings/python/convert.py) or take a repository that has them",
+            "bindings/python/convert.py) or use a repository that has them",
         )
     raise CheckpointError(
         "no weights here: no *.safetensors file",
@@ -44,11 +44,12 @@ def find_weight_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(folder: Path, files: list[Path]) -> str:
-    """Of a checkpoint's config and the weight files in it.
+    """A fingerprint of a checkpoint's config and weight files.
 
-    A file is known by its size, its head, which holds names, shapes and places of its tensors, and
-    samples of all the rest, which takes milliseconds: what was trained further differs almost
-    everywhere, and may end in the same norm. Raises: as `open_model_file`.
+    A file is identified by its size, its start (which holds names, shapes and offsets of its
+    tensors) and samples of the rest, which takes milliseconds. Further training changes the weights
+    almost everywhere, but the last tensor may be a norm that stays the same. Raises: as
+    `open_model_file`.
     """
     digest = hashlib.sha256(read_model_file(folder / "config.json", MAX_JSON_BYTES))
     for path in files:
@@ -70,7 +71,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
             raise CheckpointError(
                 f"{index.name} points outside the folder: {name!r:.100}", where=str(index)
             )
-        if not os.path.exists(index.parent / name):  # a name that is too long is not there either
+        if not os.path.exists(index.parent / name):  # also false for a name that is too long
             first = next(tensor for tensor, file in weight_map.items() if file == name)
             raise CheckpointError(
                 f"shard {name:.100} is missing; it holds {first!r:.100} and others",

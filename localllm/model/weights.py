@@ -1,4 +1,4 @@
-"""From a source of weights to a loaded model: every tensor is streamed in."""
+"""Load a model from a source of weights, streaming in one tensor at a time."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from localllm.errors import CheckpointError
-from localllm.model.architecture import EMBEDDING, HEAD, LAST_NORM, Architecture, layer_name
+from localllm.model.architecture import EMBEDDING, HEAD, Architecture, layer_name
 from localllm.model.decoder import DecoderModel
 from localllm.model.fused.choose import fuse_layers
 from localllm.model.layer import Layer
@@ -20,12 +20,13 @@ from localllm.model.linear import (
     DequantizedLinear,
     FixedRows,
     Linear,
+    OrderedOutputs,
     Projection,
     SplitLinear,
     fuse,
     packed_linear,
 )
-from localllm.model.norm import RMSNorm
+from localllm.model.norm import Norm
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
@@ -36,29 +37,29 @@ logger = logging.getLogger(__name__)
 
 
 class WeightSource(Protocol):
-    """Where weights come from: tensors by name, and linears that are quantized by theirs."""
+    """A source of weights: plain tensors by name, quantized linears by linear name."""
 
     def has_plain(self, name: str) -> bool:
-        """Whether there is a tensor of that name that is not quantized."""
+        """Whether there is an unquantized tensor of that name."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape."""
+        """The shape of that tensor."""
 
     def plain(self, name: str) -> Tensor:
         """That tensor, in any float dtype on any device."""
 
     def place(self, name: str) -> str:
-        """Where it comes from, for messages."""
+        """Where that tensor comes from, for messages."""
 
     def has_quantized(self, linear: str) -> bool:
         """Whether the linear of that name is quantized."""
 
     def quantized(self, linear: str, device: torch.device) -> PackedWeight:
-        """Its weight on `device`. Raises: CheckpointError where its parts make no sense."""
+        """Its weight on `device`. Raises: CheckpointError where its parts are inconsistent."""
 
 
 def dense_weight(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
-    """A tensor by its name in an unquantized checkpoint, dequantized where it is quantized."""
+    """A tensor by its name in an unquantized checkpoint; dequantized if it is quantized."""
     linear = name.removesuffix(".weight")
     if source.has_quantized(linear):
         return source.quantized(linear, torch.device("cpu")).dequantize(dtype)
@@ -67,7 +68,7 @@ def dense_weight(source: WeightSource, name: str, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWeights:
-    """The weights in the files of a checkpoint, which are open."""
+    """The weights in a checkpoint's files, which are open."""
 
     weights: WeightMap
     handles: Mapping[Path, Any]
@@ -108,7 +109,7 @@ class CheckpointWeights:
             return stored.scheme.read(parts)
         except ValueError as error:
             raise CheckpointError(
-                f"the quantized weight of {linear!r} makes no sense: {error}",
+                f"the quantized weight of {linear!r} is invalid: {error}",
                 where=str(stored.parts[stored.scheme.marker].file),
                 hint="download the model again",
             ) from error
@@ -126,10 +127,10 @@ def load_model(
 ) -> DecoderModel:
     """Load a decoder's tensors, one at a time, into fused weights.
 
-    `deterministic`: products give a row the same bits whatever its batch.
+    `deterministic`: products give a row the same bits in any batch.
 
-    Raises: CheckpointError for a quantized weight whose parts make no sense, and for a value that
-    is not finite.
+    Raises: CheckpointError for a quantized weight whose parts are inconsistent, and for a value
+    that is not finite.
     """
     has_fixed_rows = deterministic and not ops.traits.rows_alike
     reader = WeightReader(source, dtype, device, ops, has_fixed_rows=has_fixed_rows)
@@ -146,6 +147,7 @@ def load_model(
     return DecoderModel(
         architecture=architecture,
         embedding=embedding,
+        row_dtype=torch.float32 if ops.traits.wide_rows else dtype,
         layers=layers,
         norm=norm,
         lm_head=head,
@@ -157,7 +159,7 @@ def load_model(
 
 @contextmanager
 def open_source(weights: WeightMap) -> Iterator[CheckpointWeights]:
-    """The weights in the files that `check_weights` passed, open as long as the block runs."""
+    """The weights in files that `check_weights` has passed, open while the `with` block runs."""
     with ExitStack() as stack:
         handles = {
             file: stack.enter_context(safe_open(file, framework="pt")) for file in weights.files
@@ -169,20 +171,20 @@ def open_source(weights: WeightMap) -> Iterator[CheckpointWeights]:
 def open_weights(
     weights: WeightMap, dtype: torch.dtype, device: torch.device, ops: Ops = TORCH_OPS
 ) -> Iterator["WeightReader"]:
-    """A reader for the files of `weights`, open as long as the block runs."""
+    """A reader for the files of `weights`, open while the `with` block runs."""
     with open_source(weights) as source:
         yield WeightReader(source, dtype, device, ops)
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite; a tensor of integers has none.
+    """Whether all values are finite, that is neither NaN nor infinite; integers always are.
 
-    The least and the greatest value are found in one pass over the memory, which NaN goes through.
+    One pass over the memory finds the least and the greatest value; a NaN becomes both.
     """
     if not tensor.dtype.is_floating_point:
         return True
     if tensor.dtype == torch.float8_e4m3fn:
-        # No infinity, and two bytes for NaN, 0x7f and 0xff, each the greatest of its kind.
+        # It has no infinity, and two NaNs: 0x7f, the greatest int8, and 0xff, the greatest uint8.
         signed, unsigned = (tensor.view(kind).max() for kind in (torch.int8, torch.uint8))
         return int(signed) != 0x7F and int(unsigned) != 0xFF
     return bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
@@ -192,7 +194,7 @@ def _not_finite(name: str, where: str) -> CheckpointError:
     return CheckpointError(
         f"tensor {name!r} holds values that are not finite (NaN or infinity)",
         where=where,
-        hint="download the model again; if it stays so, the checkpoint is broken",
+        hint="download the model again; if that does not help, the checkpoint is broken",
     )
 
 
@@ -206,9 +208,9 @@ def _too_large(name: str, dtype: torch.dtype, where: str) -> CheckpointError:
 
 
 class WeightReader:
-    """Reads tensors, linears and layers by name, and the rows of several linears into one.
+    """Reads tensors, linears and layers by name; stacks the rows of several linears.
 
-    What is not quantized is read in `dtype`; `has_fixed_rows`: see `FixedRows`.
+    Plain tensors are read in `dtype`. `has_fixed_rows`: see `FixedRows`.
     """
 
     def __init__(
@@ -223,7 +225,7 @@ class WeightReader:
         self._has_fixed_rows = has_fixed_rows
         self._source = source
         self._dtype, self._device = dtype, device
-        # The types of weights that are dequantized for each product.
+        # Kinds of weights that are dequantized for each product.
         self.without_kernel = set[str]()
         self._linears, self._has_wide_rows = ops.linears, ops.traits.wide_rows
 
@@ -239,7 +241,7 @@ class WeightReader:
         for name, shape in zip(names, shapes, strict=True):
             part, stored = fused[start : start + shape[0]], self._source.plain(name)
             part.copy_(stored)
-            # Here it is still in the processor's cache, or on the GPU.
+            # Checked here, while it is still in the processor's cache, or on the GPU.
             if not is_finite(part):
                 if is_finite(stored):
                     raise _too_large(name, self._dtype, self._source.place(name))
@@ -248,38 +250,48 @@ class WeightReader:
         return fused
 
     def vector(self, *names: str) -> Tensor:
-        """As `read`, for what is added or multiplied element by element: in the inputs' dtype."""
+        """Like `read`, for vectors added or multiplied elementwise; in the dtype of the rows."""
         values = self.read(*names)
         return values.float() if self._has_wide_rows else values
 
-    def linear(self, *names: str) -> Projection:
-        """One linear, or several over the same input; those that are alike become one product."""
+    def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
+        """One linear, or several over the same input; compatible ones become one product. `order`:
+        see Parts.
+        """
+        rows = None if order is None else torch.tensor(order, device=self._device)
         quantized = [name for name in names if self._source.has_quantized(name)]
         if not quantized:
             biases = [f"{name}.bias" for name in names if self._has_plain(f"{name}.bias")]
             weight = self.read(*(f"{name}.weight" for name in names))
-            return self._plain(weight, self.vector(*biases) if biases else None)
+            bias = self.vector(*biases) if biases else None
+            if rows is not None:
+                weight, bias = weight[rows], None if bias is None else bias[rows]
+            return self._plain(weight, bias)
         parts = [self._source.quantized(name, self._device) for name in quantized]
         fused = fuse(parts) if len(parts) == len(names) else None
         if fused is None:
-            return SplitLinear(tuple(self.linear(name) for name in names))
+            split = SplitLinear(tuple(self.linear(name) for name in names))
+            return split if rows is None else OrderedOutputs(split, rows)
         bias = self._biases(names, parts)
+        if rows is not None:
+            fused, bias = fused.take_rows(rows), None if bias is None else bias[rows]
         product = packed_linear(fused, bias, self._dtype, self._linears)
         if isinstance(product, DequantizedLinear):
             self.without_kernel.add(fused.kind)
         return self._fixed(product)
 
     def head(self, embedding: Tensor) -> Projection:
-        """The output head, which is the embedding table where there is no other."""
+        """The output head; the embedding table if there is no separate head."""
         has_own = self._source.has_quantized(HEAD) or self._has_plain(f"{HEAD}.weight")
         return self.linear(HEAD) if has_own else self._plain(embedding, None)
 
-    def last_norm(self, architecture: Architecture) -> RMSNorm:
-        """The norm behind the layers."""
-        return RMSNorm(self.vector(LAST_NORM), architecture.rms_norm_eps)
+    def last_norm(self, architecture: Architecture) -> Norm:
+        """The norm after the last layer."""
+        spec = architecture.norm
+        return spec.with_weight(self.vector(f"{spec.name}.weight"))
 
     def layer(self, architecture: Architecture, index: int, ropes: RopeTables) -> Layer:
-        """A whole layer."""
+        """One layer with its weights."""
         parts = _LayerParts(self, layer_name(index), ropes)
         return architecture.layers[index].build(parts)
 
@@ -310,7 +322,7 @@ class WeightReader:
 
 @dataclass(frozen=True, slots=True)
 class _LayerParts:
-    """The parts of one layer, see Parts."""
+    """The weights of one layer; see Parts."""
 
     reader: WeightReader
     layer: str
@@ -319,8 +331,8 @@ class _LayerParts:
     def vector(self, name: str) -> Tensor:
         return self.reader.vector(f"{self.layer}.{name}")
 
-    def linear(self, *names: str) -> Projection:
-        return self.reader.linear(*(f"{self.layer}.{name}" for name in names))
+    def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
+        return self.reader.linear(*(f"{self.layer}.{name}" for name in names), order=order)
 
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         return self.ropes.table(config, width)

@@ -1,1 +1,1 @@
-"""Processes of our own: what they take, how they speak, how they end."""
+"""Our own processes: the memory they take, the messages they send, the way they end."""

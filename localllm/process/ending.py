@@ -1,8 +1,8 @@
-"""A program that was told to end does so soon, whatever it is doing.
+"""Makes a program that is told to end do so soon, whatever it is doing.
 
-Python hears a signal between two of its own steps, and a step in C may take minutes. The system
-writes the signal's number to a pipe at once; a thread reads it there, and ends the program where
-nothing else has.
+Python handles a signal only between two of its own instructions, and a call into C may take
+minutes. The number of the signal is also written to a pipe at once; a thread reads it there, and
+ends the program if nothing else has.
 """
 
 import os
@@ -16,15 +16,15 @@ from threading import Thread
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    import socket  # --help wants none
+    import socket  # not needed for --help
 
 ENDS_S = 2.0
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
 def end_with(channel: "socket.socket") -> None:
-    """End this process ENDS_S after the other side of `channel` has closed it, if it has not ended
-    by then, whatever it is doing.
+    """End this process ENDS_S after the other side has closed `channel`, whatever the process is
+    doing, unless it has ended by then.
     """
     hangup = select.poll()
     hangup.register(channel, getattr(select, "POLLRDHUP", select.POLLHUP))
@@ -39,20 +39,20 @@ def end_with(channel: "socket.socket") -> None:
 
 @runtime_checkable
 class Patient(Protocol):
-    """Handles signals by a method, and may take longer than others. `ends_program`: whether the
-    program ends even where it handles them no more.
+    """An object whose method handles signals, and which may take longer to end. `ends_program`:
+    whether the program ends even if the object no longer handles them.
     """
 
     ends_program: bool
 
     def allowed_s(self, count: int) -> float | None:
-        """Seconds until the program ends, after so many signals; None: it goes on."""
+        """Seconds until the program ends, after `count` signals; None: it continues."""
 
 
 def end_in_time(codes: Mapping[int, int]) -> None:
-    """See that this program ends within ENDS_S of a signal, with the code in `codes`.
+    """Make this program end within ENDS_S of a signal, with the signal's code in `codes`.
 
-    Where the handler is a method of a Patient, that says how long it may take.
+    If the handler is a method of a Patient, that object says how long it may take.
     """
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
@@ -81,18 +81,18 @@ def end_in_time(codes: Mapping[int, int]) -> None:
 
 
 def _owner(number: int) -> Patient | None:
-    """The object whose method handles a signal, where it is a Patient."""
+    """The object whose method handles a signal, if it is a Patient."""
     owner = getattr(signal.getsignal(number), "__self__", None)
     return owner if isinstance(owner, Patient) else None
 
 
 def _terminal() -> Callable[[], None]:
-    """What puts the terminal back as it is now: a line editor may have changed it."""
+    """A function that restores the terminal's current state, which a line editor may change."""
     try:
         import termios
 
         saved = termios.tcgetattr(0)
-    except Exception:  # no terminal, or a system without
+    except Exception:  # no terminal, or a system without termios
         return lambda: None
 
     def put_back() -> None:

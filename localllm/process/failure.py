@@ -1,4 +1,4 @@
-"""An error as it is told to another process."""
+"""An error in the form that is sent to another process."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -7,7 +7,7 @@ from localllm import errors
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.process.limits import AtMost, Within
 
-# Of each of its texts; a template's own complaint, say, may be as long as its author likes.
+# Of each of its texts: the message of a template, for example, is as long as its author likes.
 _MAX_CHARS = 1 << 16
 _KINDS = {
     name: kind
@@ -19,7 +19,7 @@ _Told = Annotated[str, AtMost(_MAX_CHARS)]
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is told of an error; `kind` is the name of its class."""
+    """What is sent of an error; `kind` is the name of its class."""
 
     kind: Annotated[str, AtMost(64)]
     message: _Told
@@ -30,7 +30,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: LocalLLMError) -> "Failure":
-        """An error of a class that others do not know is told as one of the class above it."""
+        """An error whose class is not in `errors` is sent as the nearest base class that is."""
         kind = next(each.__name__ for each in type(error).__mro__ if each.__name__ in _KINDS)
         return cls(
             kind=kind,
@@ -42,10 +42,10 @@ class Failure:
         )
 
     def error(self) -> LocalLLMError:
-        """The error that this was made of. Raises: ValueError for one that is none."""
+        """The error that this was made from. Raises: ValueError if there is no such error."""
         kind = _KINDS.get(self.kind)
         if kind is None:
-            raise ValueError(f"no kind of error: {self.kind!r}")
+            raise ValueError(f"not a kind of error: {self.kind!r}")
         error = kind(self.message, where=self.where, hint=self.hint)
         error.exit_code = ExitCode(self.code)
         if isinstance(error, RequestError):

@@ -1,6 +1,6 @@
-"""What two processes of localllm say to each other: dataclasses, as length-prefixed msgpack.
+"""Messages between two processes of localllm: dataclasses, as length-prefixed msgpack.
 
-Values only, no code: neither side can make the other run anything by what it sends.
+Values only, no code: neither side can make the other run anything by a message.
 """
 
 import struct
@@ -13,7 +13,7 @@ import msgpack
 
 from localllm.process.shapes import MessageError, OneOf
 
-# A prompt of a million tokens takes 5 MB at most: msgpack has no longer form for an id.
+# A prompt of a million tokens takes at most 5 MB: msgpack needs at most 5 bytes for an id.
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 
@@ -23,14 +23,14 @@ M = TypeVar("M")
 class Codec(Generic[M]):
     """Writes and reads the messages of one direction: a version, and the message (see OneOf).
 
-    The version is made of the names and types of all fields of all classes, so whoever means
-    something else by a message is not understood.
+    The version is a checksum of the names and types of all fields of all classes, so that messages
+    from a process with other definitions are refused.
     """
 
     def __init__(self, classes: Sequence[type[M]]) -> None:
         self._classes = classes
 
-    @cached_property  # made when a message comes or goes: many a program only looks for an engine
+    @cached_property  # made for the first message: many programs only look for an engine
     def _messages(self) -> OneOf:
         return OneOf(self._classes)
 
@@ -39,21 +39,21 @@ class Codec(Generic[M]):
         return crc32(self._messages.name.encode()) & 0xFFFF
 
     def pack(self, message: M) -> bytes:
-        """A message with its length before it."""
+        """A message, prefixed with its length."""
         body: bytes = msgpack.packb((self._version, self._messages.write((message,))))
         return _LENGTH.pack(len(body)) + body
 
     def unpack(self, body: bytes) -> M:
-        """The message that `pack` was given, from what stands behind its length.
+        """The message that was given to `pack`, from the bytes after its length.
 
         Raises: MessageError.
         """
         try:
             raw = msgpack.unpackb(body, use_list=False)
         except ValueError as error:
-            raise MessageError(f"no msgpack: {error!s:.200}") from error
+            raise MessageError(f"not msgpack: {error!s:.200}") from error
         if type(raw) is not tuple or len(raw) != 2:
-            raise MessageError("no message")
+            raise MessageError("not a message")
         if raw[0] != self._version:
             raise MessageError("a message of another version")
         (message,) = self._messages.read(raw[1], 1)
@@ -62,19 +62,19 @@ class Codec(Generic[M]):
 
 
 class Unpacker(Generic[M]):
-    """Messages out of bytes as they arrive, in whatever pieces."""
+    """Reads messages from bytes as they arrive, in pieces of any size."""
 
     def __init__(self, codec: Codec[M], max_bytes: int = MAX_FRAME_BYTES) -> None:
         self._codec, self._max_bytes = codec, max_bytes
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[M]:
-        """The messages that are complete now. Raises: MessageError for what is none."""
+        """The messages that are complete now. Raises: MessageError for invalid bytes."""
         self._pending += data
         while len(self._pending) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._pending)
             if length > self._max_bytes:
-                raise MessageError(f"a message of {length} bytes")
+                raise MessageError(f"a message of {length} bytes, over {self._max_bytes}")
             end = _LENGTH.size + length
             if len(self._pending) < end:
                 return

@@ -1,18 +1,18 @@
-"""What a field of a message may hold, besides being of its type: `Annotated[str, AtMost(80)]`."""
+"""Limits on a field of a message, beyond its type: `Annotated[str, AtMost(80)]`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """The most characters, bytes or items."""
+    """The largest number of characters, bytes or items."""
 
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """The least and the greatest number."""
+    """The smallest and the largest value of a number."""
 
     low: float
     high: float

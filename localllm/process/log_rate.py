@@ -1,17 +1,17 @@
-"""Log lines of one kind, by rate: what a client can cause a thousand times fills no disk."""
+"""Limits the rate of log lines of one kind, so that no client can fill the disk with them."""
 
 import logging
 import time
 from collections.abc import Callable
 
-# So many lines of one kind in so many seconds; then one that tells how many were left out.
+# This many lines of one kind in this many seconds; the next line says how many were left out.
 LINES, WINDOW_S = 10, 10.0
 _MAX_KINDS = 1000
 
 
 class LogRate(logging.Filter):
-    """Lets pass LINES lines of each kind in WINDOW_S seconds. A kind is a logger with the text that
-    its call gives, before anything is put into it.
+    """Passes LINES lines of each kind in WINDOW_S seconds. A kind is a logger and a message, before
+    its arguments are put in.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -7,6 +7,6 @@ from localllm.errors import LocalLLMError
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What was asked for is not to be had."""
+    """A request could not be carried out."""
 
     error: LocalLLMError

@@ -1,7 +1,7 @@
-"""How values of a type are written with what msgpack knows, and read again, checked.
+"""Writes values of a type as values that msgpack knows, and reads them back with checks.
 
-A shape writes a column: many values at once, each of their fields beside those of the others. A
-step of an engine brings as many events as there are requests, and a check of a column runs in C.
+A shape writes a column: many values at once, field by field. A step of an engine brings as many
+events as there are requests, and a check of a column runs in C.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from localllm.process.failure import Failure
 from localllm.process.limits import AtMost, Limit, Within
 
 Column = Sequence[Any]
-# Whoever writes 1 where a float is meant is understood.
+# An int is accepted for a float.
 _TYPES: dict[type, Set[type]] = {
     bool: {bool},
     int: {int},
@@ -29,25 +29,25 @@ _TYPES: dict[type, Set[type]] = {
 
 
 class MessageError(ValueError):
-    """What another process sent is no message."""
+    """What another process sent is not a valid message."""
 
 
 class Shape:
-    """Writes and reads columns of one type; `name` tells all that has to be known for that."""
+    """Writes and reads columns of one type; `name` describes that type completely."""
 
     name: str
 
     def write(self, values: Column) -> Any:
-        """What msgpack gets for these values."""
+        """What is passed to msgpack for these values."""
         raise NotImplementedError
 
     def read(self, raw: Any, count: int) -> Column:
-        """The `count` values that `write` was given. Raises: MessageError."""
+        """The `count` values that were given to `write`. Raises: MessageError."""
         raise NotImplementedError
 
 
 class _Plain(Shape):
-    """What msgpack knows by itself."""
+    """Types that msgpack knows by itself."""
 
     def __init__(self, kind: type, limits: Sequence[Limit], *, is_optional: bool = False) -> None:
         self._types = _TYPES[kind] | {NoneType} if is_optional else _TYPES[kind]
@@ -60,16 +60,16 @@ class _Plain(Shape):
     def read(self, raw: Any, count: int) -> Column:
         values = _column(raw, count, self.name)
         if not self._types >= set(map(type, values)):
-            raise MessageError(f"no {self.name:.200}")
+            raise MessageError(f"not {self.name:.200}")
         if self._limits:
             given = values if None not in values else [each for each in values if each is not None]
             if given and not all(_is_within(given, limit) for limit in self._limits):
-                raise MessageError(f"no {self.name:.200}")
+                raise MessageError(f"not {self.name:.200}")
         return values
 
 
 class _Choice(Shape):
-    """One of some texts, of a StrEnum or a Literal, or None where that may be."""
+    """One of the texts of a StrEnum or a Literal, or None if that is allowed."""
 
     def __init__(self, choices: Sequence[str], *, is_optional: bool = False) -> None:
         self._choices: dict[str | None, str | None] = {str(choice): choice for choice in choices}
@@ -84,11 +84,11 @@ class _Choice(Shape):
         try:
             return [self._choices[each] for each in _column(raw, count, self.name)]
         except (KeyError, TypeError) as error:
-            raise MessageError(f"none of {self.name:.200}") from error
+            raise MessageError(f"not one of {self.name:.200}") from error
 
 
 class _Optional(Shape):
-    """Which are given, and a column of those."""
+    """Which values are given, and a column of those."""
 
     def __init__(self, inner: Shape) -> None:
         self._inner = inner
@@ -102,7 +102,7 @@ class _Optional(Shape):
     def read(self, raw: Any, count: int) -> Column:
         are_given, inner = _column(raw, 2, self.name)
         if not {bool} >= set(map(type, _column(are_given, count, self.name))):
-            raise MessageError(f"no {self.name:.200}")
+            raise MessageError(f"not {self.name:.200}")
         given = self._inner.read(inner, sum(are_given))
         if len(given) == count:
             return given
@@ -125,7 +125,7 @@ class _Items(Shape):
         lengths, inner = _column(raw, 2, self.name)
         is_number = {int} >= set(map(type, _column(lengths, count, self.name)))
         if not is_number or min(lengths, default=0) < 0:
-            raise MessageError(f"no {self.name:.200}")
+            raise MessageError(f"not {self.name:.200}")
         longest = max(lengths, default=0)
         if any(isinstance(each, AtMost) and longest > each.length for each in self._limits):
             raise MessageError(f"too long for {self.name:.200}")
@@ -153,11 +153,11 @@ class _Map(Shape):
         try:
             return [dict(zip(*each, strict=True)) for each in zip(*columns, strict=True)]
         except ValueError as error:
-            raise MessageError(f"no {self.name:.200}") from error
+            raise MessageError(f"not {self.name:.200}") from error
 
 
 class _Row(Shape):
-    """Tuples of so many values, each of its own type: a column of each."""
+    """Tuples of a fixed number of values, each of its own type: a column for each."""
 
     def __init__(self, name: str, shapes: Mapping[str, Shape]) -> None:
         self._shapes = tuple(shapes.values())
@@ -185,17 +185,17 @@ class _Row(Shape):
 
 
 class _Record(_Row):
-    """Dataclasses: a column of each field."""
+    """Dataclasses: a column for each field."""
 
     def __init__(self, kind: type) -> None:
-        assert is_dataclass(kind), f"nothing is known of {kind}"
+        assert is_dataclass(kind), f"there is no shape for {kind}"
         hints = get_type_hints(kind, include_extras=True)
         names = [each.name for each in fields(kind)]
         super().__init__(kind.__name__, {name: shape_of(hints[name]) for name in names})
         self._kind = kind
         self._take = _taker(names)
-        # A frozen class's own __init__ sets each field of each value by a call in Python: to read
-        # 64 events would take 170 us in place of 105 (CPU, 2026).
+        # A frozen class's own __init__ sets each field of each value with a call in Python: reading
+        # 64 events would take 170 us instead of 105 (CPU, 2026).
         self._setters = [getattr(kind, name).__set__ for name in names]
         self._check: Callable[[Any], None] | None = getattr(kind, "__post_init__", None)
 
@@ -210,12 +210,12 @@ class _Record(_Row):
             if self._check is not None:
                 deque(map(self._check, values), maxlen=0)
         except (LocalLLMError, ValueError, TypeError) as error:
-            raise MessageError(f"no {self.name:.200}: {error!s:.200}") from error
+            raise MessageError(f"not {self.name:.200}: {error!s:.200}") from error
         return values
 
 
 class OneOf(Shape):
-    """Values of several dataclasses: the number of its class, and its fields, one by one."""
+    """Values of several dataclasses, one by one: the number of the class, and the fields."""
 
     def __init__(self, classes: Sequence[type]) -> None:
         self._rows = [_Record(each) for each in classes]
@@ -237,13 +237,13 @@ class OneOf(Shape):
     def _read(self, raw: Any) -> Any:
         number, row = _column(raw, 2, self.name)
         if type(number) is not int or not 0 <= number < len(self._rows):
-            raise MessageError("no kind of message")
+            raise MessageError("not a kind of message")
         (value,) = self._rows[number].read(row, 1)
         return value
 
 
 class _Error(Shape):
-    """Errors, as Failure tells them."""
+    """Errors, as Failure describes them."""
 
     def __init__(self, kind: type[LocalLLMError]) -> None:
         self._kind, self._row = kind, _Record(Failure)
@@ -258,7 +258,7 @@ class _Error(Shape):
         except ValueError as error:
             raise MessageError(str(error)) from error
         if not all(isinstance(error, self._kind) for error in errors):
-            raise MessageError(f"no {self._kind.__name__}")
+            raise MessageError(f"not {self._kind.__name__}")
         return errors
 
 
@@ -271,7 +271,7 @@ def shape_of(annotation: Any, limits: Sequence[Limit] = (), *, is_optional: bool
         kinds = [each for each in inner if each is not NoneType]
         if len(kinds) == 1:
             return shape_of(kinds[0], limits, is_optional=True)
-        assert len(kinds) == len(inner), f"nothing is known of {annotation}"
+        assert len(kinds) == len(inner), f"there is no shape for {annotation}"
         return OneOf(kinds)
     if annotation in _TYPES:
         return _Plain(annotation, limits, is_optional=is_optional)
@@ -290,7 +290,7 @@ def shape_of(annotation: Any, limits: Sequence[Limit] = (), *, is_optional: bool
         return _Items(shape_of(inner[0]), list, limits)
     if origin is Mapping:
         return _Map(shape_of(inner[0]), shape_of(inner[1]))
-    assert isinstance(annotation, type), f"nothing is known of {annotation}"
+    assert isinstance(annotation, type), f"there is no shape for {annotation}"
     return _Error(annotation) if issubclass(annotation, LocalLLMError) else _Record(annotation)
 
 
@@ -302,7 +302,7 @@ def _taker(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 def _column(raw: Any, count: int, name: str) -> tuple[Any, ...]:
     if type(raw) is not tuple or len(raw) != count:
-        raise MessageError(f"no {name:.200}")
+        raise MessageError(f"not {name:.200}")
     return raw
 
 
@@ -311,6 +311,6 @@ def _is_within(values: Sequence[Any], limit: Limit) -> bool:
         case AtMost(length):
             return max(map(len, values)) <= length
         case Within(low, high):
-            # Of floats each is looked at: the one that is no number is neither least nor greatest.
+            # Every float is checked: NaN need not show up as the smallest or the largest.
             ends = values if float in map(type, values) else (min(values), max(values))
             return all(low <= end <= high for end in ends)

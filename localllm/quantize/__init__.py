@@ -1,1 +1,1 @@
-"""How checkpoints in fewer bits are made."""
+"""Quantization: making checkpoints with fewer bits per weight."""

@@ -4,10 +4,10 @@ Source: Lin et al. 2023, "AWQ: Activation-aware Weight Quantization for LLM Comp
 Acceleration", section 3.2 (scales s = activation magnitude ^ ratio, the ratio found by search),
 and the authors' code (the weights' magnitude in the denominator).
 
-Deviations: the error that the search minimises is that of the linears which read the input, taken
-exactly from the inputs' second moments and not from a sample of outputs; the grids in it are those
-that are used afterwards, symmetric or not; and where key/value heads are shared, the scales of the
-attention's output are shared by the heads of a group, where the authors' code leaves them out.
+Deviations: The search minimises the output error of the linears that read the input, computed
+exactly from the inputs' second moments and not from a sample of outputs. It rounds to the grids
+that are used afterwards, symmetric or not. Where key/value heads are shared, the heads of a group
+share the scales of the attention's output; the authors' code leaves those scales out.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,10 @@ def search_scales(
     symmetric: bool,
     tie: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Scales float32 [in] for the input of `weight` [out, in]; 1 where nothing is gained.
+    """Scales float32 [in] for the input of `weight` [out, in]; all 1 if none reduces the error.
 
     `hessian`: [in, in], second moments of the inputs; `magnitudes`: [in], their mean absolute
-    values; `tie` makes those scales equal that have to be.
+    values; `tie` makes the scales equal that have to be equal.
     """
     grouped = weight.abs().view(weight.shape[0], -1, group_size)
     relative = grouped / grouped.amax(-1, keepdim=True).clamp(min=1e-12)
@@ -53,7 +53,7 @@ def search_scales(
 
 
 def normalised(scales: Tensor) -> Tensor:
-    """`scales` with their extremes balanced around 1, and none so small that it divides badly."""
+    """`scales` with their extremes balanced around 1, and none too small to divide by."""
     scales = scales.clamp(min=1e-4)
     return scales / (scales.max() * scales.min()).sqrt()
 

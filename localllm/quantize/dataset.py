@@ -16,18 +16,18 @@ from localllm.hub.snapshot import (
 from localllm.hub.transfer import HubCommit, HubFile, fetch_blob
 from localllm.hub.verified import VerifiedFiles
 
-# Far more than any calibration takes; a data set may be thousands of times larger.
+# Far more than any calibration needs; a data set may be thousands of times larger.
 MAX_CHARS = 20_000_000
 _ENDINGS = (".txt", ".jsonl", ".parquet")
 _TEXT_KEYS = ("text", "content", "prompt", "question", "instruction")
 
 
 def fetch_dataset_text(name: str) -> str:
-    """Text of the data set `name`, from its training files if it names some so.
+    """Text of the data set `name`, from its training files first.
 
-    Text files, JSON lines and (where pyarrow is installed) parquet files are read.
+    Text files, JSON lines and (if pyarrow is installed) parquet files are read.
 
-    Raises: DownloadError for a data set that is not to be had, or holds no text that can be read.
+    Raises: DownloadError for a data set that cannot be fetched, or that holds no readable text.
     """
     parts: list[str] = []
     num_chars = 0
@@ -44,12 +44,12 @@ def fetch_dataset_text(name: str) -> str:
     except Exception as error:  # whatever the hub's client and its transport raise
         raise DownloadError(
             f"the data set {name} cannot be fetched: {error!s:.200}",
-            hint="check the spelling, the network and HF_TOKEN, or take --calib-text FILE",
+            hint="check the spelling, the network and HF_TOKEN, or use --calib-text FILE",
         ) from error
     if not parts:
         raise DownloadError(
             f"the data set {name} has no text in {', '.join(_ENDINGS)} files",
-            hint="--calib-text FILE with a text of your own",
+            hint="--calib-text FILE with your own text",
             exit_code=ExitCode.USAGE,
         )
     return "\n\n".join(parts)
@@ -83,7 +83,7 @@ def _read_parquet(path: Path) -> Iterator[str]:
         raise DownloadError(
             "the data set is a parquet file, which needs pyarrow",
             where=path.name,
-            hint="pip install pyarrow (the extra localllm[datasets]), or take --calib-text FILE",
+            hint="pip install pyarrow (the extra localllm[datasets]), or use --calib-text FILE",
             exit_code=ExitCode.USAGE,
         ) from error
     for batch in parquet.ParquetFile(path).iter_batches(1000):
@@ -92,7 +92,7 @@ def _read_parquet(path: Path) -> Iterator[str]:
 
 
 def _text_of(row: Any) -> Iterator[str]:
-    """The texts of one row: its text column, or what is said in its messages."""
+    """The texts of one row: its text column, or the contents of its messages."""
     if isinstance(row, str):
         yield row
     if not isinstance(row, dict):

@@ -1,4 +1,4 @@
-"""How large the result will be and how long it will take, before anything is done."""
+"""Estimates of the size of the result and of the time to make it, before anything is done."""
 
 import time
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from localllm.quantize.recipe import Recipe
 from localllm.quantize.source import CheckedFolder, result_bytes
 
 _PROBE = 1024
-_PASSES = 4.0  # through the layers: source and quantized, gate and up twice again
-# What writing text reaches of the rate of a large product, in a batch of some tens; and what a
-# token takes besides, in Python, in attention and in drawing. Measured on two cores, 2026-11.
+_PASSES = 4.0  # through the layers: source and quantized, gate and up twice more
+# The share of a large product's rate that generating text reaches, in a batch of some tens; and the
+# seconds per token that Python, attention and sampling add. Measured on two cores, 2026-11.
 _WRITING_SHARE, _WRITTEN_TOKEN_S = 0.45, 2.5e-4
-# Loading, measuring, and what else depends on nothing.
+# Loading, measuring, and other constant costs.
 _FIXED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes of the weights, and a guess at the seconds for quantizing them here."""
+    """Bytes of the weights, and an estimate of the seconds to quantize them here."""
 
     source_bytes: int
     result_bytes: int
@@ -32,7 +32,7 @@ class Estimate:
 def estimate(
     source: CheckedFolder, recipe: Recipe, asked: CalibrationRequest, device: torch.device
 ) -> Estimate:
-    """The sizes of a checkpoint and of what is made of it, and `quantize_seconds`."""
+    """The sizes of a checkpoint and of its quantized result, and `quantize_seconds`."""
     num_bytes = sum(info.num_bytes for info in source.weights.plain.values())
     seconds = quantize_seconds(source.architecture, recipe, asked, device)
     return Estimate(num_bytes, result_bytes(source, recipe), seconds)
@@ -44,8 +44,9 @@ def quantize_seconds(
     asked: CalibrationRequest,
     device: torch.device,
 ) -> float:
-    """Count the operations and divide by the rate of a product measured here; with the text that a
-    model writes for its calibration, and without a download.
+    """Seconds from the number of operations and the rate of a product measured here.
+
+    Includes the calibration text that a model generates, but no download.
     """
     groups = [group for _, group in architecture.groups()]
     weights = sum(group.width_out * group.width_in for group in groups)

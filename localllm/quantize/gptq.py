@@ -1,11 +1,11 @@
-"""GPTQ: round one column at a time and let the columns to come make up for the error.
+"""GPTQ: round one column at a time and let the remaining columns compensate for the error.
 
 Source: Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
 Transformers", algorithm 1; act-order and static groups as in the authors' code.
 
-Deviations: columns go in the order of falling input energy, but every column keeps the group of
-its place (static groups), so the file needs no permutation; and the grids are fitted beforehand to
-the output error (`fit_grid`).
+Deviations: columns are rounded in order of decreasing input energy, but every column keeps the
+group of its position (static groups), so the file needs no permutation; and the grids are fitted to
+the output error beforehand (`fit_grid`).
 """
 
 import torch
@@ -59,4 +59,4 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
             upper: Tensor = torch.linalg.cholesky(torch.cholesky_inverse(factor), upper=True)
             return upper
         damping = damping * 4
-    raise ValueError("the inputs' second moments have no inverse")
+    raise ValueError("the inputs' second moments cannot be inverted")

@@ -1,7 +1,7 @@
-"""The grids that weights are rounded to: a scale, and in asymmetric ones a zero, for each group.
+"""The grids that weights are rounded to: for each group a scale and, if asymmetric, a zero.
 
-Scales are rounded to bfloat16 whatever the file's format, since some engines (ours on a CPU among
-them) compute with scales of that precision: so all of them compute the weights that were measured.
+Scales are rounded to bfloat16 whatever the file's format. Some engines, including ours on a CPU,
+compute with scales of that precision; so every engine computes the weights that were measured.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ _CLIP_SHARES = tuple(1 - 0.04 * step for step in range(13))
 class Grid:
     """Scales and zeros, float32 [out, num_groups] each; zeros are whole numbers from 0 to 15.
 
-    A scale may be negative, as in llama.cpp's Q4_0; a weight is (code - zero) · scale all the same.
+    A scale may be negative, as in llama.cpp's Q4_0; a weight is still (code - zero) · scale.
     """
 
     scales: Tensor
@@ -28,7 +28,7 @@ class Grid:
     symmetric: bool
 
     def turned(self) -> "Grid":
-        """A symmetric grid from -7 to 8 steps, where this one goes from -8 to 7."""
+        """The mirror image of a symmetric grid: from -7 to 8 steps instead of from -8 to 7."""
         return replace(self, scales=-self.scales)
 
     def round(self, weight: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class Grid:
         return codes.clamp_(0, MAX_CODE).view_as(weight)
 
     def values(self, codes: Tensor) -> Tensor:
-        """What `codes` [out, in] stand for."""
+        """The values of `codes` [out, in]."""
         grouped = codes.view(*self.scales.shape, -1)
         return ((grouped - self.zeros[..., None]) * self.scales[..., None]).view_as(codes)
 
@@ -56,11 +56,11 @@ def fit_grid(
 ) -> Grid:
     """The grid of each group of `weight` [out, in].
 
-    Without `hessian` it covers the group from its least to its greatest value. With it ([in, in],
-    second moments of the inputs) the range is narrowed where that makes the group's part of the
-    output error smaller (the code of AWQ's authors searches the same; here the error is taken
-    from the second moments, not from samples), and a symmetric grid, which reaches one step
-    further on one side, is turned to the side where that helps: its scale is then negative.
+    Without `hessian` it covers the group from its least to its greatest value. With `hessian`
+    ([in, in], second moments of the inputs) the range is narrowed where that reduces the group's
+    part of the output error (the AWQ authors' code makes the same search; here the error is taken
+    from the second moments, not from samples). A symmetric grid reaches one step further on one
+    side; it is mirrored where that helps, and its scale is then negative.
     """
     grouped = weight.view(weight.shape[0], -1, group_size)
     whole = _grid_over(grouped, 1.0, symmetric)
@@ -90,7 +90,7 @@ def _grid_over(grouped: Tensor, share: float, symmetric: bool) -> Grid:
     high = grouped.amax(-1).clamp(min=0) * share
     covered = 2 * torch.maximum(high, -low) if symmetric else high - low
     scales = covered / MAX_CODE
-    # A group of zeros needs some scale; any does.
+    # A group of zeros needs a scale too; any will do.
     scales = scales.clamp(min=torch.finfo(torch.bfloat16).tiny).bfloat16().float()
     if symmetric:
         zeros = torch.full_like(scales, SYMMETRIC_ZERO)

@@ -1,11 +1,11 @@
-"""One layer, from its tensors to their int4 form, in the order in which they compute.
+"""Quantize one layer to int4, its linears in the order in which they compute.
 
-Each group of linears is quantized with the inputs that the quantized ones before it give ("true
-sequential", as in the code of GPTQ's authors), and towards the outputs that the whole model has
-(Li et al. 2025, "GPTAQ": here in closed form, before the rounding).
+Each group of linears is quantized with the inputs that the quantized ones before it produce ("true
+sequential", as in the GPTQ authors' code), and towards the outputs of the unquantized model (Li et
+al. 2025, "GPTAQ"; here in closed form, before the rounding).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from localllm.model.blocks.block import InputRows, LinearGroup
 from localllm.model.layer import LayerPlan, Place, Sublayer
 from localllm.model.linear import Linear
+from localllm.model.norm import NormSpec
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
@@ -28,7 +29,7 @@ from localllm.quantize.stream import CalibrationStream
 
 @dataclass(frozen=True, slots=True)
 class TensorParts:
-    """The parts of a layer from `tensors`, which are named as in the checkpoint; see Parts."""
+    """The parts of a layer from `tensors`, named as in the checkpoint; see Parts."""
 
     tensors: Mapping[str, Tensor]
     ropes: RopeTables
@@ -37,12 +38,14 @@ class TensorParts:
         """See Parts."""
         return self.tensors[name]
 
-    def linear(self, *names: str) -> Linear:
+    def linear(self, *names: str, order: Sequence[int] | None = None) -> Linear:
         """See Parts."""
-        weight = torch.cat([self.tensors[f"{name}.weight"] for name in names])
+        rows = slice(None) if order is None else torch.tensor(order)
+        weight = torch.cat([self.tensors[f"{name}.weight"] for name in names])[rows]
         if f"{names[0]}.bias" not in self.tensors:
             return Linear(weight)
-        return Linear(weight, torch.cat([self.tensors[f"{name}.bias"] for name in names]))
+        bias = torch.cat([self.tensors[f"{name}.bias"] for name in names])[rows]
+        return Linear(weight, bias)
 
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         """See Parts."""
@@ -51,7 +54,7 @@ class TensorParts:
 
 @dataclass(slots=True)
 class _Rounded:
-    """A linear that is done: its codes on their grid."""
+    """A quantized linear: its codes and their grid."""
 
     grid: Grid
     codes: Tensor
@@ -59,9 +62,9 @@ class _Rounded:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
-    """The result: weights by linear, everything else by tensor name, and how far off it is.
+    """A quantized layer: weights by linear, all other tensors by name, and the errors.
 
-    `errors`: of each linear, the squared error of its output over its squared output.
+    `errors`: for each linear, the squared error of its output over its squared output.
     """
 
     weights: Mapping[str, PackedWeight]
@@ -73,7 +76,7 @@ class LayerQuantizer:
     """Quantizes one layer while the calibration tokens pass through it.
 
     The first of `streams` computes with the quantized layers before this one, the second with the
-    whole ones. `tensors` are float32, and those that stay plain are written in `stored_dtype`.
+    unquantized ones. `tensors` are float32; those that stay plain are stored in `stored_dtype`.
     """
 
     def __init__(
@@ -92,8 +95,8 @@ class LayerQuantizer:
         self._errors: dict[str, float] = {}
 
     def run(self) -> QuantizedLayer:
-        """Quantize; the first stream then stands before the layer's last block, the second before
-        the next layer.
+        """Quantize. The first stream is then before the layer's last block, the second before the
+        next layer.
         """
         stream, reference = self._stream, self._reference
         for i, (place, original) in enumerate(
@@ -116,8 +119,8 @@ class LayerQuantizer:
         )
 
     def passed(self, written: Mapping[str, Tensor]) -> bool:
-        """Whether the first stream has come into the layer through `written`, so that only its last
-        block is left to add. (AWQ changes what it has passed.)
+        """Whether the first stream passed the layer's earlier blocks with exactly the values of
+        `written`, so that only the last block is left to add. (AWQ changes what it has passed.)
         """
         mine = self._values()
         return "awq" not in self._recipe.method and all(
@@ -125,7 +128,7 @@ class LayerQuantizer:
         )
 
     def _current(self, index: int) -> Sublayer:
-        """A block as far as it is done."""
+        """A block with what has been quantized so far."""
         layer = self._plan.build(TensorParts(self._values(), self._stream.ropes))
         return layer.sublayers[index]
 
@@ -152,7 +155,7 @@ class LayerQuantizer:
         hessian, scales = moments.hessian, torch.ones(weight.shape[1], device=weight.device)
         if "gptq" in recipe.method:
             weight = moments.retarget(weight)
-        if "awq" in recipe.method:
+        if "awq" in recipe.method and self._can_fold(place, group):
             scales = self._fold_scales(place, group, weight, hessian, moments.magnitudes)
         scaled, scaled_hessian = weight * scales, hessian / torch.outer(scales, scales)
         grid = fit_grid(
@@ -176,6 +179,13 @@ class LayerQuantizer:
             self._errors[name] = float(lost[rows].sum() / power[rows].sum().clamp(min=1e-30))
             start += size
 
+    def _can_fold(self, place: Place, group: LinearGroup) -> bool:
+        """Whether the operation before `group` can undo scales of its inputs. No norm cannot, nor
+        one whose output another block reads too.
+        """
+        is_shared = any(each.shares_input for each in self._plan.places)
+        return group.inputs is not None or (place.norm is not None and not is_shared)
+
     def _fold_scales(
         self,
         place: Place,
@@ -197,27 +207,32 @@ class LayerQuantizer:
             tie=tie,
         )
         if rows is None:
-            return self._divide_norm(f"{place.norm}.weight", scales)
-        self._divide_rows(rows.linear, _by_input(scales, rows)[:, 0].flatten())
+            assert place.norm is not None
+            return self._divide_norm(place.norm, scales)
+        self._divide_rows(rows, _by_input(scales, rows)[:, 0].flatten())
         self._stream.divide_inner(scales)
         return scales
 
-    def _divide_norm(self, name: str, divisors: Tensor) -> Tensor:
-        """Divide a norm's weight; returns the divisors that its rounding really made of them."""
-        weight = self._tensors[name]
-        divided = (weight / divisors).to(self._stored_dtype).float()
-        self._tensors[name] = divided
+    def _divide_norm(self, norm: NormSpec, divisors: Tensor) -> Tensor:
+        """Divide a norm's weight; returns the divisors that are in effect after its rounding."""
+        name = f"{norm.name}.weight"
+        weight = self._tensors[name] + norm.offset
+        stored = (weight / divisors - norm.offset).to(self._stored_dtype).float()
+        self._tensors[name] = stored
+        divided = stored + norm.offset
         return torch.where(divided == 0, divisors, weight / divided)
 
-    def _divide_rows(self, name: str, divisors: Tensor) -> None:
-        """Divide the outputs of a linear that is done: its groups' scales take it up."""
-        done = self._done[name]
-        scales = (done.grid.scales / divisors[:, None]).bfloat16().float()
-        self._done[name] = _Rounded(replace(done.grid, scales=scales), done.codes)
-        bias = f"{name}.bias"
-        if bias in self._tensors:
-            divided = self._tensors[bias] / divisors
-            self._tensors[bias] = divided.to(self._stored_dtype).float()
+    def _divide_rows(self, rows: InputRows, divisors: Tensor) -> None:
+        """Divide outputs of a quantized linear, by its groups' scales."""
+        done, name = self._done[rows.linear], f"{rows.linear}.bias"
+        part = slice(rows.first, rows.first + len(divisors))
+        scales = done.grid.scales.clone()
+        scales[part] = (scales[part] / divisors[:, None]).bfloat16().float()
+        self._done[rows.linear] = _Rounded(replace(done.grid, scales=scales), done.codes)
+        if name in self._tensors:
+            bias = self._tensors[name].clone()
+            bias[part] = (bias[part] / divisors).to(self._stored_dtype).float()
+            self._tensors[name] = bias
 
 
 def _by_input(values: Tensor, rows: InputRows) -> Tensor:
@@ -225,6 +240,6 @@ def _by_input(values: Tensor, rows: InputRows) -> Tensor:
 
 
 def _shared(values: Tensor, rows: InputRows) -> Tensor:
-    """The mean over the inputs that are the same output of a linear, for each of them."""
+    """For each input, the mean over all inputs that are the same output of a linear."""
     grouped = _by_input(values, rows)
     return grouped.mean(1, keepdim=True).expand_as(grouped).flatten()

@@ -22,7 +22,7 @@ def part_name(index: int) -> str:
 def stored_tensors(
     linear: str, weight: PackedWeight, scheme: Scheme, dtype: torch.dtype
 ) -> dict[str, Tensor]:
-    """What a file holds of a linear; scales of integers are in `dtype`, the checkpoint's."""
+    """The tensors that a file holds for a linear; integer weights have scales in `dtype`."""
     if isinstance(weight, (Int4Weight, Int8Weight)):
         weight = replace(weight, scales=weight.scales.to(dtype))
     return {f"{linear}.{suffix}": tensor for suffix, tensor in scheme.write(weight).items()}
@@ -31,7 +31,7 @@ def stored_tensors(
 def write_layer(
     work: WorkFolder, index: int, layer: QuantizedLayer, scheme: Scheme, dtype: torch.dtype
 ) -> None:
-    """Write layer `index` with its errors; what is not quantized is written in `dtype`."""
+    """Write layer `index` with its errors; plain tensors are written in `dtype`."""
     prefix = f"{layer_name(index)}."
     tensors = {f"{prefix}{name}": tensor.to(dtype) for name, tensor in layer.plain.items()}
     for linear, weight in layer.weights.items():

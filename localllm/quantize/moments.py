@@ -1,14 +1,14 @@
-"""What quantization wants to know of a linear's inputs: their second moments and magnitudes."""
+"""Statistics of a linear's inputs for quantization: second moments and magnitudes."""
 
 import torch
 from torch import Tensor
 
-# Share of the mean input energy that keeps a retargeted weight near the one it comes from.
+# Share of the mean input energy that keeps a retargeted weight near the original one.
 _RIDGE = 0.01
 
 
 class Moments:
-    """Sums over inputs as they pass; float32, which holds for the token counts that are used."""
+    """Running sums over inputs, in float32, which suffices for the token counts in use."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         self._products = torch.zeros(width, width, device=device)
@@ -17,7 +17,7 @@ class Moments:
         self._num_rows = 0
 
     def add(self, x: Tensor, whole: Tensor) -> None:
-        """Count the rows of `x`, [num_tokens, width]; `whole`: what the whole model has there."""
+        """Add the rows of `x`, [num_tokens, width]; `whole`: the unquantized model's inputs."""
         x, whole = x.float(), whole.float()
         self._products.addmm_(x.T, x)
         self._crossed.addmm_(whole.T, x)
@@ -35,7 +35,7 @@ class Moments:
         return self._magnitudes / self._num_rows
 
     def retarget(self, weight: Tensor) -> Tensor:
-        """The weight [out, width] whose outputs on x are nearest to `weight`'s on the whole input.
+        """The weight [out, width] whose outputs on x are nearest to `weight`'s on `whole`.
 
         Least squares, with a pull towards `weight`.
         """

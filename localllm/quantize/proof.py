@@ -1,4 +1,4 @@
-"""What quantization cost: both checkpoints, read from their files, on text held back for it."""
+"""The cost of quantization: both checkpoints, read from their files, on held-back text."""
 
 import statistics
 import time
@@ -20,10 +20,12 @@ from localllm.model.rope import RopeTables
 from localllm.model.weights import open_weights
 from localllm.quantize.source import CheckedFolder
 from localllm.quantize.stream import CalibrationStream
+from localllm.text.prompt import Text
 from localllm_kernels import Ops
 
 LOGIT_ROWS = 128
-# Tokens of a round, and rounds: for at least so many seconds, if there are not enough before.
+# Tokens per round. Rounds stop after SPEED_S seconds, but there are at least LEAST_ROUNDS and at
+# most MOST_ROUNDS.
 WARM_UP_TOKENS, SPEED_TOKENS = 4, 16
 LEAST_ROUNDS, MOST_ROUNDS, SPEED_S = 5, 25, 10.0
 
@@ -38,9 +40,9 @@ def compare(
     device: torch.device,
     ops: Ops,
 ) -> Evaluation:
-    """Perplexity of both on `windows`, int64 [num_windows, length], and how far they are apart.
+    """Perplexity of both on `windows`, int64 [num_windows, length], and how far apart they are.
 
-    One layer of each is loaded at a time.
+    Only one layer of each is loaded at a time.
     """
     ropes = RopeTables(windows.shape[1], device)
     tally = Tally(2)
@@ -69,7 +71,7 @@ def compare(
                 start += len(own_targets)
                 scored = own_targets >= 0
                 logits = [
-                    head(ops.rms_norm(x, norm.weight, norm.eps)).float().cpu()[scored]
+                    head(norm(x, ops)).float().cpu()[scored]
                     for head, norm, x in zip(heads, norms, hidden, strict=True)
                 ]
                 tally.add(logits, own_targets[scored])
@@ -77,10 +79,10 @@ def compare(
 
 
 def compare_speeds(models: tuple[str, str], config: EngineConfig) -> tuple[float, float] | None:
-    """Tokens per second of one request after its prompt, a token a step, of each of two models.
+    """Decode speed of one request without speculation, in tokens per second, of two models.
 
-    They take turns, so that both meet the same noise. None where that is larger than their
-    difference, or where one of them cannot be loaded beside the other.
+    They take turns, so that both see the same noise. None if the noise exceeds their difference, or
+    if one of them cannot be loaded beside the other.
     """
     try:
         loaded = [
@@ -109,7 +111,6 @@ def compare_speeds(models: tuple[str, str], config: EngineConfig) -> tuple[float
 
 def _decode_speed(model: LoadedModel, num_tokens: int) -> float:
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    prompt = model.prompts.text("Once upon a time there was")
-    completion, events = model.stream(prompt, params)
+    completion, events = model.ask(Text("Once upon a time there was"), params)
     deque(events, maxlen=0)
     return completion.decode_tokens_per_s

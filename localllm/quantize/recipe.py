@@ -1,4 +1,4 @@
-"""What is to be made of a checkpoint: method, grid, file format."""
+"""The recipe of a quantization: method, grid, file format."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -19,7 +19,7 @@ FP8_BLOCK = (128, 128)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How the linears of the layers are quantized, and the head if it is asked for.
+    """How the linears of the layers are quantized, and the head if requested.
 
     Raises: RequestError for parts that do not go together.
     """
@@ -48,13 +48,13 @@ class Recipe:
 
     def _contradiction(self) -> str:
         if self.file_format in ("awq", "gptq") and not self.is_int4:
-            return f"the {self.file_format} format holds 4 bits, not {self.method}"
+            return f"the {self.file_format} format holds 4-bit weights, not {self.method}"
         if self.file_format == "fp8" and self.method != "fp8":
-            return f"the fp8 format does not hold {self.method}"
+            return f"the fp8 format cannot hold {self.method}"
         if self.file_format == "awq" and self.symmetric:
             return "the awq format is asymmetric only (--asym)"
         if self.int8_head and self.file_format != "compressed-tensors":
-            return f"the {self.file_format} format has no place for an int8 head"
+            return f"the {self.file_format} format cannot hold an int8 head"
         return ""
 
     @property
@@ -64,20 +64,20 @@ class Recipe:
 
     @property
     def uses_inputs(self) -> bool:
-        """Whether the method looks at the linears' inputs, and so needs calibration text."""
+        """Whether the method uses the linears' inputs, and so needs calibration text."""
         return "awq" in self.method or "gptq" in self.method
 
     @property
     def summary(self) -> str:
-        """In a few words."""
+        """A short description."""
         if not self.is_int4:
-            return f"{self.method}, {'blocks' if self.file_format == 'fp8' else 'a scale a row'}"
+            return f"{self.method}, {'blocks' if self.file_format == 'fp8' else 'a scale per row'}"
         kind = "symmetric" if self.symmetric else "asymmetric"
         return f"{self.method}, 4 bits, groups of {self.group_size}, {kind}"
 
     @property
     def scheme(self) -> Scheme:
-        """How a linear is written."""
+        """The scheme that a linear is written in."""
         if self.method == "int8":
             return PackedInt8()
         if self.method == "fp8":
@@ -91,7 +91,7 @@ class Recipe:
         return PackedInt4(self.group_size, self.symmetric)
 
     def quantization_config(self, skipped: list[str]) -> dict[str, Any]:
-        """What config.json says; `skipped`: the linears that stay as they are."""
+        """The config.json entry; `skipped`: the linears that are not quantized."""
         if self.file_format == "awq":
             return {
                 "quant_method": "awq",
@@ -141,12 +141,12 @@ class Recipe:
             return _group(["Linear"], weights)
         if self.method == "int8":
             return _group(["Linear"], _weights(8, "int", "channel", None, True))
-        # The engines that load it quantize the activations too, a scale for each token.
+        # Engines that load it quantize the activations too, with one scale per token.
         activations = {**_weights(8, "float", "token", None, True), "dynamic": True}
         return _group(["Linear"], _weights(8, "float", "channel", None, True), activations)
 
     def described(self) -> dict[str, Any]:
-        """For the report."""
+        """The fields, for the report."""
         return asdict(self)
 
 

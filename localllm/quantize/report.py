@@ -18,8 +18,8 @@ NUM_WORST = 5
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of it; `quality` is None where nothing was verified, the speeds also where noise is
-    larger than their difference.
+    """The outcome of a quantization. `quality` is None if nothing was verified; the speeds are None
+    also if noise exceeds their difference.
     """
 
     out: Path
@@ -65,7 +65,7 @@ def worst_layers(outcome: Outcome) -> list[tuple[str, float]]:
 
 
 def summary_rows(outcome: Outcome) -> list[tuple[str, str, str]]:
-    """What was measured, before and after: (name, source, result)."""
+    """The measurements before and after: (name, source, result)."""
     rows = [
         ("size", f"{outcome.source_bytes / 1e6:,.1f} MB", f"{outcome.result_bytes / 1e6:,.1f} MB"),
     ]
@@ -97,7 +97,7 @@ def _as_markdown(outcome: Outcome) -> str:
         f"# {outcome.out.name}",
         "",
         f"`{outcome.source}`, quantized by localllm: {recipe.summary}, "
-        f"in the format of {recipe.file_format}.",
+        f"in the {recipe.file_format} format.",
         "",
         "| | source | result |",
         "|---|---|---|",
@@ -106,8 +106,8 @@ def _as_markdown(outcome: Outcome) -> str:
     ]
     if outcome.quality is not None:
         lines += [
-            f"Measured on {outcome.quality.num_tokens:,} tokens of text that was held back from "
-            "the calibration, with float32 activations.",
+            f"Measured on {outcome.quality.num_tokens:,} tokens of text held back from the "
+            "calibration, with float32 activations.",
             "",
         ]
     if outcome.calibration is not None:

@@ -1,4 +1,4 @@
-"""The methods that look at nothing but the weights: int4, int8 and fp8 by rounding to nearest."""
+"""The methods that use only the weights: int4, int8 and fp8 by rounding to nearest."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ _MAX_FP8 = 448.0  # the largest e4m3 value
 
 
 def round_weight(weight: Tensor, recipe: Recipe) -> PackedWeight:
-    """`weight`, float32 [out, in], by the recipe's method (rtn, int8 or fp8)."""
+    """`weight`, float32 [out, in], rounded by the recipe's method (rtn, int8 or fp8)."""
     if recipe.method == "int8":
         return round_int8(weight)
     if recipe.method == "fp8":
@@ -29,9 +29,9 @@ def round_weight(weight: Tensor, recipe: Recipe) -> PackedWeight:
 
 
 def round_layer(tensors: Mapping[str, Tensor], plan: LayerPlan, recipe: Recipe) -> QuantizedLayer:
-    """A layer, float32 tensors by their names within it, without regard to its inputs.
+    """Quantize a layer, float32 tensors by name within it, without regard to its inputs.
 
-    The errors are of the weights: squared difference over squared values.
+    Errors are those of the weights: squared difference over squared values.
     """
     plain, weights, errors = dict(tensors), {}, {}
     for linear, _, _ in plan.linears():
@@ -43,14 +43,14 @@ def round_layer(tensors: Mapping[str, Tensor], plan: LayerPlan, recipe: Recipe) 
 
 
 def round_int8(weight: Tensor) -> Int8Weight:
-    """A scale for each row, in bfloat16; codes from -127 to 127."""
+    """One scale per row, in bfloat16; codes from -127 to 127."""
     scales = _usable(weight.abs().amax(1) / 127)
     codes = torch.round(weight / scales[:, None]).clamp(-127, 127)
     return Int8Weight(codes.to(torch.int8), scales.bfloat16())
 
 
 def round_fp8(weight: Tensor, block: tuple[int, int]) -> Fp8Weight:
-    """e4m3 with a scale for each block of rows and columns, in float32."""
+    """e4m3 with one scale per block of rows and columns, in float32."""
     width_out, width_in = weight.shape
     rows, columns = block
     padded = F.pad(weight.abs(), (0, -width_in % columns, 0, -width_out % rows))
@@ -63,5 +63,5 @@ def round_fp8(weight: Tensor, block: tuple[int, int]) -> Fp8Weight:
 
 
 def _usable(scales: Tensor) -> Tensor:
-    """In bfloat16 precision, and never zero."""
+    """`scales` in bfloat16 precision, and never zero."""
     return scales.clamp(min=torch.finfo(torch.bfloat16).tiny).bfloat16().float()

@@ -1,4 +1,4 @@
-"""`localllm quantize`, without its face: a checkpoint in, a smaller one with its report out."""
+"""`localllm quantize` without its interface: a checkpoint in, a smaller one with a report out."""
 
 import json
 import logging
@@ -23,6 +23,7 @@ from localllm.files.json_file import read_json_object
 from localllm.files.model_file import read_model_file
 from localllm.hub.checkpoint import Checkpoint
 from localllm.model.architecture import EMBEDDING, HEAD, layer_name
+from localllm.model.families.text_part import text_config
 from localllm.model.rope import RopeTables
 from localllm.model.weight_files import fingerprint
 from localllm.model.weights import WeightReader, open_weights
@@ -47,7 +48,7 @@ from localllm_kernels import TORCH_OPS, Ops, select_ops
 
 logger = logging.getLogger(__name__)
 
-# (what is being done, steps done, steps in all, a remark)
+# (stage, steps done, steps in all, a remark)
 Progress = Callable[[str, int, int, str], None]
 _CALIBRATION = "calibration"
 _REST = "rest"
@@ -57,7 +58,7 @@ _NOT_COPIED = ("config.json", "model.safetensors.index.json", "localllm_quant.js
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
-    """Everything that was asked for."""
+    """Everything that a run was asked to do."""
 
     model: str
     out: Path
@@ -72,15 +73,15 @@ class QuantizeRequest:
 def quantize_model(request: QuantizeRequest, progress: Progress) -> Outcome:
     """Quantize a model layer by layer, and measure what it cost.
 
-    Raises: what opening a model does; RequestError, DiskError; CheckpointError for a weight that
+    Raises: as opening a model does; RequestError, DiskError; CheckpointError for a weight that
     is not finite.
     """
     started = time.monotonic()
     checkpoint, source = open_unquantized(request.model, request.recipe)
     if request.calibration.length > source.architecture.max_position_embeddings:
         raise RequestError(
-            f"windows of {request.calibration.length:,} tokens are over the context of "
-            f"{checkpoint.name}, {source.architecture.max_position_embeddings:,}",
+            f"windows of {request.calibration.length:,} tokens exceed the context of "
+            f"{checkpoint.name}, {source.architecture.max_position_embeddings:,} tokens",
             param="calib-seqlen",
             hint="a smaller --calib-seqlen",
         )
@@ -103,7 +104,7 @@ def quantize_model(request: QuantizeRequest, progress: Progress) -> Outcome:
 
 
 class _Job:
-    """One quantization on its way."""
+    """One quantization in progress."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class _Job:
         reference: CalibrationStream,
     ) -> CalibrationStream:
         """Quantize a layer if it is not written yet, and pass both streams through it; returns the
-        first, which may be another one then.
+        first stream, which may be a new object.
         """
         plan = self._plans[index]
         if self._work.has(part_name(index)):
@@ -165,7 +166,7 @@ class _Job:
             tensors, plan, self._recipe, self._stored_dtype, (inside, reference)
         )
         self._write_layer(index, quantizer.run())
-        # As its file has it, so that a resumed run goes on with the same values.
+        # Continue with the values in its file, so that a resumed run computes with the same ones.
         written = self._read_written(index)
         layer = plan.build(TensorParts(written, stream.ropes))
         if quantizer.passed(written):
@@ -181,7 +182,7 @@ class _Job:
         write_layer(self._work, index, layer, self._recipe.scheme, self._stored_dtype)
 
     def write_rest(self) -> None:
-        """Write what is no layer: embedding, last norm, head."""
+        """Write the tensors outside the layers: embedding, final norm, head."""
         if self._work.has(_REST):
             return
         tensors: dict[str, Tensor] = {}
@@ -244,7 +245,7 @@ class _Job:
         return outcome
 
     def calibration_text(self) -> CalibrationText:
-        """The text, as it was when the run began."""
+        """The calibration text, made once and then kept in the work folder."""
         if self._text is None:
             if not self._work.has(_CALIBRATION):
                 text = self._make_text()
@@ -272,7 +273,7 @@ class _Job:
         )
 
     def _open_streams(self, windows: Tensor) -> tuple[CalibrationStream, CalibrationStream]:
-        """The stream through the quantized layers and that through the whole ones."""
+        """One stream through the quantized layers, and one through the unquantized ones."""
         ropes = RopeTables(windows.shape[1], self._device)
         with open_weights(self._source.weights, torch.float32, torch.device("cpu")) as reader:
             hidden = reader.read(EMBEDDING)[windows]
@@ -305,12 +306,12 @@ class _Job:
         return {"device": self._device.type, "threads": self._request.threads}
 
     def _take_threads(self) -> None:
-        """All that there are: an engine may have left fewer."""
+        """Use all threads: an engine may have left fewer."""
         if self._device.type == "cpu":
             torch.set_num_threads(choose_threads(self._request.threads).most)
 
     def _write_config(self, folder: Path) -> None:
-        raw = read_json_object(self._source.folder / "config.json")
+        raw = dict(text_config(read_json_object(self._source.folder / "config.json")))
         skipped = [] if self._recipe.int8_head else [HEAD]
         raw["quantization_config"] = self._recipe.quantization_config(skipped)
         if self._recipe.int8_head:
@@ -331,7 +332,7 @@ class _Job:
 
 
 def float32_ops(device: torch.device) -> Ops:
-    """Operators that compute in float32: the processor's own, on a GPU torch's."""
+    """Operators that compute in float32: localllm's own on a CPU, torch's on a GPU."""
     if device.type == "cuda":
         return TORCH_OPS
     return select_ops("cpu", "auto", torch.float32, library_folder=library_folder())

@@ -1,4 +1,4 @@
-"""The checkpoint that is quantized: opened, held against the recipe, and weighed."""
+"""The checkpoint to quantize: opened, checked against the recipe, and its size."""
 
 from dataclasses import dataclass
 from math import prod
@@ -16,7 +16,7 @@ from localllm.quantize.recipe import GROUP_SIZES, Recipe
 
 @dataclass(frozen=True, slots=True)
 class CheckedFolder:
-    """A checkpoint whose headers have been held against its config."""
+    """A checkpoint whose headers have been checked against its config."""
 
     folder: Path
     architecture: Architecture
@@ -36,9 +36,9 @@ class CheckedFolder:
 
 
 def open_unquantized(name: str, recipe: Recipe) -> tuple[Checkpoint, CheckedFolder]:
-    """The checkpoint to quantize, held against the recipe.
+    """The checkpoint to quantize, checked against the recipe.
 
-    Raises: what opening a model does; UnsupportedModelError for one that is quantized already;
+    Raises: as opening a model does; UnsupportedModelError for one that is quantized already;
     RequestError for a width that the recipe does not fit.
     """
     checkpoint = open_checkpoint(name)
@@ -57,7 +57,7 @@ def open_unquantized(name: str, recipe: Recipe) -> tuple[Checkpoint, CheckedFold
             recipe.scheme.stored(*shape)
         except ValueError as error:
             raise RequestError(
-                f"{linear} cannot be quantized so: {error}",
+                f"{linear} cannot be quantized this way: {error}",
                 param="group_size",
                 hint=_other_group(recipe, shape),
             ) from error
@@ -72,7 +72,7 @@ def _other_group(recipe: Recipe, shape: tuple[int, int]) -> str:
 
 
 def result_bytes(source: CheckedFolder, recipe: Recipe) -> int:
-    """Bytes of the result's tensors, before anything is computed."""
+    """Bytes of the result's tensors, known before anything is computed."""
     total = 0
     linears = {
         f"{name}.weight": shape

@@ -8,84 +8,92 @@ from torch import Tensor
 from localllm.model.blocks.block import BlockInputs, KVState
 from localllm.model.inputs import ForwardBatch, GroupTables
 from localllm.model.layer import Layer, Sublayer
+from localllm.model.norm import Norm
 from localllm.model.rope import RopeTables
 from localllm_kernels import Ops
 from localllm_kernels.kv_cache import KVCache
 
-# Tokens that are in a layer at once: what bounds the memory besides the layer itself.
+# Tokens that are in a layer at once; they bound the memory besides the layer itself.
 BATCH_TOKENS = 4096
-# Inputs of a block's last product that are kept, and not computed again, have at most so many
-# bytes; those of attention are kept always.
+# Inputs of a block's last product are kept, and not computed again, up to so many bytes; those of
+# attention are always kept.
 KEPT_BYTES = 1 << 30
 
 
 class CalibrationStream:
-    """The residual stream of all sequences before a block, and the parts of a step through it.
+    """The residual stream of all sequences before a block, and the steps through that block.
 
     The inputs of a block's products come from two iterators, in the order in which the products
-    are quantized; each computes with the block as it is by then. The stream itself stays in host
-    memory; what is in a block is on the device.
+    are quantized; each computes with the block in its state at that time. The stream itself stays
+    in host memory; what is in a block is on the device.
     """
 
     def __init__(self, hidden: Tensor, ropes: RopeTables, ops: Ops) -> None:
         """`hidden`: [num_seqs, length, hidden] in host memory; it is changed in place."""
         self._hidden, self.ropes, self._ops = hidden, ropes, ops
+        # The stream before a block whose input the next one shares.
+        self._shared: Tensor | None = None
+        self._shared_norm: Norm | None = None
         self._kept: list[Tensor] = []
         self._seqs = max(1, BATCH_TOKENS // hidden.shape[1])
         self._device = ropes.device
 
     def copy(self) -> "CalibrationStream":
-        """A stream at the same place, which goes on by itself."""
+        """An independent stream at the same place."""
         return CalibrationStream(self._hidden.clone(), self.ropes, self._ops)
 
     def rows(self) -> Iterator[Tensor]:
-        """The stream as it stands, [num_tokens, hidden] at a time on the device."""
-        for part in self._parts():
+        """The stream at its current place, [num_tokens, hidden] at a time, on the device."""
+        for part in self._parts(self._hidden):
             yield part.to(self._device).flatten(0, 1)
 
     def inputs(self, sublayer: Sublayer) -> Iterator[Tensor]:
         """Inputs of a block, [num_tokens, hidden] at a time."""
-        norm = sublayer.norm
-        for hidden in self.rows():
-            yield self._ops.rms_norm(hidden, norm.weight, norm.eps)
+        norm = sublayer.norm if self._shared is None else self._shared_norm
+        for part in self._parts(self._hidden if self._shared is None else self._shared):
+            hidden = part.to(self._device).flatten(0, 1)
+            yield hidden if norm is None else norm(hidden, self._ops)
 
     def inner(self, sublayer: Sublayer) -> Iterator[Tensor]:
         """Inputs of a block's last product, [num_tokens, width] at a time."""
         self._kept = []
         for x in self.inputs(sublayer):
-            inner = sublayer.block.inner(x, self._block_inputs(x, sublayer.spec.state))
+            inner = sublayer.block.inner(x, self._block_inputs(x, sublayer.place.block.state))
             num_tokens = self._hidden.shape[0] * self._hidden.shape[1]
-            if sublayer.spec.state is not None or num_tokens * inner[0].nbytes <= KEPT_BYTES:
+            if sublayer.place.block.state is not None or num_tokens * inner[0].nbytes <= KEPT_BYTES:
                 self._kept.append(inner.to(self._hidden.device))
             yield inner
 
     def divide_inner(self, divisors: Tensor) -> None:
-        """Follow a change of the weights before the last product that came after `inner`."""
+        """Divide the kept inputs, after a change of the weights that produced them."""
         for kept in self._kept:
             kept /= divisors.to(kept)
 
     def add(self, sublayer: Sublayer) -> None:
-        """Add a block to the stream, which then stands before the next one. What comes before its
-        last product is that of the last `inner`, if there was any.
+        """Add a block to the stream, which is then before the next one. The inputs of its last
+        product are those of the last `inner`, if they were kept.
         """
         kept, self._kept = self._kept, []
         inner: Iterable[Tensor] = kept or self.inner(sublayer)
         product = sublayer.block.products[-1]
-        for part, values in zip(self._parts(), inner, strict=True):
-            part += product(values.to(self._device)).view_as(part).to(part.device)
+        before = self._hidden.clone() if sublayer.place.shares_input else None
+        for part, values in zip(self._parts(self._hidden), inner, strict=True):
+            output = sublayer.finish(product(values.to(self._device)), self._ops)
+            part += output.view_as(part).to(part.device)
         self._kept = []
+        self._shared, self._shared_norm = before, sublayer.norm
 
     def pass_through(self, layer: Layer) -> None:
-        """The whole layer."""
+        """Add a whole layer to the stream."""
         self._kept = []
         for sublayer in layer.sublayers:
             self.add(sublayer)
 
-    def _parts(self) -> tuple[Tensor, ...]:
-        return torch.split(self._hidden, self._seqs)
+    def _parts(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(hidden, self._seqs)
 
     def _block_inputs(self, x: Tensor, state: KVState | None) -> BlockInputs:
-        """Of whole sequences, each in one block of the cache behind the null block."""
+        """Inputs for whole sequences, each in one block of the cache after the null block."""
         device, length = self._device, self._hidden.shape[1]
         num_tokens = len(x)
         num_seqs = num_tokens // length

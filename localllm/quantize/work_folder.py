@@ -1,8 +1,8 @@
-"""The folder beside the output in which an unfinished quantization lies.
+"""The folder beside the output that holds an unfinished quantization.
 
-Each layer is a file of its own, written aside and renamed, so that whatever is there is whole.
-When all are there, the checkpoint is put together in `out/`, synced, and renamed to its place:
-nothing that looks finished is there before.
+Each layer is a file of its own, written under another name and renamed, so that every file is
+complete. When all are there, the checkpoint is assembled in `out/`, synced, and renamed to its
+place; nothing there looks finished before.
 """
 
 import fcntl
@@ -33,9 +33,9 @@ class WorkFolder:
         self.folder, self._out = folder, out
 
     def begin(self, state: Mapping[str, Any], *, resume: bool) -> None:
-        """Start anew, or go on with what is there if it was begun with the same `state`.
+        """Start over, or resume a run that was begun with the same `state`.
 
-        Raises: RequestError where there is nothing to resume, or it was something else.
+        Raises: RequestError if there is nothing to resume, or if the state was another one.
         """
         path = self.folder / _STATE
         if not resume:
@@ -46,22 +46,22 @@ class WorkFolder:
             return
         if not path.exists():
             raise RequestError(
-                "there is nothing to resume", where=str(self.folder), hint="leave --resume out"
+                "there is nothing to resume", where=str(self.folder), hint="leave out --resume"
             )
         try:
             begun = read_json_object(path)
         except CheckpointError as error:
             raise RequestError(
-                f"the unfinished run cannot be gone on with: {error.message}",
+                f"the unfinished run cannot be resumed: {error.message}",
                 where=error.where,
-                hint="leave --resume out to start anew",
+                hint="leave out --resume to start over",
             ) from error
         changed = sorted(key for key in state if begun.get(key) != state[key])
         if changed:
             raise RequestError(
-                f"the unfinished run was begun with another {', '.join(changed)}",
+                f"the unfinished run was begun with a different {', '.join(changed)}",
                 where=str(self.folder),
-                hint="the same flags as then, or leave --resume out to start anew",
+                hint="the same flags as before, or leave out --resume to start over",
             )
 
     def has(self, name: str) -> bool:
@@ -69,7 +69,7 @@ class WorkFolder:
         return self._part(name).exists()
 
     def write(self, name: str, tensors: Mapping[str, Tensor], notes: Mapping[str, Any]) -> None:
-        """Write a part, whole or not at all; `notes` are kept with it."""
+        """Write a part, whole or not at all; `notes` are stored with it."""
         path = self._part(name)
         aside = path.with_suffix(".tmp")
         contiguous = {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
@@ -82,13 +82,13 @@ class WorkFolder:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     def notes(self, name: str) -> dict[str, Any]:
-        """What was noted with a part. Raises: DiskError for one that is damaged."""
+        """The notes stored with a part. Raises: DiskError for one that is damaged."""
         with self._open(name) as file:
             notes: dict[str, Any] = json.loads(file.metadata()["notes"])
             return notes
 
     def assemble(self, names: list[str]) -> Path:
-        """Put the parts together as shards with their index; returns the folder they are in."""
+        """Assemble the parts as shards with their index; returns the folder they are in."""
         out = self.folder / "out"
         if out.exists():
             shutil.rmtree(out)
@@ -110,7 +110,7 @@ class WorkFolder:
         return out
 
     def publish(self) -> None:
-        """Give the assembled checkpoint its place, and drop everything else."""
+        """Move the assembled checkpoint to its place, and delete everything else."""
         _sync(self.folder / "out")
         (self.folder / "out").rename(self._out)
         _sync(self._out.parent)
@@ -137,7 +137,7 @@ class WorkFolder:
             raise DiskError(
                 f"the unfinished run is damaged: {error.message}",
                 where=str(path),
-                hint="remove that file, then the same command with --resume",
+                hint="remove that file, then run the same command with --resume",
             ) from error
         with safe_open(path, framework="pt") as file:
             yield file
@@ -148,23 +148,23 @@ class WorkFolder:
 
 @contextmanager
 def open_work_folder(out: Path) -> Iterator[WorkFolder]:
-    """The work folder of `out`, locked against a second process as long as the block runs.
+    """The work folder of `out`, locked against other processes while the `with` block runs.
 
-    Raises: RequestError where `out` is there already, or the work folder is something else;
-    DiskError naming the process that is at it.
+    Raises: RequestError if `out` already exists, or if something else is in the folder's place;
+    DiskError naming the process that holds the lock.
     """
     if out.exists():
         raise RequestError(
-            f"{out} is there already",
+            f"{out} already exists",
             param="out",
             hint="another OUT, or remove it first",
         )
     folder = out.with_name(out.name + ".unfinished")
     lock_path = folder / "lock"
-    # What is in it is deleted where a run begins anew.
+    # Its contents are deleted when a run starts over.
     if folder.is_symlink() or (os.path.lexists(lock_path) and not lock_path.is_file()):
         raise RequestError(
-            f"{folder} is no folder of an unfinished quantization",
+            f"{folder} is not the folder of an unfinished quantization",
             param="out",
             hint="another OUT, or remove it first",
         )
@@ -175,7 +175,7 @@ def open_work_folder(out: Path) -> Iterator[WorkFolder]:
         except OSError as error:
             lock.seek(0)
             raise DiskError(
-                f"another process is quantizing to {out.name}",
+                f"another process is quantizing into {out.name}",
                 where=f"process {lock.read().strip() or 'unknown'} holds {lock_path}",
                 hint="wait for it, or give another OUT",
             ) from error
@@ -199,17 +199,17 @@ def check_space(folder: Path, needed_bytes: int) -> None:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    path.unlink(missing_ok=True)  # whatever stands there is not written through
+    path.unlink(missing_ok=True)  # so that nothing is written through a link
     path.touch()
-    mode = path.stat().st_mode  # which the library narrows to the owner
+    mode = path.stat().st_mode  # the library narrows it to the owner
     try:
         save_file(tensors, path, metadata=metadata)
         path.chmod(mode)
-    except SafetensorError as error:  # its wrapping of the system's errors
+    except SafetensorError as error:  # it wraps the system's errors
         raise DiskError(
             f"{path.name} cannot be written: {error!s:.200}",
             where=str(path.parent),
-            hint="free some space, then the same command with --resume",
+            hint="free some space, then run the same command with --resume",
         ) from error
     _sync(path)
 

@@ -1,1 +1,1 @@
-"""The HTTP server: a front that speaks OpenAI's API, and an engine in a process of its own."""
+"""The HTTP server: a front end with OpenAI's API, and an engine in a process of its own."""

@@ -1,7 +1,7 @@
-"""Answers in OpenAI's forms, whole and in chunks, from the events of the engine.
+"""Writes answers in OpenAI's formats, whole and in chunks, from the engine's events.
 
 Source: OpenAI's API reference, "The chat completion object", "The chat completion chunk object" and
-"The completion object"; `reasoning_content` is DeepSeek's name for what a model thinks,
+"The completion object"; `reasoning_content` is DeepSeek's name for a model's thoughts,
 `stop_reason` vLLM's for the stop string that cut an answer.
 """
 
@@ -21,7 +21,7 @@ _REASONS = {"stop": "stop", "length": "length", "abort": "stop"}
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of a request, of all its prompts and samples."""
+    """Token counts of a request, over all its prompts and samples."""
 
     num_prompt: int = 0
     num_cached: int = 0
@@ -35,7 +35,7 @@ class Usage:
             self.num_accepted += event.token.is_draft
 
     def as_json(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
+        """The `usage` object of OpenAI's API."""
         return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_completion,
@@ -50,7 +50,7 @@ class _Choice:
     """`new_text` and `new_calls` are what the newest event brought."""
 
     splitter: ToolCallSplitter | None
-    # In pieces: a text that grows would be copied with each.
+    # In pieces: a growing string would be copied with each event.
     text: list[str] = field(default_factory=list)
     thinking: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -85,7 +85,7 @@ class _Choice:
 
 
 class Writer:
-    """Writes the answers to one request; `num_choices` of them."""
+    """Writes the `num_choices` answers to one request."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Writer:
         has_logprobs: bool,
         tools: ToolFormat | None = None,
     ) -> None:
-        """`tools`: how calls are written, where there are tools."""
+        """`tools`: how the model writes calls, if the request has tools."""
         self._kind, self._model, self._tokenizer = kind, model, tokenizer
         self._has_logprobs = has_logprobs
         self._id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
@@ -109,12 +109,12 @@ class Writer:
         self.usage = Usage()
 
     def add(self, index: int, event: TextEvent) -> None:
-        """Book an event of choice `index`."""
+        """Add an event of choice `index`."""
         self._choices[index].add(event)
         self.usage.add(event)
 
     def whole(self, echoes: Sequence[str] = ()) -> dict[str, Any]:
-        """The object of an answer that is not streamed."""
+        """The response object of an answer that is not streamed."""
         choices = []
         for index, choice in enumerate(self._choices):
             described: dict[str, Any] = {"index": index, "finish_reason": choice.reason}
@@ -136,7 +136,7 @@ class Writer:
         return {**self._head(kind), "choices": choices, "usage": self.usage.as_json()}
 
     def first_chunks(self, echoes: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
-        """What comes before any token."""
+        """The chunks that come before any token."""
         for index in range(len(self._choices)):
             if self._kind == "chat":
                 yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
@@ -144,7 +144,7 @@ class Writer:
                 yield self._chunk(index, {"text": echoes[index]}, None)
 
     def chunks(self, index: int, event: TextEvent) -> Iterable[dict[str, Any]]:
-        """What one event adds, after `add` had it."""
+        """The chunks of one event; call `add` with it first."""
         tokens = [event.token] if event.token is not None else []
         logprobs = self._logprobs(tokens, index) if tokens else None
         if self._kind == "text":
@@ -170,14 +170,14 @@ class Writer:
             yield self._chunk(index, empty | ended.cut(), ended.reason)
 
     def cut_chunks(self) -> Iterable[dict[str, Any]]:
-        """The ends of choices that have none yet, and will not go on."""
+        """The last chunks of unfinished choices that will not continue."""
         for index, choice in enumerate(self._choices):
             if choice.reason is None:
                 empty: dict[str, Any] = {"text": ""} if self._kind == "text" else {"delta": {}}
                 yield self._chunk(index, empty, "abort")
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The last chunk, where usage was asked for."""
+        """The last chunk, if usage was asked for."""
         return {**self._head(self._chunk_kind), "choices": [], "usage": self.usage.as_json()}
 
     @property
@@ -233,7 +233,7 @@ def _described_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _logprob(token: TokenInfo) -> float:
-    # JSON knows no infinities; OpenAI's own servers say this.
+    # JSON has no infinities; OpenAI's own servers send this number instead.
     return max(-9999.0, token.logprobs.logprob) if token.logprobs is not None else -9999.0
 
 

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's completions and chats, tokens, health."""
+"""The routes: OpenAI's completions, chats and models; tokens, health and metrics."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ from localllm.server.schema import (
     WholeBody,
 )
 from localllm.text.grammar import Grammar
-from localllm.text.prompt import Prompt
+from localllm.text.prompt import Asked, Conversation, Prompt, Text
 from localllm.text.prompt_writer import PromptWriter
 from localllm.text.tool_calls import Tool, ToolFormat, find_tool_format, tool_grammar
 
@@ -60,7 +60,7 @@ BodyT = TypeVar("BodyT", bound=WholeBody)
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the front knows of the model: its name, its prompts, its defaults."""
+    """What the front end knows about the model: its name, its prompts, its defaults."""
 
     name: str
     created_s: int
@@ -69,7 +69,7 @@ class ServedModel:
 
 
 def create_app(engine: EngineClient, model: ServedModel, access: Access) -> App:
-    """The application; `engine` is started and stopped by whoever runs it."""
+    """The application; the caller starts and stops `engine`."""
     app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None)
     server = _Server(engine, model)
     app.add_exception_handler(Exception, _on_defect)
@@ -118,7 +118,7 @@ def _reading(
 
 def _parse(schema: type[BodyT], body: bytes) -> BodyT:
     """Raises: RefusedError."""
-    # Parsing holds up everything else: a text of 8 MB for 50 ms, as many values as fit for seconds.
+    # Parsing blocks everything else: 50 ms for a text of 8 MB, seconds for as many values as fit.
     if count_values(body) > LIMITS.json_values:
         message = f"the body has over {LIMITS.json_values:,} values"
         raise RefusedError(Refusal(413, message))
@@ -157,15 +157,13 @@ class _Server:
         self._check_model(body.model)
         params = self._params(body)
         form = None
-        if body.callable_tools:  # which are counted before anything is made of them
+        if body.callable_tools:  # the grammar first: it checks the size of the tools' schemas
             form = self._tool_format()
             params = replace(params, grammar=self._tool_grammar(body, form, params.grammar))
         tools = [tool.model_dump(exclude_none=True) for tool in body.callable_tools]
         prompt = await self._write(
-            lambda: self._model.prompts.chat(
-                [message.for_template() for message in body.messages],
-                tools or None,
-                think=body.think,
+            Conversation(
+                [message.for_template() for message in body.messages], tools or None, body.think
             ),
             "messages",
         )
@@ -177,10 +175,7 @@ class _Server:
         """`POST /v1/completions`"""
         self._check_model(body.model)
         params = self._params(body)
-        prompts = [
-            await self._write(lambda each=each: self._model.prompts.text(each), "prompt")  # type: ignore[misc]
-            for each in body.prompt
-        ]
+        prompts = [await self._write(Text(each), "prompt") for each in body.prompt]
         echoes: list[str] = []
         if body.echo:
             for each in body.prompt:
@@ -192,10 +187,8 @@ class _Server:
         """`POST /tokenize`"""
         self._check_model(body.model)
         if body.messages is not None:
-            messages = body.messages
             prompt = await self._write(
-                lambda: self._model.prompts.chat([each.for_template() for each in messages]),
-                "messages",
+                Conversation([each.for_template() for each in body.messages]), "messages"
             )
             ids: Sequence[int] = prompt.token_ids
         else:
@@ -217,7 +210,7 @@ class _Server:
         known = self._tokenizer.num_token_ids
         for token_id in body.tokens:
             if token_id >= known:
-                raise invalid(f"token id {token_id} is not one of 0 to {known - 1}", "tokens")
+                raise invalid(f"token id {token_id} is not within 0 to {known - 1}", "tokens")
         text = await asyncio.to_thread(self._tokenizer.decode, body.tokens)
         return JSONResponse({"prompt": text})
 
@@ -231,10 +224,10 @@ class _Server:
         return self._described()
 
     async def index(self, request: Request) -> Response:
-        """`GET /`, for whoever opens the address in a browser."""
+        """`GET /`, for people who open the address in a browser."""
         base = str(request.base_url)
         lines = [
-            f"localllm {__version__} serves {self._model.name}, in OpenAI's API.",
+            f"localllm {__version__} serves {self._model.name} through OpenAI's API.",
             "",
             f"base URL     {base}v1",
             f"models       {base}v1/models",
@@ -274,7 +267,7 @@ class _Server:
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self._model.name):
-            message = f"the model {name!r:.100} is not served; {self._model.name!r} is"
+            message = f"the model {name!r:.100} is not served here, only {self._model.name!r}"
             raise RefusedError(Refusal(404, message, code="model_not_found", param="model"))
 
     def _params(self, body: Sampling) -> SamplingParams:
@@ -291,14 +284,15 @@ class _Server:
         form = find_tool_format(self._tokenizer.chat_template or "")
         if form is None:
             raise invalid(
-                f"{self._model.name} calls no tools, as far as its chat template tells", "tools"
+                f"{self._model.name} cannot call tools: its chat template has no known call format",
+                "tools",
             )
         return form
 
     def _tool_grammar(self, body: ChatRequest, form: ToolFormat, answer: Grammar | None) -> Grammar:
-        """Calls, or an answer as it is asked for otherwise."""
+        """The grammar of calls, or of the answer that is asked for otherwise."""
         if answer is not None and answer.kind != "json_schema":
-            raise invalid("beside tools an answer can be text or JSON", body.grammar_field)
+            raise invalid("with tools, an answer can only be text or JSON", body.grammar_field)
         try:
             for tool in body.callable_tools:
                 Grammar.of_schema(tool.function.parameters or {})
@@ -316,10 +310,10 @@ class _Server:
         except RequestError as error:
             raise invalid(error.message, "tools") from error
 
-    async def _write(self, write: Callable[[], Prompt], param: str) -> Prompt:
-        """A prompt, made beside the event loop."""
+    async def _write(self, asked: Asked, param: str) -> Prompt:
+        """Write a prompt in a thread, so that the event loop is not blocked."""
         try:
-            return await asyncio.to_thread(write)
+            return await asyncio.to_thread(self._model.prompts.write, asked)
         except LocalLLMError as error:
             raise RefusedError(refusal_of(error, param)) from error
 
@@ -335,7 +329,7 @@ class _Server:
     ) -> Response:
         key = request.scope.get("key", "")
         if key and self._by_key[key] + len(prompts) > LIMITS.requests_of_a_key:
-            raise RefusedError(busy("this key has as many requests under way as it may"))
+            raise RefusedError(busy("this key has too many requests at once"))
         streams: list[RequestStream] = []
         salt = request.scope.get("salt", b"")
         try:
@@ -386,5 +380,5 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_defect(request: Request, error: Exception) -> Response:
-    logger.error("in %s", request.url.path, exc_info=error)
-    return as_response(Refusal(500, "a defect of the server", "server_error"))
+    logger.error("internal error in %s", request.url.path, exc_info=error)
+    return as_response(Refusal(500, "internal server error", "server_error"))

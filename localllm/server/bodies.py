@@ -1,4 +1,4 @@
-"""Bodies of requests: how large, how slow and how many they may be; those that nobody reads."""
+"""Request bodies: limits on their size, time and number; and bodies that nobody reads."""
 
 import asyncio
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from localllm.server.guard import App, Receive, Refusal, Scope, Send, too_large
 from localllm.server.limits import LIMITS
 
-# A client that is refused while it still sends gets so long to read why, and may send so much more.
+# A client that is refused while it sends has this long to read why, and may send this much more.
 _LINGER_S, _LINGER_BYTES = 1.0, 1 << 18
 # Bodies up to this size are read however much others hold.
 _SMALL_BYTES = 1 << 16
@@ -17,20 +17,20 @@ _JSON_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 
 
 class Bodies:
-    """Reads bodies, and knows how much of them is held."""
+    """Reads bodies, and counts the bytes that are held at once."""
 
     def __init__(self) -> None:
         self._held = 0
 
     async def read(self, receive: Receive) -> bytes | Refusal:
-        """A whole body, no longer than is taken, in the time that it may take."""
+        """A whole body; a Refusal if it is too large or too slow, or others hold too much."""
         body = bytearray()
         try:
             async with asyncio.timeout(LIMITS.body_seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return Refusal(400, "the client has gone")
+                        return Refusal(400, "the client has disconnected")
                     piece = message.get("body", b"")
                     self._held += len(piece)
                     body += piece
@@ -39,7 +39,7 @@ class Bodies:
                     if self._held > LIMITS.bodies_bytes and len(body) > _SMALL_BYTES:
                         return Refusal(
                             503,
-                            "other requests are being read",
+                            "the server is busy reading other requests",
                             "server_error",
                             "overloaded",
                             headers={"Retry-After": "2"},
@@ -47,13 +47,13 @@ class Bodies:
                     if not message.get("more_body"):
                         return bytes(body)
         except TimeoutError:
-            return Refusal(408, f"the body did not come within {LIMITS.body_seconds} s")
+            return Refusal(408, f"the body did not arrive within {LIMITS.body_seconds} s")
         finally:
             self._held -= len(body)
 
 
 def count_values(text: bytes) -> int:
-    """How many values a JSON text has at most; what it does not hold in strings is counted."""
+    """An upper bound on the number of values in a JSON text, from its commas and brackets."""
     if _num_marks(text) > LIMITS.json_values:
         text = _JSON_TEXT.sub(b"", text)
     return _num_marks(text)
@@ -64,10 +64,10 @@ def _num_marks(text: bytes) -> int:
 
 
 class Closing:
-    """An application that ends the connection where it answers before the body has come.
+    """An application that closes the connection if it answers before the whole body has arrived.
 
-    What a client goes on sending would have to be read for the next request to be found. It is
-    read for a moment, since a client that writes does not see an answer behind which is closed.
+    To find the next request, the rest of the body would have to be read. It is read only for a
+    moment, since a client that is still writing misses an answer if the connection closes at once.
     """
 
     def __init__(self, app: App) -> None:

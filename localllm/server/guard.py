@@ -1,7 +1,7 @@
-"""What stands before every route: who may ask, from where, and how much.
+"""Checks before every route: who may ask, from where, and how much.
 
-Pages of a browser reach loopback too, by a name that resolves there or from a foreign origin; so a
-server without a key still asks under which name it was called (Ollama's CVE-2024-28224).
+Pages in a browser can reach loopback too, by a name that resolves to it or from a foreign origin.
+So a server without keys still checks the name it was called by (Ollama's CVE-2024-28224).
 """
 
 import hmac
@@ -24,20 +24,20 @@ LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask. Without keys everybody may who calls it by one of its names."""
+    """Who may ask. Without keys, everybody who calls the server by one of its names."""
 
     keys: Sequence[str] = ()
     hosts: Sequence[str] = LOOPBACK_NAMES
     origins: Sequence[str] = ()
 
     def salt(self, key: str) -> bytes:
-        """What keeps the cache of one key's requests from another's."""
+        """Keeps the cached prefixes of one key's requests apart from those of other keys."""
         return sha256(key.encode()).digest() if self.keys else b""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer in OpenAI's form for errors."""
+    """An error reply in OpenAI's format."""
 
     status: int
     message: str
@@ -48,13 +48,13 @@ class Refusal:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The body."""
+        """The body of the reply."""
         told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": told}
 
 
 class Guard:
-    """Passes on what may be asked."""
+    """Passes allowed requests on, and refuses the others."""
 
     def __init__(self, app: App, access: Access) -> None:
         self._app, self._access = app, access
@@ -86,17 +86,17 @@ class Guard:
         if sum(len(name) + len(value) for name, value in headers.items()) > LIMITS.header_bytes:
             return Refusal(431, "the headers are too large")
         host = headers.get("host", "")
-        # With a key, a page that calls this server by a name of its own has no way in.
+        # With keys, a page that calls this server by a name of its own cannot get in.
         if not self._access.keys and _hostname(host) not in self._access.hosts:
-            message = f"this server is not called {host!r:.100}; --allowed-host adds a name"
+            message = f"{host!r:.100} is not a name of this server; --allowed-host adds a name"
             return Refusal(400, message, code="unknown_host")
         origin = headers.get("origin")
         own = (f"http://{host}", f"https://{host}")
         if origin is not None and origin not in (*own, *self._access.origins):
-            return Refusal(403, "requests of other origins are not taken", code="bad_origin")
+            return Refusal(403, "requests from this origin are not allowed", code="bad_origin")
         if "content-length" in headers and "transfer-encoding" in headers:
-            # Whoever stands before this server may believe the other one (RFC 9112, 6.1).
-            return Refusal(400, "a body has either a length or chunks")
+            # A proxy in front of this server may believe the other header (RFC 9112, 6.1).
+            return Refusal(400, "a body must have either a length or chunks")
         if self._access.keys and not self._knows(_bearer(headers)):
             return Refusal(
                 401,
@@ -116,18 +116,18 @@ class Guard:
         return None
 
     def _knows(self, given: str) -> bool:
-        # All are compared, each in a time that tells nothing.
+        # All keys are compared, each in constant time.
         found = [hmac.compare_digest(given.encode(), key.encode()) for key in self._access.keys]
         return any(found)
 
 
 def too_large() -> Refusal:
-    """For a body."""
+    """The refusal of a body that is too large."""
     return Refusal(413, f"the body is larger than {LIMITS.body_bytes:,} bytes")
 
 
 def _hostname(host: str) -> str:
-    """The name in a Host header, to the letter: no user, no path, no dot at the end."""
+    """The name in a Host header, without its port; empty if there is a user, path or final dot."""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]*[A-Za-z0-9_-])(:[0-9]{1,5})?", host)
     return found[1].strip("[]").lower() if found else ""
 
@@ -138,7 +138,7 @@ def _bearer(headers: dict[str, str]) -> str:
 
 
 def _with_origin(send: Send, origin: str) -> Send:
-    """Says in the answer that a page of this origin may read it (the Fetch standard, CORS)."""
+    """Allow pages of this origin to read the answer (the Fetch standard, CORS)."""
 
     async def send_with(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -150,7 +150,7 @@ def _with_origin(send: Send, origin: str) -> Send:
 
 
 async def _allow(send: Send, origin: str) -> None:
-    """Answer what a browser asks before it sends a request of that origin."""
+    """Answer the preflight request that a browser sends before a request from that origin."""
     headers = [
         (b"access-control-allow-methods", b"GET, POST"),
         (b"access-control-allow-headers", b"authorization, content-type"),

@@ -1,4 +1,4 @@
-"""What a client may ask for at most. One table: routes, engine and `localllm limits` read it."""
+"""Limits on what a client may ask for. One table: routes, engine and `localllm limits` read it."""
 
 import resource
 from dataclasses import dataclass, fields
@@ -26,13 +26,13 @@ class Limits:
 
     body_bytes: int = 8 << 20
     header_bytes: int = 16 << 10
-    # For a request's head to arrive, and for a client to take something of what is sent to it.
+    # For a request's headers to arrive, and for a client to read some of what is sent to it.
     idle_seconds: int = 30
-    # For all of a body; what bodies hold together; and the values of a body's JSON.
+    # For all of a body to arrive; the bytes that all bodies may hold; the values of a body's JSON.
     body_seconds: int = 30
     bodies_bytes: int = 128 << 20
     json_values: int = 1 << 18
-    # Or fewer, where the system lets a process have fewer files.
+    # Or fewer, if the system allows a process fewer open files.
     connections: int = 1024
     messages: int = 2048
     content_parts: int = 64
@@ -42,7 +42,7 @@ class Limits:
     stop_chars: int = MAX_STOP_CHARS
     logit_bias_entries: int = MAX_LOGIT_BIAS_ENTRIES
     logprobs: int = MAX_LOGPROBS
-    # Of an answer whose length nobody has limited; the rest of the context may be less.
+    # Of an answer without a limit of its own; the rest of the context may be less.
     answer_tokens: int = 16384
     tools: int = 64
     choices: int = 1000
@@ -56,8 +56,9 @@ class Limits:
     requests_of_a_key: int = 64
 
     def connections_here(self) -> int:
-        """As many connections as the system's limit of open files leaves room for, at most
-        `connections`. Raises the limit of this process as far as it may.
+        """As many connections as the system's limit on open files allows, at most `connections`.
+
+        Raises the limit of this process as far as allowed.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = self.connections + _OTHER_FILES
@@ -68,12 +69,12 @@ class Limits:
         return self.connections
 
     def rows(self) -> list[tuple[str, int]]:
-        """Names and values, for people."""
+        """Names and values, for display."""
         return [(each.name.replace("_", " "), getattr(self, each.name)) for each in fields(self)]
 
 
-# What a process has open besides connections: some ten files, and room for bursts of those that
-# are closed as soon as they come.
+# Open files besides connections: some ten, and room for bursts of connections that are closed at
+# once.
 _OTHER_FILES, _LEAST_CONNECTIONS = 48, 8
 
 LIMITS = Limits()

@@ -1,4 +1,4 @@
-"""Counters for Prometheus, by vLLM's names behind our prefix, so that dashboards fit.
+"""Metrics for Prometheus, under vLLM's names with our prefix, so that its dashboards carry over.
 
 Source: vLLM's documentation, "Production metrics".
 """
@@ -15,40 +15,40 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class Metrics:
-    """Of one server, since it was started."""
+    """The metrics of one server since its start."""
 
     def __init__(self, model: str) -> None:
         self._registry = CollectorRegistry()
         self._model = model
-        self._running = self._gauge("num_requests_running", "Requests in a batch.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests that wait for blocks.")
+        self._running = self._gauge("num_requests_running", "Requests in the batch.")
+        self._waiting = self._gauge("num_requests_waiting", "Requests waiting for blocks.")
         self._usage = self._gauge("kv_cache_usage_perc", "Share of the blocks in use; 1 is all.")
-        self._preemptions = self._gauge("num_preemptions", "Requests that had to start again.")
+        self._preemptions = self._gauge("num_preemptions", "Requests that were preempted.")
         self._restarts = self._gauge("engine_restarts", "Engines that ended and were replaced.")
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.generated_tokens = self._counter("generation_tokens", "Tokens of answers.")
         self.asked_tokens = self._counter("prefix_cache_queries", "Prompt tokens looked up.")
         self.cached_tokens = self._counter("prefix_cache_hits", "Prompt tokens found.")
-        self.drafted_tokens = self._counter("spec_decode_num_draft_tokens", "Tokens proposed.")
+        self.drafted_tokens = self._counter("spec_decode_num_draft_tokens", "Draft tokens.")
         self.accepted_tokens = self._counter(
-            "spec_decode_num_accepted_tokens", "Proposed tokens that the model chose too."
+            "spec_decode_num_accepted_tokens", "Draft tokens accepted."
         )
         self.endings = Counter(
             f"{_PREFIX}request_success",
-            "Samples that ended, by why.",
+            "Finished samples, by reason.",
             ("model_name", "finished_reason"),
             registry=self._registry,
         )
-        self.first_token_s = self._histogram("time_to_first_token_seconds", "To the first token.")
-        self.token_s = self._histogram("inter_token_latency_seconds", "Between two tokens.")
-        self.whole_s = self._histogram("e2e_request_latency_seconds", "To the end.")
+        self.first_token_s = self._histogram("time_to_first_token_seconds", "Time to first token.")
+        self.token_s = self._histogram("inter_token_latency_seconds", "Time between two tokens.")
+        self.whole_s = self._histogram("e2e_request_latency_seconds", "Time to the end.")
 
     def ended(self, reason: str) -> None:
-        """A sample has ended."""
+        """Count a finished sample."""
         self.endings.labels(self._model, reason).inc()
 
     def text(self, stats: Stats, num_restarts: int) -> bytes:
-        """All of them, in Prometheus's form."""
+        """All metrics, in Prometheus's text format."""
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)
         self._usage.set(stats.used_blocks / max(1, stats.blocks))
@@ -76,7 +76,7 @@ class Metrics:
 
 
 class Meter:
-    """Measures one request of some choices, by its events."""
+    """Measures one request of `num_choices` choices by its events."""
 
     def __init__(self, metrics: Metrics, num_prompt: int, num_choices: int) -> None:
         self._metrics, self._num_prompt = metrics, num_prompt
@@ -86,7 +86,7 @@ class Meter:
         self._has_begun = False
 
     def add(self, index: int, event: TextEvent, num_cached: int) -> None:
-        """An event of choice `index`; `num_cached`: tokens of all prompts, as far as is known."""
+        """Count an event of choice `index`; `num_cached`: cached tokens of all prompts so far."""
         metrics, now = self._metrics, time.monotonic()
         if event.token is not None:
             newest = self._newest_s[index]
@@ -107,5 +107,5 @@ class Meter:
             metrics.ended(str(event.finish_reason))
 
     def close(self) -> None:
-        """It is over, however it ended."""
+        """Count the request's duration, however it ended."""
         self._metrics.whole_s.observe(time.monotonic() - self._began_s)

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as uvicorn speaks it, with an end to its patience, and refusals in OpenAI's form."""
+"""uvicorn's HTTP/1.1, with timeouts, and refusals in OpenAI's format."""
 
 import asyncio
 import json
@@ -13,14 +13,15 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
 
-# How often it is looked whether a client takes what it is sent; and what it has to take of it in
+# Seconds between checks that a client reads what it is sent; and the bytes that it has to read in
 # LIMITS.idle_seconds.
 _LOOK_S, _TAKEN_BYTES = 2.0, 1 << 16
 
 
 class PatientProtocol(H11Protocol):
-    """A connection on which no request arrives is closed after a while, and told so; one whose
-    client takes nothing is cut. At `max_connections` the one that has been idle longest makes room.
+    """Closes a connection on which no request arrives for a while, with an error reply, and cuts
+    one whose client reads nothing. Above `max_connections`, the one that has been idle longest is
+    closed.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class PatientProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _make_room(self) -> None:
-        """Where there are too many, close the connection that has been idle longest; where each
-        has a request, this one.
+        """If there are too many connections, close the one that has been idle longest; if none is
+        idle, this one.
         """
         known = [each for each in self.connections if isinstance(each, PatientProtocol)]
-        # Those that were closed are still there for a moment.
+        # Closed connections are still listed for a moment.
         left = [each for each in known if not each.transport.is_closing()]
         if len(left) <= self._max_connections:
             return
@@ -72,7 +73,7 @@ class PatientProtocol(H11Protocol):
             self._refuse(Refusal(503, "too many connections", "server_error", "overloaded"))
 
     def _look(self) -> None:
-        """Cut a client that takes nothing, or next to nothing, of what it is sent."""
+        """Cut a client that reads nothing, or next to nothing, of what it is sent."""
         now, unsent = time.monotonic(), self.transport.get_write_buffer_size()
         self._taken_bytes += max(0, self._unsent_bytes - unsent)
         self._unsent_bytes = unsent
@@ -84,7 +85,7 @@ class PatientProtocol(H11Protocol):
         self._looks = self.loop.call_later(_LOOK_S, self._look)
 
     def _watch(self) -> None:
-        """Wait for a request, or for the rest of it, but not for ever."""
+        """Wait for a request, or for the rest of it, but not forever."""
         self._since_s = time.monotonic()
         if self._is_answering:
             if self._waits is not None:
@@ -94,22 +95,22 @@ class PatientProtocol(H11Protocol):
             self._waits = self.loop.call_later(LIMITS.idle_seconds, self._give_up)
 
     def send_400_response(self, msg: str) -> None:
-        """What could not be read is refused, by a code that says why where that is known."""
+        """Refuse a request that could not be read, with a status that says why if that is known."""
         if self._is_answering:
-            # A body went wrong under a request that is being answered: nobody answers any more.
+            # The body of a request that is being answered is invalid: the answer ends.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if self.cycle.response_started:
                 self.transport.abort()
                 return
         status = getattr(sys.exception(), "error_status_hint", 400)
-        what = "the headers are too large" if status == 431 else "this is no HTTP request"
+        what = "the headers are too large" if status == 431 else "this is not an HTTP request"
         self._refuse(Refusal(status, what))
 
     def _give_up(self) -> None:
         self._waits = None
         if not self._is_answering and not self.transport.is_closing():
-            self._refuse(Refusal(408, f"no request came within {LIMITS.idle_seconds} s"))
+            self._refuse(Refusal(408, f"no request arrived within {LIMITS.idle_seconds} s"))
 
     def _refuse(self, refusal: Refusal) -> None:
         body = json.dumps(refusal.content).encode()

@@ -1,4 +1,4 @@
-"""Errors as refusals, in OpenAI's form and with the status that fits them."""
+"""Turns errors into refusals, in OpenAI's format and with a fitting status."""
 
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ from localllm.server.guard import Refusal
 
 
 class RefusedError(Exception):
-    """A request that gets a refusal for an answer."""
+    """The request is answered with a refusal."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -24,7 +24,7 @@ class RefusedError(Exception):
 
 
 def refusal_of(error: LocalLLMError, param: str | None = None) -> Refusal:
-    """An error as its refusal, with the status that fits it."""
+    """The refusal for an error, with a fitting status."""
     message = "; ".join(part for part in (error.message, error.where, error.hint) if part)
     match error:
         case ContextLengthError():
@@ -49,20 +49,20 @@ def refusal_of(error: LocalLLMError, param: str | None = None) -> Refusal:
 
 
 def busy(message: str) -> Refusal:
-    """Too many requests for now."""
+    """The refusal for too many requests at once."""
     kind, code = "rate_limit_error", "rate_limit_exceeded"
     return Refusal(429, message, kind, code, headers={"Retry-After": "1"})
 
 
 def invalid(message: str, param: str) -> RefusedError:
-    """A field that is wrong."""
+    """The refusal of an invalid field, to be raised."""
     return RefusedError(Refusal(400, message, param=param))
 
 
 def describe_invalid(error: ValidationError) -> Refusal:
-    """The first thing that is wrong with a body, in a line."""
+    """The refusal of an invalid body: its first error, on one line."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
-    # Of the ways to read a value the one that was meant says most.
+    # If a value could be read in several ways, each has an error; this one is the most helpful.
     first = next((each for each in found if each["type"] == "unsupported_modality"), found[0])
     place = ".".join(str(part) for part in first["loc"])
     message = f"{place}: {first['msg']}" if place else str(first["msg"])
@@ -75,5 +75,5 @@ def describe_invalid(error: ValidationError) -> Refusal:
 
 
 def as_response(refusal: Refusal) -> JSONResponse:
-    """A refusal as an answer."""
+    """A refusal as a response."""
     return JSONResponse(refusal.content, refusal.status, refusal.headers)

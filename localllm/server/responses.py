@@ -1,4 +1,4 @@
-"""Answers on their way to a client, as long as it is there."""
+"""Responses that send an answer for as long as the client is connected."""
 
 import asyncio
 import json
@@ -25,11 +25,12 @@ from localllm.server.refusals import as_response, refusal_of
 async def merged(
     streams: Sequence[RequestStream], num_samples: int, writer: Writer, meter: Meter
 ) -> AsyncIterator[tuple[int, TextEvent]]:
-    """Events of all streams as they come, each with the number of its choice; booked.
+    """Events of all streams as they come, each with the number of its choice, after `writer` and
+    `meter` have counted it.
 
     Raises: RequestError, EngineDownError.
     """
-    # Bounded, so that what a slow client does not take is counted where it comes from.
+    # Bounded, so that the unread events of a slow client wait, and are counted, in its streams.
     arrived: asyncio.Queue[tuple[int, TextEvent] | LocalLLMError | None] = asyncio.Queue(64)
 
     async def read(number: int, stream: RequestStream) -> None:
@@ -66,7 +67,7 @@ async def merged(
 
 
 class _UntilGone(Response):
-    """An answer whose work ends when the client goes, whether anything was sent or not."""
+    """A response whose work ends when the client disconnects, whether anything was sent or not."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class _UntilGone(Response):
         finished: Callable[[], None],
         grammar_field: str,
     ) -> None:
-        """`grammar_field`: what a grammar that cannot be followed was asked for by."""
+        """`grammar_field`: the field to name if the grammar cannot be used."""
         super().__init__()
         self._events, self._writer, self._echoes = events, writer, echoes
         self._finished, self._grammar_field = finished, grammar_field
@@ -89,7 +90,7 @@ class _UntilGone(Response):
             if work.done():
                 await work
         except asyncio.CancelledError:
-            pass  # the server ends, and this with it
+            pass  # the server ends
         finally:
             for task in (work, gone):
                 task.cancel()
@@ -107,7 +108,7 @@ class _UntilGone(Response):
 
 
 class WholeAnswer(_UntilGone):
-    """All of it at once."""
+    """The whole answer at once."""
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -120,7 +121,7 @@ class WholeAnswer(_UntilGone):
 
 
 class StreamedAnswer(_UntilGone):
-    """As it comes, in server-sent events; `wants_usage`: with the tokens at the end."""
+    """The answer as it comes, in server-sent events; `wants_usage`: token counts at the end."""
 
     wants_usage = False
 
@@ -138,13 +139,13 @@ class StreamedAnswer(_UntilGone):
             body = "".join(f"data: {line}\n\n" for line in lines).encode()
             async with asyncio.timeout(LIMITS.idle_seconds):
                 await send({"type": "http.response.body", "body": body, "more_body": True})
-            await asyncio.sleep(0)  # else nobody hears that the client has gone
+            await asyncio.sleep(0)  # otherwise nobody notices that the client has disconnected
 
         writer = self._writer
         try:
             async for index, event in self._events:
                 if not has_begun:
-                    # Not before: a request that is refused gets a status of its own.
+                    # Not earlier: a refused request gets a status of its own.
                     first = list(writer.first_chunks(self._echoes))
                     await say(*first, *writer.chunks(index, event))
                 elif chunks := list(writer.chunks(index, event)):
@@ -158,9 +159,9 @@ class StreamedAnswer(_UntilGone):
                 return
             await say(refusal.content)
         except TimeoutError:
-            return  # whoever reads nothing for so long has given up
+            return  # a client that reads nothing for so long has given up
         except asyncio.CancelledError:
-            # The server ends, and has waited for as long as it may.
+            # The server ends, and the grace period is over.
             if has_begun:
                 last = [json.dumps(chunk) for chunk in writer.cut_chunks()]
                 body = "".join(f"data: {line}\n\n" for line in (*last, "[DONE]")).encode()
@@ -171,7 +172,7 @@ class StreamedAnswer(_UntilGone):
 
 
 class Warned(Response):
-    """Another answer, with a header that names fields which were not understood."""
+    """Another response, with a header that names unknown fields of the request."""
 
     def __init__(self, answer: Response, unknown: Sequence[str]) -> None:
         super().__init__()

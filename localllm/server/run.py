@@ -1,4 +1,4 @@
-"""A server's life: it listens, starts its engine, answers, and ends in order."""
+"""Runs a server: listens, starts the engine, answers, and shuts down in order."""
 
 import asyncio
 import logging
@@ -16,6 +16,7 @@ from localllm.errors import RequestError
 from localllm.hub.checkpoint import Checkpoint
 from localllm.process.ending import ENDS_S
 from localllm.process.log_rate import LogRate
+from localllm.process.memory import return_large_blocks
 from localllm.server.app import ServedModel, create_app
 from localllm.server.guard import Access
 from localllm.server.limits import LIMITS
@@ -29,12 +30,12 @@ class _Server(uvicorn.Server):
     ends_program = True
 
     def allowed_s(self, count: int) -> float:
-        """See Patient: what is under way has its grace, but not after the second signal."""
+        """See Patient: running requests have a grace period, but not after a second signal."""
         grace_s = self.config.timeout_graceful_shutdown or 0
         return ENDS_S + grace_s if count == 1 else ENDS_S
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second signal, of whichever kind, ends what the first one let go on."""
+        """A second signal, of whichever kind, ends the requests that the first one let finish."""
         self.force_exit = self.force_exit or self.should_exit
         super().handle_exit(sig, frame)
 
@@ -48,20 +49,21 @@ async def serve_model(
     tell_loading: Callable[[str], None],
     grace_s: int,
 ) -> None:
-    """Serve a model as `name` until a signal ends it; `tell` gets the address once it answers,
-    `tell_loading` a line for what is worth one until then.
+    """Serve a model as `name` until a signal ends the server. `tell` gets the address once the
+    server answers, `tell_loading` the lines to print until then.
 
-    Who is answered then has `grace_s` to the end. Raises: RequestError for an address that cannot
-    be had, LocalLLMError for a model that cannot be loaded.
+    After the signal, running requests have `grace_s` to finish. Raises: RequestError for an address
+    that cannot be used, LocalLLMError for a model that cannot be loaded.
     """
+    return_large_blocks()
     level = logging.getLogger().level
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRate())
     max_connections = LIMITS.connections_here()
-    # It has a warning for each byte that is sent to a client who has just gone.
+    # asyncio logs a warning for each byte sent to a client that has just disconnected.
     logging.getLogger("asyncio").setLevel(max(level, logging.ERROR))
-    # Before the model is loaded, which may take long. The folder as it is: a relative one could be
-    # taken for an alias.
+    # Listen before loading the model, which may take long. The engine gets an absolute path: a
+    # relative one could be taken for an alias.
     listener = _listen(*where)
     engine = EngineClient(
         str(found.folder.resolve()),
@@ -86,7 +88,7 @@ async def serve_model(
             ws="none",
             server_header=False,
             http=partial(PatientProtocol, max_connections=max_connections),  # type: ignore[arg-type]
-            # How many are accepted at once: it takes some rounds until one is counted.
+            # Connections accepted at once: one is counted only some rounds later.
             backlog=min(_BACKLOG, max(1, max_connections // 8)),
             h11_max_incomplete_event_size=LIMITS.header_bytes,
             timeout_graceful_shutdown=grace_s,
@@ -103,7 +105,7 @@ async def serve_model(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Raises: RequestError for an address that cannot be had."""
+    """Raises: RequestError for an address that cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -111,17 +113,17 @@ def _listen(host: str, port: int) -> socket.socket:
         raise RequestError(
             f"cannot listen on {host}, port {port}: {error!s:.100}",
             param="port",
-            hint="another --port, or 0 for any that is free",
+            hint="another --port, or 0 for any free one",
         ) from error
 
 
 async def _announce(
     server: uvicorn.Server, listener: socket.socket, tell: Callable[[str], None]
 ) -> None:
-    """Say where it listens, once it does."""
+    """Tell the address once the server listens."""
     while not server.started:
         await asyncio.sleep(0.01)
-    listener.listen(_BACKLOG)  # who waits to be accepted takes no file
+    listener.listen(_BACKLOG)  # connections that wait to be accepted take no file
     sockets = [each for listening in server.servers for each in listening.sockets]
     address, port = sockets[0].getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address

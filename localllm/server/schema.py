@@ -1,6 +1,6 @@
 """The bodies that clients send: OpenAI's fields, every one of them bounded.
 
-A field that is known and not supported is refused, never ignored; unknown ones are let pass, as
+A known field that is not supported is refused, never ignored; unknown fields are allowed, since
 clients send their own. Source: OpenAI's API reference, "Create chat completion" and "Create
 completion"; top_k, min_p, repetition_penalty, ignore_eos, chat_template_kwargs and
 structured_outputs are vLLM's.
@@ -40,19 +40,19 @@ _EFFORTS: dict[str, ThinkLevel] = {
 }
 
 
-# OpenAI's, and of no account here.
+# OpenAI's fields that have no effect here.
 _IGNORED = frozenset({"user", "store", "metadata", "service_tier", "safety_identifier"})
 _OTHER_PARTS = ("image_url", "input_image", "image", "input_audio", "audio", "file", "video_url")
 
 
 class Body(BaseModel):
-    """Types are not converted: "5" is no number, and true is not 1."""
+    """Types are not converted: "5" is not a number, and true is not 1."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 
 class StructuredOutputs(Body):
-    """What an answer has to be, in vLLM's words: one of these."""
+    """The format of an answer, under vLLM's names: exactly one of these."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -72,11 +72,11 @@ class StructuredOutputs(Body):
     def _one_of_them(self) -> "StructuredOutputs":
         given = (self.json_, self.json_object or None, self.regex, self.grammar, self.choice)
         if sum(each is not None for each in given) != 1:
-            raise ValueError("exactly one of json, json_object, regex, grammar, choice")
+            raise ValueError("give exactly one of json, json_object, regex, grammar, choice")
         return self
 
     def grammar_of(self) -> Grammar:
-        """What is asked for. Raises: RequestError."""
+        """The grammar that is asked for. Raises: RequestError."""
         if self.json_ is not None:
             return Grammar.of_schema(self.json_)
         if self.regex is not None:
@@ -89,24 +89,24 @@ class StructuredOutputs(Body):
 
 
 class StreamOptions(Body):
-    """What a stream says besides the text."""
+    """What a stream contains besides the text."""
 
     include_usage: bool = False
 
 
 class WholeBody(Body):
-    """A whole body; what it has besides is told, not refused: clients send their own."""
+    """A whole body; unknown fields are reported, not refused, since clients send their own."""
 
     model_config = ConfigDict(extra="allow")
 
     @property
     def unknown(self) -> list[str]:
-        """Fields that nobody here knows."""
+        """The names of unknown fields."""
         return sorted(set(self.model_extra or ()) - _IGNORED)
 
 
 class Sampling(WholeBody):
-    """What chats and completions have in common."""
+    """The fields that chats and completions have in common."""
 
     model: Name | None = None
     max_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
@@ -140,16 +140,16 @@ class Sampling(WholeBody):
     @model_validator(mode="after")
     def _options_go_with_a_stream(self) -> "Sampling":
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options goes with stream")
+            raise ValueError("stream_options needs stream")
         return self
 
     @property
     def grammar_field(self) -> str:
-        """Where the answer's form is asked for."""
+        """The field that asks for the answer's format."""
         return "structured_outputs"
 
     def given(self) -> dict[str, Any]:
-        """Fields of SamplingParams that were sent. Raises: RequestError."""
+        """The fields of SamplingParams that were sent. Raises: RequestError."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         fields = {
             "max_tokens": self.max_tokens,
@@ -173,7 +173,7 @@ class Sampling(WholeBody):
 
 
 class TextPart(Body):
-    """A part of a message; texts are what this server reads."""
+    """A part of a message; this server reads only text."""
 
     type: Literal["text"]
     text: str
@@ -183,19 +183,19 @@ class TextPart(Body):
     def _only_text(cls, value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
         if isinstance(kind, str) and kind in _OTHER_PARTS:
-            raise PydanticCustomError("unsupported_modality", "the model reads text alone")
+            raise PydanticCustomError("unsupported_modality", "the model reads only text")
         return value
 
 
 class FunctionCall(Body):
-    """A call as it was made; `arguments` are JSON."""
+    """The function and arguments of a call; `arguments` is JSON."""
 
     name: ToolName
     arguments: str
 
 
 class CallMade(Body):
-    """A call of a tool in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     id: Name
     type: Literal["function"]
@@ -246,7 +246,7 @@ Messages = Annotated[
 
 
 class TemplateOptions(Body):
-    """The one switch that many templates have."""
+    """The one option that many templates have."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -266,7 +266,7 @@ class JsonObjectFormat(Body):
 
 
 class JsonSchema(Body):
-    """A schema with its name; `strict` or not, it is kept to."""
+    """A schema with its name; it is enforced with or without `strict`."""
 
     name: Name | None = None
     description: str | None = None
@@ -275,7 +275,7 @@ class JsonSchema(Body):
 
 
 class JsonSchemaFormat(Body):
-    """JSON of a schema."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -291,20 +291,20 @@ class FunctionDefinition(Body):
 
 
 class ToolDefinition(Body):
-    """A tool, which is a function."""
+    """A tool; every tool is a function."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class ChosenFunction(Body):
-    """The name of one."""
+    """The name of a function."""
 
     name: ToolName
 
 
 class ChosenTool(Body):
-    """The one tool that is to be called."""
+    """The one tool that must be called."""
 
     type: Literal["function"]
     function: ChosenFunction
@@ -329,7 +329,7 @@ class ChatRequest(Sampling):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
 
-    # What OpenAI had before tools.
+    # OpenAI's fields from before tools.
     functions: None = None
     function_call: None = None
 
@@ -337,12 +337,12 @@ class ChatRequest(Sampling):
     @classmethod
     def _no_functions(cls, value: object) -> None:
         if value is not None:
-            raise ValueError("not supported; tools and tool_choice are")
+            raise ValueError("not supported; use tools and tool_choice")
 
     @field_validator("messages")
     @classmethod
     def _calls_are_small(cls, messages: list[MessageBody]) -> list[MessageBody]:
-        """Arguments of calls are JSON within JSON: they are parsed too, for the template."""
+        """The arguments of calls are JSON within JSON; they are parsed too, for the template."""
         calls = (call for message in messages for call in message.tool_calls or ())
         num_values = sum(count_values(call.function.arguments.encode()) for call in calls)
         if num_values > LIMITS.json_values:
@@ -352,12 +352,12 @@ class ChatRequest(Sampling):
     @model_validator(mode="after")
     def _fields_go_together(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs goes with logprobs")
+            raise ValueError("top_logprobs needs logprobs")
         if self.structured_outputs and self.response_format:
-            raise ValueError("response_format and structured_outputs exclude each other")
+            raise ValueError("response_format and structured_outputs cannot be combined")
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
-            raise ValueError("two tools of the same name")
+            raise ValueError("two tools have the same name")
         choice = self.tool_choice
         if choice == "required" and not names:
             raise ValueError("tool_choice needs tools")
@@ -367,7 +367,7 @@ class ChatRequest(Sampling):
 
     @property
     def callable_tools(self) -> list[ToolDefinition]:
-        """Those that this answer may call."""
+        """The tools that this answer may call."""
         choice, tools = self.tool_choice, self.tools or []
         if isinstance(choice, ChosenTool):
             return [tool for tool in tools if tool.function.name == choice.function.name]
@@ -385,7 +385,7 @@ class ChatRequest(Sampling):
 
     @property
     def think(self) -> ThinkLevel | None:
-        """How much the model shall think, where that was said."""
+        """How much the model should think, if the request says so."""
         if self.reasoning_effort is not None:
             return _EFFORTS[self.reasoning_effort]
         switch = self.chat_template_kwargs and self.chat_template_kwargs.enable_thinking
@@ -407,9 +407,9 @@ class ChatRequest(Sampling):
 
 
 def _read_prompts(value: object) -> list[str | list[int]]:
-    """A text, tokens, or a list of either, as a list of them.
+    """A text, token ids, or a list of either, as a list of prompts.
 
-    By hand, since a union would collect an error for every token and every kind of prompt.
+    Checked by hand, since a union would collect an error for every token and every kind of prompt.
     """
     if isinstance(value, str):
         return [value]
@@ -426,7 +426,7 @@ def _read_tokens(value: object) -> list[int]:
     if not isinstance(value, list) or not value:
         raise ValueError("a prompt must be a text or a list of token ids")
     if not all(type(each) is int and 0 <= each < 1 << 31 for each in value):
-        raise ValueError("a token id must be a whole number from 0 on")
+        raise ValueError("a token id must be a whole number of at least 0")
     return value
 
 
@@ -465,7 +465,7 @@ class CompletionRequest(Sampling):
     @model_validator(mode="after")
     def _best_is_all(self) -> "CompletionRequest":
         if self.best_of not in (None, self.n or 1):
-            raise ValueError("best_of is not supported, but as many as n")
+            raise ValueError("best_of is supported only if it equals n")
         return self
 
     def given(self) -> dict[str, Any]:
@@ -487,7 +487,7 @@ class TokenizeRequest(WholeBody):
     @model_validator(mode="after")
     def _one_of_two(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("either prompt or messages")
+            raise ValueError("give either prompt or messages")
         return self
 
 

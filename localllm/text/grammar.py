@@ -1,4 +1,4 @@
-"""What an answer has to look like: a JSON schema, a regular expression, a grammar."""
+"""The required format of an answer: a JSON schema, a regular expression, a grammar."""
 
 import json
 import re
@@ -10,28 +10,28 @@ from localllm.errors import RequestError
 GrammarKind = Literal["json_schema", "regex", "lark", "calls"]
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
 MAX_GRAMMAR_BYTES = 256 << 10
-# To be compiled and tried; and to wait for that.
+# For a grammar to be compiled and tried; and to wait for that.
 MAX_GRAMMAR_SECONDS, MAX_GRAMMAR_QUEUE_SECONDS = 1, 5
 MAX_SCHEMA_DEPTH = 32
-# Schemas, names and constants. Compiling takes a time that grows with the square of the names that
-# may be left out: 0.25 s for the 2,000 that this admits, each with its schema.
+# Schemas, names and constants. The time to compile grows with the square of the number of optional
+# names: 0.25 s for the 2,000 that this allows, each with its schema.
 MAX_SCHEMA_OBJECTS = 4096
-# Of a Lark grammar. Who compiles follows each from the one that names it, on its own stack.
+# Of a Lark grammar. The compiler descends from rule to rule recursively, on its stack.
 MAX_RULES = 1000
 _RULE = re.compile(r"\s*[?!]*[A-Za-z_][\w-]*[^:\"/]*:")
-# JSON may be laid out, in lines or with single spaces; without a bound, a model that is at a loss
-# writes space for ever.
+# JSON may be laid out in lines or with single spaces; without a bound, a confused model writes
+# whitespace forever.
 JSON_SPACE = r"( |\r?\n[ \t]{0,32})?"
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The texts that an answer may be: those that `source` describes.
+    """The texts that an answer may be, described by `source`.
 
-    `source` is a JSON schema as JSON (draft 2020-12), a regular expression (Rust's syntax; without
-    looking around) or a grammar in Lark's notation. "calls" are of tools: a grammar that names
-    tokens by their numbers, which only tool_calls.py writes. Whether it can be followed is found
-    out where it is compiled.
+    `source` is a JSON schema as JSON (draft 2020-12), a regular expression (Rust's syntax, without
+    look-around) or a grammar in Lark's notation. "calls" is for tool calls: a grammar that names
+    tokens by their ids, which only tool_calls.py writes. Whether a grammar can be used is found out
+    when it is compiled.
     """
 
     kind: GrammarKind
@@ -46,14 +46,14 @@ class Grammar:
             raise RequestError("the grammar is not valid Unicode", param="grammar") from error
         if size > MAX_GRAMMAR_BYTES:
             raise RequestError(
-                f"the grammar has {size:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are read",
+                f"the grammar has {size:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are allowed",
                 param="grammar",
             )
         if self.kind in ("lark", "calls"):
             num_rules = sum(_RULE.match(line) is not None for line in self.source.splitlines())
             if num_rules > MAX_RULES:
                 raise RequestError(
-                    f"the grammar has {num_rules:,} rules; at most {MAX_RULES:,} are followed",
+                    f"the grammar has {num_rules:,} rules; at most {MAX_RULES:,} are allowed",
                     param="grammar",
                 )
         if not self.source.strip():
@@ -61,37 +61,37 @@ class Grammar:
 
     @classmethod
     def of_schema(cls, schema: Any, param: str = "grammar") -> "Grammar":
-        """JSON that validates against `schema`, which is JSON itself. Raises: RequestError."""
+        """The grammar of JSON that is valid under `schema`, a JSON value. Raises: RequestError."""
         if not isinstance(schema, (dict, bool)):
-            raise RequestError("a JSON schema is an object, true or false", param=param)
+            raise RequestError("a JSON schema must be an object, true or false", param=param)
         check_schema_size(schema, param)
         source = json.dumps(schema, ensure_ascii=False)
         try:
             source.encode()
-        except UnicodeEncodeError:  # half a pair of surrogates, in a description, say
+        except UnicodeEncodeError:  # a lone surrogate, in a description for example
             source = json.dumps(schema)
         return cls("json_schema", source)
 
     @classmethod
     def any_object(cls) -> "Grammar":
-        """Any JSON object."""
+        """The grammar of any JSON object."""
         return cls.of_schema({"type": "object"})
 
 
 def lark_literal(text: str) -> str:
-    """`text` as a grammar in Lark's notation has it."""
+    """`text` as a literal in Lark's notation."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def refused(named: str, reason: str, where: str = "") -> RequestError:
-    """What is said of a form (`named`: a JSON schema, say) that cannot be followed."""
+    """The error for a format that cannot be used; `named` is its kind, such as "JSON schema"."""
     return RequestError(
-        f"the {named} cannot be followed: {reason[:300]}", param="grammar", where=where[:300]
+        f"the {named} cannot be used: {reason[:300]}", param="grammar", where=where[:300]
     )
 
 
 def check_schema_size(schema: Any, param: str = "grammar") -> None:
-    """Count what a JSON schema holds, before anybody reads it. Raises: RequestError."""
+    """Check the size of a JSON schema before anything reads it. Raises: RequestError."""
     level = [schema] if isinstance(schema, (dict, list)) else []
     num_levels = num_counted = 0
     while level and num_levels <= MAX_SCHEMA_DEPTH and num_counted <= MAX_SCHEMA_OBJECTS:
@@ -107,13 +107,13 @@ def check_schema_size(schema: Any, param: str = "grammar") -> None:
     if num_levels > MAX_SCHEMA_DEPTH or num_counted > MAX_SCHEMA_OBJECTS:
         raise RequestError(
             f"the JSON schema is too large: at most {MAX_SCHEMA_DEPTH} levels and "
-            f"{MAX_SCHEMA_OBJECTS:,} schemas, names and constants are read",
+            f"{MAX_SCHEMA_OBJECTS:,} schemas, names and constants are allowed",
             param=param,
         )
 
 
 def _num_parts(value: dict[str, Any] | list[Any]) -> int:
-    """Entries of a list; of an object the schemas and lists, and the names of its properties."""
+    """The entries of a list, or the schemas, lists and property names of an object."""
     if isinstance(value, list):
         return len(value)
     num_names = sum(

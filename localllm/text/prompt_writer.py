@@ -1,16 +1,17 @@
-"""Texts and conversations as prompts of a model: its tokenizer, its template, its context."""
+"""Writes texts and conversations as prompts, with a model's tokenizer, template and context."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any
 
 from localllm.errors import ContextLengthError, RequestError
-from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
+from localllm.text.prompt import Asked, Conversation, Prompt, Text
 from localllm.text.tokenizer import Tokenizer
 
-# Enough for whatever a token's text may depend on before it.
+# Enough for everything before a token that its text may depend on.
 NUM_CONTEXT_TOKENS = 8
+# A token of common text has a few characters; a text this much longer is not encoded whole.
+_CHARS_A_TOKEN = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,54 +25,75 @@ class PromptWriter:
     context_length: int
     longer_context: str
 
-    def text(self, prompt: str | Sequence[int], *, parse_special: bool = False) -> Prompt:
-        """A prompt that is completed as it stands, with the tokenizer's own start token.
+    def write(self, asked: Asked) -> Prompt:
+        """The prompt that the model reads. A text begins with the tokenizer's own start token.
 
-        Special-token text in it is plain text unless `parse_special`. Raises: RequestError.
+        Raises: RequestError, TemplateError; ContextLengthError early, for a text that is far too
+        long to be encoded whole.
         """
-        if isinstance(prompt, str):
-            self.check_length(prompt)
-            ids = self.tokenizer.encode(
-                prompt, add_special_tokens=True, parse_special=parse_special
-            )
-        else:
-            try:
-                ids = [index(token_id) for token_id in prompt]
-            except TypeError as error:
-                raise RequestError(
-                    f"a prompt is a text or whole numbers ({error})", param="prompt"
-                ) from error
-        return Prompt(ids, num_context=min(len(ids), NUM_CONTEXT_TOKENS))
+        text = _text_of(asked)
+        if text is not None:
+            self.check_length(text)
+        return self._encode(asked)
 
-    def chat(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        think: ThinkLevel | None = None,
-        parse_special: bool = False,
-        **variables: Any,
-    ) -> Prompt:
-        """A conversation; a model without a template completes the messages' text.
-
-        Raises: TemplateError, RequestError.
-        """
-        text = "\n\n".join(str(message.get("content") or "") for message in messages)
-        if not self.tokenizer.has_chat_template:
-            return self.text(text, parse_special=parse_special)
-        self.check_length(text)
-        return self.tokenizer.encode_chat(
-            messages, tools, think=think, parse_special=parse_special, **variables
-        )
+    def count(self, asked: Asked, limit: int | None = None) -> int:
+        """Prompt tokens; see Answerer.count."""
+        text = _text_of(asked)
+        if limit is not None and text is not None:
+            at_least = self._count_if_long(text, limit)
+            if at_least > limit:
+                return at_least
+        return len(self._encode(asked).token_ids)
 
     def check_length(self, text: str) -> None:
-        """Raises: ContextLengthError early, for a text that is far too long to be encoded whole."""
+        """Raises: ContextLengthError for a text that is far too long to be encoded whole."""
         limit = self.context_length
-        if len(text) > 64 * limit:
-            num_tokens = self.tokenizer.count_at_least(text, limit)
-            if num_tokens > limit:
-                raise ContextLengthError(
-                    f"the prompt has over {num_tokens:,} tokens, the context {limit:,}",
-                    param="prompt",
-                    hint=f"a shorter prompt, or {self.longer_context}",
-                )
+        num_tokens = self._count_if_long(text, limit)
+        if num_tokens > limit:
+            raise ContextLengthError(
+                f"the prompt has over {num_tokens:,} tokens, the context {limit:,}",
+                param="prompt",
+                hint=f"a shorter prompt, or {self.longer_context}",
+            )
+
+    def _count_if_long(self, text: str, limit: int) -> int:
+        """A lower bound on a long text's tokens, counted up to `limit`; 0 for one that is short
+        enough to encode whole.
+        """
+        if len(text) <= _CHARS_A_TOKEN * limit:
+            return 0
+        return self.tokenizer.count_at_least(text, limit)
+
+    def _encode(self, asked: Asked) -> Prompt:
+        if isinstance(asked, Prompt):
+            return asked
+        if isinstance(asked, Text):
+            return self._encode_text(asked)
+        if not self.tokenizer.has_chat_template:
+            return self._encode_text(Text(asked.text, asked.parse_special))
+        return self.tokenizer.encode_chat(
+            asked.messages, asked.tools, think=asked.think, parse_special=asked.parse_special
+        )
+
+    def _encode_text(self, asked: Text) -> Prompt:
+        if isinstance(asked.content, str):
+            ids = self.tokenizer.encode(
+                asked.content, add_special_tokens=True, parse_special=asked.parse_special
+            )
+        else:
+            ids = _checked(asked.content)
+        return Prompt(ids, num_context=min(len(ids), NUM_CONTEXT_TOKENS))
+
+
+def _text_of(asked: Asked) -> str | None:
+    if isinstance(asked, Conversation):
+        return asked.text
+    return asked.content if isinstance(asked, Text) and isinstance(asked.content, str) else None
+
+
+def _checked(token_ids: Sequence[int]) -> list[int]:
+    try:
+        return [index(token_id) for token_id in token_ids]
+    except TypeError as error:
+        message = f"a prompt must be a text or a list of token ids ({error})"
+        raise RequestError(message, param="prompt") from error

@@ -1,10 +1,10 @@
-"""Special-token text that a person typed: it reaches the model as plain text.
+"""Lets special-token text that a person typed reach the model as plain text.
 
 A chat template writes `<|im_end|>` to end a turn; a user who writes the same ends nothing. Before
-rendering, such text in the messages is replaced by placeholders. In the rendered prompt the
-special tokens that are left are the template's own: they get private names, which a copy of the
-tokenizer knows in place of the public ones, and the placeholders become the user's text again.
-So everything is encoded in one piece, and only the template's tokens are special.
+rendering, such text in the messages is replaced by placeholders. The special tokens in the rendered
+prompt are then the template's own: they get private names, which a copy of the tokenizer knows
+instead of the public ones, and the placeholders become the user's text again. So everything is
+encoded in one piece, and only the template's tokens are special.
 """
 
 import json
@@ -18,19 +18,19 @@ from tokenizers import Tokenizer as Backend
 
 from localllm.errors import RequestError
 
-# Code points that Unicode sets aside for a program's own use.
+# Code points that Unicode reserves for internal use by programs.
 _PLACEHOLDER, _PRIVATE_NAME = "\ufdd0", "\ufdd1"
 
 
 class SpecialText:
-    """The special tokens of a vocabulary as texts that may stand in messages."""
+    """The special tokens of a vocabulary, as texts that may occur in messages."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         special = [t for t in backend.get_added_tokens_decoder().values() if t.special]
         self._texts = sorted((token.content for token in special), key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
-        # Nobody can write a name that he cannot guess.
+        # Nobody can write a name that cannot be guessed.
         self._nonce = str(secrets.randbits(64))
 
     def occurs_in(self, value: Any) -> bool:
@@ -82,15 +82,16 @@ class SpecialText:
             raise
         except BaseException as error:  # bare Exception, and panics of its Rust side
             raise RequestError(
-                "text like that of a special token cannot be kept apart with this tokenizer",
+                "text that looks like a special token cannot be kept as plain text with this "
+                "tokenizer",
                 where=f"{error!s:.200}",
-                hint="leave it out, or --parse-special",
+                hint="leaving it out, or --parse-special",
             ) from error
 
 
 def rename_tokens(state: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Give tokens other names in a `tokenizer.json`, in place: no text becomes them any more,
-    unless it holds their new names. `names`: the new ones by the old ones.
+    """Rename tokens in a `tokenizer.json`, in place: after that, only text with their new names
+    becomes these tokens. `names` maps old names to new ones.
     """
     for token in state["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
@@ -105,7 +106,7 @@ def rename_tokens(state: dict[str, Any], names: Mapping[str, str]) -> None:
         model["vocab"] = {names.get(piece, piece): i for piece, i in vocab.items()}
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
-    # Merges that would build such a token out of pieces have no product any more.
+    # Merges that would build or use a renamed token are dropped.
     if "merges" in model:
         parts = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         model["merges"] = [

@@ -1,10 +1,10 @@
-"""Stop strings in streamed text: found across the borders of pieces, never shown in part."""
+"""Finds stop strings in streamed text, across pieces, and never shows part of one."""
 
 from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Lets text through except what may turn out to begin a stop string."""
+    """Passes text through, except what may turn out to be the beginning of a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
@@ -13,7 +13,7 @@ class StopMatcher:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a stop string is complete: `stopped_by`."""
+        """Whether a stop string is complete; it is in `stopped_by`."""
         return self.stopped_by is not None
 
     def push(self, piece: str) -> str:
@@ -31,13 +31,13 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The text that was held back; call it when no more text comes."""
         held, self._held = self._held, ""
         return held
 
 
 def longest_overlap(text: str, target: str) -> int:
-    """Length of the longest end of `text` that begins `target` and is not all of it."""
+    """Length of the longest end of `text` that is a beginning of `target`, but not all of it."""
     for length in range(min(len(target) - 1, len(text)), 0, -1):
         if text.endswith(target[:length]):
             return length

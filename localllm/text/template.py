@@ -1,6 +1,6 @@
-"""Chat templates: one sandboxed renderer for text that comes from a stranger.
+"""Renders untrusted chat templates in a sandbox.
 
-A template is a small program in Jinja. It runs in jinja2's immutable sandbox, which blocks the way
+A template is a small program in Jinja. It runs in jinja2's immutable sandbox, which blocks access
 to Python's internals, and under limits that the sandbox lacks (`template_sandbox.py`): a deadline,
 checked at every line of Python, and bounds on what an operation in C may build.
 """
@@ -34,10 +34,10 @@ def render_chat_template(
 ) -> str:
     """The prompt text of a conversation, as the model was trained to read it.
 
-    `variables` are what else the template knows (`bos_token`, `enable_thinking`, …).
+    `variables` are the template's other variables (`bos_token`, `enable_thinking`, …).
 
     Raises: TemplateError for a syntax error, a refusal by the template itself
-    (`raise_exception`), an escape attempt, or a template that goes over time or size.
+    (`raise_exception`), an escape attempt, or a template that exceeds its time or size.
     """
     given = {"messages": messages, "tools": tools, **variables}
     try:
@@ -63,7 +63,7 @@ def render_chat_template(
             where=f"line {line} of the template" if line else "",
             hint=_HINT,
         ) from error
-    except Exception as error:  # a template is a stranger's program: it can raise anything
+    except Exception as error:  # a template is an untrusted program: it can raise anything
         raise TemplateError(f"the chat template failed: {error!r:.200}", hint=_HINT) from error
 
 
@@ -71,9 +71,9 @@ def render_chat_template(
 def _deadline(seconds: float) -> Iterator[None]:
     """Raise LimitError at the first line of Python that runs after `seconds`.
 
-    A trace function needs no thread, signal or process, and a template's Python code passes one
-    every few microseconds. Python removes a trace function that raises; LimitError is no
-    Exception, so nothing in jinja2 can swallow it and go on without.
+    A trace function needs no thread, signal or process, and a template's Python code calls it every
+    few microseconds. Python removes a trace function that raises; LimitError is not an Exception,
+    so nothing in jinja2 can swallow it and continue without the deadline.
     """
     end = time.monotonic() + seconds
 

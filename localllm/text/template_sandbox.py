@@ -1,11 +1,11 @@
 """The environment that chat templates run in: jinja2's sandbox, with bounds on what it can build.
 
 Everything a template makes passes one of three gates. *Literals, results of calls, filters and
-operators* are weighed in depth, a part that is shared counting each time, so nothing can be built
-that explodes once it is compared, hashed or printed. *Operations whose result can be far larger
-than what goes in* (`*`, `**`, `%`, `format`, `replace`, `join`, padding, indenting) are bounded
-before they run. *All of it together* is charged to one budget. Strings have an allow-list of
-methods; numbers and bytes have none. jinja2's own `range` is capped at 100,000 by the sandbox.
+operators* are weighed in depth, with shared parts counted each time, so nothing can be built that
+explodes once it is compared, hashed or printed. *Operations whose result can be far larger than
+their input* (`*`, `**`, `%`, `format`, `replace`, `join`, padding, indenting) are bounded before
+they run. *All of it together* is charged to one budget. Strings have an allow-list of methods;
+numbers and bytes have none. The sandbox caps jinja2's own `range` at 100,000.
 """
 
 import json
@@ -26,8 +26,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_INTEGER_BITS = 256
 MAX_WIDTH = 100_000  # of padding, indentation, batches
 MAX_JSON_INDENT = 16
-ITEM_WEIGHT = 16  # characters that anything but a string is taken to have
-BUDGET_FACTOR = 32  # all that a template makes, in multiples of its longest text
+ITEM_WEIGHT = 16  # characters that anything but a string counts as
+BUDGET_FACTOR = 32  # the budget for everything a template makes, in multiples of its longest text
 
 _STRING_METHODS = frozenset(
     "capitalize casefold center count endswith expandtabs find format index isalnum isalpha "  # noqa: SIM905
@@ -42,7 +42,7 @@ _PERCENT_FIELD = re.compile(r"%(?:\([^)]*\))?[#0\- +]*(\*|\d+)?(?:\.(\*|\d+))?[h
 
 
 class LimitError(BaseException):
-    """A template went over a limit. No Exception: jinja2 swallows those when it folds constants."""
+    """A template exceeded a limit. Not an Exception: constant folding in jinja2 swallows those."""
 
 
 class RefusedError(Exception):
@@ -69,7 +69,7 @@ class _CodeGenerator(CodeGenerator):
         self._write_weighed(super().visit_Dict, node, frame)
 
     def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
-        """Write a weighed tuple, but not where it stands on the left of an assignment."""
+        """Write a weighed tuple, except on the left of an assignment."""
         if node.ctx == "store":
             super().visit_Tuple(node, frame)
         else:
@@ -82,14 +82,14 @@ class _CodeGenerator(CodeGenerator):
 
 
 class SandboxEnvironment(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox with gates; one for each rendering, since it holds the budget."""
+    """jinja2's sandbox with gates; make one for each rendering, since it holds the budget."""
 
     code_generator_class = _CodeGenerator
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, max_chars: int, **options: Any) -> None:
         super().__init__(finalize=self.checked, **options)
-        # What captured blocks and macros are joined with.
+        # Joins captured blocks and macros.
         self.concat = self.join_pieces  # type: ignore[method-assign]
         self.max_chars = max_chars
         self._left = BUDGET_FACTOR * max_chars
@@ -108,7 +108,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
         return value
 
     def weigh(self, value: Any) -> int:
-        """Characters `value` has as text, about; parts that are shared count each time."""
+        """About how many characters `value` has as text; shared parts count each time."""
         weight, stack = 0, [value]
         while stack:
             item = stack.pop()
@@ -128,11 +128,11 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             raise LimitError(f"a text of {length:,} characters")
 
     def concatenate(self, parts: Sequence[Any]) -> str:
-        """What `~` gives."""
+        """The result of `~`."""
         return str(self.checked("".join([str(self.checked(part)) for part in parts])))
 
     def join_pieces(self, pieces: Iterable[str]) -> str:
-        """The output, or a captured block, in one text."""
+        """The output, or a captured block, as one text."""
         kept, length = [], 0
         for piece in pieces:
             length += len(piece)
@@ -141,10 +141,10 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             kept.append(piece)
         return str(self.checked("".join(kept)))
 
-    # -- what jinja2 asks
+    # -- what jinja2 calls
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Strings have the methods on the list, numbers and bytes none."""
+        """Allow strings the methods on the list, and numbers and bytes none."""
         if isinstance(obj, str):
             return attr in _STRING_METHODS
         return not isinstance(obj, (bytes, int, float)) and super().is_safe_attribute(
@@ -200,13 +200,13 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
             self._check_filter(name, piped, rest)
             return self.checked(run(*args, **kwargs))
 
-        guarded.__dict__.update(getattr(run, "__dict__", {}))  # what a filter wants passed
+        guarded.__dict__.update(getattr(run, "__dict__", {}))  # says what to pass to the filter
         return guarded
 
     # -- bounds before an operation runs
 
     def _listed(self, value: Any) -> Any:
-        """A generator or range as a list that is not too long, so that it can be weighed."""
+        """A generator or range as a list of limited length, so that it can be weighed."""
         if isinstance(value, (Iterator, range)):
             return list(islice(value, self.max_chars // ITEM_WEIGHT + 1))
         return value
@@ -269,7 +269,7 @@ class SandboxEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}…{% endgeneration %}` marks what was trained on; here it only groups."""
+    """`{% generation %}…{% endgeneration %}` marks text for training; here it only groups."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -327,7 +327,7 @@ def _json_filter(environment: SandboxEnvironment) -> Callable[..., str]:
 
 
 def _depth(value: Any) -> int:
-    """How many containers stand inside one another; `value` was weighed and is no cycle."""
+    """How deep containers are nested; `value` was weighed, so it has no cycle."""
     deepest, stack = 0, [(value, 1)]
     while stack:
         item, depth = stack.pop()

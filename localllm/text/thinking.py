@@ -1,7 +1,7 @@
-"""What a model thinks aloud, told apart from what it answers.
+"""Separates a model's thoughts from its answer.
 
 Models that reason write their thoughts before the answer, between markers that their family was
-trained on. Which markers those are is read from the model's own chat template.
+trained on. The model's own chat template shows which markers those are.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from localllm.text.stop_strings import longest_overlap
 class Markers:
     """The texts around a family's thoughts.
 
-    `silent` are texts that belong to neither thoughts nor answer; `skip` is what makes a model
-    answer at once when the prompt ends with it; `keeps_newlines`: those that an answer begins with
-    are its own.
+    `silent` are texts that belong to neither thoughts nor answer; a prompt that ends with `skip`
+    makes the model answer at once; `keeps_newlines`: newlines at the beginning of an answer belong
+    to it.
     """
 
     opens: str
@@ -34,7 +34,7 @@ def _tags(opens: str, closes: str) -> Markers:
     return Markers(opens, closes, skip=f"{opens}\n\n{closes}\n\n")
 
 
-# The first whose opening text stands in the template is taken.
+# The first family whose opening text occurs in the template is used.
 FAMILIES = (
     # gpt-oss. Source: the "harmony" response format, openai/harmony, docs/format.md.
     Markers(
@@ -62,25 +62,25 @@ def find_markers(template: str) -> Markers | None:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A piece of a model's text, each half on its own."""
+    """A piece of a model's text, split into thoughts and answer."""
 
     thinking: str = ""
     answer: str = ""
 
 
 class ThinkingSplitter:
-    """Splits a growing text into thoughts and answer; joined, the halves hold all but markers.
+    """Splits a growing text into thoughts and answer; joined, the two hold everything but markers.
 
-    Thoughts are only looked for where the text begins (or `is_open`, where the prompt has begun
-    them): later the opening marker is a word like any other. Newlines around the markers are
-    dropped, unless the answer keeps its own. Without markers everything is the answer.
+    Thoughts are only searched for at the beginning of the text (`is_open`: the prompt has already
+    begun them): later, an opening marker is ordinary text. Newlines around the markers are dropped,
+    unless the answer keeps its own. Without markers, everything is the answer.
     """
 
     def __init__(self, markers: Markers | None, is_open: bool = False) -> None:
         self._markers = markers
         self._is_thinking = is_open
         self._may_open = markers is not None and not is_open
-        self._is_start = True  # of thoughts or answer: newlines are dropped
+        self._is_start = True  # of thoughts or answer, where newlines are dropped
         self._has_thought = False
         self._held = ""
 
@@ -97,7 +97,7 @@ class ThinkingSplitter:
                 return Split(thinking, answer)
 
     def flush(self) -> Split:
-        """What is still held back, at the end."""
+        """The text that is still held back; call it at the end."""
         held, self._held = self._held, ""
         if self._is_thinking:
             return Split(thinking=held.rstrip("\n"))
@@ -139,7 +139,7 @@ class ThinkingSplitter:
             self._is_thinking = marker != markers.closes
             self._is_start = True
             self._has_thought = self._has_thought or bool(thought)
-            # Between two thoughts, as between two paragraphs.
+            # Two thoughts are separated like two paragraphs.
             end = "\n\n" if self._is_thinking and self._has_thought else ""
             return Split(thinking=thought.rstrip("\n") + end), True
         keep = max(longest_overlap(self._held, marker) for marker in inside)

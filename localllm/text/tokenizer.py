@@ -43,15 +43,15 @@ class Tokenizer:
         self._load_backend = load_backend
         self._chat_templates = chat_templates
         self._special_tokens = special_tokens
-        # A server has several threads encode, and whether special tokens are seen is the backend's.
+        # A server encodes in several threads, and `encode_special_tokens` is state of the backend.
         self._lock = Lock()
 
     @classmethod
     def from_folder(cls, folder: Path, fallback_template: str | None = None) -> "Tokenizer":
         """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`.
 
-        `fallback_template` is taken where the folder has none. Raises: CheckpointError for a file
-        that is missing, broken, or contradicts another.
+        `fallback_template` is used if the folder has none. Raises: CheckpointError for a file that
+        is missing, broken, or contradicts another.
         """
         backend = load_backend(folder)
         special_tokens = read_special_tokens(folder)
@@ -73,20 +73,20 @@ class Tokenizer:
 
     @cached_property
     def _tag_ids(self) -> set[int]:
-        """To llguidance a tag is no text either, special or not."""
+        """Special tokens and tags: to llguidance, a tag is not text either, special or not."""
         added = self._backend.get_added_tokens_decoder()
         tags = (i for i, token in added.items() if re.fullmatch("<.*>", token.content))
         return {*self._special_ids, *tags}
 
     def warm(self) -> None:
-        """Get ready to encode, without waiting until it is; this one always is."""
+        """Start getting ready to encode, without waiting; this tokenizer is always ready."""
 
     def vocabulary(self) -> dict[str, int]:
-        """Every token, those that were added among them, and its id."""
+        """Every token, including added ones, and its id."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
     def to_json(self) -> str:
-        """Its `tokenizer.json`, as it is used."""
+        """The `tokenizer.json` as it is used here."""
         return str(self._backend.to_str())
 
     @property
@@ -96,7 +96,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model was trained to chat; without, it continues text."""
+        """Whether the model has a chat template; without one, it continues text."""
         return "default" in self._chat_templates
 
     @property
@@ -107,7 +107,7 @@ class Tokenizer:
 
     @property
     def ordinary_token_ids(self) -> list[int]:
-        """Tokens that are text by themselves: not special, and no part of a character."""
+        """Tokens that are text by themselves: not special, and not part of a character."""
         return [
             token_id
             for token_id in range(self.num_token_ids)
@@ -118,9 +118,9 @@ class Tokenizer:
 
     @cached_property
     def letter(self) -> list[int]:
-        """A token that is text and no space, for what needs some text before; empty without one.
+        """A token of letters, for use where some text must come before; empty if there is none.
 
-        Found by decoding: whoever computes steps cannot wait for what encodes.
+        Found by decoding, since the thread that computes steps cannot wait for an encoder.
         """
         ids = range(self.num_token_ids)
         found = (i for i in ids if i not in self._special_ids and self.decode([i]).isalpha())
@@ -128,17 +128,17 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the template of a plain chat."""
+        """The source of the template for a plain chat."""
         return self._chat_templates.get("default")
 
     @property
     def markers(self) -> Markers | None:
-        """What stands around the model's thoughts, None for one that does not think."""
+        """The markers around the model's thoughts, None for a model that does not think."""
         return find_markers(self.chat_template or "")
 
     @property
     def can_think(self) -> bool:
-        """Whether the template has marks for thoughts, or asks whether to think."""
+        """Whether the template has markers for thoughts, or a variable that controls thinking."""
         template = self.chat_template or ""
         return self.markers is not None or any(
             name in template for name in _think_variables("high")
@@ -170,7 +170,7 @@ class Tokenizer:
         parse_special: bool = False,
         **variables: Any,
     ) -> Prompt:
-        """A conversation as the model reads it, open for the assistant's answer.
+        """A conversation as the model reads it, up to the beginning of the assistant's answer.
 
         Special-token text inside the messages is plain text unless `parse_special`. Raises:
         TemplateError, RequestError.
@@ -188,11 +188,11 @@ class Tokenizer:
         return Prompt(token_ids, markers, is_thinking)
 
     def count_at_least(self, text: str, limit: int) -> int:
-        """Tokens of `text`, or, once that is sure to be over `limit`, a lower bound over it."""
+        """A lower bound on the tokens of `text`; counting stops once it is over `limit`."""
         total = 0
         for start in range(0, len(text), SLICE_CHARS):
             ids = self.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)
-            # A cut can add a few tokens to those of the whole text, never more than its ends hold.
+            # A cut can add a few tokens to those of the whole text; they are at the slice's ends.
             total += max(0, len(ids) - 16)
             if total > limit:
                 return total
@@ -206,11 +206,11 @@ class Tokenizer:
         think: ThinkLevel | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt text of a conversation, open for the assistant's answer.
+        """The prompt text of a conversation, up to the beginning of the assistant's answer.
 
-        `think` is said to the template in the words of each family; where "off" changes nothing,
-        the prompt ends with thoughts that are over before they began. Raises: TemplateError where
-        there is no template, or it fails.
+        `think` is passed to the template under the names that each family uses; if "off" changes
+        nothing, the prompt is continued past the thoughts. Raises: TemplateError if there is no
+        template, or it fails.
         """
         if think is not None:
             asked = self.render_chat(messages, tools, **_think_variables(think), **variables)
@@ -233,9 +233,7 @@ class Tokenizer:
         )
 
     def as_lark(self, text: str) -> str:
-        """`text` as a grammar has it: special tokens and tags in it by number, all else as a
-        literal.
-        """
+        """`text` in Lark's notation: special tokens and tags by number, all else as literals."""
         parts, run = list[str](), list[int]()
         for token_id in self.encode(text, add_special_tokens=False, parse_special=True):
             if token_id not in self._tag_ids:
@@ -246,7 +244,7 @@ class Tokenizer:
         return " ".join(part for part in [*parts, _literal(self.decode(run))] if part)
 
     def decode(self, token_ids: Sequence[int], shown: str = "") -> str:
-        """Text of `token_ids`, special tokens left out but for those that `shown` consists of."""
+        """Text of `token_ids`, without special tokens except those that occur in `shown`."""
         special = self._special_ids
         kept = [i for i in token_ids if i not in special or (shown and special[i] in shown)]
         return str(self._backend.decode(kept, skip_special_tokens=False))
@@ -255,11 +253,11 @@ class Tokenizer:
 class StreamDecoder:
     """Text of a growing list of tokens, piece by piece, never half a character.
 
-    The pieces joined are the text of all tokens, up to the number of replacement characters for
-    bytes that are no UTF-8. A piece is the difference between the text of the last few tokens with
-    and without the new ones, since a token's text can depend on what stands before it (spaces at
-    the start, characters over several tokens). `shown`: see Tokenizer.decode; `context` are tokens
-    that stand before the first.
+    The joined pieces are the text of all tokens, up to the number of replacement characters for
+    bytes that are not UTF-8. A piece is the difference between the text of the last few tokens with
+    and without the new ones, since a token's text can depend on what comes before it (spaces at the
+    start, characters over several tokens). `shown`: see Tokenizer.decode; `context`: the tokens
+    before the first one.
     """
 
     def __init__(
@@ -270,18 +268,18 @@ class StreamDecoder:
     ) -> None:
         self._tokenizer = tokenizer
         self._shown = shown
-        # A context that ends within a character would lend its bytes to the first piece.
+        # A context that ends within a character would add its bytes to the first piece.
         ends_whole = not tokenizer.decode(context).endswith(_REPLACEMENT)
         self._token_ids = list(context) if ends_whole else []
-        self._context = 0  # where the tokens start that give the next ones their context
-        self._emitted = len(self._token_ids)  # tokens whose text was given out
+        self._context = 0  # where the context of the next tokens starts
+        self._emitted = len(self._token_ids)  # tokens whose text has been returned
 
     def push(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty while a character is not whole."""
+        """The text that `token_id` completes; empty while a character is incomplete."""
         self._token_ids.append(token_id)
         piece = self._pending()
         num_pending = len(self._token_ids) - self._emitted
-        # A character has at most four bytes; what is pending for longer is none.
+        # A character has at most four bytes; if more is pending, it is not a character.
         if piece.endswith(_REPLACEMENT) and num_pending < MAX_PENDING_TOKENS:
             return ""
         if piece or num_pending >= MAX_PENDING_TOKENS:
@@ -310,7 +308,7 @@ def _literal(text: str) -> str:
 
 
 def _think_variables(think: ThinkLevel) -> dict[str, Any]:
-    """What the families' templates call it; a template does not see what it does not name."""
+    """`think` under every family's names for it; a template ignores the names it does not use."""
     if think == "off":
         return {"enable_thinking": False, "thinking": False}
     level = {} if think == "on" else {"reasoning_effort": think}
@@ -318,7 +316,7 @@ def _think_variables(think: ThinkLevel) -> dict[str, Any]:
 
 
 def _without_thoughts(text: str, markers: Markers) -> str:
-    """A prompt text after which the model answers at once."""
+    """The prompt text, continued so that the model answers at once."""
     if text.rstrip().endswith(markers.opens.rstrip()):
         return f"{text.rstrip()}\n\n{markers.closes}\n\n"
     return text + markers.skip
@@ -337,11 +335,11 @@ def load_backend(folder: Path) -> Backend:
     check_decoding(read_json_object(path, MAX_TOKENIZER_BYTES), path)
     try:
         backend = Backend.from_file(str(path))
-        # What a training run left behind; a prompt is never cut or padded.
+        # Settings left behind by training; a prompt is never cut or padded.
         backend.no_truncation()
         backend.no_padding()
         if isinstance(backend.model, BPE):
-            backend.model.dropout = None  # which would encode a text another way each time
+            backend.model.dropout = None  # would encode a text differently each time
         backend.encode("A probe: é 1", add_special_tokens=True)
     except (KeyboardInterrupt, SystemExit):
         raise
@@ -367,7 +365,7 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 def read_chat_templates(folder: Path, fallback_template: str | None = None) -> dict[str, str]:
-    """Templates by name; `fallback_template` where there is none. Raises: CheckpointError."""
+    """Templates by name; `fallback_template` if there is none. Raises: CheckpointError."""
     templates = _chat_templates(folder, _read_config(folder))
     if not templates and fallback_template is not None:
         return {"default": fallback_template}
@@ -380,13 +378,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_special_tokens(folder: Path, tokens: Mapping[str, str], backend: Backend) -> None:
-    """Whether the vocabulary has the tokens that the config names. Raises: CheckpointError."""
+    """Check that the vocabulary has the tokens that the config names. Raises: CheckpointError."""
     for name in ("bos_token", "eos_token"):
         if name in tokens and backend.token_to_id(tokens[name]) is None:
             raise CheckpointError(
                 f"{name} is {tokens[name]!r:.80}, which tokenizer.json does not have",
                 where=str(folder / "tokenizer_config.json"),
-                hint="the tokenizer's files are of different models or revisions",
+                hint="the tokenizer's files are from different models or revisions",
             )
 
 
@@ -410,7 +408,7 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
             return {"default": read_model_file(path, MAX_TEMPLATE_BYTES).decode("utf-8")}
         except UnicodeDecodeError as error:
             raise CheckpointError(
-                f"{path.name} is no text file: {error}", where=str(path)
+                f"{path.name} is not a text file: {error}", where=str(path)
             ) from error
     value = config.get("chat_template")
     if value is None:

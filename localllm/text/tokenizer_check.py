@@ -1,7 +1,7 @@
-"""Whether a stranger's vocabulary can be decoded at a cost that is linear in the tokens, and small.
+"""Checks that the cost of decoding an untrusted vocabulary is small, and linear in the tokens.
 
-Tokens become text within the process that computes, one by one, so no deadline guards it. What
-encodes may be anything: that is done in a process of its own.
+Tokens are decoded one by one in the process that computes, where no deadline guards the work.
+Encoding may cost anything: a separate process does that.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,10 +10,10 @@ from typing import Any
 
 from localllm.errors import CheckpointError
 
-# Characters of a token; the longest that the field's vocabularies have are some hundred.
+# Characters of a token; the longest in common vocabularies have some hundred.
 MAX_TOKEN_CHARS = 4096
-# How many times as long the decoder's steps together may make a text; a space in place of a mark
-# makes it no longer.
+# How many times as long the decoder's steps together may make a text; replacing a mark with a space
+# does not lengthen it.
 MAX_GROWTH = 8
 MAX_DECODERS = 32
 _HARMLESS = ("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece", "BPEDecoder")
@@ -21,7 +21,7 @@ _HINT = "report it to the model's publisher"
 
 
 def check_decoding(state: Mapping[str, Any], path: Path) -> None:
-    """`state`: what `tokenizer.json` at `path` holds. Raises: CheckpointError."""
+    """Check `state`, the contents of `tokenizer.json` at `path`. Raises: CheckpointError."""
     growth, num_decoders = 1.0, 0
     for decoder in _flat(state.get("decoder"), depth=0):
         num_decoders += 1
@@ -29,25 +29,25 @@ def check_decoding(state: Mapping[str, Any], path: Path) -> None:
         if kind == "Replace":
             growth *= _growth(decoder, path)
         elif kind not in (*_HARMLESS, "CTC"):
-            raise _refused(f"its decoder {kind!r:.60} is not known", path)
+            raise _refused(f"its decoder {kind!r:.60} is unknown", path)
     if growth > MAX_GROWTH or num_decoders > MAX_DECODERS:
         raise _refused(f"its decoder makes a text over {MAX_GROWTH} times as long", path)
     longest = max(map(len, _tokens(state)), default=0)
     if longest > MAX_TOKEN_CHARS:
-        raise _refused(f"a token has {longest:,} characters, at most {MAX_TOKEN_CHARS:,}", path)
+        raise _refused(f"a token has {longest:,} characters, over {MAX_TOKEN_CHARS:,}", path)
 
 
 def _growth(replace: Mapping[str, Any], path: Path) -> float:
-    """How many times as long a replacement makes a text at most."""
+    """How many times as long a replacement can make a text, at most."""
     pattern, content = replace.get("pattern"), replace.get("content")
     text = pattern.get("String") if isinstance(pattern, Mapping) else None
     if not isinstance(text, str) or not isinstance(content, str) or not text:
-        raise _refused("its decoder replaces what is no plain text", path)
+        raise _refused("its decoder replaces something that is not plain text", path)
     return max(1.0, len(content) / len(text))
 
 
 def _flat(decoder: Any, depth: int) -> Iterator[Mapping[str, Any]]:
-    """The decoders of a sequence, those of sequences within it too."""
+    """The decoders of a sequence, including those of nested sequences."""
     if not isinstance(decoder, Mapping) or depth > MAX_DECODERS:
         return
     parts = decoder.get("decoders")

@@ -1,8 +1,8 @@
-"""Tools that a model may call: how its family writes a call, the grammar of it, and the way back.
+"""Tool calls: how a model's family writes them, a grammar for them, and how to read them.
 
-Which way is read from the model's own chat template. Sources: Qwen2.5 and Hermes 3 (a JSON object
-between <tool_call> tags), Llama 3.1 (a lone object with "parameters"), Mistral (a list behind
-[TOOL_CALLS]; newer ones a name, [ARGS] and the arguments), each in its template.
+The model's own chat template shows the format. Sources: Qwen2.5 and Hermes 3 (a JSON object between
+<tool_call> tags), Llama 3.1 (a lone object with "parameters"), Mistral (a list after [TOOL_CALLS];
+newer ones a name, [ARGS] and the arguments), each in its template.
 """
 
 import json
@@ -20,7 +20,7 @@ from localllm.text.stop_strings import longest_overlap
 Way = Literal["auto", "required"]
 _JSON_PIECE = r'"(?:[^"\\]|\\.)*"|[{}:,]| '
 _HEAD = re.compile(r"\[TOOL_CALLS\]([^\[\]{}]{1,200})(?:\[CALL_ID\](\w+))?\[ARGS\]")
-# What ends a text of JSON, or goes on after it, or must not be in it.
+# In a JSON string: its end, an escape, or a character that must not be in it.
 _IN_TEXT = re.compile(r'["\\\x00-\x1f]')
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -46,8 +46,8 @@ class ToolCall:
 class ToolFormat:
     """How a call is written: `opens`, `before` NAME `between` ARGUMENTS `after`, `closes`.
 
-    Several are joined by `joint` between `opens` and `closes`; where it is None each has both, and
-    where it is empty there is only ever one. `first` may stand in front.
+    Several calls are joined by `joint` between `opens` and `closes`; if it is None, each call has
+    both, and if it is empty, there is only ever one. `first` may come before everything.
     """
 
     opens: str
@@ -60,7 +60,7 @@ class ToolFormat:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts that may be special tokens, and are to be seen all the same."""
+        """Texts that may be special tokens, and must be shown all the same."""
         return (self.first, self.opens, self.between, self.closes)
 
 
@@ -72,7 +72,7 @@ LLAMA = ToolFormat("", '{"name": "', '", "parameters": ', "}", "", "", first="<|
 
 
 def find_tool_format(template: str) -> ToolFormat | None:
-    """How the family of a chat template calls tools; None where it does not, as far as is known."""
+    """How the family of a chat template calls tools; None if no known format is found."""
     if "tools" not in template:
         return None
     if "[TOOL_CALLS]" in template:
@@ -93,10 +93,10 @@ def tool_grammar(
     are_parallel: bool = True,
     answer: Grammar | None = None,
 ) -> Grammar:
-    """What a model may answer that has `tools`: calls of them with arguments of their schemas, or,
-    unless they are `required`, a text; one of `answer`, a JSON schema, where that is given.
+    """What a model with `tools` may answer: calls whose arguments match the tools' schemas or,
+    unless `way` is "required", a text; if `answer`, a JSON schema, is given, one that matches it.
 
-    `as_lark` writes a literal text, special tokens by their numbers. Raises: RequestError.
+    `as_lark` writes a literal text, special tokens by their ids. Raises: RequestError.
     """
 
     def lark(text: str) -> str:
@@ -107,12 +107,12 @@ def tool_grammar(
         literals = f"{lark_literal(tool.name)} {as_lark(form.between)}"
         if form.before:
             head = form.before + json.dumps(tool.name, ensure_ascii=False)[1:-1] + form.between
-            # Piece by piece, as JSON is read: an answer in JSON may begin alike.
+            # Piece by piece, as JSON is read: an answer in JSON may begin in the same way.
             literals = " ".join(map(lark_literal, re.findall(_JSON_PIECE, head)))
         parameters = {"type": "object", **tool.parameters}
         if parameters["type"] != "object":
             raise RequestError(
-                f"the arguments of {tool.name} are no object by their schema", param="tools"
+                f"the schema of {tool.name} must describe an object of arguments", param="tools"
             )
         rules.append(f"tool_{i}: {literals} {_inline(parameters)} {lark(form.after)}")
     rules.append("one: " + " | ".join(f"tool_{i}" for i in range(len(tools))))
@@ -127,7 +127,7 @@ def tool_grammar(
     elif not form.opens:
         first = f"({lark(form.first)})?" if form.first else ""
         rules += [f"start: {first} calls | FREE", "FREE: /([^{](.|\\n)*)?/"]
-    elif lark(form.opens).startswith("<["):  # a token of its own, which no text is
+    elif lark(form.opens).startswith("<["):  # a token of its own, which no text has
         rules.append("start: TEXT calls?")
     else:
         tag = form.opens.rstrip("\n")
@@ -144,19 +144,19 @@ def _inline(schema: Any) -> str:
 
 
 class ToolCallSplitter:
-    """Splits a growing answer into text and calls; what turns out to be no call is text.
+    """Splits a growing answer into text and calls; what turns out not to be a call is text.
 
-    Each character is looked at a few times, however long the call is that it belongs to.
+    Each character is read only a few times, however long the call that it belongs to.
     """
 
     def __init__(self, form: ToolFormat) -> None:
         self._form = form
         self._tag = form.opens.rstrip("\n")
-        # What may begin a tag; the call under way, and where it ends.
+        # Text that may begin a tag; the call in progress, and the search for its end.
         self._held = ""
         self._call: list[str] = []
         self._end: _EndOfCall | None = None
-        # Without a tag: what the answer begins with, and whether that is no call.
+        # Without a tag: the beginning of the answer, and whether it is known not to be a call.
         self._beginning, self._is_said = "", False
 
     def push(self, piece: str) -> tuple[str, list[ToolCall]]:
@@ -186,14 +186,14 @@ class ToolCallSplitter:
             calls += found
 
     def flush(self) -> tuple[str, list[ToolCall]]:
-        """What was held back, when no more text comes."""
+        """The text and calls that were held back; call it when no more text comes."""
         call = "".join(self._call)
         calls = self._read(call) if call else []
         held, self._held, self._call, self._end = self._held, "", [], None
         return ("" if calls else call) + held, calls
 
     def _push_lone(self, piece: str) -> str:
-        """The text of a family that marks a call by nothing: an answer that begins like one is held
+        """`push` for a family without a mark for calls: an answer that begins like a call is held
         back.
         """
         if self._is_said:
@@ -216,19 +216,20 @@ class ToolCallSplitter:
 class _EndOfCall:
     """Finds the mark that ends a call, in text that comes in pieces.
 
-    Arguments may hold the mark too, in a text; outside of texts it is no JSON. A text that holds a
-    control character is none either, and what follows is looked at as if it had ended.
+    Arguments may hold the mark too, within a JSON string; outside of strings, it is not JSON. A
+    string that holds a control character is not JSON either; the search continues as if it had
+    ended there.
     """
 
     def __init__(self, mark: str) -> None:
-        """`mark` may be empty, for a call that goes on to the answer's end."""
+        """`mark` may be empty, for a call that continues to the answer's end."""
         self._mark = mark.strip("\n")
         self._outside = re.compile(rf'["{{]|{re.escape(self._mark)}')
         self._is_object = self._is_text = self._is_escaped = False
         self._overlap = ""
 
     def find(self, piece: str) -> int:
-        """Behind the mark, in `piece`; -1 where it does not end there."""
+        """The position after the mark in `piece`; -1 if the call does not end there."""
         if not self._mark:
             return -1
         seen, at = self._overlap + piece, 0
@@ -254,7 +255,7 @@ class _EndOfCall:
 
 
 def _read_named(text: str) -> list[ToolCall]:
-    """Calls that begin with their name, and maybe an id, in front of the arguments."""
+    """Calls that have their name, and maybe an id, before the arguments."""
     calls, place = list[ToolCall](), 0
     while (head := _HEAD.search(text, place)) is not None:
         place = head.end()
@@ -287,15 +288,15 @@ def _read_objects(text: str) -> list[ToolCall]:
 
 
 def _call(name: str, arguments: dict[str, Any], given: Any) -> ToolCall | None:
-    """None where the arguments cannot be written as JSON: numbers without end."""
+    """None if the arguments cannot be written as JSON: infinity or NaN."""
     try:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
         written.encode()
-    except UnicodeEncodeError:  # half a character can only be escaped
+    except UnicodeEncodeError:  # a lone surrogate can only be escaped
         written = json.dumps(arguments)
     except ValueError:
         return None
-    # Nine letters and figures: what Mistral's templates insist on, and others take.
+    # Nine letters and digits: Mistral's templates insist on that, and others accept it.
     own = "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
     is_usable = isinstance(given, str) and re.fullmatch("[A-Za-z0-9]{9}", given)
     return ToolCall(given if is_usable else own, name, written)

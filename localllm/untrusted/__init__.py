@@ -1,1 +1,1 @@
-"""Work whose cost strangers decide, in a process that can be killed."""
+"""Work on untrusted input, in processes that can be killed."""

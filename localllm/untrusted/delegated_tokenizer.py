@@ -1,4 +1,4 @@
-"""A tokenizer whose work with strangers' texts is done in another process."""
+"""A tokenizer that has untrusted text processed in another process."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -25,25 +25,25 @@ from localllm.untrusted.messages import (
 )
 from localllm.untrusted.worker import StoppedError, WaitedError
 
-# For a text or conversation of no length, and what each byte adds: a loaded machine encodes a
-# megabyte in a second.
+# Seconds for an empty text or conversation, and the bytes that add another second: a busy machine
+# encodes a megabyte in a second.
 _JOB_S, _BYTES_PER_S = 3.0, 250_000
 R = TypeVar("R", TokenIds, TokenCount, ChatPrompt, Rendered)
-_HINT = "a shorter text; or the model's tokenizer or chat template is at fault"
+_HINT = "a shorter text; otherwise the model's tokenizer or chat template is at fault"
 
 
 class Elsewhere(Protocol):
-    """Where the work is done."""
+    """A way to have the work done outside this process."""
 
     def warm(self) -> None:
-        """Get ready, without waiting for it."""
+        """Start getting ready, without waiting for it."""
 
     def ask(self, job: TextJob, seconds: float) -> Result:
-        """Have a job done. Raises: LocalLLMError, StoppedError."""
+        """Run a job. Raises: LocalLLMError, StoppedError."""
 
 
 class DelegatedTokenizer(Tokenizer):
-    """See Tokenizer. Tokens become text here, texts become tokens elsewhere."""
+    """See Tokenizer. Tokens are decoded here; text is encoded elsewhere."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class DelegatedTokenizer(Tokenizer):
     def encode(
         self, text: str, *, add_special_tokens: bool, parse_special: bool = False
     ) -> list[int]:
-        """See Tokenizer. Raises: also RequestError for a text that takes too long or too much."""
+        """See Tokenizer. Raises: also RequestError if encoding takes too much time or memory."""
         job = EncodeText(text_to_bytes(text), add_special_tokens, parse_special)
         return list(self._have_done(job, TokenIds).token_ids)
 
@@ -99,9 +99,9 @@ class DelegatedTokenizer(Tokenizer):
         try:
             result = self._elsewhere.ask(job, _JOB_S + job.num_bytes / _BYTES_PER_S)
             if not isinstance(result, expected):
-                raise StoppedError("its process answered something else")
+                raise StoppedError("its process sent an unexpected reply")
         except WaitedError as error:
-            raise BusyError("other prompts are being read", hint="ask again in a moment") from error
+            raise BusyError("busy reading other prompts", hint="ask again in a moment") from error
         except StoppedError as error:
             if isinstance(job, EncodeChat | RenderChat):
                 what = "the chat template was stopped"

@@ -1,8 +1,6 @@
-"""What a worker does with a grammar: it is compiled and followed for a while; see GrammarTrials."""
+"""A worker's jobs on grammars: compile one and follow it for some tokens; see GrammarTrials."""
 
-import ctypes
 import time
-from contextlib import suppress
 from functools import partial
 
 from llguidance import LLMatcher, LLTokenizer
@@ -11,16 +9,16 @@ from localllm.engine.form_ends import FormEnds
 from localllm.engine.matcher import LONGEST_WAY, MAX_FORCED
 from localllm.grammars.parser_limits import parser_limits
 from localllm.grammars.vocabulary import single_token
-from localllm.process.memory import resident_bytes
+from localllm.process.memory import resident_bytes, return_freed
 from localllm.untrusted.messages import OpenGrammars, Trial, TryGrammar, Work
 from localllm.untrusted.worker_process import Jobs
 
-# Tokens that a trial follows a grammar for: its states cost most where they are met first.
+# Tokens for which a trial follows a grammar: its states cost most when first reached.
 _STEPS = 24
 
 
 def open_grammar_jobs(opening: OpenGrammars) -> Jobs:
-    """The jobs for the tokens of one model."""
+    """A function that does the jobs, for the tokens of one model."""
     tokens = LLTokenizer(
         opening.tokenizer, n_vocab=opening.vocab_size, eos_token=list(opening.eos) or None
     )
@@ -30,17 +28,17 @@ def open_grammar_jobs(opening: OpenGrammars) -> Jobs:
             case TryGrammar(source):
                 return try_grammar(tokens, source)
             case _:
-                raise ValueError(f"no grammar: {type(work).__name__}")
+                raise ValueError(f"not a grammar: {type(work).__name__}")
 
     return do
 
 
 def try_grammar(tokens: LLTokenizer, source: str) -> Trial:
-    """Compile `source`, and do at its beginning and behind some tokens that it admits what a step
-    of an engine does.
+    """Compile `source`, then do what an engine's step does, at its beginning and after each of some
+    tokens that it allows.
 
-    The trial tells what is wrong with it, or the seconds of the slowest step, and the bytes that
-    all of it took.
+    The trial reports what is wrong with it, or the seconds of the slowest step, and the bytes that
+    everything took.
     """
     before = _held_bytes()
     state = LLMatcher(tokens, source, log_level=0, limits=parser_limits())
@@ -48,14 +46,14 @@ def try_grammar(tokens: LLTokenizer, source: str) -> Trial:
     slowest_s, error = 0.0, state.get_error() if state.is_error() else ""
     for step in range(_STEPS):
         if state.is_error() or state.is_stopped():
-            break  # further on it is no fault of the grammar, but of the way that was taken
+            break  # later on, it is not the grammar's fault, but due to the tokens taken
         began_s = time.process_time()
         state.compute_ff_tokens()
         forced_s = time.process_time() - began_s
         ends.way(state, LONGEST_WAY)
         mask = state.compute_bitmask()
         step_s = time.process_time() - began_s
-        # Where forced text is drafted, each position of the draft asks what is forced, twice.
+        # If forced text is drafted, each position of the draft computes it twice.
         slowest_s = max(slowest_s, step_s + 2 * MAX_FORCED * forced_s)
         if step == 0:
             error = state.get_error() if state.is_error() else ""
@@ -67,7 +65,7 @@ def try_grammar(tokens: LLTokenizer, source: str) -> Trial:
 
 
 def _nth_allowed(mask: bytes, count: int) -> int | None:
-    """The id of some token that a mask admits, another one for each `count`."""
+    """The id of some token that a mask allows, a different one for each `count`."""
     places = [place for place, byte in enumerate(mask) if byte]
     if not places:
         return None
@@ -77,7 +75,6 @@ def _nth_allowed(mask: bytes, count: int) -> int | None:
 
 
 def _held_bytes() -> int:
-    """Memory that the process holds, without what was freed."""
-    with suppress(OSError, AttributeError):  # another C library has no such call
-        ctypes.CDLL(None).malloc_trim(0)
+    """Memory that the process holds, after giving back what was freed."""
+    return_freed()
     return resident_bytes()

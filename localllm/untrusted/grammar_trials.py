@@ -1,4 +1,4 @@
-"""Grammars of strangers are compiled in another process first, which shows what they cost."""
+"""Compiles untrusted grammars in another process first, to find out what they cost."""
 
 from collections.abc import Collection
 
@@ -8,7 +8,7 @@ from localllm.untrusted.messages import OpenGrammars, Trial, TryGrammar
 from localllm.untrusted.worker import StoppedError, WaitedError
 from localllm.untrusted.worker_pool import WorkerPool
 
-# For what a token takes of a step; and what a grammar may hold of memory.
+# The most seconds that a token may take, and the most memory that a grammar may hold.
 STEP_S, GRAMMAR_BYTES = 0.1, 64 << 20
 _HINT = "a simpler schema or grammar"
 
@@ -24,14 +24,14 @@ class GrammarTrials:
         self._pool.warm()
 
     def try_(self, source: str) -> Trial:
-        """Compile `source`, as the compiler reads it, and follow it for a while.
+        """Compile `source`, written for the compiler, and follow it for some tokens.
 
         Raises: RequestError for a grammar that takes too long, or too much memory.
         """
         try:
             trial = self._pool.ask(TryGrammar(source), MAX_GRAMMAR_SECONDS)
             if not isinstance(trial, Trial):
-                raise StoppedError("its process answered something else")
+                raise StoppedError("its process sent an unexpected reply")
         except WaitedError as error:
             raise BusyError(
                 "other grammars are being compiled", param="grammar", hint="ask again in a moment"
@@ -39,7 +39,7 @@ class GrammarTrials:
         except StoppedError as error:
             raise _too_complex(f"it could not be compiled: {error}") from error
         if trial.step_s > STEP_S:
-            raise _too_complex("what may come next takes too long to find out")
+            raise _too_complex("finding the allowed tokens takes too long")
         if trial.num_bytes > GRAMMAR_BYTES:
             raise _too_complex(f"it takes {trial.num_bytes >> 20:,} MB of memory")
         return trial

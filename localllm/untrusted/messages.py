@@ -1,9 +1,9 @@
-"""What a worker is told, and what it says.
+"""Messages to and from a worker.
 
     OpenTexts or OpenGrammars → Opened | Failed | Stopped
     then, any number of times, Job → a result | Failed | Stopped
 
-What strangers wrote is bytes here: only the job that reads it takes it apart, within its limits.
+Untrusted text is bytes here: only the job that reads it decodes it, within the job's limits.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from localllm.process.limits import AtMost, Within
 from localllm.process.messages import Failed
 from localllm.text.prompt import Prompt, ThinkLevel
 
-# JSON and texts may hold half a pair of surrogates, which is found out where they are encoded.
+# JSON and texts may hold lone surrogates, which are found when they are encoded.
 _TEXT_CODING = ("utf-8", "surrogatepass")
 _Seconds = Annotated[float, Within(0, 1e6)]
 
@@ -25,13 +25,13 @@ def text_to_bytes(text: str) -> bytes:
 
 
 def bytes_to_text(data: bytes) -> str:
-    """The text that `text_to_bytes` was given. Raises: UnicodeDecodeError."""
+    """The text that was given to `text_to_bytes`. Raises: UnicodeDecodeError."""
     return data.decode(*_TEXT_CODING)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTexts:
-    """The jobs are texts for the tokenizer of a folder, whose vocabulary has so many bytes."""
+    """The jobs are texts for the tokenizer of a folder; its vocabulary has `num_bytes` bytes."""
 
     folder: Annotated[str, AtMost(1 << 16)]
     fallback_template: str | None
@@ -48,7 +48,7 @@ class OpenGrammars:
 
     @property
     def num_bytes(self) -> int:
-        """Of what is read to begin with."""
+        """Bytes that are read at the start."""
         return len(self.tokenizer)
 
 
@@ -62,7 +62,7 @@ class EncodeText:
 
     @property
     def num_bytes(self) -> int:
-        """Of what strangers wrote."""
+        """Bytes of untrusted input."""
         return len(self.text)
 
 
@@ -75,7 +75,7 @@ class CountTokens:
 
     @property
     def num_bytes(self) -> int:
-        """Of what strangers wrote."""
+        """Bytes of untrusted input."""
         return len(self.text)
 
 
@@ -91,7 +91,7 @@ class EncodeChat:
 
     @property
     def num_bytes(self) -> int:
-        """Of what strangers wrote."""
+        """Bytes of untrusted input."""
         return len(self.conversation)
 
 
@@ -104,19 +104,19 @@ class RenderChat:
 
     @property
     def num_bytes(self) -> int:
-        """Of what strangers wrote."""
+        """Bytes of untrusted input."""
         return len(self.conversation)
 
 
 @dataclass(frozen=True, slots=True)
 class TryGrammar:
-    """Compile a grammar, and follow it for a while. → Trial."""
+    """Compile a grammar, and follow it for some tokens. → Trial."""
 
     source: str
 
     @property
     def num_bytes(self) -> int:
-        """Of what strangers wrote."""
+        """Bytes of untrusted input."""
         return len(self.source)
 
 
@@ -129,7 +129,7 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """How many tokens a text has at least."""
+    """A lower bound on a text's tokens."""
 
     count: int
 
@@ -150,8 +150,8 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How a grammar fared. `error`: what is wrong with it, as the compiler says, or nothing;
-    `step_s`: what a token takes of a step, at its slowest.
+    """The cost of a grammar. `error`: the compiler's message, empty if there is none; `step_s`: the
+    most seconds that a token took.
     """
 
     error: str
@@ -166,7 +166,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The work went over a limit, or died."""
+    """The work exceeded a limit, or crashed."""
 
     reason: Annotated[str, AtMost(1 << 16)]
 
@@ -180,7 +180,7 @@ Result = TextResult | Trial
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Work, and the seconds that it may take."""
+    """Work, and the seconds it may take."""
 
     seconds: _Seconds
     work: Work

@@ -1,4 +1,4 @@
-"""What a worker does with a model's tokenizer and chat template; see DelegatedTokenizer."""
+"""A worker's jobs with a model's tokenizer and chat template; see DelegatedTokenizer."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ from localllm.untrusted.worker_process import Jobs
 
 
 def open_text_jobs(opening: OpenTexts) -> Jobs:
-    """The jobs for the tokenizer of a folder. Raises: CheckpointError."""
+    """A function that does the jobs, with the tokenizer of a folder. Raises: CheckpointError."""
     tokenizer = Tokenizer.from_folder(Path(opening.folder), opening.fallback_template)
     return lambda work: run_text_job(tokenizer, work)
 
@@ -32,7 +32,7 @@ def open_text_jobs(opening: OpenTexts) -> Jobs:
 def run_text_job(tokenizer: Tokenizer, work: Work) -> TextResult:
     """Encode, count or render, as DelegatedTokenizer asks.
 
-    Raises: RequestError, TemplateError; ValueError or TypeError for what it would not ask.
+    Raises: RequestError, TemplateError; ValueError or TypeError for work it would not ask for.
     """
     match work:
         case EncodeText(text, add_special_tokens, parse_special):
@@ -54,9 +54,9 @@ def run_text_job(tokenizer: Tokenizer, work: Work) -> TextResult:
             messages, tools, variables = _read(conversation)
             rendered = tokenizer.render_chat(messages, tools, think=think, **variables)
             return Rendered(text_to_bytes(rendered))
-    raise ValueError(f"no text: {type(work).__name__}")
+    raise ValueError(f"not a text: {type(work).__name__}")
 
 
 def _read(conversation: bytes) -> Any:
-    """Its messages, its tools and the template's variables."""
+    """The conversation's messages, its tools and the template's variables."""
     return json.loads(bytes_to_text(conversation))

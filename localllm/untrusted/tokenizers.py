@@ -1,4 +1,4 @@
-"""A folder's tokenizer, as far from this process as its author is from its user."""
+"""Opens a folder's tokenizer; unless it is the built-in one, a separate process does its work."""
 
 import hashlib
 from contextlib import suppress
@@ -30,8 +30,8 @@ _BUILT_IN = Path(__file__).parents[1] / "pocket"
 
 
 def open_tokenizer(folder: Path, fallback_template: str | None = None) -> Tokenizer:
-    """The tokenizer of a model's folder; the built-in one works in this process, any other in a
-    process of its own, which has to have read it once before this one does.
+    """The tokenizer of a model's folder. The built-in one works in this process; any other works in
+    a process of its own, which must have read it once before this process reads it.
 
     Raises: CheckpointError.
     """
@@ -51,7 +51,7 @@ def open_tokenizer(folder: Path, fallback_template: str | None = None) -> Tokeni
                 hint="report it to the model's publisher",
             ) from error
         if mark is not None:
-            with suppress(OSError):  # it is only read again the next time
+            with suppress(OSError):  # without the mark, it is read twice the next time too
                 write_private(mark, b"")
     backend = load_backend(folder)
     special_tokens = read_special_tokens(folder)
@@ -71,8 +71,8 @@ def is_built_in(folder: Path) -> bool:
 
 
 def _mark_of(data: bytes) -> Path | None:
-    """Where it is kept that a process of these versions has read a vocabulary; None where nothing
-    can be kept.
+    """The file that marks a vocabulary as read once by a process of these versions; None if there
+    is no place for it.
     """
     folder = private_folder(cache_folder("tokenizers"), "each vocabulary is read twice")
     digest = hashlib.sha256(data)

@@ -1,7 +1,7 @@
-"""A process for work whose cost strangers decide: their templates, tokenizers, grammars.
+"""A process for work on untrusted templates, tokenizers and grammars, whose cost is unknown.
 
-Code in C can be stopped from within its process neither by a deadline nor by Ctrl-C. This process
-has limits of memory and time, can be killed at any moment, and is started again.
+Neither a deadline nor Ctrl-C can stop code in C from within its process. This process has limits on
+memory and time, can be killed at any moment, and is then restarted.
 """
 
 import socket
@@ -29,26 +29,26 @@ from localllm.untrusted.messages import (
 _CHUNK = 1 << 18
 # Replies are token ids and rendered prompts; messages are as large as texts that are encoded.
 _MAX_REPLY_BYTES = 1 << 30
-# For the process to start and to read what its work is about: a large vocabulary takes a second.
+# For the process to start and to read its vocabulary: a large one takes a second.
 OPEN_S = 60.0
-_NONSENSE = "its process answered something else"
-# How often who waits looks up, so that Ctrl-C is heard.
+_NONSENSE = "its process sent an unexpected reply"
+# One wait for a reply, short enough to notice Ctrl-C.
 _LOOK_S = 0.1
 
 
 class StoppedError(Exception):
-    """The work was stopped, or its process has died; the text says why."""
+    """The work was stopped, or its process has died; the message says why."""
 
 
 class WaitedError(StoppedError):
-    """The work was not begun: that of others took the time."""
+    """The work was not started: other work took its time."""
 
 
 class Worker:
-    """One process; it does one job at a time, and one thread asks at a time."""
+    """One process, which does one job at a time. Only one thread at a time may use it."""
 
     def __init__(self, opening: Opening) -> None:
-        """`opening` says what the work is about."""
+        """`opening` says what the jobs will be about."""
         self._opening = opening
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -61,9 +61,9 @@ class Worker:
             self._spawn()
 
     def open(self) -> None:
-        """Wait until the process has read what its work is about.
+        """Wait until the process is ready for jobs.
 
-        Raises: LocalLLMError for what it says is wrong; StoppedError.
+        Raises: the LocalLLMError that the process reports; StoppedError.
         """
         if self._process is not None and self._process.poll() is not None:
             self._kill()
@@ -73,10 +73,9 @@ class Worker:
             self._is_open = True
 
     def ask(self, work: Work, seconds: float) -> Result:
-        """Have a job done. The process is killed after `seconds`, which its start does not count
-        to.
+        """Run a job. The process is killed after `seconds`, not counting its start.
 
-        Raises: LocalLLMError for what the work says is wrong; StoppedError.
+        Raises: the LocalLLMError that the job reports; StoppedError.
         """
         self.open()
         deadline = time.monotonic() + seconds
@@ -97,7 +96,7 @@ class Worker:
 
     def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
-        # -P: the folder that this runs in is no place to import from.
+        # -P: import nothing from the current folder.
         command = [sys.executable, "-P", "-m", "localllm.untrusted.worker_process"]
         with theirs:
             try:
@@ -107,7 +106,7 @@ class Worker:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for who asks
+                    start_new_session=True,  # Ctrl-C is for the process that asks
                 )
             except OSError as error:
                 ours.close()
@@ -115,7 +114,7 @@ class Worker:
         ours.settimeout(_LOOK_S)
         self._channel, self._is_open = ours, False
         self._unpacker = Unpacker(FROM_WORKER, _MAX_REPLY_BYTES)
-        with suppress(OSError):  # it has died, which is told when its reply is waited for
+        with suppress(OSError):  # it has died; waiting for its reply reports that
             self._send(self._opening, time.monotonic() + OPEN_S)
 
     def _send(self, message: ToWorker, deadline: float) -> None:
@@ -129,7 +128,7 @@ class Worker:
                     raise
 
     def _receive(self, deadline: float, seconds: float) -> Opened | Result:
-        """The reply. Whatever else ends the wait, Ctrl-C too, ends the process."""
+        """Wait for the reply. Anything else that ends the wait, Ctrl-C too, kills the process."""
         try:
             reply = self._next_message(deadline, seconds)
         except BaseException:
@@ -155,7 +154,7 @@ class Worker:
             except OSError:
                 data = b""
             if not data:
-                raise StoppedError("its process has ended, as one does that takes too much memory")
+                raise StoppedError("its process has ended, perhaps for taking too much memory")
             try:
                 for message in self._unpacker.feed(data):
                     return message

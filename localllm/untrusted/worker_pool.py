@@ -1,4 +1,4 @@
-"""Workers for several threads that ask: what is small does not wait behind what is large."""
+"""Workers for several threads; small jobs do not wait behind large ones."""
 
 import time
 import weakref
@@ -7,10 +7,10 @@ from threading import BoundedSemaphore, Condition
 from localllm.untrusted.messages import Opening, Result, Work
 from localllm.untrusted.worker import OPEN_S, WaitedError, Worker
 
-# One of them is never with a large job.
+# One of them is always kept free of large jobs.
 _MAX_WORKERS = 2
 LARGE_BYTES = 1 << 16
-_WAITED = "other work took the time that it had"
+_WAITED = "other work took the time it had"
 
 
 class WorkerPool:
@@ -40,7 +40,7 @@ class WorkerPool:
             self._give_back(worker)
 
     def ask(self, work: Work, seconds: float) -> Result:
-        """Have a job done within `seconds`, which waiting for the jobs of others counts to.
+        """Run a job within `seconds`, which include waiting for other jobs.
 
         Raises: as Worker.ask.
         """
@@ -59,7 +59,7 @@ class WorkerPool:
                 self._large.release()
 
     def close(self) -> None:
-        """End the processes; what they are at ends with StoppedError."""
+        """End the processes; their current jobs end with StoppedError."""
         _close_all(self._all)
 
     def _take(self, deadline: float) -> Worker:

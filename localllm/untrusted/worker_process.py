@@ -1,7 +1,7 @@
 """The process of a Worker: `python -m localllm.untrusted.worker_process FD`; see messages.py.
 
-It can neither write files nor take more memory than a job may. A timer of the system ends it where
-a job goes over its seconds and nobody is left to kill it.
+It can neither write files nor take more memory than a job may. A system timer ends it if a job
+exceeds its time and nobody is left to kill it.
 """
 
 import resource
@@ -13,7 +13,7 @@ from functools import partial
 
 from localllm.errors import LocalLLMError
 from localllm.process.frames import Unpacker
-from localllm.process.memory import address_bytes
+from localllm.process.memory import address_bytes, return_large_blocks
 from localllm.process.messages import Failed
 from localllm.untrusted.messages import (
     FROM_WORKER,
@@ -32,10 +32,10 @@ from localllm.untrusted.messages import (
 
 _CHUNK = 1 << 18
 _MAX_MESSAGE_BYTES = 1 << 30
-# Above what the process has when a job begins; and for each byte of the job's message, since an
-# encoded text takes some hundred bytes a token.
+# Memory beyond what the process has when a job begins, plus this for each byte of the job's input:
+# an encoded text takes some hundred bytes a token.
 JOB_BYTES, JOB_BYTES_PER_BYTE = 512 << 20, 128
-# A vocabulary takes some ten times the room of its file.
+# A vocabulary takes some ten times the size of its file.
 OPEN_BYTES, OPEN_BYTES_PER_BYTE = 1 << 30, 16
 _OPEN_S, _SPARE_S = 60.0, 2.0
 
@@ -43,7 +43,7 @@ Jobs = Callable[[Work], Result]
 
 
 def open_jobs(opening: Opening) -> Jobs:
-    """What does the jobs of a kind. Raises: LocalLLMError."""
+    """The function that does the jobs for `opening`. Raises: LocalLLMError."""
     match opening:
         case OpenTexts():
             from localllm.untrusted.text_jobs import open_text_jobs
@@ -56,10 +56,10 @@ def open_jobs(opening: Opening) -> Jobs:
 
 
 def _limit(num_bytes: int) -> None:
-    """Allow so many bytes more than the process has now."""
+    """Limit the process to `num_bytes` more than it has now."""
     taken = address_bytes()
     if taken == 0:
-        return  # a system that does not tell; then time is the limit
+        return  # the system does not report it; only time is limited then
     soft = taken + num_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:
@@ -76,7 +76,7 @@ def _answer(work: Callable[[], FromWorker], seconds: float, num_bytes: int) -> F
         return Failed(error)
     except MemoryError:
         return Stopped(f"it took over {num_bytes >> 20:,} MB of memory")
-    except BaseException as error:  # panics of Rust code are no Exceptions
+    except BaseException as error:  # panics of Rust code are not Exceptions
         return Stopped(f"{type(error).__name__}: {error!s:.200}")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -89,7 +89,8 @@ def _messages(channel: socket.socket) -> Iterator[ToWorker]:
 
 
 def main() -> int:
-    """The process; returns its exit code."""
+    """Run the process; returns its exit code."""
+    return_large_blocks()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))

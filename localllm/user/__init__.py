@@ -1,1 +1,1 @@
-"""What is the user's: settings, places of files, kinds of caches."""
+"""The user's settings, the places of files, and the kinds of caches."""

@@ -1,4 +1,4 @@
-"""What localllm keeps in its cache folder, by kind; all of it can be made again."""
+"""What localllm keeps in its cache folder, by kind; all of it can be recreated."""
 
 import fcntl
 import os
@@ -13,14 +13,14 @@ from localllm.user.places import cache_folder, prefix_folder
 
 @dataclass(frozen=True, slots=True)
 class CacheKind:
-    """A folder of one kind of thing."""
+    """A cache folder and what it holds."""
 
     name: str
     meaning: str
     folder: Path
 
     def num_bytes(self) -> int:
-        """Of all files in it."""
+        """Bytes of all files in the folder."""
         num_bytes = 0
         for root, _, names in os.walk(self.folder):
             for name in names:
@@ -29,13 +29,13 @@ class CacheKind:
         return num_bytes
 
     def clear(self) -> None:
-        """Delete it. Raises: DiskError, also where somebody is at work in it."""
+        """Delete the folder. Raises: DiskError, also if a quantization is running in it."""
         for lock in self.folder.glob("*.unfinished/lock"):
             if lock.is_file() and _is_held(lock):
                 raise DiskError(
-                    f"a quantization is under way in {lock.parent.name}",
+                    f"a quantization is running in {lock.parent.name}",
                     where=f"process {lock.read_text().strip() or 'unknown'}",
-                    hint="wait for it, or end it",
+                    hint="wait for it, or stop it",
                 )
         try:
             if self.folder.exists():
@@ -57,16 +57,16 @@ def _is_held(lock: Path) -> bool:
 
 
 def cache_kinds(prefixes: str | None) -> list[CacheKind]:
-    """All kinds, the dearest to make again first; `prefixes`: the folder that was chosen for them,
-    if any.
+    """All kinds, the most expensive to recreate first; `prefixes`: the folder chosen for them, if
+    any.
     """
     meanings = {
         "quantized": "models that were quantized here",
         "prefixes": "keys and values of prompts, for --cache-disk",
-        "tunings": "which sizes of kernels are fastest on this GPU",
+        "tunings": "which kernel sizes are fastest on this GPU",
         "self-checks": "which kernels work on this GPU, and how fast",
         "kernels": "the C kernels, compiled for this processor",
-        "downloads": "which downloaded files were held against their hashes",
+        "downloads": "which downloaded files were checked against their hashes",
     }
     folders = {name: cache_folder(name) for name in meanings}
     folders["prefixes"] = prefix_folder(prefixes)

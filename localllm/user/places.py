@@ -1,6 +1,6 @@
-"""Where localllm keeps what is the user's: settings, conversations, what can be made again.
+"""Where localllm keeps the user's files: settings, conversations, caches.
 
-By the XDG base directory specification, on every system alike, so that what is written down once
+The places follow the XDG base directory specification on every system, so that one description
 holds everywhere. Nothing here makes a folder.
 """
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 from localllm.errors import RequestError
 
-# Below a file there are no files, not even for root.
+# Nothing can exist below a file, not even for root.
 _NOWHERE = Path(os.devnull) / "no-home-folder"
 
 
 def config_file() -> Path:
-    """Settings that hold where neither a flag nor a variable says otherwise."""
+    """Settings that apply unless a flag or a variable overrides them."""
     return _folder("XDG_CONFIG_HOME", ".config") / "config.toml"
 
 
 def user_catalog() -> Path:
-    """Models of the user's own, in the form of models.toml."""
+    """The user's own models, in the format of models.toml."""
     return _folder("XDG_CONFIG_HOME", ".config") / "models.toml"
 
 
@@ -30,17 +30,17 @@ def sessions_file() -> Path:
 
 
 def history_file() -> Path:
-    """What was typed."""
+    """The lines that the user has typed."""
     return _folder("XDG_DATA_HOME", ".local/share") / "history"
 
 
 def cache_folder(kind: str) -> Path:
-    """What can be made again, by kind: quantized, prefixes, kernels, tunings, downloads."""
+    """What can be recreated, by kind: quantized, prefixes, kernels, tunings, downloads."""
     return _folder("XDG_CACHE_HOME", ".cache") / kind
 
 
 def runtime_folder() -> Path:
-    """What lives as long as the session of the user: sockets of running engines."""
+    """Files that live as long as the user's login session: sockets of running engines."""
     chosen = os.environ.get("XDG_RUNTIME_DIR")
     if chosen:
         return Path(chosen) / "localllm"
@@ -48,9 +48,9 @@ def runtime_folder() -> Path:
 
 
 def prefix_folder(chosen: str | None) -> Path:
-    """Keys and values of prompts; in `chosen`, a folder of the user's, it has one of its own.
+    """The folder for keys and values of prompts; in `chosen`, if the user gave a folder.
 
-    Raises: RequestError for a `~` that stands for nothing.
+    Raises: RequestError for a `~` that cannot be expanded.
     """
     if chosen is None:
         return cache_folder("prefixes")
@@ -63,8 +63,8 @@ def prefix_folder(chosen: str | None) -> Path:
 
 
 def lost_places() -> list[str]:
-    """The variables that would have to say where things are kept, since the user has no folder: in
-    a container HOME may be unset and the user unknown. Empty where all have a place.
+    """The variables that would have to be set because the user has no home folder: in a container
+    HOME may be unset and the user unknown. Empty if everything has a place.
     """
     if home_folder() != _NOWHERE:
         return []
@@ -73,8 +73,8 @@ def lost_places() -> list[str]:
 
 
 def home_folder() -> Path:
-    """The user's folder; where there is none, a place where nothing is and nothing can be made, so
-    that what is looked for is not found, and what cannot be kept is said to be lost.
+    """The user's home folder. If there is none, a place where nothing exists and nothing can be
+    created: files there are not found, and what cannot be saved is reported.
     """
     try:
         return Path.home()

@@ -1,4 +1,4 @@
-"""The user's settings: a flat TOML file of what flags are when nobody says otherwise."""
+"""The user's settings: a flat TOML file with default values of flags."""
 
 import os
 import tomllib
@@ -13,9 +13,9 @@ _MAX_BYTES = 1_000_000
 
 
 def read_settings() -> dict[str, Any]:
-    """Values by the name of their flag, with `_` for `-`; none where LOCALLLM_NO_CONFIG is set.
+    """Values by the name of their flag, with `_` for `-`; empty if LOCALLLM_NO_CONFIG is set.
 
-    Raises: CatalogError (exit code 2), with the line, for a file that is broken.
+    Raises: CatalogError (exit code 2), with the line, for a malformed file.
     """
     path = config_file()
     if os.environ.get("LOCALLLM_NO_CONFIG") or not os.path.lexists(path):
@@ -27,13 +27,13 @@ def read_settings() -> dict[str, Any]:
         raise CatalogError(
             f"the settings cannot be read: {reason}",
             where=str(path),
-            hint="mend the file, or leave it aside: localllm --no-config ...",
+            hint="fix the file, or ignore it: localllm --no-config ...",
             exit_code=ExitCode.USAGE,
         ) from error
     return {name.replace("-", "_"): value for name, value in raw.items()}
 
 
 def default_model() -> str | None:
-    """The model where none is named: LOCALLLM_MODEL, else the user's setting."""
+    """The model to use if none is named: LOCALLLM_MODEL, else the user's setting."""
     named = os.environ.get("LOCALLLM_MODEL") or read_settings().get(DEFAULT_MODEL)
     return str(named) if named else None

@@ -98,7 +98,7 @@ def test_divergence_and_agreement_are_those_of_the_two_distributions(tmp_path: P
 def test_models_with_other_vocabularies_are_not_compared(
     make_checkpoint: Callable[..., Path],
 ) -> None:
-    with pytest.raises(RequestError, match="different tokens"):
+    with pytest.raises(RequestError, match="tokenize the text differently"):
         evaluate(TEXT, [str(make_checkpoint()), "pocket"], EngineConfig())
 
 

@@ -21,7 +21,7 @@ from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import RequestError
 from localllm.hub.checkpoint import open_checkpoint
 from localllm.text.grammar import MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_DEPTH, Grammar
-from localllm.text.prompt import Prompt
+from localllm.text.prompt import Conversation, Prompt
 from localllm.text.thinking import Markers
 from localllm.text.tokenizer import Tokenizer
 
@@ -49,8 +49,8 @@ def answers(llm: LLM, temperatures: Sequence[float]) -> dict[str, tuple[str, str
         )
         for i, schema in enumerate(SCHEMAS.values())
     ]
-    prompt = llm.model.prompts.chat(QUESTION)
-    running = [llm.model.stream(prompt, each) for each in params]
+    prompt = llm.model.prompts.write(Conversation(QUESTION))
+    running = [llm.model.ask(prompt, each) for each in params]
     for _, events in running:
         for event in events:
             assert event.error is None, event.error
@@ -157,7 +157,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_cannot_be_followed_is_refused_at_once(llm: LLM, name: str) -> None:
     began = time.monotonic()
-    with pytest.raises(RequestError, match="cannot be followed") as found:
+    with pytest.raises(RequestError, match="cannot be used") as found:
         check_grammar(REFUSED[name])
     assert found.value.param == "grammar"
     [completion] = llm.chat(QUESTION, llm.sampling_params(grammar=REFUSED[name]))
@@ -193,7 +193,7 @@ def test_what_cannot_be_followed_is_refused_at_once(llm: LLM, name: str) -> None
 def test_a_refusal_says_what_is_wrong_and_where(grammar: Grammar, reason: str, where: str) -> None:
     with pytest.raises(RequestError) as found:
         check_grammar(grammar)
-    assert f"cannot be followed: {reason}" in found.value.message
+    assert f"cannot be used: {reason}" in found.value.message
     assert found.value.where == where
     assert "coerce" not in str(found.value)
 
@@ -269,7 +269,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", sorted(BOMBS))
 def test_a_bomb_is_refused_or_costs_little(llm: LLM, name: str) -> None:
-    prompt = llm.model.prompts.chat(QUESTION)
+    prompt = llm.model.prompts.write(Conversation(QUESTION))
     began = time.monotonic()
     with suppress(RequestError):
         llm.model.text_engine.compile(BOMBS[name], prompt)
@@ -279,7 +279,7 @@ def test_a_bomb_is_refused_or_costs_little(llm: LLM, name: str) -> None:
     bomb = llm.sampling_params(grammar=BOMBS[name], max_tokens=20, temperature=1.0, seed=1)
     free = llm.sampling_params(max_tokens=20, temperature=0.0)
     [expected] = llm.chat(QUESTION, free)
-    beside, events = llm.model.stream(prompt, free)
+    beside, events = llm.model.ask(prompt, free)
     [answer] = llm.chat(QUESTION, bomb)
     assert answer.error is None or isinstance(answer.error, RequestError)
     for _ in events:
@@ -303,7 +303,9 @@ def test_a_token_is_allowed_where_the_mask_has_it(
 ) -> None:
     """A processor asks about one token, a GPU gets the mask: they must mean the same."""
     size = llm.model.tokenizer.num_token_ids
-    matcher = llm.model.text_engine.compile(grammar, llm.model.prompts.chat(QUESTION)).matcher
+    matcher = llm.model.text_engine.compile(
+        grammar, llm.model.prompts.write(Conversation(QUESTION))
+    ).matcher
     random, draft = Random(0), list[int]()
     for _ in range(num_places):
         mask = matcher.mask(draft, size)
@@ -494,8 +496,8 @@ def test_a_form_is_led_to_its_end_where_tokens_run_short(
             )
             for seed in range(4)
         ]
-        prompt = llm.model.prompts.chat(QUESTION)
-        running = [llm.model.stream(prompt, each) for each in params]
+        prompt = llm.model.prompts.write(Conversation(QUESTION))
+        running = [llm.model.ask(prompt, each) for each in params]
         for completion, events in running:
             list(events)
             assert completion.finish_reason == "stop", completion.text
@@ -511,7 +513,7 @@ def test_a_pattern_without_an_end_ends(pattern: str) -> None:
     params = llm.sampling_params(
         grammar=Grammar("regex", pattern), max_tokens=60, temperature=1.0, seed=1
     )
-    completion, events = llm.model.stream(llm.model.prompts.chat(QUESTION), params)
+    completion, events = llm.model.ask(Conversation(QUESTION), params)
     list(events)
     assert completion.finish_reason == "stop"
     assert re.fullmatch(pattern, completion.text)
@@ -520,6 +522,6 @@ def test_a_pattern_without_an_end_ends(pattern: str) -> None:
 def test_too_few_tokens_for_any_answer_are_told_as_such() -> None:
     llm = llm_of(1)
     params = llm.sampling_params(grammar=Grammar.of_schema(NESTED), max_tokens=5)
-    completion, events = llm.model.stream(llm.model.prompts.chat(QUESTION), params)
+    completion, events = llm.model.ask(Conversation(QUESTION), params)
     list(events)
     assert completion.finish_reason == "length"

@@ -11,6 +11,7 @@ from localllm.answer.opening import open_model
 from localllm.chat.conversation import ChatSession
 from localllm.engine.request import FinishReason, TokenEvent
 from localllm.errors import ContextLengthError, RequestError, StepMemoryError
+from localllm.text.prompt import Text
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
@@ -56,7 +57,7 @@ def test_an_event_behind_the_end_of_a_sample_is_dropped(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = llm.model
-    _, stream = model.stream(model.prompts.text("some words"), GREEDY)
+    _, stream = model.ask(Text("some words"), GREEDY)
     error = StepMemoryError("no memory")
     events = [
         TokenEvent(0, 0, 5, FinishReason.LENGTH),
@@ -67,7 +68,7 @@ def test_an_event_behind_the_end_of_a_sample_is_dropped(
 
 
 def test_closing_a_stream_that_was_never_read_frees_it_too(llm: LLM) -> None:
-    _, events = llm.model.stream(llm.model.prompts.text("some words"), GREEDY)
+    _, events = llm.model.ask(Text("some words"), GREEDY)
     assert llm.model.text_engine.engine.has_unfinished()
     events.close()
     assert not llm.model.text_engine.engine.has_unfinished()
@@ -77,7 +78,7 @@ def test_a_long_prompt_can_be_stopped_between_its_chunks(
     make_checkpoint: Callable[..., Path],
 ) -> None:
     llm = LLM(str(make_checkpoint()), max_num_seqs=1, max_num_batched_tokens=16)
-    completion, events = llm.model.stream(llm.model.prompts.text("x" * 200), GREEDY)
+    completion, events = llm.model.ask(Text("x" * 200), GREEDY)
     asked = []
     events.should_stop = lambda: bool(asked.append(1)) or len(asked) == 3
     assert list(events) == []

@@ -19,6 +19,7 @@ from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.families.table import read_architecture
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
+from localllm.text.prompt import Text
 
 FOLDER = Path(localllm.__file__).parent / "pocket"
 TOOLS = Path(__file__).parents[2] / "tools" / "pocket"
@@ -49,7 +50,7 @@ def test_its_sizes_are_within_the_limits_it_was_made_for() -> None:
 
 def test_unseen_english_is_far_likelier_than_chance() -> None:
     llm = LLM(max_num_seqs=1)
-    ids = llm.model.prompts.text(UNSEEN).token_ids
+    ids = llm.model.prompts.write(Text(UNSEEN)).token_ids
     # The likelihood of each token, one request a prefix; the cache makes them cheap.
     logprobs = []
     for end in range(1, len(ids)):

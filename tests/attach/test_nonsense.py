@@ -65,7 +65,7 @@ def test_a_prompt_that_is_answered_by_something_else_is_refused(
     theirs.sendall(REPLIES.pack(Wrote(0, TokenCount(3))) + REPLIES.pack(Wrote(1, Failed(refusal))))
     with pytest.raises(RequestError, match="could not be encoded") as found:
         engine.tokenizer.encode("text", add_special_tokens=True)
-    assert found.value.where == "its process answered something else"
+    assert found.value.where == "its process sent an unexpected reply"
     with pytest.raises(RequestError, match="no") as told:
         engine.tokenizer.encode("text", add_special_tokens=True)
     assert (told.value.param, told.value.hint) == ("prompt", "another")
@@ -79,6 +79,6 @@ def test_a_worker_that_is_not_understood_is_stopped(
     worker = Worker(OpenTexts("nowhere", None, 0))
     worker._channel = ours
     theirs.sendall(NONSENSE)
-    with pytest.raises(StoppedError, match="something else"):
+    with pytest.raises(StoppedError, match="unexpected reply"):
         worker._receive(time.monotonic() + 5, 5.0)
     assert worker._channel is None

@@ -95,12 +95,12 @@ def ask(url: str) -> str:
 
 HOSTILE: dict[str, tuple[str, Answer, str]] = {
     # The list of models.
-    "models: a number": (MODELS, models(1), "does not answer as"),
-    "models: a list": (MODELS, models([]), "does not answer as"),
-    "models: data is null": (MODELS, models({"data": None}), "does not answer as"),
-    "models: data is an object": (MODELS, models({"data": {"id": "x"}}), "does not answer as"),
-    "models: a text in them": (MODELS, models({"data": ["small"]}), "does not answer as"),
-    "models: null in them": (MODELS, models({"data": [None]}), "does not answer as"),
+    "models: a number": (MODELS, models(1), "does not answer like"),
+    "models: a list": (MODELS, models([]), "does not answer like"),
+    "models: data is null": (MODELS, models({"data": None}), "does not answer like"),
+    "models: data is an object": (MODELS, models({"data": {"id": "x"}}), "does not answer like"),
+    "models: a text in them": (MODELS, models({"data": ["small"]}), "does not answer like"),
+    "models: null in them": (MODELS, models({"data": [None]}), "does not answer like"),
     "models: an id that is a number": (MODELS, of_models(id=7), "a model's id is 7"),
     "models: an id that is a list": (MODELS, of_models(id=[[]]), "a model's id is"),
     "models: an empty id": (MODELS, of_models(id=""), "a model's id is ''"),
@@ -114,10 +114,10 @@ HOSTILE: dict[str, tuple[str, Answer, str]] = {
     ),
     "models: not UTF-8": (MODELS, reply(b'{"data":[{"id":"\xff"}]}'), "it is not UTF-8"),
     "models: nested": (MODELS, reply(DEEP), "nested too deeply"),
-    "models: a number of 5000 figures": (MODELS, reply(b'{"data":' + b"9" * 5000), "answer as"),
-    "models: HTML": (MODELS, reply(b"<html>", kind="text/html"), "does not answer as"),
-    "models: nothing": (MODELS, reply(b""), "does not answer as"),
-    "models: no content": (MODELS, head("204 No Content"), "does not answer as"),
+    "models: a number of 5000 figures": (MODELS, reply(b'{"data":' + b"9" * 5000), "answer like"),
+    "models: HTML": (MODELS, reply(b"<html>", kind="text/html"), "does not answer like"),
+    "models: nothing": (MODELS, reply(b""), "does not answer like"),
+    "models: no content": (MODELS, head("204 No Content"), "does not answer like"),
     "models: cut": (MODELS, head("200 OK", "Content-Length: 900") + b'{"data":', "broke"),
     "models: without end": (
         MODELS,
@@ -131,18 +131,18 @@ HOSTILE: dict[str, tuple[str, Answer, str]] = {
     ),
     "models: silence": (MODELS, after(2.0, b""), "has not answered within"),
     # HTTP.
-    "no HTTP": (CHAT, b"SSH-2.0-OpenSSH_9.6\r\n", "does not answer in HTTP"),
-    "a status that is none": (CHAT, b"HTTP/1.1 abc\r\n\r\n", "does not answer in HTTP"),
-    "nothing at all": (CHAT, b"", "does not answer in HTTP: Server disconnected"),
+    "no HTTP": (CHAT, b"SSH-2.0-OpenSSH_9.6\r\n", "does not speak HTTP"),
+    "a status that is none": (CHAT, b"HTTP/1.1 abc\r\n\r\n", "does not speak HTTP"),
+    "nothing at all": (CHAT, b"", "does not speak HTTP: Server disconnected"),
     "a flood of fields": (
         CHAT,
         without_end(b"HTTP/1.1 200 OK\r\n", then=b"X: y\r\n" * 1000),
-        "does not answer in HTTP",
+        "does not speak HTTP",
     ),
     "a field without end": (
         CHAT,
         without_end(b"HTTP/1.1 200 OK\r\nX: ", then=b"y" * 65536),
-        "does not answer in HTTP",
+        "does not speak HTTP",
     ),
     "a head without end": (
         CHAT,
@@ -175,36 +175,36 @@ HOSTILE: dict[str, tuple[str, Answer, str]] = {
     "HTML": (CHAT, reply(b"<html>\n<p>hello\n", kind="text/html"), "content type: text/html"),
     "an object in the place of a stream": (CHAT, reply(b'{"choices":[]}'), "no event"),
     "an empty answer": (CHAT, reply(b""), "no event"),
-    "an event that is no JSON": (CHAT, reply(b"data: so\n\n"), "answer as"),
-    "an event that is a list": (CHAT, stream([]), "an event is no object"),
-    "an event that is a text": (CHAT, stream("so"), "an event is no object"),
+    "an event that is no JSON": (CHAT, reply(b"data: so\n\n"), "answer like"),
+    "an event that is a list": (CHAT, stream([]), "an event is not an object"),
+    "an event that is a text": (CHAT, stream("so"), "an event is not an object"),
     "an event that is not UTF-8": (CHAT, reply(b'data: {"choices":"\xff"}\n\n'), "not UTF-8"),
     "an event that is nested": (CHAT, reply(b"data: " + DEEP + b"\n\n"), "nested too deeply"),
-    "choices that are a text": (CHAT, stream({"choices": "so"}), "choices are no list"),
-    "choices that are an object": (CHAT, stream({"choices": {"0": 1}}), "choices are no list"),
-    "a choice that is a text": (CHAT, stream({"choices": ["so"]}), "a choice is no object"),
+    "choices that are a text": (CHAT, stream({"choices": "so"}), "choices is not a list"),
+    "choices that are an object": (CHAT, stream({"choices": {"0": 1}}), "choices is not a list"),
+    "a choice that is a text": (CHAT, stream({"choices": ["so"]}), "a choice is not an object"),
     "a delta that is a text": (CHAT, stream({"choices": [{"delta": "so"}]}), "delta is no"),
     "a text that is a number": (
         CHAT,
         stream({"choices": [{"delta": {"content": 7}}]}),
-        "7 in the place of a text",
+        "7 instead of a text",
     ),
     "a text that is a list": (
         CHAT,
         stream({"choices": [{"delta": {"content": [{"text": "so"}]}}]}),
-        "in the place of a text",
+        "instead of a text",
     ),
     "thoughts that are an object": (
         CHAT,
         stream({"choices": [{"delta": {"reasoning_content": {}, "reasoning": {"a": 1}}}]}),
-        "in the place of a text",
+        "instead of a text",
     ),
     "a reason that is a list": (
         CHAT,
         stream({"choices": [{"delta": {}, "finish_reason": ["stop"]}]}),
-        "in the place of a text",
+        "instead of a text",
     ),
-    "usage that is a list": (CHAT, said([1]), "usage is no object"),
+    "usage that is a list": (CHAT, said([1]), "usage is not an object"),
     "a count that is a text": (CHAT, said({"prompt_tokens": "7"}), "prompt_tokens is '7'"),
     "a count that is true": (CHAT, said({"completion_tokens": True}), "completion_tokens is"),
     "a count below zero": (CHAT, said({"completion_tokens": -7}), "completion_tokens is -7"),
@@ -223,10 +223,10 @@ HOSTILE: dict[str, tuple[str, Answer, str]] = {
     "details that are a text": (
         CHAT,
         said({"prompt_tokens": 7, "prompt_tokens_details": "many"}),
-        "prompt_tokens_details is no object",
+        "prompt_tokens_details is not an object",
     ),
-    "an answer that breaks off": (CHAT, reply(event(WORD)), "ended its answer in the middle"),
-    "an end without a reason": (CHAT, stream(WORD), "ended its answer in the middle"),
+    "an answer that breaks off": (CHAT, reply(event(WORD)), "broke off its answer"),
+    "an end without a reason": (CHAT, stream(WORD), "broke off its answer"),
     "a line without end": (
         CHAT,
         without_end(head("200 OK", *STREAM), b"data: ", then=b"x" * 65536),
@@ -235,7 +235,7 @@ HOSTILE: dict[str, tuple[str, Answer, str]] = {
     "comments without end": (
         CHAT,
         without_end(head("200 OK", *STREAM), then=b": alive\n\n" * 1000),
-        "nothing of an answer",
+        "bytes without an event",
     ),
     "comments now and then": (
         CHAT,
@@ -374,14 +374,17 @@ def test_a_key_goes_to_no_other_origin(status: int) -> None:
         asked = head(f"{status} Moved", f"Location: {other.url}{CHAT}", "Content-Length: 0")
         with small_server({MODELS: moved}) as server, pytest.raises(LocalLLMError) as caught:
             ask(server.url)
-        assert f"sends on to {there}" in caught.value.message
-        assert caught.value.hint == f"if you trust that address, give it: {other.url}"
+        assert f"redirects to {there}" in caught.value.message
+        assert caught.value.hint == f"if you trust that address, use it: {other.url}"
         assert caught.value.exit_code == ExitCode.NETWORK
-        with small_server({CHAT: asked}) as server, pytest.raises(LocalLLMError, match="sends on"):
+        with (
+            small_server({CHAT: asked}) as server,
+            pytest.raises(LocalLLMError, match="redirects to"),
+        ):
             ask(server.url)
         with (
             small_server({MODELS: moved}) as server,
-            pytest.raises(LocalLLMError, match="sends on"),
+            pytest.raises(LocalLLMError, match="redirects to"),
         ):
             Server.find(server.url, None, "secret")
         with small_server({"/v1/completions": asked}) as server, pytest.raises(LocalLLMError):
@@ -410,7 +413,7 @@ def test_a_redirect_leads_to_no_other_place(location: str) -> None:
         yield head("302 Found", f"Location: {place}", "Content-Length: 0")
 
     with small_server({MODELS: moved}) as server:
-        with pytest.raises(LocalLLMError, match="sends on to"):
+        with pytest.raises(LocalLLMError, match="redirects to"):
             ask(server.url)
         assert len(server.asked) == 1
 
@@ -422,7 +425,7 @@ def test_a_redirect_leads_to_no_other_place(location: str) -> None:
         ("/api{path}", ""),
         ("{path}/?all=1", ""),
         ("{url}{path}/", ""),
-        ("{url}/api{path}", "if you trust that address, give it: {url}/api"),
+        ("{url}/api{path}", "if you trust that address, use it: {url}/api"),
     ],
 )
 def test_a_redirect_on_the_same_server_is_told_and_not_followed(
@@ -432,7 +435,7 @@ def test_a_redirect_on_the_same_server_is_told_and_not_followed(
         yield head("307 Moved", f"Location: {location.format(url=server.url, path=path)}")
 
     with small_server({path: moved}) as server:
-        with pytest.raises(LocalLLMError, match="sends on to") as caught:
+        with pytest.raises(LocalLLMError, match="redirects to") as caught:
             ask(server.url)
         assert caught.value.hint == hint.format(url=server.url)
         assert [line.split()[1].decode() for line in heads(server)][-1] == path
@@ -440,7 +443,10 @@ def test_a_redirect_on_the_same_server_is_told_and_not_followed(
 
 def test_the_body_of_a_redirect_is_not_read() -> None:
     moved = without_end(head("302 Found", "Location: file:///x"), then=b"x" * 65536)
-    with small_server({MODELS: moved}) as server, pytest.raises(LocalLLMError, match="sends on"):
+    with (
+        small_server({MODELS: moved}) as server,
+        pytest.raises(LocalLLMError, match="redirects to"),
+    ):
         ask(server.url)
 
 

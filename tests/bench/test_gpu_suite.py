@@ -81,4 +81,4 @@ def test_a_part_that_is_ended_leaves_what_it_has_found(
     monkeypatch.setattr(suite, "__file__", str(slow))
     found = suite.run_part("load", suite.Place(True), 3.0)["found"]
     assert found["first"] == 1
-    assert "not done in 3 s" in found["error"]
+    assert "timed out after 3 s" in found["error"]

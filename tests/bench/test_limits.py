@@ -63,9 +63,9 @@ def test_the_roofline_is_the_slower_of_moving_and_computing() -> None:
     assert (moving.seconds, moving.bound) == (10.0, "memory")
     computing = Roofline.of(1000, 400, limits, "fp32")
     assert (computing.seconds, computing.bound) == (40.0, "arithmetic")
-    assert moving.verdict(20.0) == "50% of what this memory can feed"
-    assert moving.verdict(9.0) == "fed by the caches, sooner than memory could"
-    assert computing.verdict(50.0) == "80% of what this machine can multiply"
+    assert moving.verdict(20.0) == "50% of the memory bandwidth"
+    assert moving.verdict(9.0) == "faster than memory bandwidth: fed by the caches"
+    assert computing.verdict(50.0) == "80% of the arithmetic peak"
 
 
 def test_the_median_of_limits_is_taken_rate_by_rate() -> None:

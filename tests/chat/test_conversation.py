@@ -19,6 +19,7 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.loading import load_engine
 from localllm.engine.request import FinishReason
 from localllm.errors import ContextLengthError, GpuMemoryError, RequestError
+from localllm.text.prompt import Text
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -143,10 +144,10 @@ def test_text_that_goes_on_from_a_raw_prompt_keeps_its_leading_space(
     metaspace_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text("{}")
     model = scripted_model(folder, ["hello"])
-    raw, events = model.stream(model.prompts.text("hello world"), SamplingParams())
+    raw, events = model.ask(Text("hello world"), SamplingParams())
     list(events)
     assert raw.text == " hello"
-    chat, events = model.stream(model.prompts.text([5]), SamplingParams())
+    chat, events = model.ask(Text([5]), SamplingParams())
     list(events)
     assert chat.text == " hello"
 
@@ -306,7 +307,7 @@ def test_a_refused_edit_leaves_the_turn_and_files_go_once(
         edit(repl, "")
     assert [turn.question for turn in repl.session.turns] == ["milk\n\nWhat?"]
     assert repl.session.unanswered is None
-    with pytest.raises(RequestError, match="is not taken"):
+    with pytest.raises(RequestError, match="is too long"):
         repl.attach("book.txt", "x" * 5000)
     repl.session.close()
 

@@ -40,7 +40,7 @@ def test_speed_as_a_table_and_as_json(localllm: Run, model: str, tmp_path: Path)
     arguments = ("--depth", "0,16", "--batch", "1,3", "--json", str(file))
     outcome = localllm("bench", model, *SMALL, *arguments)
     assert outcome.code == 0, outcome.err
-    assert "what this memory can feed" in outcome.out or "can multiply" in outcome.out
+    assert "of the memory bandwidth" in outcome.out or "of the arithmetic peak" in outcome.out
     report = json.loads(file.read_text())
     assert report.keys() == {"environment", "model", "limits", "seed", "results"}
     assert report["environment"]["versions"]["torch"]
@@ -126,8 +126,8 @@ def test_a_plot_for_a_browser(localllm: Run, model: str, tmp_path: Path) -> None
         (("--batch", "1,x"), "--batch must be like 1 or 1,4,16"),
         (("--batch", "0"), "--batch must be at least 1"),
         (("-p", "100000"), "the longest test has"),
-        (("--compare", "vllm"), "--compare knows transformers"),
-        (("--weights", "int4"), "--weights goes with --random-weights"),
+        (("--compare", "vllm"), "--compare must be transformers"),
+        (("--weights", "int4"), "--weights needs --random-weights"),
         (("--random-weights", "--weights", "int2"), "--weights must be bf16, int4"),
         (("--plot", "a.gif"), "--plot writes .png or .html"),
         (("--url", "localhost:8000"), "--url must be like http://"),

@@ -119,7 +119,7 @@ def test_a_field_that_two_groups_have_is_refused() -> None:
     def twice(first: Lamp, second: Lamp) -> None:
         """Has everything twice."""
 
-    with pytest.raises(TypeError, match="have a field watts"):
+    with pytest.raises(TypeError, match="have a field named watts"):
         takes_flags(twice)
 
 
@@ -155,4 +155,4 @@ def test_a_file_of_settings_reaches_a_group(localllm: Callable[..., Any]) -> Non
     config_file().write_text("spec-ngram = '3'\n")
     outcome = localllm("chat", "hi", "-n", "1")
     assert "--spec-ngram must be like 2:8, found '3'" in outcome.err
-    assert f"a setting has it: {config_file()}" in outcome.err
+    assert f"set in {config_file()}" in outcome.err

@@ -48,10 +48,10 @@ def test_json_is_an_object_as_far_as_it_goes(localllm: Run) -> None:
     ("flags", "said"),
     [
         (("--format", "yaml"), "--format must be json"),
-        (("--format", "json", "--regex", "a"), "exclude each other"),
-        (("--regex", "(a"), "cannot be followed"),
-        (("--json-schema", '{"type": "x"}'), "cannot be followed"),
-        (("--json-schema", "{"), "no JSON"),
+        (("--format", "json", "--regex", "a"), "cannot be combined"),
+        (("--regex", "(a"), "cannot be used"),
+        (("--json-schema", '{"type": "x"}'), "cannot be used"),
+        (("--json-schema", "{"), "not valid JSON"),
         (("--json-schema", "/nowhere"), "not a file"),
         (("--grammar", "/nowhere"), "not a file"),
     ],
@@ -69,7 +69,7 @@ def test_a_form_that_a_stop_string_cuts_is_told_as_such(localllm: Run) -> None:
     flags = (*ASK, "--regex", "one, two, three")
     cut = localllm(*flags, "--stop", ", t")
     assert (cut.code, cut.out) == (0, "one\n")
-    assert "cut at the stop string ', t'; the form is not complete" in cut.err
+    assert "cut at the stop string ', t'; the answer is incomplete" in cut.err
     described = json.loads(localllm(*flags, "--stop", ", t", "--json").out)
     assert (described["finish_reason"], described["stop_string"]) == ("stop", ", t")
     whole = localllm(*flags, "--stop", "four")

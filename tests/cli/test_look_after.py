@@ -162,8 +162,8 @@ def test_prompts_are_kept_on_disk_where_that_is_asked_for(localllm: Run, tmp_pat
     assert asked["usage"]["cached_tokens"] == 0
     assert told["usage"]["cached_tokens"] >= told["usage"]["prompt_tokens"] - 16 > 0
     assert told["text"] == asked["text"]
-    assert "was on disk" in again.err
-    assert "was on disk" not in first.err
+    assert "came from disk" in again.err
+    assert "came from disk" not in first.err
     mine = folder / "of mine"
     mine.write_text("kept")
     listed = localllm("cache", "list", "--json", "--cache-dir", str(folder)).out
@@ -240,5 +240,5 @@ def test_what_does_not_fit_is_dropped_only_when_that_is_said(localllm: Run) -> N
     assert cut["policy"] == "drop-oldest"
     assert cut["dropped_turns"] >= 1
     assert cut["dropped_tokens"] > 0
-    assert "left out of the prompt" in told.err
+    assert "dropped the oldest 1 turn" in told.err
     assert len(SessionStore(sessions_file()).get("long").transcript.turns) == 3

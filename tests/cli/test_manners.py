@@ -113,7 +113,7 @@ def test_a_long_help_has_its_flags_in_sections_with_their_choices(localllm: Run)
         "Arguments",
         "Model and prompt",
         "Answer",
-        "Form of the answer",
+        "Answer format",
         "Conversation",
         "Sampling",
         "Engine",

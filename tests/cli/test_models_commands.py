@@ -92,7 +92,7 @@ def test_an_int4_checkpoint_counts_its_weights_and_not_its_bytes(
     save_file(tensors, folder / "model.safetensors")
     card = json.loads(localllm("show", str(folder), "--json").out)
     assert card["parameters"] == 256 * 512 + 256
-    assert card["quantization"] == "awq, 4 bits, 128 a group"
+    assert card["quantization"] == "awq, 4 bits, 128 per group"
 
 
 def test_the_template_is_rendered_with_an_example(localllm: Run, make_checkpoint) -> None:  # type: ignore[no-untyped-def]

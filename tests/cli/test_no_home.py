@@ -123,7 +123,7 @@ def test_it_is_said_once_what_is_missing(
     monkeypatch.setenv("XDG_DATA_HOME", str(no_home))
     outcome = localllm("chat", "pocket", "hi", "-n", "2")
     assert outcome.err.count("HOME is not set") == 1
-    assert "nothing is kept without XDG_CONFIG_HOME, XDG_CACHE_HOME" in outcome.err
+    assert "set XDG_CONFIG_HOME, XDG_CACHE_HOME to keep" in outcome.err
     for name in XDG:
         monkeypatch.setenv(name, str(no_home))
     assert lost_places() == []

@@ -86,7 +86,7 @@ def test_a_dry_run_does_nothing(localllm: Run, source: Path, tmp_path: Path) -> 
     before = sorted([*tmp_path.rglob("*"), *source.parent.rglob("*")])
     outcome = localllm("quantize", str(source), str(tmp_path / "out"), *SMALL, "--dry-run")
     assert outcome.code == 0
-    assert "weights then" in outcome.out
+    assert "weights after" in outcome.out
     assert "time, about" in outcome.out
     as_json = localllm(
         "quantize", str(source), str(tmp_path / "out"), *SMALL, "--dry-run", "--json"
@@ -106,7 +106,7 @@ def test_without_a_folder_it_goes_to_the_cache(
     assert str(made) in outcome.out
     assert f"\n{made.name} " in localllm("ls").out
     card = json.loads(localllm("show", str(made), "--json").out)
-    assert card["quantization"] == "compressed-tensors, 4 bits, 32 a group, pack-quantized"
+    assert card["quantization"] == "compressed-tensors, 4 bits, 32 per group, pack-quantized"
     plain = json.loads(localllm("show", str(source), "--json").out)
     assert card["parameters"] == plain["parameters"]
 
@@ -118,7 +118,7 @@ def test_without_a_folder_it_goes_to_the_cache(
         (("--head", "int4"), "keep or int8"),
         (("--method", "hqq"), "method must be one of"),
         (("--format", "awq", "--sym"), "asymmetric"),
-        (("--no-verify", "--max-kl", "1"), "needs the measurement"),
+        (("--no-verify", "--max-kl", "1"), "need the measurement"),
         (("--group-size", "128"), "128"),
         (("--calib-samples", "0"), "calib-samples"),
         (("--calib-seqlen", "100000"), "context"),

@@ -39,7 +39,7 @@ def exported(window: Window, folder: Path) -> list[dict[str, str]]:
     """The messages of the conversation, by way of `/export`."""
     path = folder / "chat.json"
     window.say(f"/export {path}")
-    window.wait_for("messages are in")
+    window.wait_for(r"wrote \d+ messages")
     window.settle()
     messages: list[dict[str, str]] = json.loads(path.read_text())["messages"]
     return messages
@@ -75,7 +75,7 @@ def test_ctrl_c_stops_an_answer_and_continue_goes_on(open_window: Open, tmp_path
     window.wait_for("word9 ")
     started = time.monotonic()
     window.send("\x03")
-    window.wait_for("interrupted; /continue goes on")
+    window.wait_for("interrupted; /continue resumes the answer")
     assert time.monotonic() - started < 2
     window.say("/continue")
     window.wait_for("word99")
@@ -148,7 +148,7 @@ def test_every_command_is_listed_and_an_unknown_one_names_help(open_window: Open
         assert f"/{name}" in text
     window.say("/nonsense now")
     window.wait_for("unknown command '/nonsense'")
-    window.wait_for("/help shows them")
+    window.wait_for("/help lists all")
     window.say("//etc is a folder")
     window.wait_for("context")
 
@@ -164,20 +164,20 @@ def test_commands_change_what_is_asked(open_window: Open, tmp_path: Path) -> Non
     window.say("/set max-tokens 3")
     window.wait_for("max-tokens is 3")
     window.say("hello")
-    window.wait_for("cut at the limit")
+    window.wait_for("cut at the token limit")
     window.say("/set max-tokens default")
     window.say("/continue")
     window.wait_for(r"\n\.\n")
     window.say("/regen")
     window.wait_for(r"Three\.")
     window.say("/undo")
-    window.wait_for("taken back: hello")
+    window.wait_for("removed: hello")
     window.say("/think off")
     window.wait_for("thinking: off, shown")
     window.say("/think hide")
     window.wait_for("thinking: off, hidden")
     window.say("/stats off")
-    window.wait_for("line under an answer is off")
+    window.wait_for("statistics under each answer are off")
     window.say("/model")
     window.wait_for("scripted, context 32,768")
     window.say("/model nosuchmodel")
@@ -193,7 +193,7 @@ def test_another_model_goes_on_with_the_conversation(open_window: Open) -> None:
     window.say("hello")
     window.wait_for(r"One\.")
     window.say("/model pocket")
-    window.wait_for("pocket answers from here on")
+    window.wait_for("pocket answers from now on")
     window.say("/set max-tokens 5")
     window.say("hello again")
     window.wait_for(r"context \d+/2,048")
@@ -204,12 +204,12 @@ def test_a_file_goes_with_the_next_message(open_window: Open, tmp_path: Path) ->
     notes = tmp_path / "my notes.txt"
     notes.write_text("Buy milk.\n")
     window.say(f"/file {notes}")
-    window.wait_for("go with the next message")
+    window.wait_for("will be sent with the next message")
     window.say("What is on it?")
     window.wait_for("context")
     assert exported(window, tmp_path)[0]["content"] == "Buy milk.\n\nWhat is on it?"
     window.say(f"/export {tmp_path / 'chat.json'}")
-    window.wait_for("is there already")
+    window.wait_for("already exists")
     window.say(f"/export {tmp_path / 'chat.md'}")
     window.wait_for("chat.md")
     window.settle()
@@ -357,6 +357,6 @@ def test_help_fits_on_the_screen_and_breaks_no_word(
     screen = window.text
     for name in ("/help", "/model", "/regen", "/export", "/exit"):
         assert name in screen
-    assert re.search(r"/compact +have the older turns", screen)
+    assert re.search(r"/compact +summarise the older", screen)
     window.say("/help keys")
     window.wait_for("search the history")

@@ -36,7 +36,7 @@ def test_a_conversation_is_saved_by_itself_and_taken_up_again(
     first = open_window("It is blue.", rows=30, tells_cursor=True)
     ask(first, "What colour is the sky?", r"It is blue\.")
     first.say("/save colours")
-    first.wait_for("this conversation is 'colours'; localllm chat --session colours")
+    first.wait_for("this conversation is named 'colours'; localllm chat --session colours")
     # The line below the prompt.
     first.wait_for(r"\nscripted · session colours · context \d+/32,768 \(0%\)")
     first.send("\x04")
@@ -69,7 +69,7 @@ def test_after_a_kill_the_partial_answer_is_there(open_window: Open, tmp_path: P
     assert "word30 " in turn.answer
     again = open_window(words, step_ms=1, rows=30)
     again.say("/load 1")
-    again.wait_for("it was interrupted there; /continue goes on")
+    again.wait_for("the answer was interrupted here; /continue resumes it")
 
 
 @pytest.mark.parametrize("after_s", [0.05, 0.3, 0.7, 1.1])
@@ -105,7 +105,7 @@ def test_undo_clear_and_regen_are_saved_too(open_window: Open, tmp_path: Path) -
     ask(window, "/regen", r"Three\.")
     assert [turn.answer for turn in saved(tmp_path).transcript.turns] == ["One.", "Three."]
     window.say("/undo")
-    window.wait_for("taken back: second")
+    window.wait_for("removed: second")
     window.settle()
     assert [turn.answer for turn in saved(tmp_path).transcript.turns] == ["One."]
     window.say("/clear")
@@ -147,9 +147,9 @@ def test_the_context_fills_up_is_said_and_compacted(open_window: Open, tmp_path:
     ask(window, "More.", r"the context is \d\d% full; /compact")
     window.say("/compact")
     window.wait_for(r"We spoke of words\.")
-    window.wait_for("older turns\\?")
+    window.wait_for("this summary\\?")
     window.send("\r")
-    window.wait_for(r"held [\d,]+ tokens and holds [\d,]+ now")
+    window.wait_for(r"went from [\d,]+ to [\d,]+ tokens")
     window.settle()
     turns = saved(tmp_path).transcript.turns
     assert [turn.answer for turn in turns] == [summary, long]
@@ -167,9 +167,9 @@ def test_a_full_context_is_made_room_in_as_its_message_says(
     ask(window, "More.", r"\d\d%|context \d+/1,200")
     ask(window, "Still more.", "cut: the context is full; /compact makes room")
     window.say("/compact")
-    window.wait_for("older turns\\?")
+    window.wait_for("this summary\\?")
     window.send("\r")
-    window.wait_for(r"held [\d,]+ tokens and holds [\d,]+ now")
+    window.wait_for(r"went from [\d,]+ to [\d,]+ tokens")
     window.settle()
     turns = saved(tmp_path).transcript.turns
     # As many of the oldest turns as leave room for the summary; the others stay as they are.
@@ -185,7 +185,7 @@ def test_a_summary_that_does_not_end_is_told_as_such(open_window: Open) -> None:
     ask(window, "Talk.", r"context \d+/1,200")
     ask(window, "More.", r"\d\d% full")
     window.say("/compact")
-    window.wait_for(r"nothing was changed; it ran on until the context\s+was full")
+    window.wait_for(r"nothing was changed; it filled\s+the context")
     window.say("/set max-tokens 20")
     window.wait_for("max-tokens")
 
@@ -205,16 +205,16 @@ def test_a_prompt_that_is_too_long_is_an_error_with_a_way_out(open_window: Open)
 def test_why_tells_where_the_prompt_leaves_the_cache(open_window: Open) -> None:
     window = open_window("One.", "Two.", "Three.", rows=60)
     window.say("/why")
-    window.wait_for("nothing was asked yet")
+    window.wait_for("nothing has been asked yet")
     ask(window, "first", r"One\.")
     ask(window, "second", r"Two\.")
     window.say("/why")
-    window.wait_for("it goes on from all")
+    window.wait_for("it continues all")
     window.say("/system Be brief.")
     ask(window, "third", r"Three\.")
     window.say("/why")
     window.wait_for(
-        r"the first difference to the request before: token \d+, in message 1 \(system\)"
+        r"first difference from the previous request: token \d+, in message 1 \(system\)"
     )
 
 
@@ -258,10 +258,10 @@ def test_a_full_context_is_told_as_such_and_continue_names_the_way_out(open_wind
     long = "Many words. " * 60
     window = open_window(long, long, rows=60, flags=("--ctx", "600"))
     window.say("Talk.")
-    window.wait_for("cut: the context is full; /clear begins anew")
+    window.wait_for("cut: the context is full; /clear begins a new conversation")
     window.settle()
     window.say("/continue")
-    window.wait_for("error: the context is full, so the answer cannot go on")
+    window.wait_for("error: the context is full, so the answer cannot continue")
     assert "/compact" not in window.text
 
 

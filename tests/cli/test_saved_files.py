@@ -134,7 +134,7 @@ def test_the_last_conversation_of_a_damaged_file_goes_on_as_a_new_one(
     path.write_bytes(b"not a database at all" * 400)
     listed = localllm("sessions", "list")
     assert listed.code == ExitCode.DISK
-    assert "try: localllm chat keeps the file under another name" in listed.err
+    assert "try: localllm chat, which keeps the file under another name" in listed.err
     outcome = localllm("chat", "--remote", server.url, "--continue", "Is it?")
     assert outcome.code == 0
     assert "the file is kept as" in outcome.err
@@ -202,7 +202,7 @@ def make_link_to_nowhere(path: Path) -> None:
     [
         (os.mkfifo, "it is a named pipe, not a file"),
         (make_folder, "it is a folder, not a file"),
-        (make_link_to_nowhere, "it is a link to nowhere"),
+        (make_link_to_nowhere, "it is a dangling link"),
     ],
     ids=["named pipe", "folder", "link to nowhere"],
 )

@@ -58,9 +58,9 @@ def test_a_folder_stands_for_its_texts_and_what_is_left_out_is_told(
     outcome = localllm("chat", "-f", name, "explain", "-n", "2")
     assert outcome.code == 0, outcome.err
     assert "4 files" in outcome.err
-    assert "left out as binary: 1 (logo.png)" in outcome.err
-    assert "left out as hidden or generated: 2 (" in outcome.err
-    assert "left out as over 1 MiB: 1 (large.txt)" in outcome.err
+    assert "left out, binary: 1 (logo.png)" in outcome.err
+    assert "left out, hidden or generated: 2 (" in outcome.err
+    assert "left out, over 1 MiB: 1 (large.txt)" in outcome.err
     text = read_files([name])
     assert [line for line in text.splitlines() if line.endswith(":")] == [
         f"{Path(name)}/{inside}:" for inside in ("a.py", "b.py", "notes.txt", "deep/c.py")
@@ -92,7 +92,7 @@ def test_a_folder_without_a_text_is_refused_with_the_reason(project: Path) -> No
     (project / "pictures" / "x.bin").write_bytes(bytes(range(256)))
     with pytest.raises(RequestError) as caught:
         find_files("pictures")
-    assert "left out as binary: 1" in caught.value.where
+    assert "left out, binary: 1" in caught.value.where
 
 
 def test_a_model_s_folder_behind_files_is_the_model(
@@ -110,7 +110,7 @@ def test_links_that_lead_in_circles_end(project: Path) -> None:
     os.symlink("nowhere", project / "src" / "gone")
     found = find_files("src")
     assert len(found.texts) == 4
-    assert found.left_out["no file"] == ["gone"]
+    assert found.left_out["not a file"] == ["gone"]
 
 
 def test_a_folder_of_more_text_than_any_context_holds_is_refused(
@@ -130,10 +130,10 @@ def test_a_prompt_without_quotes_is_told_to_have_some(localllm: Run) -> None:
 def test_files_of_a_conversation(open_window: Open, project: Path) -> None:
     window = open_window("It prints.", rows=40)
     window.say(f"/file {project}/src")
-    window.wait_for(r"4 files, (.|\n)*binary: 1(.|\n)*go with the next message")
+    window.wait_for(r"4 files, (.|\n)*binary: 1(.|\n)*sent\s+with\s+the\s+next\s+message")
     window.say("/file off")
     window.say(f"/file {project}/src/*.py what does it print?")
-    window.wait_for("2 files")
+    window.wait_for(r"2\s+files")
     window.wait_for("It prints")
 
 

@@ -19,20 +19,11 @@ def test_a_cached_block_is_found_until_it_is_given_away() -> None:
     [block, other] = pool.allocate(2)
     pool.register(block, KEYS[0])
     pool.free([block])
-    assert pool.match_prefix([KEYS[0]]) == [block]
+    assert pool.find(KEYS[0]) == block
     assert pool.num_free_blocks == 1
     pool.allocate(1)
-    assert pool.match_prefix([KEYS[0]]) == []
+    assert pool.find(KEYS[0]) is None
     pool.free([other])
-
-
-def test_a_match_stops_at_the_first_missing_block() -> None:
-    pool = BlockPool(4)
-    blocks = pool.allocate(3)
-    for block, key in zip(blocks, KEYS, strict=False):
-        if block != blocks[1]:
-            pool.register(block, key)
-    assert pool.match_prefix(KEYS[:3]) == blocks[:1]
 
 
 def test_empty_blocks_are_given_away_before_cached_ones_and_ends_before_beginnings() -> None:
@@ -60,7 +51,7 @@ def test_a_second_block_with_the_same_content_stays_without_a_key() -> None:
     first, second = pool.allocate(2)
     pool.register(first, KEYS[0])
     pool.register(second, KEYS[0])
-    assert pool.match_prefix([KEYS[0]]) == [first]
+    assert pool.find(KEYS[0]) == first
     pool.free([first, second])
     pool.check_invariants([])
 
@@ -86,7 +77,8 @@ def test_books_balance_under_random_use() -> None:
         if tables and rng.random() < 0.5:
             pool.free(reversed(tables.pop(rng.randrange(len(tables)))))
         else:
-            matched = pool.match_prefix(KEYS[: rng.randrange(4)])
+            found = [pool.find(key) for key in KEYS[: rng.randrange(4)]]
+            matched = [block_id for block_id in found if block_id is not None]
             pool.share(matched)
             count = min(rng.randrange(4), pool.num_free_blocks)
             table = matched + pool.allocate(count)
@@ -107,9 +99,10 @@ def test_taking_a_block_out_of_the_middle_does_not_cost_more_in_a_large_pool() -
         for _ in range(5):
             started = time.perf_counter()
             for _ in range(2000):
-                matched = pool.match_prefix(KEYS[:1])
-                pool.share(matched)
-                pool.free(matched)
+                block_id = pool.find(KEYS[0])
+                assert block_id is not None
+                pool.share([block_id])
+                pool.free([block_id])
             best = min(best, time.perf_counter() - started)
         return best
 

@@ -16,6 +16,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.pacing import MIN_PART, Pacer, PartCost
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.speculation_config import SpeculationConfig
+from localllm.text.prompt import Text
 
 
 def simulate(
@@ -183,7 +184,7 @@ def test_a_running_chat_beside_a_prompt_of_16k_tokens(tmp_path: Path) -> None:
     prompt = [3 + (7 * i) % 200 for i in range(16000)]
     free = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=20000)
     # Deep enough that the chat's own length changes little meanwhile.
-    _, chat = llm.model.stream(llm.model.prompts.text(prompt[:3000]), free)
+    _, chat = llm.model.ask(Text(prompt[:3000]), free)
 
     def steps(until: Callable[[int], bool]) -> list[float]:
         times = [time.perf_counter()]
@@ -193,8 +194,8 @@ def test_a_running_chat_beside_a_prompt_of_16k_tokens(tmp_path: Path) -> None:
         return [b - a for a, b in pairwise(times[5:])]
 
     before = steps(lambda count: count > 300)
-    reading, events = llm.model.stream(
-        llm.model.prompts.text(prompt), SamplingParams(ignore_eos=True, max_tokens=1, seed=1)
+    reading, events = llm.model.ask(
+        Text(prompt), SamplingParams(ignore_eos=True, max_tokens=1, seed=1)
     )
     engine = llm.model.text_engine
     beside = steps(lambda _: not engine.is_open(1))

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from scheduling import make_request, make_scheduler
 
+from localllm.engine.block_group import BlockGroup
+from localllm.engine.block_pool import BlockPool, hash_block
+from localllm.engine.prefix_cache import PrefixCache
 from localllm.engine.scheduler import SampledToken, Scheduler
 
 
@@ -81,6 +84,20 @@ def test_a_gap_ends_the_prefix_and_what_is_in_memory_is_not_loaded() -> None:
     fresh.add(cut)
     fresh.schedule()
     assert cut.num_cached_tokens == 12
+
+
+def test_a_prefix_in_memory_stops_at_the_first_missing_block() -> None:
+    pool = BlockPool(5)
+    cache = PrefixCache([BlockGroup(pool, 4)], 4, b"r", by_content=True)
+    request = make_request(0, 13)
+    parent = b"r" + request.salt
+    for i in range(3):
+        [block] = pool.allocate(1)
+        parent = hash_block(parent, request.token_ids[4 * i : 4 * i + 4])
+        if i != 1:
+            pool.register(block, parent)
+    prefix = cache.find(request, others_wait=False)
+    assert (prefix.tables, prefix.num_tokens) == ([[1]], 4)
 
 
 def test_a_store_is_read_no_further_than_there_are_blocks() -> None:

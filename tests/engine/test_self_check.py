@@ -96,7 +96,7 @@ def test_processes_that_compile_first_change_nothing() -> None:
 def test_a_process_that_cannot_check_is_told() -> None:
     with pytest.raises(CheckError, match="No such file"):
         check_operators(request(), print, ("/no/such/program",))
-    with pytest.raises(CheckError, match="ended with 1: no torch"):
+    with pytest.raises(CheckError, match="exited with status 1: no torch"):
         check_operators(request(), print, (sys.executable, "-c", "raise SystemExit('no torch')"))
 
 

@@ -68,7 +68,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], str]] = {
     "pipe": (make_pipe, "a named pipe"),
     "socket": (make_socket, "a socket"),
     "folder": (Path.mkdir, "a folder"),
-    "dangling link": (make_dangling_link, "a link to a file that is not there"),
+    "dangling link": (make_dangling_link, "a link to a file that does not exist"),
     "ring of links": (make_ring, "cannot be"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "a link out of the model's folder"),
 }
@@ -169,7 +169,7 @@ def test_a_file_that_may_not_be_read_is_exit_code_5(
 ) -> None:
     (tmp_path / "config.json").touch()
     monkeypatch.setattr(os, "open", lambda *arguments: (_ for _ in ()).throw(PermissionError))
-    with pytest.raises(CheckpointError, match="may not be read") as caught:
+    with pytest.raises(CheckpointError, match="is not readable") as caught:
         open_model_file(tmp_path / "config.json")
     assert caught.value.exit_code == ExitCode.DISK
 

@@ -99,8 +99,8 @@ def test_what_stays_open_is_not_used(
     tmp_path.chmod(0o777)  # of a file system that has no modes
     monkeypatch.setattr(os, "fchmod", lambda descriptor, mode: None)
     assert private_folder(tmp_path, WITHOUT) is None
-    assert "other users may write to it" in caplog.text
-    with pytest.raises(OSError, match="other users may write to it"):
+    assert "other users can write to it" in caplog.text
+    with pytest.raises(OSError, match="other users can write to it"):
         make_private_folder(tmp_path)
 
 
@@ -130,7 +130,7 @@ def test_a_file_that_another_user_made_or_may_change_is_not_read(
     path = tmp_path / "file"
     write_private(path, b"text")
     path.chmod(0o664)
-    with pytest.raises(OSError, match="other users may write"):
+    with pytest.raises(OSError, match="other users can write"):
         read_private(path, 10)
     path.chmod(0o644)
     assert read_private(path, 10) == b"text"

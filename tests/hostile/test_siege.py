@@ -44,6 +44,7 @@ from localllm.chat.transcript import Transcript, Turn
 from localllm.engine.config import EngineConfig
 from localllm.errors import LocalLLMError
 from localllm.hub.checkpoint import find_model, open_checkpoint
+from localllm.text.prompt import Conversation
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted import delegated_tokenizer
 from localllm.untrusted.tokenizers import open_tokenizer
@@ -398,8 +399,8 @@ def test_remotes(siege: Siege) -> None:
 
             def ask(url: str = server.url) -> None:
                 model = open_remote(url, None, None)
-                prompt = model.prompts.chat([{"role": "user", "content": "hi"}])
-                _, events = model.stream(prompt, model.sampling_params(max_tokens=8))
+                asked = Conversation([{"role": "user", "content": "hi"}])
+                _, events = model.ask(asked, model.sampling_params(max_tokens=8))
                 list(events)
 
             began_s = time.monotonic()

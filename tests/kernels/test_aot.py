@@ -75,7 +75,7 @@ def test_what_does_not_compile_fails_with_the_first_cause(tmp_path: Path) -> Non
 
 
 def test_a_gpu_without_what_a_kernel_needs_is_named() -> None:
-    [spec] = [spec for name, spec in all_specs() if name == "silu_mul"]
+    spec, *_ = (spec for name, spec in all_specs() if name == "silu_mul")
     needs = AotSpec(spec.kernel, "fp8", spec.signature, spec.constants, min_capability=89)
     assert check_nvidia("x", needs, 80) == ("x._silu_mul_kernel fp8 sm_80: needs sm_89", True)
 

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
 from localllm_kernels.kv_cache import CODE_LIMITS
+from localllm_kernels.paged_attention import paged_attention_reference
 from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.rotate_and_store import rotate_and_store_reference
 from localllm_kernels.row_maxima import row_maxima_reference
-from localllm_kernels.silu_mul import silu_mul_reference
+from localllm_kernels.silu_mul import gelu_mul_reference, silu_mul_reference
 
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
 
@@ -103,11 +105,15 @@ def test_a_draw_falls_on_the_same_token_on_any_number_of_threads(ops: CpuOps) ->
 def test_the_gate(ops: CpuOps, width: int) -> None:
     gate_up = torch.cat((torch.linspace(-100, 100, 3 * width), torch.randn(3 * width)))
     gate_up = torch.cat(gate_up.view(2, 3, width).unbind(), dim=1)
-    found = ops.silu_mul(gate_up)
-    torch.testing.assert_close(found, silu_mul_reference(gate_up), atol=1e-6, rtol=1e-6)
-    assert_rows_alone(ops.silu_mul, gate_up)
-    gate_up[1, 0] = torch.nan
-    assert ops.silu_mul(gate_up).isnan().nonzero().tolist() == [[1, 0]]
+    gelu = torch.nn.functional.gelu(gate_up[:, :width], approximate="tanh") * gate_up[:, width:]
+    torch.testing.assert_close(gelu_mul_reference(gate_up), gelu, atol=1e-5, rtol=1e-5)
+    for gate, reference in ((ops.silu_mul, silu_mul_reference), (ops.gelu_mul, gelu_mul_reference)):
+        found = gate(gate_up)
+        torch.testing.assert_close(found, reference(gate_up), atol=1e-6, rtol=1e-6)
+        assert_rows_alone(gate, gate_up)
+        broken = gate_up.clone()
+        broken[1, 0] = torch.nan
+        assert gate(broken).isnan().nonzero().tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
@@ -189,6 +195,28 @@ def test_attention(
     for i in range(len(MIXED)):
         alone = batch.attend_part(slice(i, i + 1), window, ops.paged_attention)
         assert torch.equal(alone, found[starts[i] : starts[i + 1]])
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("head_dim", [24, 64])
+@pytest.mark.parametrize(("cap", "has_sinks"), [(1.5, False), (None, True), (1.5, True)])
+def test_capped_scores_and_sinks(
+    ops: CpuOps, cap: float | None, has_sinks: bool, head_dim: int, window: int | None
+) -> None:
+    batch = Batch(MIXED, 6, 2, head_dim)
+    sinks = torch.linspace(-2, 3, 6) if has_sinks else None
+    reference = partial(paged_attention_reference, cap=cap, sinks=sinks)
+    own = partial(ops.paged_attention, cap=cap, sinks=sinks)
+    expected = batch.expected(0.3, window, cap, sinks).float()
+    plain = batch.expected(0.3, window).float()
+    assert (expected - plain).abs().max() > 0.05
+    starts = batch.cu_seqlens_q.tolist()
+    for attention in (reference, own):
+        found = batch.attend(window, attention)
+        torch.testing.assert_close(found, expected, atol=5e-6, rtol=1e-5)
+        for i in range(len(MIXED)):
+            alone = batch.attend_part(slice(i, i + 1), window, attention)
+            assert torch.equal(alone, found[starts[i] : starts[i + 1]])
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
@@ -369,5 +397,5 @@ def test_a_structure_that_c_has_otherwise_is_named(monkeypatch: pytest.MonkeyPat
 
     changed = [Longer if each is structs.Decoder else each for each in structs.STRUCTURES]
     monkeypatch.setattr(structs, "STRUCTURES", tuple(changed))
-    with pytest.raises(BuildError, match=r"Longer has 80 bytes in structs\.py and 72 in C"):
+    with pytest.raises(BuildError, match=r"Longer has 96 bytes in structs\.py and 88 in C"):
         load_library(cache_folder("kernels"))

@@ -17,7 +17,12 @@ from localllm_kernels.rms_norm import (
     rms_norm_reference,
 )
 from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
-from localllm_kernels.silu_mul import silu_mul, silu_mul_reference
+from localllm_kernels.silu_mul import (
+    gelu_mul,
+    gelu_mul_reference,
+    silu_mul,
+    silu_mul_reference,
+)
 
 pytestmark = needs_interpreter
 
@@ -63,12 +68,15 @@ def test_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 2), (7, 2 * 33), (2, 2 * 1500)])
-def test_silu_mul(shape: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("gate", "reference"), [(silu_mul, silu_mul_reference), (gelu_mul, gelu_mul_reference)]
+)
+def test_gates(shape: tuple[int, int], dtype: torch.dtype, gate: Any, reference: Any) -> None:
     gate_up = (4 * torch.randn(shape)).to(dtype)
     with GuardedMemory() as memory:
-        found = silu_mul(memory.guarded(gate_up))
+        found = gate(memory.guarded(gate_up))
     memory.check()
-    assert_close(found, silu_mul_reference(gate_up))
+    assert_close(found, reference(gate_up))
 
 
 def run_rotation(

@@ -25,6 +25,37 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+GRANITE = {
+    "embedding_multiplier": 6.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 3.0,
+}
+COHERE2 = {
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.5,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "hidden_size": 64,
+    "head_dim": None,
+}
+GEMMA2 = {
+    "hidden_act": None,
+    "sliding_window": 24,
+    "query_pre_attn_scalar": 20,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "hidden_act": None,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 20,
+}
+PHI3 = {"pad_token_id": 0}
+HUNYUAN = {"model_type": "hunyuan_v1_dense"}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama, heads times head_dim is the hidden size": (
@@ -97,13 +128,135 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "smollm3, the second layer without rope": (
+        "SmolLM3ForCausalLM",
+        {"no_rope_layers": [1, 0], "pad_token_id": 0},
+    ),
+    "olmo2, biased": ("Olmo2ForCausalLM", {"attention_bias": True}),
+    "olmo3, yarn in the full layer alone": (
+        "Olmo3ForCausalLM",
+        {
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 24,
+            # As published; transformers 5.23 gives windowed layers no other base.
+            "rope_theta": 500000.0,
+            "rope_scaling": {**YARN, "attention_factor": 1.2},
+        },
+    ),
+    "granite": ("GraniteForCausalLM", GRANITE),
+    "granite, biased, tied": (
+        "GraniteForCausalLM",
+        {**GRANITE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "glm4": ("Glm4ForCausalLM", {"partial_rotary_factor": 0.5, "pad_token_id": 0}),
+    "glm4, no bias, a quarter turns": (
+        "Glm4ForCausalLM",
+        {"attention_bias": False, "partial_rotary_factor": 0.25, "pad_token_id": 0},
+    ),
+    "seed-oss": ("SeedOssForCausalLM", {"model_type": "seed_oss"}),
+    "seed-oss, biased elsewhere": (
+        "SeedOssForCausalLM",
+        {
+            "model_type": "seed_oss",
+            "attention_bias": False,
+            "attention_out_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "ernie 4.5": ("Ernie4_5ForCausalLM", {}),
+    "ernie 4.5, biased, tied": (
+        "Ernie4_5ForCausalLM",
+        {"use_bias": True, "tie_word_embeddings": True},
+    ),
+    "cohere2": ("Cohere2ForCausalLM", COHERE2),
+    "cohere2, biased, every second layer full": (
+        "Cohere2ForCausalLM",
+        {**COHERE2, "attention_bias": True, "layer_types": None, "sliding_window_pattern": 2},
+    ),
+    "phi3": ("Phi3ForCausalLM", {**PHI3, "head_dim": None, "hidden_size": 64}),
+    "phi3, window, three quarters turn": (
+        "Phi3ForCausalLM",
+        {
+            **PHI3,
+            "head_dim": None,
+            "hidden_size": 64,
+            "sliding_window": 24,
+            "partial_rotary_factor": 0.75,
+        },
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {
+            "rope_theta": None,
+            "rope_parameters": {
+                **YARN,
+                "rope_theta": 10000.0,
+                "llama_4_scaling_beta": 0.1,
+                "original_max_position_embeddings": 32,
+            },
+        },
+    ),
+    "exaone4, no windows": (
+        "Exaone4ForCausalLM",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 2},
+    ),
+    "exaone4": (
+        "Exaone4ForCausalLM",
+        {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA2),
+    "gemma2, biased, other caps, full layers": (
+        "Gemma2ForCausalLM",
+        {
+            **GEMMA2,
+            "attention_bias": True,
+            "layer_types": ["full_attention"] * 2,
+            "attn_logit_softcapping": 100.0,
+            "final_logit_softcapping": 100.0,
+        },
+    ),
+    "gemma3": ("Gemma3ForCausalLM", GEMMA3),
+    "gemma3, linear rope in the full layer, capped logits, a window from the pattern": (
+        "Gemma3ForCausalLM",
+        {
+            **GEMMA3,
+            "layer_types": None,
+            "sliding_window_pattern": 2,
+            "rope_theta": 50000.0,
+            "rope_local_base_freq": 3000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "final_logit_softcapping": 3.0,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+        },
+    ),
+    "gemma3, rope of each type": (
+        "Gemma3ForCausalLM",
+        {
+            **GEMMA3,
+            "rope_theta": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 2e3},
+            },
+        },
+    ),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", HUNYUAN),
+    "hunyuan, biased, base stretched": (
+        "HunYuanDenseV1ForCausalLM",
+        {
+            **HUNYUAN,
+            "attention_bias": True,
+            "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
+        },
+    ),
 }
 
 
 def write_case(tmp_path: Path, architecture: str, changes: dict[str, Any]) -> Path:
     config = tiny_config(architecture, **changes)
     config = {name: value for name, value in config.items() if value is not None}
-    if architecture == "MistralForCausalLM":
+    if architecture in ("MistralForCausalLM", "Exaone4ForCausalLM"):
         # Left out means 4,096 there, so that null has to be said.
         config.setdefault("sliding_window", None)
     return write_checkpoint(tmp_path / "model", config)

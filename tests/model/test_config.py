@@ -52,7 +52,7 @@ READERS = {
         ("rope_scaling", {"rope_type": "mystery", "factor": 2}),
         ("rope_scaling", {"rope_type": "linear"}),
         ("rope_scaling", {"rope_type": "linear", "factor": -2}),
-        ("rope_scaling", {"rope_type": "default", "partial_rotary_factor": 0.5}),
+        ("rope_scaling", {"rope_type": "default", "partial_rotary_factor": 1.5}),
         ("layer_types", ["full_attention"]),
         ("architectures", []),
         ("layer_types", [{}, {}]),

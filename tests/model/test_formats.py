@@ -314,7 +314,7 @@ def test_group_of_tensors_that_contradict_the_config_is_refused(
         logits_of(quantized, "float32")
     config["quantization_config"]["group_size"] = 7
     (quantized / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="not a multiple of the group 7"):
+    with pytest.raises(CheckpointError, match="not a multiple of the group size 7"):
         logits_of(quantized, "float32")
 
 

@@ -44,7 +44,15 @@ def generate(model: DecoderModel) -> list[TokenEvent]:
 )
 @pytest.mark.parametrize(
     ("architecture", "window"),
-    [("Qwen3ForCausalLM", None), ("Qwen2ForCausalLM", None), ("MistralForCausalLM", 12)],
+    [
+        ("Qwen3ForCausalLM", None),
+        ("Qwen2ForCausalLM", None),
+        ("MistralForCausalLM", 12),
+        ("Gemma2ForCausalLM", 12),
+        ("Gemma3ForCausalLM", 12),
+        ("GraniteForCausalLM", None),
+        ("Exaone4ForCausalLM", 12),
+    ],
 )
 def test_it_gives_the_same_bits(
     architecture: str, window: int | None, dtype: torch.dtype, recipe: Recipe | None

@@ -293,7 +293,7 @@ def test_an_error_keeps_its_class_and_long_or_broken_texts_are_cut() -> None:
     failed = REPLIES.unpack(body_of(REPLIES, Failed(memory)))
     assert isinstance(failed, Failed)
     assert failed.error.exit_code is ExitCode.DISK
-    with pytest.raises(MessageError, match="no RequestError"):
+    with pytest.raises(MessageError, match="not RequestError"):
         REPLIES.unpack(body_of(REPLIES, Refused(1, memory)))  # type: ignore[arg-type]
 
 

@@ -208,7 +208,7 @@ def test_a_run_is_resumed_only_as_it_was_begun(source: Path, tmp_path: Path) -> 
 
     with pytest.raises(StoppedError):
         quantize_model(request(source, out, Recipe("rtn", 32)), stop)
-    with pytest.raises(RequestError, match="begun with another recipe"):
+    with pytest.raises(RequestError, match="begun with a different recipe"):
         quantize_model(request(source, out, Recipe("rtn", 32, False), resume=True), ignore)
     # Without --resume it starts anew.
     quantize_model(request(source, out, Recipe("rtn", 32, False)), ignore)
@@ -220,7 +220,7 @@ def test_a_run_is_resumed_only_as_it_was_begun(source: Path, tmp_path: Path) -> 
     [
         ("state.json", "state.json"),
         ("layer-00000.safetensors", "layer-0"),
-        ("lock", "no folder of"),
+        ("lock", "not the folder of"),
     ],
 )
 def test_an_unfinished_run_is_gone_on_with_only_from_files(
@@ -247,7 +247,7 @@ def test_a_link_in_the_place_of_the_work_folder_is_not_followed(
     mine.mkdir()
     (mine / "letter").write_text("to keep")
     (tmp_path / "out.unfinished").symlink_to(mine)
-    with pytest.raises(RequestError, match="no folder of an unfinished quantization"):
+    with pytest.raises(RequestError, match="not the folder of an unfinished quantization"):
         quantize_model(request(source, tmp_path / "out", Recipe("rtn", 32)), ignore)
     assert (mine / "letter").exists()
 
@@ -287,7 +287,7 @@ def test_what_is_refused(source: Path, tmp_path: Path, monkeypatch: pytest.Monke
     error = refusal(request(tmp_path / "done", out, Recipe("rtn", 32)))
     assert error.exit_code == ExitCode.CHECKPOINT
     assert "quantized already" in error.message
-    with pytest.raises(RequestError, match="is there already"):
+    with pytest.raises(RequestError, match="already exists"):
         quantize_model(request(source, tmp_path / "done", Recipe("rtn", 32)), ignore)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))

@@ -109,7 +109,7 @@ def test_row_24_an_engine_that_hangs_is_replaced(
                 await anext(events)
             except EngineDownError as error:
                 ended = error
-        assert "ended under request" in ended.message
+        assert "ended during request" in ended.message
         assert time.monotonic() - began < 20
         assert engine.state != "ready"
         while engine.state != "ready":

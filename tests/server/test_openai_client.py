@@ -7,6 +7,7 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from localllm import LLM, SamplingParams
+from localllm.text.prompt import Text
 
 QUESTION = [{"role": "user", "content": "What is the KV cache?"}]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -87,7 +88,7 @@ def test_samples_of_a_seed_are_those_of_the_library(
 
 def test_many_prompts_as_texts_or_tokens_echoed_or_not(client: OpenAI, llm: LLM) -> None:
     texts = ["The cache", "A token is"]
-    ids = [list(llm.model.prompts.text(text).token_ids) for text in texts]
+    ids = [list(llm.model.prompts.write(Text(text)).token_ids) for text in texts]
     expected = [each.text for each in llm.generate(texts, GREEDY)]
     for prompt in (texts, ids):
         answer = client.completions.create(

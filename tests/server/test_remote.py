@@ -79,7 +79,7 @@ def test_what_a_server_refuses_has_its_exit_code(
         (("--remote", "http://127.0.0.1:9"), 4, "cannot be reached"),
         (("--remote", "ftp://x"), 2, "must be like"),
         (("--remote", server.url, "-m", "other"), 3, "it has pocket"),
-        (("--remote", server.url, "--logprobs", "1", "--json"), 2, "exclude each other"),
+        (("--remote", server.url, "--logprobs", "1", "--json"), 2, "cannot be combined"),
         (("--remote", serve("--api-key", "secret").url), 3, "--api-key"),
     ]
     for flags, code, said in cases:
@@ -163,15 +163,15 @@ def test_figures_that_a_server_does_not_send_are_not_made_up(
     window = Window(command, 80, 30, tmp_path / "data")
     window.wait_for(r"\n> ?")
     window.say("Is it?")
-    screen = window.wait_for(r"It is so\.(.|\n)*the server counts no tokens")
+    screen = window.wait_for(r"It is so\.(.|\n)*the server reports no\s+token\s+counts")
     assert "prompt 0" not in screen
     assert "context" not in screen.rpartition("It is so.")[2]
     window.say("/stats")
-    window.wait_for("prompt tokens +not counted there")
+    window.wait_for("prompt tokens +not reported")
     window.say("/why")
-    window.wait_for("why, only the server knows")
+    window.wait_for("only the server knows why")
     window.say("/model")
-    window.wait_for("plain, context not told")
+    window.wait_for("plain, context unknown")
     window.say("/exit")
     assert window.exit_code() == 0
 
@@ -184,7 +184,7 @@ def test_an_answer_that_has_not_the_form_asked_for_is_a_failure(
     for form in (("--regex", "[0-9]+"), ("--format", "json")):
         outcome = localllm(*asked, *form)
         assert outcome.returncode == 1
-        assert "has not the form that was asked for" in outcome.stderr
+        assert "does not match the requested format" in outcome.stderr
 
 
 @pytest.fixture
@@ -253,14 +253,14 @@ def test_what_a_server_sends_never_reaches_the_terminal_as_commands(
         window.process.logfile_read = io.BytesIO()
         window.wait_for(r"\n> ?")
         window.say("/think show")
-        window.wait_for("thinking: as the model does")
+        window.wait_for("thinking: the model's default")
         window.say("Is it?")
         window.wait_for(r"whole answer")
         for word in ("first", "second"):
             window.say(f"{word}?")
             window.wait_for(f"error: the server refuses: {word}␛")
         window.say("/model")
-        window.wait_for("context not told")
+        window.wait_for("context unknown")
         window.say("/sessions")
         window.say("/exit")
         assert window.exit_code() == 0

@@ -36,7 +36,7 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError, RequestError
 from localllm.hub.checkpoint import find_model, open_checkpoint
-from localllm.text.prompt import Prompt
+from localllm.text.prompt import Conversation, Prompt, Text
 from localllm.untrusted.messages import EncodeChat
 
 QUESTION = "What is the KV cache?"
@@ -189,7 +189,7 @@ def test_without_a_place_to_listen_the_model_is_loaded_here(
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/proc/nowhere")
     answer = run(*ASK, "--keepalive", "1m")
     assert answer.returncode == 0
-    assert "no engine can be left running" in answer.stderr
+    assert "the engine cannot be kept running" in answer.stderr
 
 
 def test_other_settings_are_another_engine() -> None:
@@ -346,14 +346,16 @@ def test_who_attaches_has_the_engine_write_the_prompts(warm: None) -> None:
     assert attached is not None
     own = open_checkpoint().tokenizer
     messages = [{"role": "user", "content": "What is <|im_end|>?"}]
-    assert attached.prompts.chat(messages) == own.encode_chat(messages)
-    assert attached.prompts.text("So:").token_ids == own.encode("So:", add_special_tokens=True)
+    assert attached.prompts.write(Conversation(messages)) == own.encode_chat(messages)
+    assert attached.prompts.write(Text("So:")).token_ids == own.encode(
+        "So:", add_special_tokens=True
+    )
     with pytest.raises(RequestError, match="not valid Unicode"):
-        attached.prompts.text("\ud800")
+        attached.prompts.write(Text("\ud800"))
     with pytest.raises(ContextLengthError):
-        attached.prompts.text("word " * 100_000)
+        attached.prompts.write(Text("word " * 100_000))
     params = attached.sampling_params(max_tokens=8)
-    completion, events = attached.stream(attached.prompts.chat(messages), params)
+    completion, events = attached.ask(Conversation(messages), params)
     assert len(list(events)) >= 8
     assert completion.num_generated_tokens == 8
     assert "_backend" not in vars(attached.tokenizer)  # no vocabulary was read here

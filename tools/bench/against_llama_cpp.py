@@ -1,12 +1,12 @@
-"""Measure beside llama.cpp: the same shape with random 4-bit weights in both, alternating.
+"""Compare with llama.cpp: the same shape with random 4-bit weights in both, alternating.
 
     pip install llama-cpp-python gguf          (it compiles; some minutes)
     python tools/bench/against_llama_cpp.py [--model qwen3-0.6b] [--contended] [--json FILE]
 
-Prefill of one prompt, and decode in batches, each round ours and then theirs; with `--contended`
-decode alone and beside busy processes instead. Both run with as many
-threads as torch has, theirs with weights repacked for this processor as it comes; ours with its
-int8 head, theirs with the Q6_K head that Q4_0 files have.
+Prefill of one prompt, and decode in batches, in each round ours and then theirs; with `--contended`
+decode alone and beside busy processes instead. Both run with as many threads as torch has.
+llama.cpp repacks its weights for this processor, as it does by default. Our head is int8, theirs
+the Q6_K head that Q4_0 files have.
 """
 
 import argparse
@@ -36,7 +36,7 @@ CONTEXT = 1024
 
 
 class TheirModel:
-    """A context of llama.cpp, driven through its batches as its own bench does."""
+    """A llama.cpp context, driven through its batches as llama.cpp's own bench does."""
 
     def __init__(self, path: Path, max_batch: int) -> None:
         llama.llama_backend_init()
@@ -53,14 +53,14 @@ class TheirModel:
             raise SystemExit("llama.cpp cannot load the model")
 
     def prefill(self, token_ids: list[int]) -> float:
-        """Seconds to the logits behind a prompt."""
+        """Seconds to compute the logits after a prompt."""
         self._clear()
         started = time.perf_counter()
         self._decode([(token, i, 0) for i, token in enumerate(token_ids)], [len(token_ids) - 1])
         return time.perf_counter() - started
 
     def decode(self, prompts: list[int], num_tokens: int) -> float:
-        """Seconds of a step, on average, behind prompts of one token."""
+        """Average seconds of a step, after prompts of one token."""
         self._clear()
         rows = list(range(len(prompts)))
         tokens = self._likeliest([(token, 0, seq) for seq, token in enumerate(prompts)], rows)
@@ -88,7 +88,7 @@ class TheirModel:
         llama.llama_synchronize(self._context)
 
     def _likeliest(self, tokens: list[tuple[int, int, int]], outputs: list[int]) -> list[int]:
-        """The next tokens; any would do, so that theirs pays for no search in Python."""
+        """Stand-ins for the next tokens, so that llama.cpp pays for no search in Python."""
         self._decode(tokens, outputs)
         return [(token * 31 + 7) % 50_000 for token, _, _ in tokens]
 
@@ -96,7 +96,7 @@ class TheirModel:
 def compare_speeds(
     subject: Subject, theirs: TheirModel, args: argparse.Namespace
 ) -> Iterator[Result]:
-    """Rows of speeds side by side; each is printed as well."""
+    """Rows of speeds side by side; each is also printed."""
     rng = random.Random(0)
     tests = [("pp", args.p, 1), *(("tg", args.n, batch) for batch in args.batch)]
     found: dict[tuple[str, int, int], list[tuple[float, float]]] = {test: [] for test in tests}
@@ -130,7 +130,7 @@ def compare_speeds(
 def compare_beside_work(
     subject: Subject, theirs: TheirModel, args: argparse.Namespace
 ) -> Iterator[Result]:
-    """Rows of what other work leaves of each one's decode at batch 1; each is printed as well."""
+    """Rows of the decode speed that each keeps beside other work, batch 1; each is also printed."""
     engines = {
         "localllm": lambda: 1 / statistics.mean(run_decode(subject.engine, [[1]], args.n)),
         "llama.cpp": lambda: 1 / theirs.decode([1], args.n),
@@ -155,7 +155,7 @@ def compare_beside_work(
 
 
 def main() -> None:
-    """Alternate, and print."""
+    """Alternate, and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="qwen3-0.6b")
     parser.add_argument("-p", type=int, default=512)

@@ -1,10 +1,10 @@
-"""What other work leaves of decoding, for every way in which localllm decodes on a CPU.
+"""How much decode speed remains beside other work, for every way that localllm decodes on a CPU.
 
     python tools/bench/beside_work.py [-n 300] [-r 20] [--ways NAME ...] [--json FILE]
 
-The built-in model by the C library, by torch's operators, with a draft model, and behind a server;
-each alone and right afterwards beside one and two busy processes. And two servers that answer at
-the same time, each beside the other.
+The built-in model runs with the C library, with torch's operators, with a draft model, and behind a
+server; each alone and right afterwards beside one and two busy processes. Then two servers answer
+at the same time, each beside the other.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def measured_here(way: str, num_tokens: int) -> Measure:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """A server of the built-in model; its address."""
+    """Run a server of the built-in model; yields its address."""
     command = [sys.executable, "-m", "localllm", "serve", "pocket", "--port", "0", "--spec", "off"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stderr=log, stdout=log)
@@ -61,7 +61,7 @@ def server() -> Iterator[str]:
                     yield found[0]
                     return
                 time.sleep(0.1)
-            raise SystemExit("the server does not start")
+            raise SystemExit("the server did not start")
         finally:
             process.terminate()
             process.wait()
@@ -105,7 +105,7 @@ def beside_busy(name: str, measure: Measure, repeats: int) -> list[Result]:
 
 
 def beside_each_other(name: str, measures: list[Measure], repeats: int) -> list[Result]:
-    """A row for two that answer at the same time; it counts as one that is busy."""
+    """A row for two that answer at the same time; the other counts as one busy process."""
     pairs = []
     with ThreadPoolExecutor() as pool:
         for repeat in range(repeats + 1):
@@ -118,7 +118,7 @@ def beside_each_other(name: str, measures: list[Measure], repeats: int) -> list[
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure, and print the rows."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

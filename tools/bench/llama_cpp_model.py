@@ -1,7 +1,7 @@
-"""A model in the shape of one of the catalogue, with random Q4_0 weights, as a GGUF file.
+"""Writes a model with a shape from the catalogue and random Q4_0 weights as a GGUF file.
 
-What `llama-quantize` makes of a checkpoint as Q4_0: linears in Q4_0, the embedding, which is the
-head too where they are tied, in Q6_K, norms in float32.
+The types are those of `llama-quantize` for Q4_0: linears in Q4_0, the embedding (also the head, if
+they are tied) in Q6_K, norms in float32.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ _NAMES = {
 
 
 def write_gguf(path: Path, architecture: Architecture, seed: int = 0) -> None:
-    """Write it; for Qwen3 and Llama without a stretched context."""
+    """Write the file, for Qwen3, and for Llama without a stretched context."""
     name = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}[architecture.name]
     writer = GGUFWriter(path, name)
     writer.add_vocab_size(architecture.vocab_size)
@@ -50,7 +50,7 @@ def write_gguf(path: Path, architecture: Architecture, seed: int = 0) -> None:
     writer.add_head_count_kv(attention.num_kv_heads)
     writer.add_key_length(attention.head_dim)
     writer.add_value_length(attention.head_dim)
-    writer.add_layer_norm_rms_eps(architecture.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(architecture.norm.eps)
     writer.add_rope_freq_base(attention.rope.theta)
     writer.add_tokenizer_model("no_vocab")
     rng = np.random.default_rng(seed)

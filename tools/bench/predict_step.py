@@ -1,11 +1,11 @@
-"""Predicts decode steps on GPUs that are not here, as a table of Markdown.
+"""Predicts decode steps on GPUs that are not at hand, as a Markdown table.
 
     PYTHONPATH=.:kernels python tools/bench/predict_step.py
 
-Copy bandwidth and arithmetic are shares of what the makers state: 90 % and 80 % of an H200's
+Copy bandwidth and arithmetic are shares of the makers' figures: 90 % and 80 % of an H200's
 4.8 TB/s and of an H100's 3.35 TB/s, both 989 TFLOP/s; 92 % and 85 % of an RTX 4090's 1,008 GB/s
-and 165 TFLOP/s. Instructions a weight of 4 bits are those of `python -m localllm_kernels._sass`, as
-many as could be issued while the busiest pipe works, Triton 3.7.1.
+and 165 TFLOP/s. Instructions per 4-bit weight are from `python -m localllm_kernels._sass`, as many
+as could be issued while the busiest pipe works, with Triton 3.7.1.
 """
 
 import sys
@@ -19,7 +19,7 @@ from localllm.hub.catalog_shape import catalog_shape
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm_kernels.kv_cache import row_bytes
 
-# A processor issues for 128 threads a clock.
+# A multiprocessor issues for 128 threads a clock.
 GPUS = (
     Gpu("H200", 0.90 * 4.8e12, 0.80 * 989e12, 128 * 132 * 1.83e9),
     Gpu("H100", 0.90 * 3.35e12, 0.80 * 989e12, 128 * 132 * 1.83e9),
@@ -31,7 +31,7 @@ def _with(norm: float, residual: float) -> dict[str, float]:
     return {"qkv": norm, "gate and up": norm, "output": residual, "down": residual}
 
 
-# Of a weight, on Hopper and on Ada: by the plain cores, and by fragments for one row and sixteen.
+# Per weight, on Hopper (H) and Ada (R): by plain cores, and by fragments for one row and sixteen.
 ROW = {"H": _with(5.80, 4.73), "R": _with(6.86, 5.69)}
 FRAGMENTS = {"H": _with(2.49, 2.09), "R": _with(8.0, 6.0)}
 SIXTEEN = {"H": _with(3.35, 3.35), "R": _with(12.0, 12.0)}

@@ -1,1 +1,1 @@
-"""What `tools/gpu_suite.py` runs, by what is to be found out."""
+"""The parts of `tools/gpu_suite.py`, by subject."""

@@ -1,4 +1,4 @@
-"""What a first run has to show: kernels start, are right, and touch no memory but their own."""
+"""What a first run must show: kernels launch, are correct, and touch no memory but their own."""
 
 import shutil
 import subprocess
@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_parts.place import LARGE, ROOT, Part, Place, say
 
-# What pytest is asked for, beside each other: most of the time goes to compiling.
+# Arguments of pytest, run in parallel, since most of the time goes to compiling.
 KERNEL_TESTS = (
     ("tests/gpu/test_kernels.py", "-k", "attention and bfloat16"),
     ("tests/gpu/test_kernels.py", "-k", "attention and not bfloat16"),
@@ -19,7 +19,7 @@ KERNEL_TESTS = (
     ("tests/gpu/test_kernels.py", "-k", "not int4 and not attention"),
 )
 ENGINE_TESTS = (("tests/gpu/test_engine.py",),)
-# One of each, since under the sanitizer a launch takes a hundred times as long.
+# One test of each kind, since a launch takes a hundred times as long under the sanitizer.
 SANITIZED = (
     "tests/gpu/test_kernels.py::test_split_sums_replayed_from_a_graph",
     "tests/gpu/test_kernels.py::test_attention[8-2-128-None-None-dtype0]",
@@ -27,14 +27,14 @@ SANITIZED = (
 
 
 def driver(place: Place) -> None:
-    """Whether Triton can launch anything, and what there is."""
+    """Whether Triton can launch anything, and which GPU it is."""
     import torch
 
     from localllm.engine.device import why_no_kernels
 
     place.keep("torch", torch.__version__)
     if place.on_cpu:
-        raise RuntimeError("a driver needs a GPU")
+        raise RuntimeError("the driver check needs a GPU")
     properties = torch.cuda.get_device_properties(0)
     place.keep("gpu", f"{properties.name}, {properties.multi_processor_count} processors")
     began_s = time.monotonic()
@@ -43,7 +43,7 @@ def driver(place: Place) -> None:
 
 
 def self_check(kind: str) -> Part:
-    """Every operator of an 8B model against its reference, and against torch's by the clock."""
+    """Check every operator of an 8B model against its reference, and time it against torch's."""
 
     def run(place: Place) -> None:
         import torch
@@ -55,7 +55,7 @@ def self_check(kind: str) -> Part:
         from localllm.model.random_weights import RandomWeights
 
         if place.on_cpu:
-            raise RuntimeError("a check of kernels needs a GPU")
+            raise RuntimeError("the self-check of kernels needs a GPU")
         config, spec, _ = catalog_shape(LARGE)
         select_device(place.config())
         drawn = RandomWeights(config, spec, kind, torch.device("cuda"))  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def self_check(kind: str) -> Part:
 
 
 def tests(runs: tuple[tuple[str, ...], ...], seconds: float) -> Part:
-    """Some of tests/gpu; the suites of the interpreter run elsewhere."""
+    """Run some of tests/gpu; the suites for the interpreter run elsewhere."""
 
     def run(place: Place) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -92,17 +92,17 @@ def tests(runs: tuple[tuple[str, ...], ...], seconds: float) -> Part:
                 tail = log.read()[-3000:]
                 place.keep(" ".join(chosen), {"exit_code": codes[-1], "tail": tail})
                 log.close()
-        # 5: nothing was chosen.
+        # 5: no test was selected.
         place.keep("exit_code", int(any(code not in (0, 5) for code in codes)))
 
     return run
 
 
 def sanitizer(place: Place) -> None:
-    """Reads and writes outside of memory, by NVIDIA's tool, where it is installed."""
+    """Out-of-bounds reads and writes, found by NVIDIA's tool if it is installed."""
     tool = shutil.which("compute-sanitizer") or _beside_cuda("compute-sanitizer")
     if tool is None:
-        place.keep("skipped", "there is no compute-sanitizer here")
+        place.keep("skipped", "compute-sanitizer is not installed")
         return
     command = [tool, "--error-exitcode", "9", "--print-limit", "3", sys.executable, "-m", "pytest"]
     done = subprocess.run(
@@ -117,7 +117,7 @@ def sanitizer(place: Place) -> None:
 
 
 def float32(place: Place) -> None:
-    """The built-in model in float32: the tokens of the CPU."""
+    """The built-in model in float32 must give the tokens of the CPU."""
     from localllm.answer.llm import LLM
 
     prompts = ["What is the KV cache?", "Write a line about rivers.", "1, 2, 3,"]

@@ -1,4 +1,4 @@
-"""Where a part runs, and where it leaves what it has measured so far."""
+"""Where a part runs, and where it writes what it has measured so far."""
 
 import json
 import sys
@@ -13,8 +13,8 @@ SMALL, MIDDLE, LARGE = "qwen3-0.6b", "llama-3.2-1b", "llama-3.1-8b"
 
 @dataclass(frozen=True)
 class Place:
-    """On a GPU at full size, or on a CPU to see whether the script holds. `out`: the file of a
-    part, which is written at every find, so that one that is ended leaves what it has.
+    """A GPU at full size, or a CPU to try the script. `out`: the file of a part, which is written
+    after every result, so that a part that is killed leaves what it has.
     """
 
     on_cpu: bool
@@ -22,18 +22,18 @@ class Place:
     found: dict[str, Any] = field(default_factory=dict)
 
     def keep(self, name: str, value: Any) -> None:
-        """One thing more that a part has found."""
+        """Record one more result of a part."""
         self.found[name] = value
         if self.out is not None:
             self.out.write_text(json.dumps(self.found))
 
     def size(self, full: int, tiny: int) -> int:
-        """The one that goes with the place."""
+        """`full` on a GPU, `tiny` on a CPU."""
         return tiny if self.on_cpu else full
 
     def config(self, **options: Any) -> Any:
-        """An EngineConfig for the device. Each part times what it names, and no check of kernels:
-        that is one of its own.
+        """An EngineConfig for the device, without the self-check of kernels, which is a part of
+        its own.
         """
         from localllm.engine.config import EngineConfig
 
@@ -43,7 +43,7 @@ class Place:
         return EngineConfig(device="cuda", **options)
 
     def open(self, alias: str, kind: Any, longest: int, **options: Any) -> Any:
-        """A subject with random weights; on a CPU the built-in model in its place."""
+        """A subject with random weights; on a CPU the built-in model instead."""
         from localllm.bench.subject import open_random, open_subject
 
         config = self.config(**options)
@@ -52,7 +52,7 @@ class Place:
         return open_random(alias, kind, config, longest, seed=0)
 
     def run(self, subject: Any, *suites: Any) -> None:
-        """Measure suites of `bench`, and keep every row as it comes."""
+        """Run suites of `bench`, and record every row as it comes."""
         self.keep("memory", asdict(subject.decoder.plan))
 
         def progress(what: str) -> None:
@@ -66,15 +66,15 @@ class Place:
                 self.keep("limits", asdict(suite.limits))
 
 
-# A part keeps what it finds; what it raises is its error.
+# A part records its results; an exception is its error.
 Part = Callable[[Place], None]
 
 
 def rows_of(*suites: Any) -> list[dict[str, Any]]:
-    """What suites have found, as JSON."""
+    """The results of suites, as JSON."""
     return [result.as_json() for suite in suites for result in suite.results()]
 
 
 def say(what: str) -> None:
-    """On stderr."""
+    """Print a line on stderr."""
     sys.stderr.write(f"{what}\n")

@@ -1,4 +1,4 @@
-"""What requests see: who waits for whom, what is compiled under them, how a process starts."""
+"""What requests see: waiting for each other, compilation on their way, the start of a process."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from gpu_parts.place import LARGE, ROOT, SMALL, Part, Place
 
 
 def pacer(kind: str) -> Part:
-    """A prompt of 2,000 tokens beside a running answer and alone: its first token, and the longest
-    gap of the answer.
+    """A prompt of 2,000 tokens, alone and beside a running answer: the time to its first token, and
+    the longest gap in the answer.
     """
 
     def run(place: Place) -> None:
@@ -64,7 +64,7 @@ def pacer(kind: str) -> Part:
 
 
 def compilations(place: Place) -> None:
-    """What Triton compiles ahead and then, which should be nothing, for each kind of request."""
+    """What Triton compiles ahead, and then for each kind of request, which should be nothing."""
     import triton
 
     from localllm.engine.sampling_params import SamplingParams
@@ -102,7 +102,7 @@ def compilations(place: Place) -> None:
 
 
 def prefix(place: Place) -> None:
-    """The first token of a prompt of which nine tenths are cached."""
+    """Time to the first token of a prompt of which nine tenths are cached."""
     from localllm.bench.prefix import PrefixSuite
 
     subject = place.open(LARGE, "int4", 8192, max_num_seqs=16)
@@ -121,7 +121,7 @@ def load(place: Place) -> None:
 
 
 def compare(place: Place) -> None:
-    """The forward passes of transformers, alternating."""
+    """The forward passes of transformers, alternating with ours."""
     from localllm.bench.compare import CompareSuite
     from localllm.bench.speed import SpeedTests
 
@@ -164,7 +164,7 @@ def serving(alias: str, num_requests: int, num_prompt: int, num_new: int) -> Par
 
 
 def start(alias: str) -> Part:
-    """A fresh process to its first token, weights from files: kernels compiled anew, then not."""
+    """Time from process start to the first token, weights from files: with compilation, without."""
 
     def run(place: Place) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -200,11 +200,11 @@ def first_token(place: Place, model: Path) -> None:
         model, architecture, place.config(max_num_seqs=1, max_model_len=2048), frozenset()
     )
     run_prefill(engine, list(range(64)))
-    os._exit(0)  # what comes after the token is not its time
+    os._exit(0)  # the time after the token does not count
 
 
 def _write_checkpoint(place: Place, alias: str, folder: Path) -> None:
-    """A checkpoint in 4 bits whose weights are drawn at random."""
+    """Write a 4-bit checkpoint with random weights."""
     import torch
     from safetensors.torch import save_file
 

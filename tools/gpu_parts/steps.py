@@ -1,4 +1,4 @@
-"""What a step costs: by weights, batch, sampling, context, window, and what is in it."""
+"""What a step costs, by weights, batch, sampling, context and window, and where its time goes."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from typing import Any
 
 from gpu_parts.place import LARGE, ROOT, Part, Place, rows_of, say
 
-# Names of kernels as they are compiled, for NVIDIA's profiler.
+# Names of the compiled kernels, for NVIDIA's profiler.
 _PROFILED = "_row_kernel|_fragment_kernel|_tile_kernel|_decode_kernel|_scan_kernel|_pick_kernel"
 _METRICS = ",".join(
     (
@@ -23,7 +23,7 @@ _METRICS = ",".join(
 
 
 def speed(alias: str, kind: str, batches: tuple[int, ...] = (1, 16)) -> Part:
-    """Start, prefill and decode of a shape, with what is in a step."""
+    """Start, prefill and decode of a shape, with traces of its steps."""
 
     def run(place: Place) -> None:
         from localllm.bench.speed import SpeedSuite, SpeedTests
@@ -53,14 +53,14 @@ def traces(subject: Any, batches: Sequence[int]) -> Any:
 
 
 def sampling(kind: str) -> Part:
-    """A step at the default context, greedy and with the sampling that chat models ask for: what of
-    it is sampling. The ways alternate.
+    """A step at the default context, greedy and with the sampling that chat models ask for: the
+    difference is sampling. The variants alternate.
     """
 
     def run(place: Place) -> None:
         from localllm.engine.sampling_params import SamplingParams
 
-        subject = place.open(LARGE, kind, 1 << 20, max_num_seqs=1)  # as much as the model knows
+        subject = place.open(LARGE, kind, 1 << 20, max_num_seqs=1)  # the model's whole context
         place.keep("context", subject.engine.context_length)
         count = place.size(96, 4)
         asked = {
@@ -89,7 +89,7 @@ def sampling(kind: str) -> Part:
 
 
 def step_seconds(engine: Any) -> list[float]:
-    """Of each step that brings something, until nothing is left to do."""
+    """Seconds of each step that has events, until all requests are finished."""
     seconds = []
     while engine.has_unfinished():
         began_s = time.perf_counter()
@@ -99,8 +99,8 @@ def step_seconds(engine: Any) -> list[float]:
 
 
 def caches(place: Place) -> None:
-    """Seconds of a decode step by context, for keys and values in each type: the slope; and of a
-    turn of 30 tokens behind it.
+    """Seconds of a decode step at two contexts, for keys and values of each type, which gives the
+    slope; and of a turn of 30 tokens after each context.
     """
     from localllm.bench.speed import run_decode, run_prefill
 
@@ -123,7 +123,7 @@ def caches(place: Place) -> None:
 
 
 def windows(place: Place) -> None:
-    """Seconds of a decode step behind 16,000 tokens, with a window of 1,024 and without one."""
+    """Seconds of a decode step after 16,000 tokens, with a window of 1,024 and without one."""
     from localllm.bench.speed import run_decode, run_prefill
     from localllm.engine.loading import build_decoder, build_engine, select_device
     from localllm.hub.catalog_shape import catalog_shape
@@ -164,7 +164,7 @@ def prefill(place: Place) -> None:
 
 
 def drafts(place: Place) -> None:
-    """What drafts give on copied text and cost elsewhere, and whether texts stay the same."""
+    """What drafts gain on copied text and cost elsewhere, and whether texts stay the same."""
     from localllm.bench.speculation import SpeculationSuite
     from localllm.bench.verify import VerifySuite
 
@@ -179,7 +179,7 @@ def drafts(place: Place) -> None:
 
 
 def kernels(place: Place) -> None:
-    """Each kernel against torch's, at the sizes of an 8B model; both ways of int4 products."""
+    """Each kernel against torch's, at the sizes of an 8B model; both kinds of int4 products."""
     from localllm.bench.kernels import KernelSuite
     from localllm.engine.loading import select_device
     from localllm.hub.catalog_shape import catalog_shape
@@ -198,10 +198,10 @@ def kernels(place: Place) -> None:
 
 
 def profiled(place: Place) -> None:
-    """What NVIDIA's profiler says of the kernels of a step, where it is installed."""
+    """NVIDIA's profiler on the kernels of a step, if it is installed."""
     tool = shutil.which("ncu")
     if tool is None:
-        place.keep("skipped", "there is no ncu here")
+        place.keep("skipped", "ncu is not installed")
         return
     command = [tool, "--csv", "--metrics", _METRICS, "--kernel-name", f"regex:{_PROFILED}"]
     command += ["--launch-skip", "200", "--launch-count", "40"]
@@ -217,7 +217,7 @@ def profiled(place: Place) -> None:
 
 
 def some_steps(place: Place) -> None:
-    """A few steps of an 8B model in 4 bits, for a profiler that watches."""
+    """Run a few steps of an 8B model in 4 bits, for a profiler."""
     from localllm.engine.sampling_params import SamplingParams
 
     subject = place.open(LARGE, "int4", 2048, max_num_seqs=1)

@@ -52,7 +52,7 @@ _TABLE_OF_CONTENTS = re.compile(r"\b(?:CHAPTER [IVXLC\d]+|[IVXLC]+\. [A-Z])")
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Token ids of the passages, apart for training and for measuring."""
+    """Token ids of the passages, separate for training and for measuring."""
 
     training: list[npt.NDArray[np.uint16]]
     tales: list[npt.NDArray[np.uint16]]
@@ -99,7 +99,7 @@ def read_books(folder: Path) -> dict[str, list[str]]:
 def train_tokenizer(
     books: dict[str, list[str]], spoken: Sequence[str], vocab_size: int
 ) -> Tokenizer:
-    """Byte-level BPE over the training books and what is said in conversations.
+    """Byte-level BPE over the training books and the texts of conversations.
 
     Every byte has a token, so nothing is unknown.
     """

@@ -2,10 +2,10 @@
 and stories, put together from `knowledge/*.toml` by a seeded generator.
 
 A topic there has whole questions (`ask`), noun phrases that fit into the frames below (`names`),
-answers and what to add on "tell me more"; or it is `answered_by` another topic. Neighbours share an
-answer that covers them all: it serves the reader as well, and eight million parameters tell forty
-answers apart better than a hundred. The questions of `held_out.toml` are never read here:
-they measure whether a wording that was not trained on is understood.
+answers and what to add on "tell me more"; or it is `answered_by` another topic. Related topics
+share an answer that covers them all: it serves the reader as well, and eight million parameters
+tell forty answers apart better than a hundred. The questions in `held_out.toml` are never read
+here: they measure whether the model understands a wording that it was not trained on.
 """
 
 import random
@@ -220,8 +220,8 @@ def _misspell(text: str, rng: random.Random) -> str:
 
 
 def vary(question: str, rng: random.Random) -> str:
-    """`question` as another person would type it: fewer words or more, a slip, no capitals. What
-    was pasted stays as it is, but for lines that are left out at its end.
+    """`question` as another person would type it: fewer words or more, a slip, no capitals. Pasted
+    text stays as it is, except that lines at its end may be left out.
     """
     lines = question.split("\n")
     if len(lines) > 1:
@@ -252,7 +252,7 @@ def vary(question: str, rng: random.Random) -> str:
 
 
 def _draw_question(topics: Sequence[Topic], rng: random.Random) -> tuple[Topic, str, str]:
-    """A topic, a question about it and the answer; what can be asked in more ways comes up more."""
+    """A topic, a question about it and the answer; topics with more wordings come up more often."""
     (topic,) = rng.choices(topics, [sqrt(len(topic.questions)) for topic in topics])
     whole = not topic.frames or rng.random() < 0.7
     question = rng.choice(topic.questions if whole else topic.frames)
@@ -294,7 +294,7 @@ def draw_conversation(topics: Sequence[Topic], rng: random.Random) -> list[tuple
 
 
 def draw_texts(topics: Sequence[Topic], seed: int, num_conversations: int) -> list[str]:
-    """What is said in some conversations, for the vocabulary."""
+    """The texts of some conversations, for the vocabulary."""
     rng = random.Random(seed)
     return [text for _ in range(num_conversations) for _, text in draw_conversation(topics, rng)]
 
@@ -315,8 +315,8 @@ def dialogue_rows(
 ) -> Rows:
     """Rows of conversations end to end, a function of `seed` alone; only answers are targets.
 
-    Most are a single question with the opening of its answer. Which answer it is, is decided
-    there; the rest is soon known by heart and would only take the place of other questions.
+    Most are a single question with the opening of its answer. The opening decides which answer it
+    is; the rest is soon known by heart and would only take the place of other questions.
     """
     rng = random.Random(f"{seed[0]}:{seed[1]}")
     rows = Rows(*(np.zeros((num_rows, length + 1), dtype=np.int64) for _ in range(2)))

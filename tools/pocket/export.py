@@ -57,7 +57,7 @@ CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the card says and the network itself cannot tell."""
+    """Facts on the card that the network itself does not hold."""
 
     name: str
     corpus_tokens: int
@@ -67,7 +67,7 @@ class Facts:
 
 
 def write_checkpoint(network: Network, tokenizer: Tokenizer, facts: Facts, out: Path) -> None:
-    """Weights in bfloat16, config, tokenizer and card into `out`; files there are replaced."""
+    """Write bfloat16 weights, config, tokenizer and card to `out`; files there are replaced."""
     out.mkdir(parents=True, exist_ok=True)
     shape = network.shape
     ends = [tokenizer.token_to_id(token) for token in ("<|im_end|>", END_OF_TEXT)]

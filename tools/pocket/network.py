@@ -1,7 +1,7 @@
 """The network that is trained: a Qwen3-shaped decoder in plain torch, one dense sequence a row.
 
 It shares no code with the engine on purpose: the checkpoint is the only thing that passes between
-them, and a test holds the engine's logits against those of transformers on that checkpoint.
+them, and a test compares the engine's logits with those of transformers on that checkpoint.
 Module names are those of the checkpoint format, so `state_dict()` is the file.
 """
 

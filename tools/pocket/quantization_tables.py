@@ -2,9 +2,9 @@
 
     python tools/pocket/quantization_tables.py --books BOOKS [--samples 128] > tables.md
 
-The text that is measured on is from two books that neither the model nor the calibration has seen.
-KL divergences (nats a token, float32 activations) are of the result from the source; the share is
-that of round-to-nearest with the same group and grid.
+The evaluation text is from two books that neither the model nor the calibration has seen. KL
+divergences (nats a token, float32 activations) are of the result from the source; the share is
+relative to round-to-nearest with the same group and grid.
 """
 
 import argparse
@@ -56,13 +56,13 @@ class Bench:
 
 
 def table(title: str, names: tuple[str, ...]) -> None:
-    """The head of a table."""
+    """Print the head of a table."""
     columns = (*names, "KL mean", "share of rtn", "KL p99", "same top 1", "perplexity", "s")
     sys.stdout.write(f"\n### {title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}\n")
 
 
 def row(names: tuple[str, ...], found: tuple[Comparison, float], rtn: float) -> None:
-    """One line."""
+    """Print one row."""
     comparison, seconds = found
     cells = (
         *names,
@@ -80,7 +80,7 @@ def row(names: tuple[str, ...], found: tuple[Comparison, float], rtn: float) -> 
 def calibrations(
     books: dict[str, list[str]], samples: int
 ) -> Iterator[tuple[str, CalibrationRequest]]:
-    """The sources of calibration text; what the model writes is written once for all rows."""
+    """The sources of calibration text; the model writes its text once for all rows."""
     loaded = open_model(MODEL, EngineConfig(max_model_len=512, max_num_seqs=64))
     written = write_text(loaded, WindowCounts(samples + 8, 1, 512), seed=0).windows
     yield (

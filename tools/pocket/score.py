@@ -4,10 +4,10 @@
                                  [--questions held_out.toml|held_out_newcomers.toml]
 
 The questions were written, and committed, before the wordings that pocket is trained on, by
-somebody who had not seen those; `dialogues.py` never reads them. An answer (greedy) is right when
-every pattern of its topic is found in it, whatever the case of the letters. Exit code 10 when the
-share of right answers is below the floor. Some short wordings ("hello") were hit upon twice, here
-and in the training set; the share is given without them too.
+someone who had not seen those; `dialogues.py` never reads them. A (greedy) answer is right when
+every pattern of its topic is found in it, ignoring case. The exit code is 10 when the share of
+right answers is below the floor. Some short wordings ("hello") occur both here and in the training
+set; the share without them is given too.
 """
 
 import argparse

@@ -150,7 +150,7 @@ def draw_subject(rng: random.Random) -> str:
 
 
 def described(subject: str, rng: random.Random) -> str:
-    """`subject` as somebody asks for it: at times with a word more, or with company."""
+    """`subject` as a user asks for it: at times with an adjective, or with a companion."""
     kind = rng.random()
     if subject in _REALMS or kind < 0.7:
         return subject
@@ -161,7 +161,7 @@ def described(subject: str, rng: random.Random) -> str:
 
 
 def tell_story(subject: str, rng: random.Random) -> str:
-    """A tale of six to ten sentences about `subject`, which is as `draw_subject` gives it."""
+    """A tale of six to ten sentences about `subject`, as drawn by `draw_subject`."""
     realm = subject in _REALMS
     noun = subject if realm else subject.split(" ", 1)[1]
     if realm:

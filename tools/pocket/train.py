@@ -6,13 +6,13 @@ Three stages, one after the other:
 
 - pocket: it learns to read and write from plain-text files (`BOOKS/*.txt`) and to answer from the
   conversations of `dialogues.py`, both in every step, towards the end more of the latter;
-- answers: it learns answers, with some books beside them so that it forgets no English. `--start
+- answers: it learns answers, with some book text so that it does not forget English. `--start
   FOLDER` begins here, with the network and vocabulary of a finished checkpoint: new topics need no
   more. (The weights in the wheel went through the first stage with 103 topics, and then several
   times through this one, with 126 and more wordings each time; their card counts all tokens.)
 - draft: pocket-draft, a tenth of its size, learns to predict what pocket would say.
 
-WORK keeps a checkpoint of each stage, so that a run which was stopped goes on where it was.
+WORK keeps a checkpoint of each stage, so that a stopped run continues where it was.
 Seeded: the same books give the same tokenizer, the same rows and the same first weights. Needs a
 C++ compiler (the step is compiled, 1.7 times faster than eager on two cores).
 
@@ -50,7 +50,7 @@ VOCABULARY_CONVERSATIONS = 5000
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """`num_steps` steps on rows of `length` tokens: so many of books, so many of dialogues."""
+    """`num_steps` steps on rows of `length` tokens, some from books and some from dialogues."""
 
     num_steps: int
     length: int
@@ -186,7 +186,7 @@ def distillation_loss(draft: Network, teacher: Network, rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def held_out_loss(network: Network, corpus: Corpus, length: int = 512) -> float:
-    """Mean nats a token over the books that are not trained on, in windows of `length`."""
+    """Mean nats a token over the held-out books, in windows of `length`."""
     stream = np.concatenate(corpus.held_out).astype(np.int64)
     num_rows = (len(stream) - 1) // length
     rows = np.stack([stream[i * length : (i + 1) * length + 1] for i in range(num_rows)])
@@ -253,7 +253,7 @@ def train(
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What every stage draws on: the texts, the questions, and the folder of the checkpoints."""
+    """What every stage uses: the texts, the questions, and the folder of the checkpoints."""
 
     corpus: Corpus
     topics: list[Topic]
@@ -306,7 +306,7 @@ def main() -> None:
     else:
         spoken = draw_texts(topics, SEED, VOCABULARY_CONVERSATIONS)
         tokenizer = train_tokenizer(books, spoken, pocket.shape.vocab_size)
-    # A further round draws other rows.
+    # A further round draws different rows.
     seed = SEED if args.start is None else SEED + seen
     course = Course(encode_books(books, tokenizer), topics, tokenizer, args.work, seed)
     if args.start is None:

@@ -1,14 +1,14 @@
-/* Causal attention over the paged cache, see paged_attention.py for the formula.
+/* Causal attention over the paged cache; see paged_attention.py for the formula.
  *
  * A task is one key/value head of one request with up to QUERY_ROWS rows (queries times the heads
  * that share it). Keys are taken in tiles at absolute positions with a running maximum (Milakov and
  * Gimelshein 2018, "Online normalizer calculation for softmax"), so that a row's arithmetic is the
- * same whatever rows are beside it; a tile that it does not see leaves it as it is. */
+ * same whatever other rows there are. A tile that a row does not see leaves the row unchanged. */
 
 #include "attention_few.h"
 #include "attention_many.h"
 
-#define MIN_MANY_ROWS 8 /* from here on it pays to turn the keys */
+#define MIN_MANY_ROWS 8 /* from here on it pays to transpose the keys */
 
 static void attend(const AttentionShape *s, const AttentionTask *task, const float *query, float *out) {
   const int64_t rows = task->num_queries * (s->heads / s->cache.kv_heads);
@@ -16,7 +16,7 @@ static void attend(const AttentionShape *s, const AttentionTask *task, const flo
     attend_few(s, task, query, out);
     return;
   }
-  /* Constants for the sizes that models have: then the sums stay in registers. */
+  /* Constants for the sizes that models have, so that the sums stay in registers. */
   const int vectors = (int)((s->cache.head_dim + LANES - 1) / LANES);
   switch (vectors) {
     case 4: attend_many(s, task, query, out, 4); break;
@@ -28,7 +28,7 @@ static void attend(const AttentionShape *s, const AttentionTask *task, const flo
 /* query, out: [tokens, heads, head_dim]. */
 void team_attention(const Team *team, const AttentionShape *s, const AttentionTask *tasks,
                     int64_t count, const float *query, float *out) {
-  /* Tasks take different times: who is done takes the next. */
+  /* Tasks take different times, so a thread that is done takes the next one. */
   for (int64_t i; (i = team_next(team)) < count;) attend(s, tasks + i, query, out);
   team_meet(team);
 }
@@ -67,7 +67,7 @@ static void attend_all(const Team *team, void *arguments) {
   team_attention(team, a->shape, a->tasks, a->count, a->query, a->out);
 }
 
-/* Returns 1 where there are no tasks, see attention_tasks. */
+/* Returns 1 if there are no tasks; see attention_tasks. */
 int paged_attention(const AttentionShape *s, const float *query, const int32_t *tables,
                     const int32_t *starts, const int64_t *lengths, float *out, int64_t seqs,
                     int64_t max_blocks, int64_t threads) {

@@ -1,19 +1,19 @@
-/* Attention of a few rows, as decoding has them: keys and values are read once, where they lie, and
- * what bounds it is how soon they come. The sums are those of attention_many.h, bit by bit. */
+/* Attention of a few rows, as in decode: keys and values are read once, in place, and how soon they
+ * arrive bounds the speed. The sums are those of attention_many.h, bit for bit. */
 
 #pragma once
 
 #include "attention_rows.h"
 
-#define AHEAD 64 /* keys: blocks lie anywhere, and the processor cannot guess which comes next */
+#define AHEAD 64 /* keys: blocks lie anywhere, so the processor cannot guess what comes next */
 
-/* The keys or values of a tile, and what comes AHEAD of each. */
+/* The keys or values of a tile, and the rows AHEAD of each. */
 typedef struct {
   const char *row[KEY_TILE], *ahead[KEY_TILE];
   float scale[KEY_TILE];
 } Tile;
 
-/* Beside the span the nearest row within stands, so that whole groups can be read. */
+/* Outside the span, points to the nearest row within it, so that whole groups can be read. */
 static void point(const KVCache *c, const void *values, const float *scales, const AttentionTask *task,
                   const Span *span, Tile *tile) {
   const int64_t row_bytes = c->head_dim * value_bytes(c->kind);
@@ -38,7 +38,7 @@ INLINE void ask_for(const char *row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
-/* scores[r][j] = q[r] · k[j] for `rows` rows, 2 or 4; sixteen sums across lanes at a time. */
+/* scores[r][j] = q[r] · k[j] for `rows` rows, 2 or 4; sixteen sums over lanes at a time. */
 INLINE void score_few(const float *q, const Tile *keys, const Span *span, float *scores,
                       const int rows, const int kind, const int vectors) {
   const int together = LANES / rows;
@@ -81,7 +81,7 @@ INLINE void add_few(const float *weights, const Tile *values, const Span *span, 
     for (int i = 0; i < count; i++) store(total + (r * vectors + at + i) * LANES, sums[r][i]);
 }
 
-/* Whether there are loops for heads of this size, whose sums stay in registers. */
+/* Whether there are loops for heads of this size, with sums that stay in registers. */
 INLINE int has_few(int64_t head_dim) { return head_dim == 64 || head_dim == 128; }
 
 /* Calls CALL with the number of rows, the kind and the vectors of a row as constants. */

@@ -1,13 +1,13 @@
-/* Attention of many rows, as a prompt has them: a tile of keys is turned once, so that a product with
- * a row needs no sum across lanes; tiles are read from the first cache by all rows. */
+/* Attention of many rows, as in prefill: a tile of keys is transposed once, so that a product with
+ * a row needs no sum across lanes; all rows read the tiles from the first-level cache. */
 
 #pragma once
 
 #include "attention_rows.h"
 
 #if defined(__AVX512F__)
-/* Sixteen by sixteen floats, rows to columns: in four rounds halves, quarters, … change places. The
- * orders are written out: as constants they stay in registers. */
+/* Transposes sixteen by sixteen floats: in four rounds halves, quarters, … change places. The
+ * orders are written out, since constants stay in registers. */
 #define EXCHANGE(half, low, high)                                                     \
   for (int i = 0; i < LANES; i++)                                                     \
     if (!(i & half)) {                                                                \
@@ -49,7 +49,7 @@ INLINE void turn_tile(const float *tile, float *turned, const int vectors) {
     }
 }
 
-/* For four rows and sixteen keys that lie side by side: what score_two adds up in one lane. */
+/* For four rows and sixteen keys side by side: the sums that score_few has in one lane. */
 INLINE void lane_sums(const float *q, const float *k, const int vectors, int lane, f32x16 sums[4]) {
   for (int r = 0; r < 4; r++) sums[r] = splat(0.0f);
   for (int i = 0; i < vectors; i++) {
@@ -58,7 +58,7 @@ INLINE void lane_sums(const float *q, const float *k, const int vectors, int lan
       sums[r] = fma16(splat(q[(r * vectors + i) * LANES + lane]), keys, sums[r]);
   }
 }
-/* And the lanes in the order of sum_lanes, by twos: those that are 8 apart first. */
+/* Adds the lanes pairwise, in the order of sum_lanes: first those that are 8 apart. */
 #define ADD_LANES(name, part, stride)                                                           \
   INLINE void name(const float *q, const float *k, const int vectors, int lane, f32x16 sums[4]) { \
     f32x16 others[4];                                                                           \
@@ -71,8 +71,8 @@ ADD_LANES(add_4_lanes, add_2_lanes, 4)
 ADD_LANES(add_8_lanes, add_4_lanes, 2)
 ADD_LANES(add_16_lanes, add_8_lanes, 1)
 
-/* The scores of score_two, bit by bit, for a multiple of four rows and the first `high` of a tile of
- * turned keys. Sixteen keys at a time, for all rows: those stay in the first cache. */
+/* The scores of score_few, bit for bit, for a multiple of four rows and the first `high` keys of a
+ * transposed tile. Sixteen keys at a time for all rows: those stay in the first-level cache. */
 INLINE void score_turned(const float *q, const float *turned, float *scores, int64_t rows,
                          int64_t high, const int vectors) {
   const int64_t dim = vectors * LANES;
@@ -115,7 +115,7 @@ INLINE void attend_many(const AttentionShape *s, const AttentionTask *task, cons
   start_rows(s, task, query, 4, vectors, &state);
   const int64_t dim = state.dim;
   const int together = vectors % 4 == 0 ? 4 : vectors % 2 == 0 ? 2 : 1;
-  memset(tile, 0, (size_t)(KEY_TILE * dim) * sizeof(float)); /* what is not fetched is finite */
+  memset(tile, 0, (size_t)(KEY_TILE * dim) * sizeof(float)); /* rows not fetched must be finite */
   Span span = seen_keys(s, task);
   for (int64_t first = span.start / KEY_TILE * KEY_TILE; first < span.end; first += KEY_TILE) {
     move_to(&span, first);

@@ -1,4 +1,4 @@
-/* What attention keeps for the rows of a task, and the running softmax over tiles of keys. */
+/* The state of a task's rows in attention, and the running softmax over tiles of keys. */
 
 #pragma once
 
@@ -9,16 +9,16 @@
 #define MAX_DIM 256
 #define ALIGNED __attribute__((aligned(64)))
 
-/* A row is a query of a head; `rows` of them, padded with zeros. */
+/* A row is a query of one head; there are `rows`, padded with zeros. */
 typedef struct {
   float q[QUERY_ROWS * MAX_DIM] ALIGNED; /* [padded_rows, dim], scaled */
   float total[QUERY_ROWS * MAX_DIM] ALIGNED;
-  float weights[QUERY_ROWS * KEY_TILE] ALIGNED; /* of the tile at hand; scores before */
+  float weights[QUERY_ROWS * KEY_TILE] ALIGNED; /* of the current tile; its scores before that */
   float most[QUERY_ROWS], sum[QUERY_ROWS], keep[QUERY_ROWS];
   int64_t rows, padded_rows, dim; /* dim: head_dim in whole vectors */
 } Rows;
 
-/* The keys that a task sees, `start` to `end`, and the part of the tile at `first` among them. */
+/* The keys that a task sees, `start` to `end`, and the part of the tile at `first` among these. */
 typedef struct {
   int64_t start, end, first, low, high;
 } Span;
@@ -33,13 +33,13 @@ INLINE void move_to(Span *span, int64_t first) {
   span->high = first + KEY_TILE < span->end ? KEY_TILE : span->end - first;
 }
 
-/* Row `r` of the task in [tokens, heads]. */
+/* The index of the task's row `r` in [tokens, heads]. */
 INLINE int64_t query_of(const AttentionShape *s, const AttentionTask *task, int64_t r) {
   const int64_t group = s->heads / s->cache.kv_heads;
   return (task->first_query + r / group) * s->heads + task->kv_head * group + r % group;
 }
 
-/* Where the key or value of a position stands, in rows of head_dim. */
+/* The index of a position's key or value, in rows of head_dim. */
 INLINE int64_t row_of(const KVCache *c, const AttentionTask *task, int64_t position) {
   const int64_t block = task->table[position / c->block_size];
   return (block * c->kv_heads + task->kv_head) * c->block_size + position % c->block_size;
@@ -57,11 +57,22 @@ static void start_rows(const AttentionShape *s, const AttentionTask *task, const
     const float *from = query + query_of(s, task, r) * width;
     for (int64_t i = 0; i < width; i++) state->q[r * state->dim + i] = from[i] * s->scale;
   }
-  for (int64_t r = 0; r < state->padded_rows; r++) state->most[r] = -INFINITY, state->sum[r] = 0.0f;
+  const int64_t group = s->heads / s->cache.kv_heads;
+  for (int64_t r = 0; r < state->padded_rows; r++) {
+    const int has_sink = s->sinks && r < state->rows;
+    state->most[r] = has_sink ? s->sinks[task->kv_head * group + r % group] : -INFINITY;
+    state->sum[r] = has_sink ? 1.0f : 0.0f;
+  }
 }
 
-/* One step of the running softmax: scores become weights; returns what remains of the weights and
- * sums before. Scores outside `from` to `to` are not the row's to see. */
+/* cap · tanh(score / cap), tanh written with an exponential. */
+INLINE void cap_scores(float *scores, float cap) {
+  for (int64_t j = 0; j < KEY_TILE; j += LANES)
+    store(scores + j, cap - 2.0f * cap / (1.0f + exp16(load(scores + j) * (2.0f / cap))));
+}
+
+/* One step of the running softmax: scores become weights. Returns the factor for the weights and
+ * sums before it. The row does not see scores outside `from` to `to`. */
 INLINE float weigh(float *scores, int64_t from, int64_t to, float *most, float *sum) {
   if (from >= to) {
     memset(scores, 0, KEY_TILE * sizeof(float));
@@ -83,7 +94,7 @@ INLINE float weigh(float *scores, int64_t from, int64_t to, float *most, float *
   return keep;
 }
 
-/* Scores of a tile become weights, for each row those that it sees. */
+/* Turns the scores of a tile into weights, for each row those that it sees. */
 static void weigh_rows(const AttentionShape *s, const AttentionTask *task, const Span *span,
                        Rows *state) {
   const int64_t group = s->heads / s->cache.kv_heads;
@@ -92,6 +103,7 @@ static void weigh_rows(const AttentionShape *s, const AttentionTask *task, const
     const int64_t oldest = s->window ? position - s->window + 1 : 0;
     const int64_t from = oldest > span->low ? oldest : span->low;
     const int64_t to = position + 1 < span->high ? position + 1 : span->high;
+    if (s->cap) cap_scores(state->weights + r * KEY_TILE, s->cap);
     state->keep[r] = weigh(state->weights + r * KEY_TILE, from, r < state->rows ? to : 0,
                            state->most + r, state->sum + r);
   }

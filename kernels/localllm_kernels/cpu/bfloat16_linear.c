@@ -1,4 +1,4 @@
-/* y = x · wᵀ + bias for weights in bfloat16, row by row as they stand in the file. The inputs are
+/* y = x · wᵀ + bias for weights in bfloat16, row by row as stored in the file. The inputs are
  * rounded to bfloat16; products and sums are float32.
  *
  * An output is the sum of sixteen lanes, each of which adds up its products in the order of the
@@ -7,11 +7,11 @@
 #include "float_tile.h"
 
 #define STEP 32            /* inputs */
-#define PANEL_BYTES 262144 /* rounded rows that stay in the second cache */
+#define PANEL_BYTES 262144 /* rounded rows that stay in the second-level cache */
 
 INLINE int64_t padded(int64_t width) { return (width + STEP - 1) / STEP * STEP; }
 
-/* acc + 32 products, two a lane. */
+/* acc + 32 products, two per lane. */
 INLINE f32x16 add_products(f32x16 acc, const uint16_t *w, const uint16_t *x) {
 #if defined(__AVX512BF16__)
   return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_loadu_si512(w),
@@ -22,8 +22,8 @@ INLINE f32x16 add_products(f32x16 acc, const uint16_t *w, const uint16_t *x) {
 #endif
 }
 
-/* `outputs` outputs from `first` on for `rows` rows of `stride` values; the counts are constants
- * where this is called. */
+/* `outputs` outputs from `first` on for `rows` rows of `stride` values; callers pass the counts as
+ * constants. */
 INLINE void multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, float *y,
                      int64_t first, int rows, int outputs) {
   const int64_t width = w->width_in, whole = width / STEP * STEP;

@@ -15,21 +15,21 @@ from localllm_kernels.cpu.structs import find_difference
 
 _SOURCES = sorted(Path(__file__).parent.glob("*.c"))
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
-# Products and sums are fused only where the sources say so: a row's bits must not depend on what
-# the compiler makes of the code around it.
+# Products and sums are fused only where the sources say so: a row's bits must not depend on how the
+# compiler treats the code around it.
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-pthread", "-fPIC", "-Wno-psabi")
 TIMEOUT_S = 120
 
 
 class BuildError(Exception):
-    """There is no compiler, or it does not compile."""
+    """There is no compiler, or it failed."""
 
 
 def load_library(folder: Path | None = None) -> ctypes.CDLL:
     """The library for this processor, compiled if it is not in `folder`.
 
-    The folder is one that nobody else can write to; None: there is none, so the library is compiled
-    for this process alone, once. Raises: BuildError.
+    Nobody else may be able to write to `folder`. None: the library is compiled once, for this
+    process alone. Raises: BuildError.
     """
     compiler = find_compiler()
     if not compiler:
@@ -44,7 +44,7 @@ def load_library(folder: Path | None = None) -> ctypes.CDLL:
 
 @cache
 def _compile_for_this_process(compiler: tuple[str, ...], flags: tuple[str, ...]) -> ctypes.CDLL:
-    """The library from a new folder that nobody else can write to, and that is gone afterwards."""
+    """The library from a new folder that nobody else can write to, deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="localllm-kernels-") as folder:
         library = Path(folder) / "cpu.so"
         _compile([*compiler], library)
@@ -57,12 +57,12 @@ def _load(library: Path) -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(f"the compiled library cannot be loaded: {error}") from error
     if difference := find_difference(loaded):
-        raise BuildError(f"the C library does not fit its Python side: {difference}")
+        raise BuildError(f"the C library does not match its Python side: {difference}")
     return loaded
 
 
 def _is_own(library: Path) -> bool:
-    """Whether it is there, and only this user can have written it: its code will run."""
+    """Whether it exists, and only this user can have written it: its code will run."""
     try:
         status = library.lstat()
     except OSError:
@@ -72,7 +72,7 @@ def _is_own(library: Path) -> bool:
 
 
 def find_compiler() -> list[str]:
-    """The command of a C compiler: that of CC, or the first that is there; empty without one."""
+    """The command of a C compiler: CC, else the first one found; empty if there is none."""
     command = shlex.split(os.environ.get("CC", ""))
     for candidate in [command] if command else [["cc"], ["gcc"], ["clang"]]:
         path = shutil.which(candidate[0])
@@ -82,7 +82,7 @@ def find_compiler() -> list[str]:
 
 
 def _fingerprint(compiler: list[str]) -> str:
-    """Of everything that the library depends on: sources, compiler, flags, processor."""
+    """Digest of everything that the library depends on: sources, compiler, flags, processor."""
     digest = hashlib.sha256()
     for path in [*_SOURCES, *_HEADERS]:
         digest.update(path.read_bytes())
@@ -124,7 +124,7 @@ def _compile_in(cache: Path, compiler: list[str], library: Path) -> None:
         command = [*compiler, "-shared", "-pthread", *map(str, objects), "-lm", "-o", str(linked)]
         _finish(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
         linked.chmod(0o700)  # whatever the umask says
-        # Whole or not at all, also where two processes compile at once.
+        # Atomic, even if two processes compile at once.
         linked.replace(library)
 
 

@@ -1,8 +1,8 @@
 /* Vectors of sixteen floats and of sixteen integers, on any processor.
  *
  * Everything is written for vectors of 64 bytes, which the compiler splits where the processor has
- * shorter ones. Sums run in an order that depends on nothing but the width of a row, products and
- * sums are fused only where it is written (-ffp-contract=off), so a row has the same bits in any
+ * shorter ones. The order of a sum depends on nothing but the width of a row, and products and sums
+ * are fused only where the code says so (-ffp-contract=off), so a row has the same bits in any
  * batch. */
 
 #pragma once
@@ -93,7 +93,7 @@ INLINE f32x16 select16(i32x16 where, f32x16 a, f32x16 b) {
 }
 INLINE f32x16 max16(f32x16 a, f32x16 b) { return select16(a > b, a, b); }
 
-/* Lanes by twos: those that are 8 apart first, then 4, 2, 1. */
+/* The sum of all lanes, added pairwise: first those that are 8 apart, then 4, 2, 1. */
 INLINE float sum_lanes(f32x16 v) {
 #if defined(__AVX512F__)
   v += (f32x16)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0x4e); /* halves change places */
@@ -145,8 +145,8 @@ INLINE float max_lanes(f32x16 v) {
   return x[0];
 }
 
-/* e to the x, to one unit in the last place or two; 0 below -87, infinite above 88. Range reduction
- * by ln 2 in two parts, then a polynomial of degree 6 (Cephes, expf). */
+/* e to the x, within one or two units in the last place; 0 below -87, infinite above 88. Range
+ * reduction by ln 2 in two parts, then a polynomial of degree 6 (Cephes, expf). */
 INLINE f32x16 exp16(f32x16 x) {
   const f32x16 magic = splat(12582912.0f); /* adding it rounds to a whole number */
   const i32x16 is_low = x < splat(-87.0f), is_high = x > splat(88.0f);

@@ -1,15 +1,17 @@
-/* All layers of a decoder in one call: the operators of the other files, one after the other, by
- * one team of threads. At batch 1 a layer is ten operators of microseconds each, and a call
- * from Python takes microseconds too. */
+/* All layers of a decoder in one call: the operators of the other files, one after another, by one
+ * team of threads. At batch 1 a layer is ten operators of microseconds each, and a call from Python
+ * takes microseconds too. */
 
 #include "operators.h"
 
 typedef struct {
-  const float *input_norm, *post_attention_norm; /* [hidden] */
-  const float *query_norm, *key_norm;            /* [head_dim] each, or NULL */
+  /* Norms before and after attention, and before and after the feed-forward: [hidden], or NULL. */
+  const float *input_norm, *attention_after, *mlp_norm, *mlp_after;
+  const float *query_norm, *key_norm; /* [head_dim] each, or NULL */
   Product qkv, output, gate_up, down;
   int64_t window; /* 0: none */
-  int64_t group, place; /* of its keys and values: which cache group, and where in it */
+  int64_t group, place; /* of its keys and values: the cache group, and the place in it */
+  int64_t rotation;     /* which of the batch's */
 } Layer;
 
 typedef struct {
@@ -17,17 +19,25 @@ typedef struct {
   const float *last_norm;
   int64_t num_layers, hidden, inner, heads, kv_heads, head_dim;
   float eps, scale; /* of the norms; of the attention's scores */
+  float cap;        /* of the scores; 0: none */
+  float share;      /* of a block's output that joins the residual stream */
+  int64_t is_gelu;  /* the gate, else SiLU */
 } Decoder;
 
+/* Angles of the batch's positions, [rows, head_dim / 2]. */
 typedef struct {
   const float *cos, *sin;
+} Angles;
+
+typedef struct {
+  const Angles *rotations;
   const int32_t *starts;
   const int64_t *lengths;
   int64_t rows, num_stored, seqs;
 } Batch;
 
-/* A cache group: where the batch's keys and values stand in it, the cache of its first layer, and
- * what lies from one layer to the next: bytes, and scales. */
+/* A cache group: where the batch's keys and values are in it, the cache of its first layer, and the
+ * distance from one layer to the next, in bytes and in scales. */
 typedef struct {
   const int64_t *slots;
   const int32_t *tables;
@@ -46,7 +56,7 @@ static int64_t product_bytes(const Product *p, int64_t rows) {
   return p->kind == BFLOAT16 ? bfloat16_scratch_bytes(p->weight, rows) : 0;
 }
 
-/* Places the parts in `memory`, if there is any; returns the bytes they take. */
+/* Places the parts in `memory`, unless it is NULL; returns the bytes they take. */
 static int64_t divide(const Decoder *d, int64_t rows, char *memory, Scratch *parts) {
   const int64_t q_width = d->heads * d->head_dim, kv_width = d->kv_heads * d->head_dim;
   float **floats[] = {&parts->normed,    &parts->qkv,     &parts->query, &parts->attended,
@@ -99,12 +109,30 @@ typedef struct {
   const Decoder *decoder;
   const Batch *batch;
   const Group *groups;
-  AttentionTask **tasks; /* of each group; as many in all */
+  AttentionTask **tasks; /* for each group; all groups have `num_tasks` */
   int64_t num_tasks;
   float *const *taps;
   float *x;
   Scratch scratch;
 } Forward;
+
+/* What a block has projected joins the residual stream x; returns the input of the next block, after
+ * the norm `next` or x itself. */
+static const float *join(const Team *team, const Forward *f, const float *after,
+                         const float *next) {
+  const Decoder *d = f->decoder;
+  const Scratch *s = &f->scratch;
+  const int64_t rows = f->batch->rows;
+  float *x = f->x, *y = s->projected;
+  if (after) team_rms_norm(team, y, after, d->eps, y, rows, d->hidden);
+  if (d->share != 1.0f) team_scale(team, y, d->share, rows, d->hidden);
+  if (!next) {
+    team_add(team, y, x, rows, d->hidden);
+    return x;
+  }
+  team_add_rms_norm(team, y, x, next, d->eps, x, s->normed, rows, d->hidden);
+  return s->normed;
+}
 
 static void team_forward(const Team *team, void *arguments) {
   const Forward *f = arguments;
@@ -112,28 +140,30 @@ static void team_forward(const Team *team, void *arguments) {
   const Batch *b = f->batch;
   const Scratch *s = &f->scratch;
   float *x = f->x;
-  AttentionShape shape = {f->groups->first, d->heads, 0, d->scale};
-  Rotation rotation = {b->cos, b->sin,           NULL,    NULL,          d->eps,
-                       NULL,   f->groups->first, b->rows, b->num_stored, d->heads};
-  team_rms_norm(team, x, d->layers[0].input_norm, d->eps, s->normed, b->rows, d->hidden);
+  AttentionShape shape = {f->groups->first, d->heads, 0, d->scale, d->cap, NULL};
+  Rotation rotation = {NULL, NULL,             NULL,    NULL,          d->eps,
+                       NULL, f->groups->first, b->rows, b->num_stored, d->heads};
+  const float *first = d->layers[0].input_norm, *input = first ? s->normed : x;
+  if (first) team_rms_norm(team, x, first, d->eps, s->normed, b->rows, d->hidden);
   for (int64_t i = 0; i < d->num_layers; i++) {
     const Layer *layer = d->layers + i;
     const int is_last = i + 1 == d->num_layers;
     const float *next = is_last ? d->last_norm : layer[1].input_norm;
     const Group *group = f->groups + layer->group;
+    const Angles *angles = b->rotations + layer->rotation;
+    rotation.cos = angles->cos, rotation.sin = angles->sin;
     rotation.query_norm = layer->query_norm, rotation.key_norm = layer->key_norm;
     rotation.slots = group->slots, rotation.cache = cache_of_layer(group, layer->place);
     shape.cache = rotation.cache, shape.window = layer->window;
-    team_product(team, &layer->qkv, s->normed, s->qkv, b->rows, s->rounded);
+    team_product(team, &layer->qkv, input, s->qkv, b->rows, s->rounded);
     team_rotate_and_store(team, &rotation, s->qkv, s->query);
     team_attention(team, &shape, f->tasks[layer->group], f->num_tasks, s->query, s->attended);
     team_product(team, &layer->output, s->attended, s->projected, b->rows, s->rounded);
-    team_add_rms_norm(team, s->projected, x, layer->post_attention_norm, d->eps, x, s->normed,
-                      b->rows, d->hidden);
-    team_product(team, &layer->gate_up, s->normed, s->gate_up, b->rows, s->rounded);
-    team_silu_mul(team, s->gate_up, s->inner, b->rows, d->inner);
+    input = join(team, f, layer->attention_after, layer->mlp_norm);
+    team_product(team, &layer->gate_up, input, s->gate_up, b->rows, s->rounded);
+    (d->is_gelu ? team_gelu_mul : team_silu_mul)(team, s->gate_up, s->inner, b->rows, d->inner);
     team_product(team, &layer->down, s->inner, s->projected, b->rows, s->rounded);
-    team_add_rms_norm(team, s->projected, x, next, d->eps, x, s->normed, b->rows, d->hidden);
+    input = join(team, f, layer->mlp_after, next);
     if (f->taps && f->taps[i])
       TEAM_FOR(team, row, b->rows)
         memcpy(f->taps[i] + row * d->hidden, x + row * d->hidden,
@@ -143,9 +173,9 @@ static void team_forward(const Team *team, void *arguments) {
     memcpy(x + row * d->hidden, s->normed + row * d->hidden, (size_t)d->hidden * sizeof(float));
 }
 
-/* x: [rows, hidden], the embedded tokens, which becomes the output of the last norm; taps: NULL, or
- * of each layer where its output goes, [rows, hidden], if anywhere. Returns 1 if there is no memory
- * or a shape is not meant. */
+/* x: [rows, hidden], the embedded tokens, overwritten with the output of the final norm. taps:
+ * NULL, or for each layer where its output goes, [rows, hidden], or NULL. Returns 1 if memory runs
+ * out or a shape is not supported. */
 int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64_t num_groups,
                     float *const *taps, float *x, char *memory, int64_t threads) {
   AttentionTask **tasks = calloc((size_t)num_groups, sizeof(AttentionTask *));
@@ -155,12 +185,12 @@ int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64
   divide(d, b->rows, memory, &forward.scratch);
   int failed = 0;
   for (int64_t i = 0; i < num_groups && !failed; i++) {
-    const AttentionShape shape = {groups[i].first, d->heads, 0, d->scale};
+    const AttentionShape shape = {groups[i].first, d->heads, 0, d->scale, 0.0f, NULL};
     tasks[i] = attention_tasks(groups[i].tables, b->starts, b->lengths, b->seqs,
                                groups[i].max_blocks, &shape, &forward.num_tasks);
     failed = !tasks[i];
   }
-  /* Rows of padding attend to nothing; what stands there must be finite. */
+  /* Padding rows attend to nothing; their values must be finite. */
   if (!failed) {
     memset(forward.scratch.attended, 0,
            (size_t)(b->rows * d->heads * d->head_dim) * sizeof(float));
@@ -171,9 +201,9 @@ int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64
   return failed;
 }
 
-/* For structs.py, which describes the same structures in its order. */
+/* For structs.py, which describes the same structures in this order. */
 const int64_t struct_bytes[] = {
     sizeof(IntegerWeight), sizeof(FloatWeight), sizeof(Product), sizeof(KVCache),
     sizeof(AttentionShape), sizeof(Rotation), sizeof(Layer), sizeof(Decoder),
-    sizeof(Batch), sizeof(Group),
+    sizeof(Angles), sizeof(Batch), sizeof(Group),
 };

@@ -1,11 +1,11 @@
-/* y = x · wᵀ + bias in float32 for weights in float32 or bfloat16, row by row as they stand in the
+/* y = x · wᵀ + bias in float32 for weights in float32 or bfloat16, row by row as stored in the
  * file.
  *
  * An output is the sum of sixteen lanes, each of which adds up every sixteenth product. */
 
 #include "float_tile.h"
 
-/* Sixteen weights from the one at `at` on; the first `count` of them. */
+/* Sixteen weights from `at` on, or the first `count` of them. */
 INLINE f32x16 load_weights(const FloatWeight *w, int64_t at, int is_half) {
   return is_half ? load_bf16((const uint16_t *)w->values + at) : load((const float *)w->values + at);
 }
@@ -16,8 +16,8 @@ INLINE f32x16 load_last_weights(const FloatWeight *w, int64_t at, int64_t count,
   return load_bf16(part);
 }
 
-/* `outputs` outputs from `first` on for `rows` rows; these and `is_half`, whether the weights are in
- * bfloat16, are constants where this is called. */
+/* `outputs` outputs from `first` on for `rows` rows; callers pass these counts, and `is_half` for
+ * weights in bfloat16, as constants. */
 INLINE void multiply(const FloatWeight *w, const float *x, float *y, int64_t first, int rows,
                      int outputs, int is_half) {
   const int64_t width = w->width_in, whole = width / LANES * LANES, start = first * width;

@@ -1,5 +1,5 @@
-/* What the products with plain weights, float32 and bfloat16, have in common: a tile of rows and
- * outputs whose sums stay in registers. */
+/* Shared by the products with float32 and bfloat16 weights: a tile of rows and outputs whose sums
+ * stay in registers. */
 
 #pragma once
 
@@ -8,7 +8,7 @@
 #define ROWS 4
 #define OUTPUTS 4
 
-/* y = the sums across lanes, with the bias; y: [rows, width_out] from the tile's first row on. */
+/* y = the sums over lanes, plus the bias; y: [rows, width_out] from the tile's first row on. */
 INLINE void finish_tile(const FloatWeight *w, f32x16 sums[ROWS][OUTPUTS], float *y, int64_t first,
                         int rows, int outputs) {
   float totals[ROWS][OUTPUTS];
@@ -22,7 +22,7 @@ INLINE void finish_tile(const FloatWeight *w, f32x16 sums[ROWS][OUTPUTS], float 
       y[r * w->width_out + first + o] = w->bias ? totals[r][o] + w->bias[first + o] : totals[r][o];
 }
 
-/* Calls RUN(first row, number of rows) with numbers that are constants. */
+/* Calls RUN(first row, number of rows) with constant numbers of rows. */
 #define BY_TILES_OF_ROWS(rows, RUN)              \
   do {                                           \
     int64_t r_ = 0;                              \

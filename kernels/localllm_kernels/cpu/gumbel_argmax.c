@@ -1,4 +1,4 @@
-/* A keyed draw from softmax(values / T), see gumbel_argmax.py for the formula. */
+/* A keyed draw from softmax(values / T); see gumbel_argmax.py for the formula. */
 
 #include "lane_search.h"
 #include "team.h"
@@ -36,8 +36,8 @@ INLINE f32x16 log16(f32x16 x) {
   return fma16(e, splat(0.693359375f), m + p);
 }
 
-/* -log(-log(u)) for u = (bits + 1/2) / 2^32. Above a half u is held as 1 - w: a float near one has
- * no digits left (log(1 - w) as in Kahan's log1p). */
+/* -log(-log(u)) for u = (bits + 1/2) / 2^32. Above one half, u is kept as 1 - w, since a float near
+ * one has no digits left (log(1 - w) as in Kahan's log1p). */
 INLINE f32x16 gumbel16(u32x16 bits) {
   const f32x16 unit = splat(0x1p-32f), half = splat(0.5f);
   const f32x16 u = (__builtin_convertvector(bits, f32x16) + half) * unit;
@@ -64,7 +64,7 @@ static Best search(const float *values, const int64_t *ids, float temperature, u
   return best_of_lanes(&best);
 }
 
-/* A search of `count` values in `parts`. */
+/* A search of `count` values, split into `parts`. */
 typedef struct {
   const float *values;
   const int64_t *ids;

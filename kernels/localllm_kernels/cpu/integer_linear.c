@@ -1,14 +1,14 @@
-/* y = x · wᵀ + bias for weights in 4 or 8 bits, see IntegerWeight in operators.h.
+/* y = x · wᵀ + bias for weights in 4 or 8 bits; see IntegerWeight in operators.h.
  *
- * The inputs are rounded to int8 with a scale for each group, so that the products of a group are
- * sums of integers, which have no rounding and no order; only one product a group is of floats.
- * Dettmers et al. 2022 ("LLM.int8()", section 2) round inputs so, a scale a row. */
+ * The inputs are rounded to int8 with one scale per group, so that the products of a group add up
+ * as integers, without rounding and in any order; only one product per group is in floats. Dettmers
+ * et al. 2022 ("LLM.int8()", section 2) round inputs this way, with one scale per row. */
 
 #include "operators.h"
 #include "quantize_rows.h"
 
 #define TILE 8             /* rows that share a pass over the weights */
-#define PANEL_BYTES 262144 /* quantized rows that stay in the second cache meanwhile */
+#define PANEL_BYTES 262144 /* quantized rows that stay in the second-level cache */
 
 /* acc + the four products of each lane; w: uint8, x: int8 from -127. */
 INLINE i32x16 dot4(i32x16 acc, u8x64 w, int32_t x, int bits) {
@@ -21,7 +21,7 @@ INLINE i32x16 dot4(i32x16 acc, u8x64 w, int32_t x, int bits) {
   const __m256i values = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1);
   for (int i = 0; i < 2; i++) {
     __m256i whole = codes[i];
-    if (bits == 8) { /* a pair of products has no room in 16 bits: the lowest bit by itself */
+    if (bits == 8) { /* a pair of products does not fit in 16 bits: the lowest bit goes by itself */
       const __m256i low = _mm256_and_si256(whole, _mm256_set1_epi8(1));
       sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_maddubs_epi16(low, values), ones));
       whole = _mm256_and_si256(_mm256_srli_epi16(whole, 1), _mm256_set1_epi8(127));
@@ -47,14 +47,14 @@ INLINE f32x16 load_scales(const IntegerWeight *w, int64_t at) {
                             : load((const float *)w->scales + at * LANES);
 }
 
-/* One block of 16 outputs for `rows` rows; `rows`, `bits` and `has_zeros` are constants where this
- * is called. */
+/* One block of 16 outputs for `rows` rows; callers pass `rows`, `bits` and `has_zeros` as
+ * constants. */
 INLINE void multiply_block(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
                            int rows, int bits, int has_zeros) {
   const int64_t groups = w->width_in / w->group_size, steps = w->group_size / 8;
   const uint8_t *codes = w->codes + block * w->width_in * 2 * bits;
   const int32_t *words = x->words;
-  const int two_sums = rows <= TILE / 2; /* few rows: the sums of one would wait for each other */
+  const int two_sums = rows <= TILE / 2; /* few rows: the steps of one sum would wait in line */
   f32x16 total[TILE];
   for (int r = 0; r < rows; r++) total[r] = splat(0.0f);
   for (int64_t group = 0; group < groups; group++) {
@@ -130,7 +130,7 @@ int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows) {
   return (panel_rows(w, rows) + TILE) * row_bytes;
 }
 
-/* A panel: quantized to `memory`, then multiplied tile by tile. */
+/* Quantizes a panel into `memory`, then multiplies it tile by tile. */
 static void team_multiply_panel(const Team *team, const IntegerWeight *w, const float *x, float *y,
                                 int64_t num_rows, char *memory) {
   const int64_t width = w->width_in, groups = width / w->group_size;

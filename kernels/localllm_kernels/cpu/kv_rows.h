@@ -1,4 +1,4 @@
-/* Rows of the paged cache, read as floats and written from them; see kv_cache.py for the formulas. */
+/* Rows of the paged cache, read as and written from floats; see kv_cache.py for the formulas. */
 
 #pragma once
 
@@ -6,8 +6,8 @@
 
 INLINE int64_t value_bytes(int64_t kind) { return kind == KV_FLOAT32 ? 4 : kind == KV_BFLOAT16 ? 2 : 1; }
 
-/* e4m3 has the bits of a float that is smaller by 2^120, but for sixteen bits between sign and
- * exponent, and the low end of the mantissa. */
+/* e4m3 has the bits of a float that is smaller by 2^120, except for zeros between sign and exponent
+ * and after the mantissa. */
 INLINE f32x16 from_e4m3(u8x16 codes) {
 #if defined(__AVX512F__)
   const u32x16 bits = (u32x16)_mm512_cvtepu8_epi32((__m128i)codes);
@@ -66,7 +66,7 @@ INLINE void write_codes(const float *x, uint8_t *to, float *scale, int64_t dim, 
   for (int64_t i = 0; i < dim; i += LANES) {
     const f32x16 v = dim - i < LANES ? load_part(x + i, dim - i, 0.0f) : load(x + i);
     largest = max16(largest, max16(v, -v));
-    not_finite += v - v; /* NaN for what has no scale, which the scale then is */
+    not_finite += v - v; /* NaN if anything is not finite, and so is the scale then */
   }
   const float most = max_lanes(largest), factor = most > 0.0f ? limit / most : 0.0f;
   *scale = most / limit + sum_lanes(not_finite);

@@ -1,4 +1,4 @@
-/* The greatest of many values and the first place where it stands, sixteen lanes at a time. */
+/* The greatest of many values and its first index, sixteen lanes at a time. */
 
 #pragma once
 
@@ -9,7 +9,7 @@ typedef struct {
   int64_t index;
 } Best;
 
-/* For each lane the greatest value so far and its index. */
+/* For each lane, the greatest value so far and its index. */
 typedef struct {
   f32x16 value;
   i32x16 index, lane;
@@ -21,7 +21,7 @@ INLINE BestLanes start_search(int64_t from) {
   return best;
 }
 
-/* Sixteen more, which stand from index `at` on; of equal ones the first is kept. */
+/* Takes sixteen more values, with indices from `at` on; of equal values the first is kept. */
 INLINE void look_at(BestLanes *best, f32x16 value, int64_t at) {
   const i32x16 is_better = value > best->value;
   const i32x16 index = best->lane + (int32_t)at;

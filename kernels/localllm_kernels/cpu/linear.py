@@ -1,7 +1,7 @@
 """Products with weights in the C library: float32 or bfloat16, int8, int4.
 
-All take and give float32 rows. Inputs of bfloat16 products are rounded to bfloat16, those of the
-integer products to int8, a scale for each group; see the sources for the formulas.
+All take and return float32 rows. Inputs of bfloat16 products are rounded to bfloat16, those of the
+integer products to int8 with one scale per group; see the sources for the formulas.
 """
 
 import ctypes
@@ -51,13 +51,13 @@ class CProduct:
             torch.get_num_threads(),
         )
         if failed:
-            raise MemoryError("no memory for the inputs of a product")
+            raise MemoryError("out of memory for the inputs of a product")
         return y
 
 
 @dataclass(frozen=True, slots=True)
 class PermutedProduct:
-    """A product whose columns belong to other inputs, [in]."""
+    """A product whose columns are permuted; `permutation`: [in], the input of each column."""
 
     product: CProduct
     permutation: Tensor
@@ -86,8 +86,8 @@ class CpuLinears:
     def plain(self, weight: Tensor, bias: Tensor | None) -> CpuProduct:
         """`weight`: float32 or bfloat16 [out, in]; `bias`: float32.
 
-        A float32 weight that bfloat16 holds exactly, as where a checkpoint in bfloat16 is computed
-        in float32, is kept in that: half the bytes to read, and the same products.
+        A float32 weight that bfloat16 holds exactly, as when a bfloat16 checkpoint is computed in
+        float32, is kept in bfloat16: half the bytes to read, and the same products.
         """
         kind = ProductKind.FLOAT32
         if weight.dtype == torch.bfloat16:

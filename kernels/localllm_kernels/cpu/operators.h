@@ -1,13 +1,13 @@
-/* The operators as all threads of a team call them together: each does its share, and all leave
- * together. Shapes stand with the functions. */
+/* The operators, which all threads of a team call together: each does its share, and all return
+ * together. Shapes are given with the functions. */
 
 #pragma once
 
 #include "common.h"
 #include "team.h"
 
-/* y = x · wᵀ + bias, w = (code - zero) · scale with a scale and a zero for each group of inputs, or a
- * scale for each output. */
+/* y = x · wᵀ + bias, w = (code - zero) · scale with one scale and zero per group of inputs, or with
+ * one scale per output. */
 typedef struct {
   const uint8_t *codes; /* 4 bits: [blocks][in / 8][16][4], low halves: inputs 0 to 3, high: 4 to 7;
                            8 bits: [blocks][in / 4][16][4], 128 above the signed code */
@@ -15,7 +15,7 @@ typedef struct {
   const uint8_t *zeros; /* [blocks][groups][16], or NULL: all 8, or 128 */
   const float *bias;    /* [out], or NULL */
   int64_t bits;         /* 4 or 8 */
-  int64_t scale_kind;   /* 0: float32, 1: bfloat16, 2: float32 for each output */
+  int64_t scale_kind;   /* 0: float32, 1: bfloat16, 2: float32 per output */
   int64_t width_out, width_in, group_size; /* of the inputs' groups; a multiple of 16 */
 } IntegerWeight;
 
@@ -45,6 +45,8 @@ typedef struct {
   int64_t heads;
   int64_t window; /* 0: none */
   float scale;
+  float cap;          /* scores become cap · tanh(score / cap); 0: none */
+  const float *sinks; /* [heads], scores that weigh but have no value, or NULL */
 } AttentionShape;
 
 /* Up to a few queries of one request, with the heads that share one key/value head. */
@@ -59,17 +61,21 @@ typedef struct {
   const float *cos, *sin; /* [rows, head_dim / 2] */
   const float *query_norm, *key_norm; /* [head_dim] each, or NULL */
   float eps;
-  const int64_t *slots; /* [num_stored]; rows of slot -1, and those behind, are turned but not stored */
+  const int64_t *slots; /* [num_stored]; rows with slot -1 and rows past the end are not stored */
   KVCache cache;
   int64_t rows, num_stored, heads;
 } Rotation;
 
 void team_rms_norm(const Team *team, const float *x, const float *weight, float eps, float *y,
                    int64_t rows, int64_t width);
-/* total may be residual. */
+/* total may alias residual. */
 void team_add_rms_norm(const Team *team, const float *x, const float *residual, const float *weight,
                        float eps, float *total, float *y, int64_t rows, int64_t width);
+/* x += y; y *= factor; all [rows, width]. */
+void team_add(const Team *team, const float *y, float *x, int64_t rows, int64_t width);
+void team_scale(const Team *team, float *y, float factor, int64_t rows, int64_t width);
 void team_silu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width);
+void team_gelu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width);
 void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv, float *query);
 void team_attention(const Team *team, const AttentionShape *s, const AttentionTask *tasks,
                     int64_t count, const float *query, float *out);
@@ -82,7 +88,7 @@ void team_float32_linear(const Team *team, const FloatWeight *w, const float *x,
 void team_bfloat16_linear(const Team *team, const FloatWeight *w, const float *x, float *y,
                           int64_t rows, char *scratch);
 
-/* What one linear is called with. */
+/* The arguments of one linear. */
 typedef struct {
   const void *weight; /* FloatWeight or IntegerWeight */
   const float *x;     /* [rows, in] */
@@ -93,8 +99,8 @@ typedef struct {
 
 int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows);
 int64_t bfloat16_scratch_bytes(const FloatWeight *w, int64_t rows);
-/* The tasks of a batch, which the caller frees; NULL if there is no memory, or the heads have a
- * shape that is not meant. starts: [seqs + 1]; lengths: [seqs]; tables: [seqs, max_blocks]. */
+/* The tasks of a batch, which the caller frees; NULL if memory runs out, or if the shape of the
+ * heads is not supported. starts: [seqs + 1]; lengths: [seqs]; tables: [seqs, max_blocks]. */
 AttentionTask *attention_tasks(const int32_t *tables, const int32_t *starts, const int64_t *lengths,
                                int64_t seqs, int64_t max_blocks, const AttentionShape *s,
                                int64_t *count);

@@ -1,9 +1,10 @@
-"""The operators of the C library as Python callables; see the torch references for what they do.
+"""The operators of the C library as Python callables; for what they do, see the torch references.
 
-All take and give contiguous float32; only keys and values in the cache may be of other types.
+All take and return contiguous float32; only keys and values in the cache may have other types.
 """
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +23,7 @@ class CpuOps:
         self._rms_norm.argtypes = [_POINTER, _POINTER, _FLOAT, _POINTER, *3 * [_LONG]]
         self._add_rms_norm = library.add_rms_norm
         self._add_rms_norm.argtypes = [*3 * [_POINTER], _FLOAT, *2 * [_POINTER], *3 * [_LONG]]
-        self._silu_mul = library.silu_mul
-        self._silu_mul.argtypes = [*2 * [_POINTER], *3 * [_LONG]]
+        self._silu_mul, self._gelu_mul = library.silu_mul, library.gelu_mul
         self._rotate_and_store = library.rotate_and_store
         self._rotate_and_store.argtypes = [*3 * [_POINTER], _LONG]
         self._paged_attention = library.paged_attention
@@ -33,7 +33,9 @@ class CpuOps:
         self._gumbel_argmax.restype = _LONG
         self._row_maxima = library.row_maxima
         self._row_maxima.argtypes = [*3 * [_POINTER], *3 * [_LONG]]
-        for function in (self._rms_norm, self._add_rms_norm, self._silu_mul):
+        for gate in (self._silu_mul, self._gelu_mul):
+            gate.argtypes = [*2 * [_POINTER], *3 * [_LONG]]
+        for function in (self._rms_norm, self._add_rms_norm, self._silu_mul, self._gelu_mul):
             function.restype = None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -72,11 +74,11 @@ class CpuOps:
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See silu_mul_reference."""
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty(rows, width)
-        threads = torch.get_num_threads()
-        self._silu_mul(gate_up.data_ptr(), out.data_ptr(), rows, width, threads)
-        return out
+        return _gate(self._silu_mul, gate_up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """See gelu_mul_reference."""
+        return _gate(self._gelu_mul, gate_up)
 
     def rotate_and_store(
         self,
@@ -109,7 +111,7 @@ class CpuOps:
         threads = torch.get_num_threads()
         pointer = ctypes.addressof(rotation)
         if self._rotate_and_store(pointer, qkv.data_ptr(), query.data_ptr(), threads):
-            raise ValueError(f"heads of {head_dim} are too wide")
+            raise ValueError(f"head size {head_dim} is too large")
         return query
 
     def row_maxima(self, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +129,7 @@ class CpuOps:
             torch.get_num_threads(),
         )
         if failed:
-            raise MemoryError("no memory to search a row")
+            raise MemoryError("out of memory to search a row")
         return maxima, indices
 
     def gumbel_argmax(
@@ -156,12 +158,17 @@ class CpuOps:
         max_query_len: int,
         scale: float,
         window: int | None,
+        cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """See paged_attention_reference."""
         _, heads, head_dim = query.shape
         num_seqs, max_blocks = block_tables.shape
         out = torch.zeros_like(query)
-        shape = AttentionShape(CKVCache.of(cache), heads, window or 0, scale)
+        sink_pointer = None if sinks is None else sinks.data_ptr()
+        shape = AttentionShape(
+            CKVCache.of(cache), heads, window or 0, scale, cap or 0.0, sink_pointer
+        )
         failed = self._paged_attention(
             ctypes.addressof(shape),
             query.data_ptr(),
@@ -174,5 +181,12 @@ class CpuOps:
             torch.get_num_threads(),
         )
         if failed:
-            raise ValueError(f"no attention for {heads} heads of {head_dim}")
+            raise ValueError(f"attention does not support {heads} heads of size {head_dim}")
         return out
+
+
+def _gate(gate: Any, gate_up: Tensor) -> Tensor:
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    gate(gate_up.data_ptr(), out.data_ptr(), rows, width, torch.get_num_threads())
+    return out

@@ -1,5 +1,5 @@
 /* Norms, rotary embedding with the KV write, and the gate of the feed-forward, in float32; the
- * formulas stand with the torch references of the same names. */
+ * formulas are given with the torch references of the same names. */
 
 #include "kv_rows.h"
 
@@ -66,22 +66,45 @@ void add_rms_norm(const float *x, const float *residual, const float *weight, fl
            &(Norm){x, residual, weight, eps, total, y, rows, width});
 }
 
-INLINE f32x16 gated(f32x16 g, f32x16 u) { return g / (1.0f + exp16(-g)) * u; }
+void team_add(const Team *team, const float *y, float *x, int64_t rows, int64_t width) {
+  TEAM_FOR(team, row, rows)
+    for (int64_t i = row * width; i < (row + 1) * width; i++) x[i] += y[i];
+  team_meet(team);
+}
+void team_scale(const Team *team, float *y, float factor, int64_t rows, int64_t width) {
+  TEAM_FOR(team, row, rows)
+    for (int64_t i = row * width; i < (row + 1) * width; i++) y[i] *= factor;
+  team_meet(team);
+}
 
-/* silu(gate) · up; gate_up: [rows, 2 · width], gate first. */
-void team_silu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width) {
+/* See silu_mul.py for the formulas. */
+INLINE f32x16 gated(f32x16 g, f32x16 u, int is_gelu) {
+  const f32x16 steep = is_gelu ? 1.5957691216f * (g + 0.044715f * g * g * g) : g;
+  return g / (1.0f + exp16(-steep)) * u;
+}
+
+/* silu(gate) · up, or gelu(gate) · up; gate_up: [rows, 2 · width], gate first. */
+INLINE void team_gate(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width,
+                      const int is_gelu) {
   TEAM_FOR(team, row, rows) {
     const float *gate = gate_up + 2 * row * width, *up = gate + width;
     float *to = y + row * width;
     int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) store(to + i, gated(load(gate + i), load(up + i)));
+    for (; i + LANES <= width; i += LANES) 
+      store(to + i, gated(load(gate + i), load(up + i), is_gelu));
     if (i < width) {
       const int64_t count = width - i;
       const f32x16 g = load_part(gate + i, count, 0.0f), u = load_part(up + i, count, 0.0f);
-      store_part(to + i, gated(g, u), count);
+      store_part(to + i, gated(g, u, is_gelu), count);
     }
   }
   team_meet(team);
+}
+void team_silu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width) {
+  team_gate(team, gate_up, y, rows, width, 0);
+}
+void team_gelu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width) {
+  team_gate(team, gate_up, y, rows, width, 1);
 }
 
 typedef struct {
@@ -90,15 +113,23 @@ typedef struct {
   int64_t rows, width;
 } Gate;
 
-static void gate_all(const Team *team, void *arguments) {
+static void silu_all(const Team *team, void *arguments) {
   const Gate *a = arguments;
   team_silu_mul(team, a->gate_up, a->y, a->rows, a->width);
 }
 void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width, int64_t threads) {
-  run_team(rows > 1 ? threads : 1, gate_all, &(Gate){gate_up, y, rows, width});
+  run_team(rows > 1 ? threads : 1, silu_all, &(Gate){gate_up, y, rows, width});
 }
 
-/* Turn a head by its position, normed if there is a weight; y may not be x. */
+static void gelu_all(const Team *team, void *arguments) {
+  const Gate *a = arguments;
+  team_gelu_mul(team, a->gate_up, a->y, a->rows, a->width);
+}
+void gelu_mul(const float *gate_up, float *y, int64_t rows, int64_t width, int64_t threads) {
+  run_team(rows > 1 ? threads : 1, gelu_all, &(Gate){gate_up, y, rows, width});
+}
+
+/* Rotates a head by its position, after a norm if there is a weight; y must not be x. */
 INLINE void turn_head(const float *x, const float *norm, float eps, const float *cos_row,
                       const float *sin_row, float *y, int64_t head_dim) {
   const int64_t half = head_dim / 2;

@@ -1,6 +1,6 @@
-/* Rows of floats as int8, a scale for each group of `group_size`: x ≈ scale · code, |code| ≤ 127.
+/* Rows of floats as int8, with one scale per group of `group_size`: x ≈ scale · code, |code| ≤ 127.
  *
- * The rows of a tile stand side by side, four codes of a row in a word: words [width / 4][rows],
+ * The rows of a tile are interleaved, with four codes of a row in a word: words [width / 4][rows],
  * scales and sums of the codes [groups][rows]. */
 
 #pragma once
@@ -20,7 +20,7 @@ INLINE QuantizedRows place_rows(char *memory, int64_t rows, int64_t width, int64
 }
 INLINE int64_t quantized_bytes(int64_t width, int64_t groups) { return width + 8 * groups; }
 
-/* Row `row` of a tile of `rows`. */
+/* Quantizes row `row` of a tile of `rows` rows. */
 INLINE void quantize_row(const float *x, int64_t width, int64_t group_size,
                          const QuantizedRows *to, int64_t row, int64_t rows) {
   const f32x16 magic = splat(12582912.0f); /* adding it rounds to a whole number */
@@ -30,7 +30,7 @@ INLINE void quantize_row(const float *x, int64_t width, int64_t group_size,
     for (int64_t i = 0; i < group_size; i += LANES) {
       const f32x16 v = load(values + i);
       most = max16(most, max16(v, -v));
-      poison += v * 0.0f; /* NaN if anything is not finite, which no code could say */
+      poison += v * 0.0f; /* NaN if anything is not finite, which no code can express */
     }
     const float scale = max_lanes(most) / 127.0f + sum_lanes(poison);
     const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;

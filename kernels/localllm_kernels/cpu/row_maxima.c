@@ -1,9 +1,9 @@
-/* The greatest value of each row and its first index, see row_maxima.py. */
+/* The greatest value of each row and its first index; see row_maxima.py. */
 
 #include "lane_search.h"
 #include "team.h"
 
-#define MIN_PART 16384 /* values that are worth a thread */
+#define MIN_PART 16384 /* the fewest values that are worth a thread */
 
 static Best search(const float *values, int64_t from, int64_t to) {
   BestLanes best = start_search(from);
@@ -18,7 +18,7 @@ static Best search(const float *values, int64_t from, int64_t to) {
   return best_of_lanes(&best);
 }
 
-/* Every row in `parts`; found: [rows, parts]. */
+/* Every row is split into `parts`; found: [rows, parts]. */
 typedef struct {
   const float *values;
   int64_t rows, width, parts, share;

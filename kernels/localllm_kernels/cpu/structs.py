@@ -106,6 +106,8 @@ class AttentionShape(Structure):
         ("heads", c_int64),
         ("window", c_int64),
         ("scale", c_float),
+        ("cap", c_float),
+        ("sinks", c_void_p),
     )
 
 
@@ -131,7 +133,9 @@ class Layer(Structure):
 
     _fields_ = (
         ("input_norm", c_void_p),
-        ("post_attention_norm", c_void_p),
+        ("attention_after", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("mlp_after", c_void_p),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
         ("qkv", Product),
@@ -141,6 +145,7 @@ class Layer(Structure):
         ("window", c_int64),
         ("group", c_int64),
         ("place", c_int64),
+        ("rotation", c_int64),
     )
 
 
@@ -158,15 +163,23 @@ class Decoder(Structure):
         ("head_dim", c_int64),
         ("eps", c_float),
         ("scale", c_float),
+        ("cap", c_float),
+        ("share", c_float),
+        ("is_gelu", c_int64),
     )
+
+
+class Angles(Structure):
+    """See decoder.c."""
+
+    _fields_ = (("cos", c_void_p), ("sin", c_void_p))
 
 
 class Batch(Structure):
     """See decoder.c."""
 
     _fields_ = (
-        ("cos", c_void_p),
-        ("sin", c_void_p),
+        ("rotations", ctypes.POINTER(Angles)),
         ("starts", c_void_p),
         ("lengths", c_void_p),
         ("rows", c_int64),
@@ -198,13 +211,14 @@ STRUCTURES: tuple[type[Structure], ...] = (
     Rotation,
     Layer,
     Decoder,
+    Angles,
     Batch,
     Group,
 )
 
 
 def find_difference(library: ctypes.CDLL) -> str:
-    """Which structure has another size in the library than here; empty where all agree."""
+    """The structure whose size in the library differs from its size here; empty if all agree."""
     sizes = (c_int64 * len(STRUCTURES)).in_dll(library, "struct_bytes")
     for structure, num_bytes in zip(STRUCTURES, sizes, strict=True):
         if ctypes.sizeof(structure) != num_bytes:

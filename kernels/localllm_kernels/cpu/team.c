@@ -17,12 +17,12 @@
 
 #define MOST_THREADS 256
 #define ALIGNED __attribute__((aligned(64)))
-/* How long a thread spins before it sleeps, in nanoseconds: within an operator, where the others are
- * microseconds behind; and between two calls, where Python has the next step to prepare. */
+/* How long a thread spins before it sleeps, in nanoseconds: within an operator, where the others
+ * are microseconds behind; and between two calls, while Python prepares the next step. */
 #define SPIN_NS 60000
 #define IDLE_SPIN_NS 1000000
 
-/* A number that threads wait to see change, and how many of them sleep. */
+/* A counter whose change threads wait for, and how many of them sleep. */
 typedef struct {
   atomic_uint value ALIGNED;
   atomic_uint sleeping;
@@ -34,17 +34,17 @@ struct Meeting {
   atomic_llong next ALIGNED; /* see team_next */
 };
 
-/* One of the threads beside the caller. */
+/* A thread other than the caller. */
 typedef struct {
   Signal start ALIGNED;
-  unsigned seen; /* of `start`: the work that it did last */
+  unsigned seen; /* the value of `start` at its last work */
 } Worker;
 
 static struct {
   pthread_mutex_t mutex;
   Worker workers[MOST_THREADS];
   int64_t num_workers;
-  /* Of the work at hand. */
+  /* The current work. */
   TeamWork work;
   void *arguments;
   int64_t count;
@@ -129,13 +129,13 @@ static void *serve(void *argument) {
   return NULL;
 }
 
-/* A child has none of its parent's threads. */
+/* A forked child has none of its parent's threads. */
 static void forget_workers(void) {
   memset(&pool, 0, sizeof pool);
   pthread_mutex_init(&pool.mutex, NULL);
 }
 
-/* Start workers until there are `count`; as many as can be had. The mutex is held. */
+/* Starts workers until there are `count`, or as many as possible. The mutex is held. */
 static void hire(int64_t count) {
   sigset_t all, before;
   sigfillset(&all);

@@ -1,9 +1,9 @@
 /* Threads that compute an operator together: each does its share, then all meet.
  *
- * A thread that waits spins for a short while and then sleeps, so that on a machine with other work
- * it gives its core to whom it waits for. (Threads that spin until the last one comes took four to
- * five times as long for a step beside one busy process, two of them on two cores.) No result
- * depends on how many threads there are. */
+ * A waiting thread spins for a short while and then sleeps, so that on a machine with other work
+ * it gives its core to the thread it waits for. (Threads that spin until the last one arrives took
+ * four to five times as long for a step beside one busy process, with two of them on two cores.) No
+ * result depends on the number of threads. */
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 typedef struct Meeting Meeting;
 
-/* What a thread knows of its team: it is `index` of `count`. */
+/* A thread's view of its team: it is number `index` of `count`. */
 typedef struct {
   int64_t index, count;
   Meeting *meeting;
@@ -19,17 +19,17 @@ typedef struct {
 
 typedef void (*TeamWork)(const Team *team, void *arguments);
 
-/* Have `work` done by the caller and `threads` - 1 others; by the caller alone if these are busy with
- * another engine's, or cannot be had. */
+/* Runs `work` on the caller and on `threads` - 1 others; on the caller alone if they are busy with
+ * another engine's work, or cannot be started. */
 void run_team(int64_t threads, TeamWork work, void *arguments);
 
-/* Wait until all of the team are here. What they wrote before is seen by all afterwards. */
+/* Waits for all threads of the team. Whatever they wrote before is visible to all afterwards. */
 void team_meet(const Team *team);
 
-/* The next number that no thread of the team has taken since they met: 0, 1, 2, … */
+/* The next number that no thread of the team has taken since they last met: 0, 1, 2, … */
 int64_t team_next(const Team *team);
 
-/* The thread's part of 0 to `count`: neighbours, for data that lies together. */
+/* The thread's share of 0 to `count`: a contiguous range, for data that lies together. */
 typedef struct {
   int64_t from, to;
 } Share;
@@ -39,7 +39,7 @@ static inline Share team_share(const Team *team, int64_t count) {
   return (Share){from, from + each + (i < more)};
 }
 
-/* for (i of the thread's part of 0 to count) */
+/* for (i in the thread's share of 0 to count) */
 #define TEAM_FOR(team, i, count)                                     \
   for (Share i##_share = team_share(team, count), *i##_once = &i##_share; i##_once; i##_once = 0) \
     for (int64_t i = i##_share.from; i < i##_share.to; i++)

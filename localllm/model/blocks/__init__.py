@@ -1,1 +1,1 @@
-"""The blocks that layers are made of: each tells what it needs, and computes itself."""
+"""The blocks that layers are made of: what each needs, and how it computes."""

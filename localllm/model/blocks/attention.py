@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,27 +12,59 @@ from localllm.model.blocks.block import (
     KVState,
     LinearGroup,
     Parts,
+    Rotation,
     RowBytes,
     Work,
 )
-from localllm.model.norm import RMSNorm
+from localllm.model.norm import Norm, NormSpec
 from localllm.model.rope_config import RopeConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from localllm.model.inputs import GroupTables
     from localllm.model.linear import Projection
     from localllm.model.rope import RopeTable
+    from localllm_kernels import Ops
+    from localllm_kernels.kv_cache import KVCache
 
-# What the reference attention holds at once, see localllm_kernels/paged_attention.py: a tile of
-# queries against the context (scores, weights, mask), and gathered keys and values in float32.
+# Memory of the reference attention (localllm_kernels/paged_attention.py): a tile of queries against
+# the context (scores, weights, mask), and gathered keys and values in float32.
 _QUERY_TILE = 64
 _MAX_GATHERED_VALUES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class QueryKeyNorms:
+    """Norms of queries and keys, by the names of their weights.
+
+    Of each head before the rotation (Qwen3), or with `is_late` after it (Hunyuan); or with
+    `is_whole` of all heads as one row (OLMo 2). `offset`: see NormSpec.
+    """
+
+    eps: float
+    query: str = "self_attn.q_norm"
+    key: str = "self_attn.k_norm"
+    offset: float = 0.0
+    is_whole: bool = False
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries are multiplied by 1 + beta · ln(1 + ⌊position / period⌋) (Ministral 3)."""
+
+    beta: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """The sizes of an attention. `has_head_norms`: a norm on each query and key head (Qwen3)."""
+    """The sizes of an attention.
+
+    `scale`: of the scores, head_dim^-½ if None; `cap`: see paged_attention_reference;
+    `is_stored_whole`: the checkpoint has one linear for query, key and value.
+    """
 
     hidden_size: int
     num_heads: int
@@ -42,20 +74,41 @@ class AttentionSpec:
     window: int | None = None
     qkv_bias: bool = False
     o_bias: bool = False
-    has_head_norms: bool = False
-    eps: float = 0.0
+    norms: QueryKeyNorms | None = None
+    scale: float | None = None
+    cap: float | None = None
+    growth: QueryGrowth | None = None
+    is_stored_whole: bool = False
+
+    @property
+    def score_scale(self) -> float:
+        """What the scores are multiplied by."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Whether each head is normed before it is rotated, which the operator does by itself."""
+        return self.norms is not None and not (self.norms.is_whole or self.norms.is_late)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all of it is two products, the rotation and attention itself."""
+        return (self.norms is None or self.has_head_norms) and self.growth is None
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
         """See BlockSpec."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        qkv = (
+        qkv: tuple[tuple[str, int], ...] = (
             ("self_attn.q_proj", queries),
             ("self_attn.k_proj", keys),
             ("self_attn.v_proj", keys),
         )
-        group = self.num_heads // self.num_kv_heads
-        values = InputRows("self_attn.v_proj", self.num_kv_heads, group, self.head_dim)
+        group, first_value = self.num_heads // self.num_kv_heads, 0
+        if self.is_stored_whole:
+            qkv = (("self_attn.qkv_proj", queries + 2 * keys),)
+            first_value = queries + keys
+        values = InputRows(qkv[-1][0], self.num_kv_heads, group, self.head_dim, first_value)
         output = (("self_attn.o_proj", self.hidden_size),)
         return (
             LinearGroup("qkv", qkv, self.hidden_size, self.qkv_bias),
@@ -65,8 +118,14 @@ class AttentionSpec:
     @property
     def vectors(self) -> Mapping[str, int]:
         """See BlockSpec."""
-        names = ("self_attn.q_norm", "self_attn.k_norm") if self.has_head_norms else ()
-        return {f"{name}.weight": self.head_dim for name in names}
+        if self.norms is None:
+            return {}
+        heads = (self.num_heads, self.num_kv_heads) if self.norms.is_whole else (1, 1)
+        names = (self.norms.query, self.norms.key)
+        return {
+            f"{name}.weight": count * self.head_dim
+            for name, count in zip(names, heads, strict=True)
+        }
 
     @property
     def state(self) -> KVState:
@@ -96,7 +155,7 @@ class AttentionSpec:
 
     def describe(self) -> str:
         """See BlockSpec."""
-        norms = ", norms of heads" if self.has_head_norms else ""
+        norms = ", norms of heads" if self.norms is not None else ""
         window = "" if self.window is None else f", window of {self.window}"
         return (
             f"{self.num_heads} heads of {self.head_dim} with {self.num_kv_heads} of keys"
@@ -106,30 +165,44 @@ class AttentionSpec:
     def build(self, parts: Parts) -> Attention:
         """See BlockSpec."""
         qkv, output = self.products
+        order = self.rope.order(self.head_dim)
         norms = None
-        if self.has_head_norms:
-            query, key = (RMSNorm(parts.vector(name), self.eps) for name in self.vectors)
+        if self.norms is not None:
+            query, key = (self._norm(parts, name) for name in self.vectors)
             norms = HeadNorms(query, key)
         return Attention(
             self,
-            parts.linear(*qkv.names),
+            parts.linear(*qkv.names, order=None if order is None else self._row_order(order)),
             parts.linear(*output.names),
             norms,
             parts.rope(self.rope, self.head_dim),
         )
+
+    def _norm(self, parts: Parts, name: str) -> Norm:
+        assert self.norms is not None
+        weight, order = parts.vector(name), self.rope.order(self.head_dim)
+        if order is not None:
+            weight = weight.view(-1, self.head_dim)[:, list(order)].flatten()
+        return NormSpec(name, self.norms.eps, self.norms.offset).with_weight(weight)
+
+    def _row_order(self, order: Sequence[int]) -> list[int]:
+        """The rows of the product of queries, keys and values: those of values as they are."""
+        turned = self.num_heads + self.num_kv_heads
+        rows = [head * self.head_dim + i for head in range(turned) for i in order]
+        return [*rows, *range(len(rows), len(rows) + self.num_kv_heads * self.head_dim)]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
     """The norms on each query and key head."""
 
-    query: RMSNorm
-    key: RMSNorm
+    query: Norm
+    key: Norm
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """An attention with its weights."""
+    """Attention with its weights."""
 
     spec: AttentionSpec
     qkv_proj: Projection
@@ -148,22 +221,14 @@ class Attention:
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: the heads' outputs side by side, [num_tokens, num_heads · head_dim]."""
-        spec, norms, batch = self.spec, self.norms, inputs.batch
-        cache, tables = inputs.cache, inputs.tables
+        spec, batch, tables, cache = self.spec, inputs.batch, inputs.tables, inputs.cache
         assert cache is not None
         assert tables is not None
-        rotation = inputs.rotations[self.rope]
-        heads = spec.num_heads + 2 * spec.num_kv_heads
-        query = inputs.ops.rotate_and_store(
-            self.qkv_proj(x).view(x.shape[0], heads, spec.head_dim),
-            rotation.cos,
-            rotation.sin,
-            cache,
-            tables.slot_mapping,
-            query_norm=None if norms is None else norms.query.weight,
-            key_norm=None if norms is None else norms.key.weight,
-            eps=0.0 if norms is None else norms.query.eps,
-        )
+        query = self._query(self.qkv_proj(x), inputs, cache, tables)
+        if spec.growth is not None:
+            # In double precision, since a logarithm's last bit depends on its place in the batch.
+            turns = 1 + (batch.positions // spec.growth.period).double()
+            query = query * (1 + spec.growth.beta * turns.log()).to(query.dtype)[:, None, None]
         attended = inputs.ops.paged_attention(
             query,
             cache,
@@ -171,7 +236,57 @@ class Attention:
             cu_seqlens_q=batch.cu_seqlens_q,
             seq_lens=batch.seq_lens,
             max_query_len=batch.max_query_len,
-            scale=spec.head_dim**-0.5,
+            scale=spec.score_scale,
             window=spec.window,
+            cap=spec.cap,
         )
         return attended.flatten(1)
+
+    def _query(
+        self, qkv: Tensor, inputs: BlockInputs, cache: KVCache, tables: GroupTables
+    ) -> Tensor:
+        """Queries, normed and rotated, [num_tokens, num_heads, head_dim]; keys and values are then
+        in the cache.
+        """
+        spec, norms, ops, rotation = self.spec, self.norms, inputs.ops, inputs.rotations[self.rope]
+        cos, sin = rotation.cos, rotation.sin
+        if norms is not None and not spec.has_head_norms:
+            assert spec.norms is not None
+            if spec.norms.is_late:
+                qkv = self._rotated(qkv, rotation)
+                cos, sin = cos.new_ones(cos.shape), sin.new_zeros(sin.shape)
+            qkv, norms = self._normed(qkv, norms, ops), None
+        return ops.rotate_and_store(
+            qkv.view(len(qkv), -1, spec.head_dim),
+            cos,
+            sin,
+            cache,
+            tables.slot_mapping,
+            query_norm=None if norms is None else norms.query.weight,
+            key_norm=None if norms is None else norms.key.weight,
+            eps=0.0 if norms is None else norms.query.eps,
+        )
+
+    def _rotated(self, qkv: Tensor, rotation: Rotation) -> Tensor:
+        from localllm_kernels.rotary import apply_rotary_reference  # with torch
+
+        kv_heads = self.spec.num_kv_heads
+        heads = qkv.view(len(qkv), -1, self.spec.head_dim)
+        turned = apply_rotary_reference(heads[:, :-kv_heads], rotation.cos, rotation.sin)
+        return _joined((turned.flatten(1), heads[:, -kv_heads:].flatten(1)))
+
+    def _normed(self, qkv: Tensor, norms: HeadNorms, ops: Ops) -> Tensor:
+        """Queries and keys normed, values as they are; [num_tokens, all heads · head_dim]."""
+        spec = self.spec
+        keys = spec.num_kv_heads * spec.head_dim
+        queries = spec.num_heads * spec.head_dim
+        query, key, value = qkv[:, :queries], qkv[:, queries:-keys], qkv[:, -keys:]
+        query = norms.query(query.reshape(-1, len(norms.query.weight)), ops).view_as(query)
+        key = norms.key(key.reshape(-1, len(norms.key.weight)), ops).view_as(key)
+        return _joined((query, key, value))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    import torch
+
+    return torch.cat(tuple(parts), dim=-1)

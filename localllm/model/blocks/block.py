@@ -1,12 +1,12 @@
-"""What a block of a layer is: sizes that tell what it needs, and the same with weights.
+"""The interface of a layer's blocks: a spec with the sizes, and the block with its weights.
 
-A `BlockSpec` answers for memory, planning, benchmarks, tuning and quantization, without a weight
-and without torch; `build` makes the `Block` that computes.
+A `BlockSpec` answers for memory, planning, benchmarks, tuning and quantization, without weights and
+without torch; `build` makes the `Block` that computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,31 +20,32 @@ if TYPE_CHECKING:
     from localllm_kernels import Ops
     from localllm_kernels.kv_cache import KVCache
 
-# Bytes of a row of so many values in the KV cache.
+# From the number of values in a row of the KV cache to its bytes.
 RowBytes = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
 class InputRows:
-    """The linear whose outputs are, factor by factor, the inputs of a product, so that a scale of
-    an input can be undone there.
+    """The linear whose outputs are factors of a product's inputs, so that a scale on an input can
+    be undone in that linear.
 
-    Inputs are [groups, repeats, width]; the linear's outputs [groups, width].
+    Inputs are [groups, repeats, width]; the linear's outputs from `first` on [groups, width].
     """
 
     linear: str
     groups: int
     repeats: int
     width: int
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LinearGroup:
-    """Linears that read the same inputs, and compute as one product.
+    """Linears that read the same inputs and compute as one product.
 
-    `kind`: the product's name in reports; `widths_out`: of each linear by its name in the layer;
-    `is_gated`: the first half of the outputs is the gate of the second; `inputs`: None where the
-    inputs are those of the block, which a norm gives.
+    `kind`: the product's name in reports; `linears`: name in the layer and output width of each;
+    `is_gated`: the first half of the outputs gates the second; `inputs`: None if the inputs are
+    those of the block, which come from a norm.
     """
 
     kind: str
@@ -56,20 +57,20 @@ class LinearGroup:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its linears, within the layer."""
+        """Names of its linears within the layer."""
         return tuple(name for name, _ in self.linears)
 
     @property
     def width_out(self) -> int:
-        """Of the product."""
+        """Output width of the product."""
         return sum(width for _, width in self.linears)
 
 
 @dataclass(frozen=True, slots=True)
 class KVState:
-    """What attention remembers of each token: a key and a value of `width` for each head.
+    """What attention keeps for each token: a key and a value of `width` for each head.
 
-    `window`: tokens that a query may look back on, itself included; None: all.
+    `window`: tokens that a query may see, including itself; None: all.
     """
 
     num_heads: int
@@ -77,29 +78,31 @@ class KVState:
     window: int | None
 
     def token_bytes(self, row_bytes: RowBytes) -> int:
-        """Bytes that a token takes."""
+        """Bytes per token."""
         return 2 * self.num_heads * row_bytes(self.width)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a token costs beside its products: bytes of state that it reads, and operations."""
+    """The cost of a token besides its products: bytes of state that it reads, and operations."""
 
     state_bytes: int = 0
     operations: int = 0
 
 
 class Parts(Protocol):
-    """The weights that a block is built from, by their names within the layer."""
+    """The weights that a block is built from, by name within the layer."""
 
     def vector(self, name: str) -> Tensor:
-        """What is added or multiplied element by element."""
+        """A vector that is added or multiplied elementwise."""
 
-    def linear(self, *names: str) -> Projection:
-        """One linear, or several over the same inputs as one product."""
+    def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
+        """One linear, or several over the same inputs as one product, whose outputs are the rows
+        `order` of the checkpoint's.
+        """
 
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
-        """The table for heads of `width`; the same one for the same arguments."""
+        """The table for heads of `width`; the same object for the same arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,8 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class BlockInputs:
-    """What a block computes with besides its rows; `cache` and `tables`: of its own state, where it
-    has one.
+    """The inputs of a block besides its rows; `cache` and `tables` are those of its own state, None
+    if it keeps none.
     """
 
     ops: Ops
@@ -124,7 +127,7 @@ class BlockInputs:
 
 
 class Block(Protocol):
-    """A block with its weights: rows in, rows out; the last thing it does is a product."""
+    """A block with its weights: rows in, rows out; its last operation is a product."""
 
     @property
     def products(self) -> tuple[Projection, ...]:
@@ -138,35 +141,35 @@ class Block(Protocol):
 
 
 class BlockSpec(Protocol):
-    """A block without its weights. All sizes are of one token."""
+    """A block without its weights. Sizes are per token."""
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
-        """Its products, in the order in which they compute."""
+        """Its products, in the order of computation."""
 
     @property
     def vectors(self) -> Mapping[str, int]:
-        """The widths of its other tensors, by their names in the layer."""
+        """The widths of its other tensors, by name in the layer."""
 
     @property
     def state(self) -> KVState | None:
-        """What it remembers from step to step; None: nothing."""
+        """The state that it keeps from step to step, None if it keeps none."""
 
     @property
     def workspace(self) -> int:
-        """Values that it holds while it computes."""
+        """Values held while it computes."""
 
     def gathered_bytes(self, context: int) -> int:
-        """Bytes in all, where state is taken out of its blocks before it is read."""
+        """Bytes in all, if state is gathered from its cache blocks before it is read."""
 
     def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """Of the newest of `context` tokens."""
+        """The work for the newest of `context` tokens."""
 
     def launches(self, *, is_fused: bool) -> int:
-        """Kernels beside its products; `is_fused`: what can be within a product is."""
+        """Kernels besides its products; `is_fused`: everything that can is fused into a product."""
 
     def describe(self) -> str:
-        """The sizes that its operators follow from, in words."""
+        """The sizes that determine its operators, in words."""
 
     def build(self, parts: Parts) -> Block:
         """The block with its weights."""

@@ -1,4 +1,4 @@
-"""A feed-forward with a SiLU gate; gate and up come from one product."""
+"""A feed-forward with a gate; gate and up are one product."""
 
 from __future__ import annotations
 
@@ -16,18 +16,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GatedMLPSpec:
-    """The sizes of a feed-forward."""
+    """The sizes of a feed-forward.
+
+    `is_stored_whole`: gate and up are one linear in the checkpoint; `is_gelu`: the gate is GELU by
+    tanh, else SiLU.
+    """
 
     hidden_size: int
     inner_size: int
     has_bias: bool = False
+    is_stored_whole: bool = False
+    is_gelu: bool = False
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
         """See BlockSpec."""
-        gate_up = (("mlp.gate_proj", self.inner_size), ("mlp.up_proj", self.inner_size))
+        gate_up: tuple[tuple[str, int], ...] = (
+            ("mlp.gate_proj", self.inner_size),
+            ("mlp.up_proj", self.inner_size),
+        )
+        first_up = 0
+        if self.is_stored_whole:
+            gate_up, first_up = (("mlp.gate_up_proj", 2 * self.inner_size),), self.inner_size
         down = (("mlp.down_proj", self.hidden_size),)
-        rows = InputRows("mlp.up_proj", 1, 1, self.inner_size)
+        rows = InputRows(gate_up[-1][0], 1, 1, self.inner_size, first_up)
         return (
             LinearGroup("gate and up", gate_up, self.hidden_size, self.has_bias, is_gated=True),
             LinearGroup("down", down, self.inner_size, self.has_bias, inputs=rows),
@@ -56,7 +68,7 @@ class GatedMLPSpec:
         return Work()
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the gate, where it is not within the product."""
+        """See BlockSpec: the gate, unless it is fused into the product."""
         return 0 if is_fused else 1
 
     def describe(self) -> str:
@@ -66,13 +78,14 @@ class GatedMLPSpec:
     def build(self, parts: Parts) -> GatedMLP:
         """See BlockSpec."""
         gate_up, down = self.products
-        return GatedMLP(parts.linear(*gate_up.names), parts.linear(*down.names))
+        return GatedMLP(self, parts.linear(*gate_up.names), parts.linear(*down.names))
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
     """A feed-forward with its weights."""
 
+    spec: GatedMLPSpec
     gate_up_proj: Projection
     down_proj: Projection
 
@@ -87,4 +100,5 @@ class GatedMLP:
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: the gated values, [num_tokens, inner_size]."""
-        return inputs.ops.silu_mul(self.gate_up_proj(x))
+        gate = inputs.ops.gelu_mul if self.spec.is_gelu else inputs.ops.silu_mul
+        return gate(self.gate_up_proj(x))

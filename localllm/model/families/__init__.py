@@ -1,1 +1,1 @@
-"""The supported families, a file each: from config.json to the layers of a model."""
+"""The supported families, one file each: from config.json to the layers of a model."""

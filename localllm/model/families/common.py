@@ -1,13 +1,16 @@
-"""What most families have in common: sizes of attention and feed-forward, and norms before both."""
+"""What most families share: sizes of attention and feed-forward, and a norm before each."""
 
 from collections.abc import Sequence
 
-from localllm.model.architecture import Architecture
-from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.architecture import FINAL_NORM, Architecture
+from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.layer import LayerPlan, Place
+from localllm.model.norm import NormSpec
 from localllm.model.rope_config import read_rope
+
+SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def read_attention(
@@ -15,11 +18,11 @@ def read_attention(
     *,
     qkv_bias: bool = False,
     o_bias: bool = False,
-    has_head_norms: bool = False,
+    norms: QueryKeyNorms | None = None,
     window: int | None = None,
 ) -> AttentionSpec:
-    """Attention by the fields that all families call alike. Raises: CheckpointError."""
-    hidden_size = _hidden_size(fields)
+    """Attention from the fields that all families name alike. Raises: CheckpointError."""
+    hidden_size = read_hidden_size(fields)
     num_heads = fields.integer("num_attention_heads", 1, 4096)
     num_kv_heads = fields.integer("num_key_value_heads", 1, 4096, default=num_heads)
     if num_heads % num_kv_heads:
@@ -29,36 +32,40 @@ def read_attention(
     head_dim = fields.integer("head_dim", 2, 1024, default=hidden_size // num_heads)
     if head_dim % 2:
         fields.fail("head_dim", "even")
+    rope = read_rope(fields, read_max_positions(fields))
+    if rope.rotary_width(head_dim) % 2:
+        fields.fail("partial_rotary_factor", f"such that an even part of {head_dim} turns")
     return AttentionSpec(
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rope=read_rope(fields, _max_positions(fields)),
+        rope=rope,
         window=window,
         qkv_bias=qkv_bias,
         o_bias=o_bias,
-        has_head_norms=has_head_norms,
-        eps=_eps(fields),
+        norms=norms,
     )
 
 
 def read_gated_mlp(fields: ConfigFields, *, has_bias: bool = False) -> GatedMLPSpec:
-    """The feed-forward. Raises: CheckpointError for an activation other than SiLU."""
-    if fields.raw.get("hidden_act", "silu") != "silu":
-        fields.fail("hidden_act", "'silu'")
+    """The feed-forward. Raises: CheckpointError for an unknown activation."""
+    activation = fields.raw.get("hidden_act", "silu")
+    if activation not in ("silu", "gelu_pytorch_tanh"):
+        fields.fail("hidden_act", "'silu' or 'gelu_pytorch_tanh'")
     inner_size = fields.integer("intermediate_size", 1, 1 << 22)
-    return GatedMLPSpec(_hidden_size(fields), inner_size, has_bias)
+    is_gelu = activation != "silu"
+    return GatedMLPSpec(read_hidden_size(fields), inner_size, has_bias, is_gelu=is_gelu)
 
 
 def read_window(fields: ConfigFields) -> int | None:
-    """Tokens that a query may look back on, itself included. Raises: CheckpointError."""
+    """Tokens that a query may see, including itself; None: all. Raises: CheckpointError."""
     return fields.optional_integer("sliding_window", 1, 1 << 28)
 
 
 def read_opt_in_windows(fields: ConfigFields) -> list[int | None]:
-    """The window of each layer where `use_sliding_window` asks for windows: by `layer_types`, or
-    from `max_window_layers` on. Raises: CheckpointError.
+    """The window of each layer, where `use_sliding_window` enables windows: by `layer_types`, or
+    from layer `max_window_layers` on. Raises: CheckpointError.
     """
     fields = fields.with_defaults(sliding_window=4096, max_window_layers=28)
     num_layers = read_num_layers(fields)
@@ -72,42 +79,80 @@ def read_opt_in_windows(fields: ConfigFields) -> list[int | None]:
 
 
 def read_num_layers(fields: ConfigFields) -> int:
-    """How many layers there are. Raises: CheckpointError."""
+    """The number of layers. Raises: CheckpointError."""
     return fields.integer("num_hidden_layers", 1, 1024)
 
 
-def pre_norm_layer(fields: ConfigFields, attention: AttentionSpec, mlp: GatedMLPSpec) -> LayerPlan:
-    """Attention and feed-forward, each behind a norm of its own."""
-    return LayerPlan(
-        (Place("input_layernorm", attention), Place("post_attention_layernorm", mlp)),
-        _hidden_size(fields),
-        _eps(fields),
-    )
+def read_layer_types(fields: ConfigFields, every: int) -> list[bool]:
+    """Of each layer whether it has a window: by `layer_types`, else all but one of `every` layers.
+
+    Raises: CheckpointError.
+    """
+    num_layers = read_num_layers(fields)
+    found = fields.choices("layer_types", (FULL, SLIDING), num_layers)
+    if found is None:
+        return [(i + 1) % every > 0 for i in range(num_layers)]
+    return [each == SLIDING for each in found]
 
 
-def read_decoder(fields: ConfigFields, layers: Sequence[LayerPlan]) -> Architecture:
-    """A whole decoder around its layers. Raises: CheckpointError."""
+def pre_norm_layer(
+    fields: ConfigFields, attention: AttentionSpec, mlp: GatedMLPSpec, *, scale: float = 1.0
+) -> LayerPlan:
+    """Attention and feed-forward, each after its own norm; `scale`: of their outputs."""
+    names = ("input_layernorm", "post_attention_layernorm")
+    first, second = (NormSpec(name, read_eps(fields)) for name in names)
+    places = (Place(first, attention, scale=scale), Place(second, mlp, scale=scale))
+    return LayerPlan(places, read_hidden_size(fields))
+
+
+def post_norm_layer(fields: ConfigFields, attention: AttentionSpec, mlp: GatedMLPSpec) -> LayerPlan:
+    """Attention and feed-forward, each before its own norm."""
+    names = ("post_attention_layernorm", "post_feedforward_layernorm")
+    first, second = (NormSpec(name, read_eps(fields)) for name in names)
+    places = (Place(None, attention, first), Place(None, mlp, second))
+    return LayerPlan(places, read_hidden_size(fields))
+
+
+def read_decoder(
+    fields: ConfigFields,
+    layers: Sequence[LayerPlan],
+    *,
+    norm: NormSpec | None = None,
+    embedding_scale: float = 1.0,
+    logit_scale: float = 1.0,
+    logit_cap: float | None = None,
+) -> Architecture:
+    """A whole decoder around its layers; `norm`: the final one, if it is not as usual.
+
+    Raises: CheckpointError.
+    """
     return Architecture(
         name=fields.architecture(),
         vocab_size=fields.integer("vocab_size", 1, 1 << 24),
-        hidden_size=_hidden_size(fields),
-        max_position_embeddings=_max_positions(fields),
-        rms_norm_eps=_eps(fields),
+        hidden_size=read_hidden_size(fields),
+        max_position_embeddings=read_max_positions(fields),
+        norm=norm or NormSpec(FINAL_NORM, read_eps(fields)),
         tie_word_embeddings=fields.flag("tie_word_embeddings"),
         dtype=fields.dtype(),
         layers=tuple(layers),
         eos_token_ids=fields.token_ids("eos_token_id"),
+        embedding_scale=embedding_scale,
+        logit_scale=logit_scale,
+        logit_cap=logit_cap,
         quantization=fields.raw.get("quantization_config"),
     )
 
 
-def _hidden_size(fields: ConfigFields) -> int:
+def read_hidden_size(fields: ConfigFields) -> int:
+    """The width of the residual stream. Raises: CheckpointError."""
     return fields.integer("hidden_size", 1, 1 << 20)
 
 
-def _max_positions(fields: ConfigFields) -> int:
+def read_max_positions(fields: ConfigFields) -> int:
+    """Positions that the model was made for. Raises: CheckpointError."""
     return fields.integer("max_position_embeddings", 1, 1 << 28, default=2048)
 
 
-def _eps(fields: ConfigFields) -> float:
+def read_eps(fields: ConfigFields) -> float:
+    """What norms add to the mean of squares. Raises: CheckpointError."""
     return fields.number("rms_norm_eps", 0.0, 1.0, default=1e-6)

@@ -1,4 +1,4 @@
-"""Llama, and the many that call themselves so: biases where the config says, no windows."""
+"""Llama, and the many models under its name: biases as the config says, no windows."""
 
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import ConfigFields
@@ -12,7 +12,7 @@ from localllm.model.families.common import (
 
 
 def read_llama(fields: ConfigFields) -> Architecture:
-    """Raises: CheckpointError."""
+    """Read a Llama config. Raises: CheckpointError."""
     has_bias = fields.flag("attention_bias")
     attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias)
     mlp = read_gated_mlp(fields, has_bias=fields.flag("mlp_bias"))

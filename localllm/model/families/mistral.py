@@ -1,4 +1,4 @@
-"""Mistral 7B and its successors: no bias, and one window for all layers where there is one."""
+"""Mistral 7B and its successors: no biases; a window, if there is one, applies to all layers."""
 
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import ConfigFields
@@ -13,7 +13,7 @@ from localllm.model.families.common import (
 
 
 def read_mistral(fields: ConfigFields) -> Architecture:
-    """Raises: CheckpointError."""
+    """Read a Mistral config. Raises: CheckpointError."""
     fields = fields.with_defaults(sliding_window=4096)
     attention = read_attention(fields, window=read_window(fields))
     layer = pre_norm_layer(fields, attention, read_gated_mlp(fields))

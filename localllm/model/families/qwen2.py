@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on query, key and value; windows on the later layers, if asked for."""
+"""Qwen2 and Qwen2.5: biases on query, key and value; windows on the later layers, if enabled."""
 
 from dataclasses import replace
 
@@ -15,12 +15,12 @@ from localllm.model.families.common import (
 
 
 def read_qwen2(fields: ConfigFields) -> Architecture:
-    """Raises: CheckpointError."""
+    """Read a Qwen2 config. Raises: CheckpointError."""
     return read_qwen(fields, read_attention(fields, qkv_bias=True))
 
 
 def read_qwen(fields: ConfigFields, attention: AttentionSpec) -> Architecture:
-    """A decoder whose layers have this attention, with the windows of the Qwen configs.
+    """A decoder whose layers have this attention, with the windows of a Qwen config.
 
     Raises: CheckpointError.
     """

@@ -1,7 +1,8 @@
-"""The families by the name that a config.json gives, and what is read from one."""
+"""The families by the architecture name in config.json, and the reading of one."""
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,25 @@ from localllm.errors import UnsupportedModelError
 from localllm.files.json_file import read_json_object
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import ConfigFields
+from localllm.model.families.cohere2 import read_cohere2
+from localllm.model.families.ernie45 import read_ernie45
+from localllm.model.families.exaone4 import read_exaone4
+from localllm.model.families.gemma2 import read_gemma2
+from localllm.model.families.gemma3 import read_gemma3
+from localllm.model.families.glm4 import read_glm4
+from localllm.model.families.granite import read_granite
+from localllm.model.families.hunyuan import read_hunyuan
 from localllm.model.families.llama import read_llama
+from localllm.model.families.ministral3 import read_ministral3
 from localllm.model.families.mistral import read_mistral
+from localllm.model.families.olmo2 import read_olmo2
+from localllm.model.families.olmo3 import read_olmo3
+from localllm.model.families.phi3 import read_phi3
 from localllm.model.families.qwen2 import read_qwen2
 from localllm.model.families.qwen3 import read_qwen3
+from localllm.model.families.seed_oss import read_seed_oss
+from localllm.model.families.smollm3 import read_smollm3
+from localllm.model.families.text_part import has_tower, text_config
 
 logger = logging.getLogger(__name__)
 
@@ -21,16 +37,30 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
     "MistralForCausalLM": read_mistral,
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen3ForCausalLM": read_qwen3,
+    "Cohere2ForCausalLM": read_cohere2,
+    "Ernie4_5ForCausalLM": read_ernie45,
+    "Exaone4ForCausalLM": read_exaone4,
+    "Gemma2ForCausalLM": read_gemma2,
+    "Gemma3ForCausalLM": read_gemma3,
+    "Glm4ForCausalLM": read_glm4,
+    "GraniteForCausalLM": read_granite,
+    "HunYuanDenseV1ForCausalLM": read_hunyuan,
+    "Ministral3ForCausalLM": read_ministral3,
+    "Olmo2ForCausalLM": read_olmo2,
+    "Olmo3ForCausalLM": read_olmo3,
+    "Phi3ForCausalLM": read_phi3,
+    "SeedOssForCausalLM": read_seed_oss,
+    "SmolLM3ForCausalLM": read_smollm3,
 }
 
 
 def architecture_of(raw: Mapping[str, Any], where: str = "config.json") -> Architecture:
-    """What a config.json describes.
+    """The architecture that a config.json describes.
 
     Raises: CheckpointError naming the field and the range it must lie in; UnsupportedModelError
     naming the architectures that are supported.
     """
-    fields = ConfigFields(raw, where)
+    fields = ConfigFields(text_config(raw, where), where)
     name = fields.architecture()
     if name not in FAMILIES:
         raise UnsupportedModelError(
@@ -38,11 +68,11 @@ def architecture_of(raw: Mapping[str, Any], where: str = "config.json") -> Archi
             where=where,
             hint="another model, or vLLM for this one (it supports the widest set)",
         )
-    return FAMILIES[name](fields)
+    return replace(FAMILIES[name](fields), has_tower=has_tower(raw))
 
 
 def read_architecture(folder: Path) -> Architecture:
-    """What the checkpoint in `folder` is; code in it is never run. Raises: as `architecture_of`."""
+    """The architecture of a checkpoint; its code is never run. Raises: as `architecture_of`."""
     path = folder / "config.json"
     raw = read_json_object(path)
     architecture = architecture_of(raw, str(path))

@@ -1,1 +1,1 @@
-"""Accelerations: all layers of a decoder in one call, where a library has that for them."""
+"""Acceleration: all layers of a decoder in one call, where a library supports it."""

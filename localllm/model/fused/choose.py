@@ -1,13 +1,13 @@
-"""Which acceleration there is for a decoder."""
+"""The choice of a decoder's acceleration."""
 
 from collections.abc import Sequence
 
 from localllm.model.architecture import Architecture
 from localllm.model.fused.cpu import CpuDecoder
-from localllm.model.fused.decoder import FusedDecoder, UniformLayer, supports
+from localllm.model.fused.decoder import FusedDecoder, UniformLayer, is_plain, supports
 from localllm.model.fused.gpu import GpuDecoder
 from localllm.model.layer import Layer
-from localllm.model.norm import RMSNorm
+from localllm.model.norm import Norm
 from localllm_kernels import Ops
 from localllm_kernels.choice import FUSED
 from localllm_kernels.cpu.linear import CProduct, CpuLinears
@@ -15,20 +15,21 @@ from localllm_kernels.gpu_linears import GpuLinears, Int4Product
 
 
 def fuse_layers(
-    architecture: Architecture, layers: Sequence[Layer], last_norm: RMSNorm, ops: Ops
+    architecture: Architecture, layers: Sequence[Layer], last_norm: Norm, ops: Ops
 ) -> FusedDecoder | None:
-    """All layers in one call; None where the library of `ops` has none for such a plan, or for
-    such products.
+    """All layers in one call; None if the library of `ops` does not support such a plan, or such
+    products.
     """
-    if not supports(architecture.layers):
+    if not supports(architecture.layers, architecture.norm):
         return None
     uniform = [UniformLayer.of(layer) for layer in layers]
     products = [product for layer in uniform for product in layer.products]
     match ops.linears:
         case CpuLinears() as own if all(isinstance(each, CProduct) for each in products):
             places = [place for place in architecture.cache_places if place is not None]
-            return CpuDecoder(own.library, uniform, places, last_norm)
+            share = architecture.layers[0].places[0].scale
+            return CpuDecoder(own.library, uniform, places, last_norm, share)
         case GpuLinears() as own if all(isinstance(each, Int4Product) for each in products):
-            is_taken = not FUSED & ops.choice.to_torch
+            is_taken = is_plain(architecture.layers) and not FUSED & ops.choice.to_torch
             return GpuDecoder(own.workspace, uniform, last_norm) if is_taken else None
     return None

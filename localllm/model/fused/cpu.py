@@ -1,4 +1,4 @@
-"""All layers of a decoder in one call of the C library, see decoder.c."""
+"""All layers of a decoder in one call of the C library; see decoder.c."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,17 @@ from torch import Tensor
 from localllm.model.blocks.block import Rotation
 from localllm.model.fused.decoder import UniformLayer
 from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
-from localllm.model.norm import RMSNorm
+from localllm.model.norm import Norm
+from localllm.model.rope import RopeTable
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.linear import CProduct
 from localllm_kernels.kv_cache import KVCache
 
 
 class CpuDecoder:
-    """The layers with the last norm; built once, for products that are the library's own.
+    """The layers and the final norm, built once; all products must be the library's own.
 
-    The memory between the operators is kept from call to call.
+    Scratch memory is kept from call to call.
     """
 
     def __init__(
@@ -26,13 +27,18 @@ class CpuDecoder:
         library: ctypes.CDLL,
         layers: Sequence[UniformLayer],
         places: Sequence[tuple[int, int]],
-        last_norm: RMSNorm,
+        last_norm: Norm,
+        share: float,
     ) -> None:
-        """`places`: of each layer its cache group, and its place there."""
-        # Which hold the tensors that the structures point to.
+        """`places`: each layer's cache group and its place in that group; `share`: the factor on
+        the blocks' outputs.
+        """
+        # Keep alive the tensors that the structures point to.
         self._layers, self._last_norm = layers, last_norm
         sizes = layers[0].attention.spec
-        self._structs = (structs.Layer * len(layers))(*map(_layer, layers, places))
+        self._ropes = list(dict.fromkeys(layer.attention.rope for layer in layers))
+        numbers = [self._ropes.index(layer.attention.rope) for layer in layers]
+        self._structs = (structs.Layer * len(layers))(*map(_layer, layers, places, numbers))
         self._decoder = structs.Decoder(
             self._structs,
             last_norm.weight.data_ptr(),
@@ -43,7 +49,10 @@ class CpuDecoder:
             sizes.num_kv_heads,
             sizes.head_dim,
             last_norm.eps,
-            sizes.head_dim**-0.5,
+            sizes.score_scale,
+            sizes.cap or 0.0,
+            share,
+            layers[0].mlp.spec.is_gelu,
         )
         self._forward = library.decoder_forward
         self._forward.argtypes = [
@@ -64,7 +73,7 @@ class CpuDecoder:
     def __call__(
         self,
         hidden: Tensor,
-        rotation: Rotation,
+        rotations: Mapping[RopeTable, Rotation],
         batch: ForwardBatch,
         kv_cache: PagedKVCache,
         taps: Sequence[int],
@@ -76,9 +85,10 @@ class CpuDecoder:
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed, dtype=torch.uint8)
         out = hidden.clone()
+        turns = [rotations[rope] for rope in self._ropes]
+        angles = [structs.Angles(turn.cos.data_ptr(), turn.sin.data_ptr()) for turn in turns]
         asked = structs.Batch(
-            rotation.cos.data_ptr(),
-            rotation.sin.data_ptr(),
+            (structs.Angles * len(angles))(*angles),
             batch.cu_seqlens_q.data_ptr(),
             batch.seq_lens.data_ptr(),
             rows,
@@ -102,7 +112,7 @@ class CpuDecoder:
             torch.get_num_threads(),
         )
         if failed:
-            raise MemoryError("no memory for the attention's tasks")
+            raise MemoryError("out of memory for the attention's tasks")
         return out, streams
 
 
@@ -118,11 +128,10 @@ def _group(tables: GroupTables, stack: KVCache) -> structs.Group:
     )
 
 
-def _layer(layer: UniformLayer, place: tuple[int, int]) -> structs.Layer:
+def _layer(layer: UniformLayer, place: tuple[int, int], rotation: int) -> structs.Layer:
     norms = layer.attention.norms
     vectors = (
-        layer.input_norm,
-        layer.post_attention_norm,
+        *layer.norms,
         None if norms is None else norms.query,
         None if norms is None else norms.key,
     )
@@ -131,6 +140,7 @@ def _layer(layer: UniformLayer, place: tuple[int, int]) -> structs.Layer:
         *map(_product, layer.products),
         layer.attention.spec.window or 0,
         *place,
+        rotation,
     )
 
 

@@ -1,6 +1,6 @@
-"""The layers of a decoder in one call: which plans there is one for, and what it takes.
+"""The layers of a decoder in one call: the interface, and the plans that are supported.
 
-It computes what the blocks compute one by one, in the same order, to the same bits.
+It computes the same as the blocks one by one, in the same order and to the same bits.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from localllm.model.blocks.attention import Attention, AttentionSpec
 from localllm.model.blocks.gated_mlp import GatedMLP, GatedMLPSpec
-from localllm.model.norm import RMSNorm
+from localllm.model.norm import Norm, NormSpec
+from localllm.model.rope_config import NO_ROPE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,57 +21,80 @@ if TYPE_CHECKING:
     from localllm.model.inputs import ForwardBatch, PagedKVCache
     from localllm.model.layer import Layer, LayerPlan
     from localllm.model.linear import Projection
+    from localllm.model.rope import RopeTable
 
 
 class FusedDecoder(Protocol):
-    """The layers with the last norm."""
+    """The layers and the final norm in one call."""
 
     def takes(self, batch: ForwardBatch) -> bool:
-        """Whether it is the better way for such a batch."""
+        """Whether to use it for this batch."""
 
     def __call__(
         self,
         hidden: Tensor,
-        rotation: Rotation,
+        rotations: Mapping[RopeTable, Rotation],
         batch: ForwardBatch,
         kv_cache: PagedKVCache,
         taps: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Hidden states [num_rows, hidden] after the last norm, and the residual stream behind the
-        layers in `taps`, by their numbers; the caches are written. `hidden`: the embedded tokens.
+        """Hidden states [num_rows, hidden] after the final norm, and the residual stream after each
+        layer in `taps`, by layer index. Writes the caches. `hidden`: the embedded tokens.
         """
 
 
-def supports(plans: Sequence[LayerPlan]) -> bool:
-    """Whether every layer is an attention and a gated feed-forward behind norms, and all of them
-    are alike but for their windows.
+def supports(plans: Sequence[LayerPlan], last_norm: NormSpec) -> bool:
+    """Whether every layer is an attention and a gated feed-forward, each with norms around it or
+    not, and all layers are alike except for windows and rotations.
     """
-    kinds = {tuple(type(place.block) for place in plan.places) for plan in plans}
-    if kinds != {(AttentionSpec, GatedMLPSpec)}:
-        return False
-    attentions = [place.block for plan in plans for place in plan.places[:1]]
-    sizes = {replace(each, window=None) for each in attentions if isinstance(each, AttentionSpec)}
-    return len(sizes) == 1 and len({plan.places[1].block for plan in plans}) == 1
+    shapes, norms = set(), [last_norm]
+    for plan in plans:
+        match [place.block for place in plan.places]:
+            case [AttentionSpec() as attention, GatedMLPSpec() as mlp] if attention.is_plain:
+                shape = replace(attention, window=None, rope=NO_ROPE)
+                shapes |= {(shape, mlp, place.scale) for place in plan.places}
+            case _:
+                return False
+        norms += [norm for place in plan.places for norm in place.norms]
+        if attention.norms is not None:
+            norms.append(NormSpec("", attention.norms.eps))
+        if any(place.shares_input for place in plan.places):
+            return False
+    are_alike = len({norm.eps for norm in norms}) == 1 and not any(n.is_centred for n in norms)
+    return are_alike and len(shapes) == 1
+
+
+def is_plain(plans: Sequence[LayerPlan]) -> bool:
+    """Of supported layers: whether they are as Llama's, with one norm before each block, SiLU, and
+    one rotation for all.
+    """
+    blocks = [place.block for plan in plans for place in plan.places]
+    ropes = {block.rope for block in blocks if isinstance(block, AttentionSpec)}
+    has_gelu = any(isinstance(block, GatedMLPSpec) and block.is_gelu for block in blocks)
+    has_cap = any(isinstance(block, AttentionSpec) and block.cap is not None for block in blocks)
+    places = [place for plan in plans for place in plan.places]
+    return all(place.is_plain for place in places) and len(ropes) == 1 and not (has_gelu or has_cap)
 
 
 @dataclass(frozen=True, slots=True)
 class UniformLayer:
     """A layer of the supported kind."""
 
-    input_norm: RMSNorm
     attention: Attention
-    post_attention_norm: RMSNorm
     mlp: GatedMLP
+    # Before and after attention, before and after the feed-forward.
+    norms: tuple[Norm | None, Norm | None, Norm | None, Norm | None]
 
     @classmethod
     def of(cls, layer: Layer) -> UniformLayer:
-        """`layer`: one whose plan is supported."""
+        """From `layer`, whose plan must be supported."""
         first, second = layer.sublayers
         assert isinstance(first.block, Attention)
         assert isinstance(second.block, GatedMLP)
-        return cls(first.norm, first.block, second.norm, second.block)
+        norms = (first.norm, first.after, second.norm, second.after)
+        return cls(first.block, second.block, norms)
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """In the order in which they compute."""
+        """Its products, in the order of computation."""
         return *self.attention.products, *self.mlp.products

@@ -1,13 +1,13 @@
 """The layers of a decoder with 4-bit weights in six launches each, for steps of a few tokens.
 
-    1  query, key and value     the norm before them in the product
-    2  rotate and store         norms of the heads, rotation, and the write to the cache
-    3  attention                the parts of the keys added up by the last program
-    4  output                   added to the residual in the product
-    5  gate and up              the norm before and the gate behind them in the product
-    6  down                     added to the residual in the product
+    1  query, key and value     includes the norm before it
+    2  rotate and store         head norms, rotation, and the write to the cache
+    3  attention                the last program adds up the parts of the keys
+    4  output                   adds its result to the residual
+    5  gate and up              includes the norm before it and the gate after it
+    6  down                     adds its result to the residual
 
-A step of more tokens is bound by arithmetic, and takes the blocks one by one.
+A step with more tokens is bound by arithmetic, and runs the blocks one by one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,8 @@ from torch import Tensor
 from localllm.model.blocks.block import Rotation
 from localllm.model.fused.decoder import UniformLayer
 from localllm.model.inputs import ForwardBatch, PagedKVCache
-from localllm.model.norm import RMSNorm
+from localllm.model.norm import Norm
+from localllm.model.rope import RopeTable
 from localllm_kernels.gpu_linears import Int4Product
 from localllm_kernels.int4_matmul import MAX_TILE_ROWS
 from localllm_kernels.int4_weight import Around
@@ -28,10 +29,10 @@ from localllm_kernels.rotate_and_store import rotate_and_store
 
 
 class GpuDecoder:
-    """The layers with the last norm, whose products are all those with 4-bit weights."""
+    """The layers and the final norm; all products must have 4-bit weights."""
 
     def __init__(
-        self, workspace: Workspace, layers: Sequence[UniformLayer], last_norm: RMSNorm
+        self, workspace: Workspace, layers: Sequence[UniformLayer], last_norm: Norm
     ) -> None:
         self._workspace, self._layers, self._last_norm = workspace, layers, last_norm
         sizes = layers[0].attention.spec
@@ -46,20 +47,24 @@ class GpuDecoder:
     def __call__(
         self,
         hidden: Tensor,
-        rotation: Rotation,
+        rotations: Mapping[RopeTable, Rotation],
         batch: ForwardBatch,
         kv_cache: PagedKVCache,
         taps: Sequence[int],
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """See FusedDecoder."""
         streams: dict[int, Tensor] = {}
+        [rotation] = rotations.values()
         for i, layer in enumerate(self._layers):
             cache, attention = kv_cache.layer(i), layer.attention
             place = kv_cache.places[i]
             assert cache is not None
             assert place is not None
             tables = batch.tables[place[0]]
-            spec, norms, norm = attention.spec, attention.norms, layer.input_norm
+            spec, norms = attention.spec, attention.norms
+            norm, _, mlp_norm, _ = layer.norms
+            assert norm is not None
+            assert mlp_norm is not None
             qkv = _int4(attention.qkv_proj)(hidden, Around(norm=norm.weight, eps=norm.eps))
             query = rotate_and_store(
                 qkv.view(len(hidden), -1, spec.head_dim),
@@ -79,12 +84,11 @@ class GpuDecoder:
                 cu_seqlens_q=batch.cu_seqlens_q,
                 seq_lens=batch.seq_lens,
                 max_query_len=batch.max_query_len,
-                scale=spec.head_dim**-0.5,
+                scale=spec.score_scale,
                 window=spec.window,
             )
             hidden = _int4(attention.o_proj)(attended.flatten(1), Around(residual=hidden))
-            norm = layer.post_attention_norm
-            before = Around(norm=norm.weight, eps=norm.eps, is_gated=True)
+            before = Around(norm=mlp_norm.weight, eps=mlp_norm.eps, is_gated=True)
             inner = _int4(layer.mlp.gate_up_proj)(hidden, before)
             hidden = _int4(layer.mlp.down_proj)(inner, Around(residual=hidden))
             if i in taps:

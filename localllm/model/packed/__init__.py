@@ -1,1 +1,1 @@
-"""Weights in fewer bits: a type each, and how files hold it."""
+"""Quantized weights: one type per number format, and how files store it."""

@@ -1,4 +1,4 @@
-"""Weights in e4m3, the 8-bit floats of 4 bits of exponent and 3 of fraction."""
+"""Weights in e4m3, the 8-bit floats with 4 exponent bits and 3 fraction bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from localllm_kernels.traits import WeightLayout
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """e4m3 codes with a scale for each block of `block` rows and columns: code · scale.
+    """e4m3 codes with one scale per block of (rows, columns): weight = code · scale.
 
-    A scale for each row is a block of (1, in).
+    One scale per row is a block of (1, in).
     """
 
     kind: ClassVar[str] = "fp8"
@@ -44,7 +44,7 @@ class Fp8Weight:
         return (self.codes.float() * rows.float()).to(dtype)
 
     def fuses_with(self, other: object) -> bool:
-        """Whether the rows of both can stand in one weight: blocks may not straddle the seam."""
+        """Whether the rows of both can share a weight: no block may straddle the seam."""
         return (
             isinstance(other, Fp8Weight)
             and self.block == other.block
@@ -54,11 +54,20 @@ class Fp8Weight:
 
     @classmethod
     def stack(cls, parts: Sequence["Fp8Weight"]) -> "Fp8Weight":
-        """The rows of all parts, which must fuse with each other."""
-        # Most CPU operators do not know float8; bytes are bytes.
+        """One weight with the rows of all parts, which must fuse with each other."""
+        # Most CPU operators do not support float8, so the bytes are concatenated.
         codes = torch.cat([part.codes.view(torch.uint8) for part in parts])
         scales = torch.cat([part.scales for part in parts])
         return cls(codes.view(torch.float8_e4m3fn), scales, parts[0].block)
+
+    def take_rows(self, order: Tensor) -> "Fp8Weight":
+        """See PackedWeight. Rows that leave their block get scales of their own."""
+        codes = self.codes.view(torch.uint8)[order].view(torch.float8_e4m3fn)
+        height = self.block[0]
+        blocks = torch.arange(len(order), device=order.device) // height
+        if torch.equal(order // height, blocks):
+            return Fp8Weight(codes, self.scales, self.block)
+        return Fp8Weight(codes, self.scales[order // height], (1, self.block[1]))
 
     def product(self, linears: Linears, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
         """See PackedWeight."""

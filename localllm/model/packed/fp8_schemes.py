@@ -1,4 +1,4 @@
-"""How files hold weights in e4m3; see scheme.py."""
+"""File formats of e4m3 weights; see scheme.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from localllm_kernels.traits import WeightLayout
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """e4m3 with scales by rows or one for all (`block` None), or by blocks.
+    """e4m3 with one scale per row or one for all (`block` None), or with one per block.
 
-    `marker` is the scale's suffix: `weight_scale`, or `weight_scale_inv` (which is no inverse).
+    `marker` is the scale's suffix: `weight_scale`, or `weight_scale_inv` (which is not an inverse).
     """
 
     marker: str
@@ -28,7 +28,7 @@ class Fp8:
         return {
             "weight": StoredTensor(((width_out, width_in),), ("F8_E4M3",)),
             self.marker: StoredTensor(shapes, SCALE_DTYPES),
-            # The scale of activations quantized ahead of time; ours are not quantized.
+            # A static scale for quantized activations; ours are not quantized.
             "input_scale": StoredTensor(((1,), ()), SCALE_DTYPES, is_optional=True),
         }
 

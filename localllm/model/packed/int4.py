@@ -1,4 +1,4 @@
-"""Weights in 4 bits, and torch's product with them on a CPU."""
+"""4-bit weights, and torch's product with them on a CPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 class Int4Weight:
     """4-bit codes in groups along the input: weight = (code - zero) · scale.
 
-    Column j of the codes belongs to input feature `permutation[j]`, to j itself where that is
-    None (only act-order checkpoints with groups in the order of the permutation have one).
+    Column j of the codes belongs to input feature `permutation[j]`, or to j if that is None (only
+    act-order checkpoints whose groups follow the permutation have one).
     """
 
     kind: ClassVar[str] = "int4"
@@ -75,7 +75,7 @@ class Int4Weight:
         return unpack_nibbles(self.codes)
 
     def fuses_with(self, other: object) -> bool:
-        """Whether the rows of both can stand in one weight."""
+        """Whether the rows of both can share a weight."""
         return (
             isinstance(other, Int4Weight)
             and self.group_size == other.group_size
@@ -85,7 +85,7 @@ class Int4Weight:
 
     @classmethod
     def stack(cls, parts: Sequence["Int4Weight"]) -> "Int4Weight":
-        """The rows of all parts, which must fuse with each other."""
+        """One weight with the rows of all parts, which must fuse with each other."""
         zeros = None
         if any(part.zeros is not None for part in parts):
             zeros = torch.cat([part.explicit_zeros() for part in parts])
@@ -96,8 +96,13 @@ class Int4Weight:
             parts[0].permutation,
         )
 
+    def take_rows(self, order: Tensor) -> "Int4Weight":
+        """See PackedWeight."""
+        zeros = None if self.zeros is None else self.zeros[order]
+        return Int4Weight(self.codes[order], self.scales[order], zeros, self.permutation)
+
     def explicit_zeros(self) -> Tensor:
-        """uint8 [out, num_groups], also where the weight is symmetric."""
+        """uint8 [out, num_groups], even if the weight is symmetric."""
         if self.zeros is not None:
             return self.zeros
         scales = self.scales
@@ -118,10 +123,10 @@ class Int4Weight:
 
 @dataclass(frozen=True, slots=True)
 class CpuInt4Linear:
-    """An int4 product by torch's CPU operator, in bfloat16.
+    """An int4 product with torch's CPU operator, in bfloat16.
 
-    The operator reads scales and zeros in bfloat16, and its own layout of the codes, in blocks of
-    rows that depend on the processor; the blocks are padded with rows of zeros.
+    The operator takes scales and zeros in bfloat16, and the codes in a layout of its own: blocks of
+    rows whose size depends on the processor. The last block is padded with rows of zeros.
     """
 
     packed: Tensor  # uint8 [padded_out, in / 2]
@@ -174,8 +179,8 @@ class CpuInt4Linear:
 def _unpack_blocks(packed: Tensor, block_rows: int) -> Tensor:
     """uint8 [rows, in] from the operator's layout.
 
-    In it a block of rows stands column by column; a byte holds row i in its low half and row
-    i + block_rows / 2 in its high one.
+    There a block of rows is stored column by column; a byte holds row i in its low half and row
+    i + block_rows / 2 in its high half.
     """
     num_rows, half = packed.shape
     blocks = packed.view(num_rows // block_rows, 2 * half, block_rows // 2)
@@ -184,9 +189,9 @@ def _unpack_blocks(packed: Tensor, block_rows: int) -> Tensor:
 
 
 def int4_block_rows() -> int | None:
-    """Rows of a block in the operator's layout on this processor, None where it is unknown.
+    """Rows per block in the operator's layout on this processor, None if unknown.
 
-    The layout is not documented, so it is tried on a small weight.
+    The layout is undocumented, so it is probed with a small weight.
     """
     generator = torch.Generator().manual_seed(0)
     probe = torch.randint(16, (64, 32), dtype=torch.int32, generator=generator)

@@ -1,4 +1,4 @@
-"""How files hold weights in 4 bits: compressed-tensors, AWQ and GPTQ; see scheme.py."""
+"""File formats of 4-bit weights: compressed-tensors, AWQ and GPTQ; see scheme.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ def to_words(nibbles: Tensor) -> Tensor:
 
 def as_words(values: Tensor) -> Tensor:
     """uint8 [rows, 4n] -> int32 [rows, n] of the same bits."""
-    # One row may count as contiguous with strides that a view with wider items refuses.
+    # A single row may count as contiguous yet have strides that a view as a wider type rejects.
     return values.reshape(-1).view(torch.int32).view(values.shape[0], -1)
 
 
@@ -30,13 +30,13 @@ def from_words(words: Tensor) -> Tensor:
 
 
 def _permutation_of(group_index: Tensor, group_size: int) -> Tensor | None:
-    """Input features in the order of their groups, None where they already are.
+    """Input features in the order of their groups, None if they already are in that order.
 
     Raises: ValueError where a group has not exactly `group_size` members.
     """
     num_groups = len(group_index) // group_size
     if group_index.min() < 0 or group_index.max() >= num_groups:
-        raise ValueError(f"g_idx names a group that is none of 0 to {num_groups - 1}")
+        raise ValueError(f"g_idx names a group outside 0 to {num_groups - 1}")
     counts = torch.bincount(group_index, minlength=num_groups)
     if not torch.all(counts == group_size):
         raise ValueError(f"g_idx does not give every group {group_size} features")
@@ -58,7 +58,7 @@ def _group_index_of(permutation: Tensor | None, width_in: int, group_size: int) 
 class PackedInt4:
     """compressed-tensors `pack-quantized` with 4 bits."""
 
-    group_size: int | None  # None: one group a row
+    group_size: int | None  # None: one group per row
     symmetric: bool
     marker: str = field(default="weight_packed", init=False)
 
@@ -86,7 +86,7 @@ class PackedInt4:
         codes = tensors["weight_packed"].contiguous().view(torch.uint8)
         scales, zeros, permutation = tensors["weight_scale"], None, None
         if tensors["weight_shape"].tolist() != [codes.shape[0], 2 * codes.shape[1]]:
-            raise ValueError(f"weight_shape says {tensors['weight_shape'].tolist()}")
+            raise ValueError(f"weight_shape does not match: {tensors['weight_shape'].tolist()}")
         if not self.symmetric:
             zeros = from_words(tensors["weight_zero_point"].T)[:, : len(codes)].T.contiguous()
         if "weight_g_idx" in tensors:
@@ -99,7 +99,7 @@ class PackedInt4:
     def write(self, weight: Int4Weight) -> dict[str, Tensor]:
         """See Scheme."""
         if weight.permutation is not None:
-            raise ValueError("a permuted weight is not written in this format")
+            raise ValueError("a permuted weight cannot be written in this format")
         tensors = {
             "weight_packed": as_words(weight.codes),
             "weight_scale": weight.scales,
@@ -144,7 +144,7 @@ class Awq:
     def write(self, weight: Int4Weight) -> dict[str, Tensor]:
         """See Scheme."""
         if weight.permutation is not None:
-            raise ValueError("a permuted weight is not written in this format")
+            raise ValueError("a permuted weight cannot be written in this format")
         return {
             "qweight": _to_awq(unpack_nibbles(weight.codes)),
             "qzeros": _to_awq(weight.explicit_zeros()),
@@ -202,7 +202,7 @@ class Gptq:
             permutation = _permutation_of(tensors["g_idx"].long(), size)
         if permutation is not None:
             codes = codes[:, permutation]
-        # A zero of 8 everywhere is what a symmetric checkpoint says in a roundabout way.
+        # Symmetric checkpoints store a zero of 8 everywhere.
         is_symmetric = bool(torch.all(zeros == 8))
         own_zeros = None if is_symmetric else zeros.T.contiguous()
         return Int4Weight(pack_nibbles(codes), scales, own_zeros, permutation)

@@ -1,4 +1,4 @@
-"""Weights in 8 bits with a scale for each row, and torch's product with them on a CPU."""
+"""8-bit weights with one scale per row, and torch's product with them on a CPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from localllm_kernels.traits import WeightLayout, torch_multiplies
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """Signed 8-bit codes with a scale for each row: weight = code · scale."""
+    """Signed 8-bit codes with one scale per row: weight = code · scale."""
 
     kind: ClassVar[str] = "int8"
 
@@ -38,15 +38,19 @@ class Int8Weight:
         return self.codes.to(scales.dtype) * scales[:, None]
 
     def fuses_with(self, other: object) -> bool:
-        """Whether the rows of both can stand in one weight."""
+        """Whether the rows of both can share a weight."""
         return isinstance(other, Int8Weight) and self.scales.dtype == other.scales.dtype
 
     @classmethod
     def stack(cls, parts: Sequence["Int8Weight"]) -> "Int8Weight":
-        """The rows of all parts."""
+        """One weight with the rows of all parts."""
         return cls(
             torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
         )
+
+    def take_rows(self, order: Tensor) -> "Int8Weight":
+        """See PackedWeight."""
+        return Int8Weight(self.codes[order], self.scales[order])
 
     def product(self, linears: Linears, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
         """See PackedWeight."""
@@ -61,7 +65,7 @@ class Int8Weight:
 
 @dataclass(frozen=True, slots=True)
 class CpuInt8Linear:
-    """An int8 product by torch's CPU operator, in bfloat16."""
+    """An int8 product with torch's CPU operator, in bfloat16."""
 
     codes: Tensor  # int8 [out, in]
     scales: Tensor  # bfloat16 [out]

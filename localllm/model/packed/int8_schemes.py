@@ -1,4 +1,4 @@
-"""How files hold weights in 8 bits; see scheme.py."""
+"""File formats of 8-bit weights; see scheme.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from localllm_kernels.traits import WeightLayout
 
 @dataclass(frozen=True, slots=True)
 class PackedInt8:
-    """compressed-tensors `pack-quantized` with 8 bits and a scale for each row."""
+    """compressed-tensors `pack-quantized` with 8 bits and one scale per row."""
 
     marker: str = field(default="weight_packed", init=False)
 
@@ -34,7 +34,7 @@ class PackedInt8:
     def read(self, tensors: Mapping[str, Tensor]) -> Int8Weight:
         """See Scheme."""
         stored = tensors["weight_packed"].contiguous().view(torch.uint8)
-        # value + 128 as an unsigned byte is the signed byte with its highest bit turned.
+        # value + 128 as an unsigned byte is the signed byte with its highest bit flipped.
         return Int8Weight((stored ^ 128).view(torch.int8), tensors["weight_scale"].flatten())
 
     def write(self, weight: Int8Weight) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ class PackedInt8:
 
 @dataclass(frozen=True, slots=True)
 class PlainInt8:
-    """compressed-tensors `int-quantized`: signed bytes as they are, a scale for each row."""
+    """compressed-tensors `int-quantized`: plain signed bytes with one scale per row."""
 
     marker: str = field(default="weight_scale", init=False)
 

@@ -1,20 +1,20 @@
-"""The file formats of quantized checkpoints: how each is told, read and written.
+"""The file formats of quantized checkpoints: how each is recognised, read and written.
 
-A format turns the tensors of one linear into a weight of `packed` and back; nothing behind
-this file knows which one it was. Layouts, for a linear of `out` × `in` in groups of g:
+A format turns the tensors of one linear into a weight of `packed` and back; no code outside this
+package knows which one it was. Layouts, for a linear of `out` × `in` in groups of g:
 
 - compressed-tensors (its package, `compressors/pack_quantized` and `naive_quantized`, 0.20):
   `weight_packed` int32 [out, in/8], nibble i of a word is column 8j + i, stored as value + 8;
   `weight_scale` [out, in/g]; `weight_zero_point` int32 [out/8, in/g], packed along the output;
   `weight_shape` int64 [2]; `weight_g_idx` int32 [in]. 8 bits: [out, in/4], stored as value + 128.
-  fp8 (`float-quantized`): `weight` e4m3 [out, in], `weight_scale` [out, 1] or by blocks.
+  fp8 (`float-quantized`): `weight` e4m3 [out, in], `weight_scale` [out, 1] or per block.
 - AWQ (AutoAWQ 0.2, `gemm`): `qweight` int32 [in, out/8] and `qzeros` [in/g, out/8], in which
   nibble i of a word is column 8j + (0, 2, 4, 6, 1, 3, 5, 7)[i]; `scales` float16 [in/g, out].
 - GPTQ (AutoGPTQ, GPTQModel): `qweight` int32 [in/8, out], packed along the input; `qzeros`
   [in/g, out/8]; `scales` [in/g, out]; `g_idx` int32 [in], the group of each input feature. The
   first version of the format stores zero - 1, `gptq_v2` the zero itself.
-- fp8 (the hub's DeepSeek and Qwen3 checkpoints): `weight` e4m3 and `weight_scale_inv` by blocks,
-  or `weight_scale`, one for all.
+- fp8 (the hub's DeepSeek and Qwen3 checkpoints): `weight` e4m3 and `weight_scale_inv` per block,
+  or a single `weight_scale`.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """What a file must hold under one suffix: the shapes and the dtypes that are taken."""
+    """What a file must hold under one suffix: the accepted shapes and dtypes."""
 
     shapes: tuple[Shape, ...]
     dtypes: tuple[str, ...]
@@ -44,30 +44,33 @@ class Scheme(Protocol):
 
     @property
     def marker(self) -> str:
-        """The suffix whose presence tells that a linear is quantized."""
+        """The suffix whose presence marks a linear as quantized."""
 
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
-        """The tensors of a linear of that shape, by suffix. Raises: ValueError if none fits."""
+        """The tensors of a linear of that shape, by suffix. Raises: ValueError if it has none."""
 
     def layout(self, width_in: int) -> WeightLayout:
-        """What kernels are chosen by, of a linear with so many inputs."""
+        """The layout of a linear with `width_in` inputs, which decides its kernels."""
 
     def read(self, tensors: Mapping[str, Tensor]) -> PackedWeight:
-        """The weight from its tensors, by suffix. Raises: ValueError where they make no sense."""
+        """The weight from its tensors, by suffix. Raises: ValueError if they are inconsistent."""
 
     def write(self, weight: Any) -> dict[str, Tensor]:
         """The tensors of a weight, by suffix: the inverse of `read`."""
 
 
 def count_groups(width_in: int, group_size: int | None) -> int:
-    """Scales of a row; None: one. Raises: ValueError where groups do not divide the width."""
+    """Scales per row; one if `group_size` is None.
+
+    Raises: ValueError if the groups do not divide the width.
+    """
     size = group_size or width_in
     if width_in % size:
-        raise ValueError(f"its input width {width_in} is not a multiple of the group {size}")
+        raise ValueError(f"its input width {width_in} is not a multiple of the group size {size}")
     return width_in // size
 
 
 def check_multiple(name: str, width: int, factor: int) -> None:
-    """Raises: ValueError where `width`, the input's or the output's, is no multiple."""
+    """Raises: ValueError if `width` is not a multiple of `factor`; `name`: "input" or "output"."""
     if width % factor:
         raise ValueError(f"its {name} width {width} is not a multiple of {factor}")

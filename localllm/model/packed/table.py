@@ -1,4 +1,4 @@
-"""The number formats of weights: a row each, which is all that the rest has to know of one."""
+"""The table of the weights' number formats; other code knows a format only by its row here."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +22,11 @@ _GROUP_SIZE = 128
 
 @dataclass(frozen=True, slots=True)
 class PackedType:
-    """A number format. The weight brings its torch reference and its products; `schemes`: how files
-    hold it; `piece`: the kernels that multiply with it; `draw`: a weight of a shape with values of
-    about 1 / sqrt(in); `stored_bytes`: of such a one.
+    """A number format.
+
+    `weight`: its type, which has the torch reference and the products; `schemes`: its file formats;
+    `piece`: the kernels that multiply with it; `draw`: a random weight of a shape, with values of
+    about 1 / sqrt(in); `stored_bytes`: bytes of such a weight.
     """
 
     weight: type[PackedWeight]
@@ -35,14 +37,14 @@ class PackedType:
 
 
 def drawn_group(width_in: int) -> int:
-    """Inputs to a scale of a drawn weight in int4: 128, or less where that does not divide."""
+    """Inputs per scale of a random int4 weight: 128, or another size if 128 does not divide."""
     return next(size for size in (_GROUP_SIZE, 64, 32, 16, width_in) if width_in % size == 0)
 
 
 def _draw_int4(shape: Shape, generator: torch.Generator) -> Int4Weight:
     codes = torch.empty(shape[0], shape[1] // 2, dtype=torch.uint8, device=generator.device)
     num_groups = shape[1] // drawn_group(shape[1])
-    # 4.61: the deviation of codes that are drawn evenly.
+    # 4.61: the standard deviation of uniformly drawn codes.
     scales = _even_scales((shape[0], num_groups), shape, 4.61, torch.bfloat16, generator)
     return Int4Weight(codes.random_(0, 256, generator=generator), scales, None)
 

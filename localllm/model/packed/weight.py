@@ -1,7 +1,7 @@
-"""What every packed weight is: [out, in] in fewer bits, in one layout, whatever file it came from.
+"""The interface of quantized weights: [out, in], in one layout whatever file they came from.
 
-Rows of several weights of a type can be put together, which is how the linears of a layer become
-one product.
+Rows of several weights of one type can be stacked, which is how the linears of a layer become one
+product.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from torch import Tensor
 from localllm_kernels.linears import Linears, Product
 from localllm_kernels.traits import WeightLayout
 
-# The time of torch's integer operators grows with the rows; from here on it is faster to dequantize
-# the weight once and use the plain product.
+# The time of torch's integer operators grows with the rows; for more rows than this it is faster to
+# dequantize the weight once and use the plain product.
 MAX_OPERATOR_ROWS = 4
 
 
 class PackedWeight(Protocol):
-    """A weight in fewer bits."""
+    """A quantized weight."""
 
     kind: ClassVar[str]
 
@@ -33,20 +33,23 @@ class PackedWeight(Protocol):
 
     @property
     def layout(self) -> WeightLayout:
-        """What kernels are chosen by."""
+        """The layout, which decides the kernels."""
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """[out, in] in the order of the input features, in `dtype` (the scales' if None)."""
 
     def fuses_with(self, other: object) -> bool:
-        """Whether the rows of both can stand in one weight."""
+        """Whether the rows of both can share a weight."""
 
     @classmethod
     def stack(cls, parts: Sequence[Self]) -> Self:
-        """The rows of all parts, which must fuse with each other."""
+        """One weight with the rows of all parts, which must fuse with each other."""
+
+    def take_rows(self, order: Tensor) -> Self:
+        """The weight with its rows in another order; `order`: int64 [out]."""
 
     def product(self, linears: Linears, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
-        """The product of a library, in a model of `dtype`; None where it has no kernel for it."""
+        """The product by a kernel of `linears`, in a model of `dtype`; None if it has none."""
 
     def torch_product(self, bias: Tensor | None, dtype: torch.dtype) -> Product | None:
-        """The product by an operator of torch's; None where it has none."""
+        """The product by one of torch's operators; None if it has none."""

@@ -1,0 +1,44 @@
+"""Cohere 2 (Command R7B, Command A): one norm with the mean taken out for both blocks of a layer,
+which compute in parallel; three of four layers have a window and rotation, the others neither.
+"""
+
+from dataclasses import replace
+
+from localllm.model.architecture import FINAL_NORM, Architecture
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    read_attention,
+    read_decoder,
+    read_gated_mlp,
+    read_hidden_size,
+    read_layer_types,
+    read_window,
+)
+from localllm.model.layer import LayerPlan, Place
+from localllm.model.norm import NormSpec
+from localllm.model.rope_config import NO_ROPE
+
+
+def read_cohere2(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields = fields.with_defaults(
+        sliding_window=4096, sliding_window_pattern=4, tie_word_embeddings=True
+    )
+    has_bias, eps = fields.flag("attention_bias"), fields.number("layer_norm_eps", 0, 1, 1e-5)
+    full = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias)
+    windowed = replace(
+        full, rope=replace(full.rope, is_interleaved=True), window=read_window(fields)
+    )
+    full = replace(full, rope=NO_ROPE)
+    mlp, norm = read_gated_mlp(fields), NormSpec("input_layernorm", eps, is_centred=True)
+    layers = []
+    for is_windowed in read_layer_types(fields, fields.integer("sliding_window_pattern", 1, 1024)):
+        attention = windowed if is_windowed else full
+        places = (Place(norm, attention, shares_input=True), Place(None, mlp))
+        layers.append(LayerPlan(places, read_hidden_size(fields)))
+    return read_decoder(
+        fields,
+        layers,
+        norm=NormSpec(FINAL_NORM, eps, is_centred=True),
+        logit_scale=fields.number("logit_scale", 0.0, 1e6, default=0.0625),
+    )

@@ -1,0 +1,25 @@
+"""ERNIE 4.5 dense: as Llama, with rotary pairs side by side, and biases where the config says."""
+
+from dataclasses import replace
+
+from localllm.model.architecture import Architecture
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    pre_norm_layer,
+    read_attention,
+    read_decoder,
+    read_gated_mlp,
+    read_num_layers,
+)
+
+
+def read_ernie45(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields = fields.with_defaults(
+        head_dim=128, rope_theta=500000.0, rms_norm_eps=1e-5, tie_word_embeddings=True
+    )
+    has_bias = fields.flag("use_bias")
+    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias)
+    attention = replace(attention, rope=replace(attention.rope, is_interleaved=True))
+    layer = pre_norm_layer(fields, attention, read_gated_mlp(fields, has_bias=has_bias))
+    return read_decoder(fields, [layer] * read_num_layers(fields))

@@ -1,0 +1,31 @@
+"""Gemma 2: norms as Gemma 3's but none on heads, capped scores and logits, and a window in every
+second layer.
+"""
+
+from dataclasses import replace
+
+from localllm.model.architecture import Architecture
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    read_attention,
+    read_gated_mlp,
+    read_layer_types,
+    read_window,
+)
+from localllm.model.families.gemma3 import read_gemma_decoder, with_gemma_defaults
+
+
+def read_gemma2(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields = with_gemma_defaults(fields).with_defaults(
+        attn_logit_softcapping=50.0, final_logit_softcapping=30.0
+    )
+    has_bias = fields.flag("attention_bias")
+    full = replace(
+        read_attention(fields, qkv_bias=has_bias, o_bias=has_bias),
+        scale=fields.number("query_pre_attn_scalar", 0.0, 1e6) ** -0.5,
+        cap=fields.optional_number("attn_logit_softcapping", 0.0, 1e6),
+    )
+    windowed = replace(full, window=read_window(fields))
+    attentions = [windowed if each else full for each in read_layer_types(fields, every=2)]
+    return read_gemma_decoder(fields, attentions, read_gated_mlp(fields))

@@ -1,0 +1,92 @@
+"""Gemma 3's text model: a norm before and after each block and on each head, whose stored weights
+are 1 too small; five of six layers have a window and a rotation of their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from localllm.model.architecture import FINAL_NORM, Architecture
+from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    FULL,
+    SLIDING,
+    read_attention,
+    read_decoder,
+    read_eps,
+    read_gated_mlp,
+    read_hidden_size,
+    read_layer_types,
+    read_max_positions,
+    read_window,
+)
+from localllm.model.layer import LayerPlan, Place
+from localllm.model.norm import NormSpec
+from localllm.model.rope_config import read_rope
+
+_LOCAL_THETA, _GLOBAL_THETA = 10000.0, 1000000.0
+
+
+def read_gemma3(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields = with_gemma_defaults(fields).with_defaults(
+        sliding_window_pattern=6, rope_theta=_GLOBAL_THETA
+    )
+    if fields.raw.get("attn_logit_softcapping") is not None:
+        fields.fail("attn_logit_softcapping", "null")
+    has_bias, positions = fields.flag("attention_bias"), read_max_positions(fields)
+    norms = QueryKeyNorms(read_eps(fields), offset=1.0)
+    full = replace(
+        read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms),
+        rope=read_rope(fields, positions, FULL),
+        scale=fields.number("query_pre_attn_scalar", 0.0, 1e6) ** -0.5,
+    )
+    # The old spelling stretches the full layers alone, and names the others' base.
+    local = fields.number("rope_local_base_freq", 1.0, 1e12, default=_LOCAL_THETA)
+    own = {**fields.raw, "rope_scaling": None, "rope_theta": local}
+    rope = read_rope(ConfigFields(own, fields.where), positions, SLIDING)
+    windowed = replace(full, rope=rope, window=read_window(fields))
+    pattern = fields.integer("sliding_window_pattern", 1, 1024)
+    attentions = [windowed if each else full for each in read_layer_types(fields, pattern)]
+    return read_gemma_decoder(fields, attentions, read_gated_mlp(fields))
+
+
+def with_gemma_defaults(fields: ConfigFields) -> ConfigFields:
+    """The fields that Gemma's files leave out. Raises: CheckpointError."""
+    if fields.raw.get("use_bidirectional_attention"):
+        fields.fail("use_bidirectional_attention", "false or null")
+    return fields.with_defaults(
+        head_dim=256,
+        sliding_window=4096,
+        tie_word_embeddings=True,
+        hidden_act=fields.raw.get("hidden_activation", "gelu_pytorch_tanh"),
+        query_pre_attn_scalar=256,
+    )
+
+
+def read_gemma_decoder(
+    fields: ConfigFields, attentions: Sequence[AttentionSpec], mlp: GatedMLPSpec
+) -> Architecture:
+    """A decoder with norms before and after each block, around the attention of each layer.
+
+    Raises: CheckpointError.
+    """
+    eps, width = read_eps(fields), read_hidden_size(fields)
+
+    def norm(name: str) -> NormSpec:
+        return NormSpec(name, eps, offset=1.0)
+
+    def layer(attention: AttentionSpec) -> LayerPlan:
+        first, first_after = norm("input_layernorm"), norm("post_attention_layernorm")
+        second, second_after = norm("pre_feedforward_layernorm"), norm("post_feedforward_layernorm")
+        places = (Place(first, attention, first_after), Place(second, mlp, second_after))
+        return LayerPlan(places, width)
+
+    return read_decoder(
+        fields,
+        [layer(attention) for attention in attentions],
+        norm=norm(FINAL_NORM),
+        embedding_scale=width**0.5,
+        logit_cap=fields.optional_number("final_logit_softcapping", 0.0, 1e6),
+    )

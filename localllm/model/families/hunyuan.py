@@ -1,0 +1,47 @@
+"""Hunyuan dense: as Llama, with norms on each head after the rotation, whose base a fixed factor
+stretches.
+"""
+
+from dataclasses import replace
+
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.attention import QueryKeyNorms
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    pre_norm_layer,
+    read_attention,
+    read_decoder,
+    read_eps,
+    read_gated_mlp,
+    read_num_layers,
+)
+
+
+def read_hunyuan(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields, alpha = _without_alpha(fields.with_defaults(rms_norm_eps=1e-5))
+    has_bias = fields.flag("attention_bias")
+    norms = QueryKeyNorms(
+        read_eps(fields),
+        "self_attn.query_layernorm",
+        "self_attn.key_layernorm",
+        is_late=True,
+    )
+    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)
+    width = attention.head_dim
+    theta = attention.rope.theta * alpha ** (width / (width - 2))
+    attention = replace(attention, rope=replace(attention.rope, theta=theta))
+    layer = pre_norm_layer(fields, attention, read_gated_mlp(fields))
+    return read_decoder(fields, [layer] * read_num_layers(fields))
+
+
+def _without_alpha(fields: ConfigFields) -> tuple[ConfigFields, float]:
+    """The config with its "dynamic" rotation called default, and the factor that makes it so."""
+    raw, alpha = dict(fields.raw), 1.0
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = raw.get(name)
+        if isinstance(rope, dict) and rope.get("alpha"):
+            alpha = ConfigFields(rope, f"{fields.where}: {name}").number("alpha", 0.0, 1e6)
+            raw[name] = {"rope_type": "default", "rope_theta": rope.get("rope_theta")}
+            raw[name] = {key: value for key, value in raw[name].items() if value is not None}
+    return ConfigFields(raw, fields.where), alpha

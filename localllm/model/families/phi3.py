@@ -1,0 +1,22 @@
+"""Phi-3, 3.5 and 4: as Llama, with one linear each for query, key and value and for gate and up."""
+
+from dataclasses import replace
+
+from localllm.model.architecture import Architecture
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    pre_norm_layer,
+    read_attention,
+    read_decoder,
+    read_gated_mlp,
+    read_num_layers,
+    read_window,
+)
+
+
+def read_phi3(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields = fields.with_defaults(rms_norm_eps=1e-5)
+    attention = replace(read_attention(fields, window=read_window(fields)), is_stored_whole=True)
+    mlp = replace(read_gated_mlp(fields), is_stored_whole=True)
+    return read_decoder(fields, [pre_norm_layer(fields, attention, mlp)] * read_num_layers(fields))

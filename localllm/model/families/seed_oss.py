@@ -1,0 +1,21 @@
+"""Seed-OSS: as Llama, with biases of query, key and value apart from that of the output."""
+
+from localllm.model.architecture import Architecture
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    pre_norm_layer,
+    read_attention,
+    read_decoder,
+    read_gated_mlp,
+    read_num_layers,
+)
+
+
+def read_seed_oss(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields = fields.with_defaults(attention_bias=True, head_dim=128)
+    attention = read_attention(
+        fields, qkv_bias=fields.flag("attention_bias"), o_bias=fields.flag("attention_out_bias")
+    )
+    mlp = read_gated_mlp(fields, has_bias=fields.flag("mlp_bias"))
+    return read_decoder(fields, [pre_norm_layer(fields, attention, mlp)] * read_num_layers(fields))

@@ -1,0 +1,39 @@
+"""SmolLM3: as Llama, but some layers, every fourth by default, are not rotated."""
+
+from dataclasses import replace
+
+from localllm.model.architecture import Architecture
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    pre_norm_layer,
+    read_attention,
+    read_decoder,
+    read_gated_mlp,
+    read_num_layers,
+    read_opt_in_windows,
+)
+from localllm.model.rope_config import NO_ROPE
+
+
+def read_smollm3(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields = fields.with_defaults(tie_word_embeddings=True)
+    has_bias = fields.flag("attention_bias")
+    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias)
+    mlp = read_gated_mlp(fields, has_bias=fields.flag("mlp_bias"))
+    layers = []
+    for window, is_rotated in zip(read_opt_in_windows(fields), _rotated(fields), strict=True):
+        rope = attention.rope if is_rotated else NO_ROPE
+        own = replace(attention, window=window, rope=rope)
+        layers.append(pre_norm_layer(fields, own, mlp))
+    return read_decoder(fields, layers)
+
+
+def _rotated(fields: ConfigFields) -> tuple[int, ...]:
+    """1 for each layer with rotary embedding, 0 for one without (`no_rope_layers`, despite its
+    name).
+    """
+    num_layers = read_num_layers(fields)
+    interval = fields.integer("no_rope_layer_interval", 1, 1024, default=4)
+    as_it_comes = tuple(int((i + 1) % interval > 0) for i in range(num_layers))
+    return fields.integers("no_rope_layers", 0, 1, num_layers) or as_it_comes

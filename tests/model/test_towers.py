@@ -1,0 +1,122 @@
+"""Checkpoints with a vision tower load their text model, whose logits equal transformers'."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import byte_tokenizer, tiny_config
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from localllm import LLM, SamplingParams
+from localllm.errors import CheckpointError, UnsupportedModelError
+from localllm.model.families.table import architecture_of
+
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 16,
+}
+TOWERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (
+        "Gemma3ForConditionalGeneration",
+        "gemma3_text",
+        {"sliding_window": 24, "tie_word_embeddings": True},
+        VISION,
+    ),
+    "mistral3": ("Mistral3ForConditionalGeneration", "ministral3", {}, {**VISION, "head_dim": 16}),
+    "qwen3_vl": (
+        "Qwen3VLForConditionalGeneration",
+        "qwen3_vl_text",
+        {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
+        {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 48},
+    ),
+}
+
+
+def write_tower(folder: Path, name: str) -> Any:
+    """Save a random model of transformers' with its tower; returns the model."""
+    architecture, kind, changes, vision = TOWERS[name]
+    text = {**tiny_config("LlamaForCausalLM", **changes), "model_type": kind}
+    for unwanted in ("architectures", "hidden_act"):
+        del text[unwanted]
+    text |= {"pad_token_id": 0, "dtype": "float32"}
+    raw = {"model_type": name, "text_config": text, "vision_config": vision}
+    raw |= {"architectures": [architecture], "tie_word_embeddings": name == "gemma3"}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(raw))
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder))
+    with torch.no_grad():
+        for parameter_name, values in model.named_parameters():
+            if "norm" in parameter_name:
+                values.copy_(1 + 0.2 * torch.randn_like(values))
+            elif values.dim() == 2:
+                values.copy_(torch.randn_like(values) / values.shape[1] ** 0.5)
+    model.float().eval().save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**written, "architectures": [architecture]}))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return model
+
+
+def logprobs_like(folder: Path, model: Any) -> float:
+    """The largest difference of a logprob, over an answer to a prompt longer than the window."""
+    prompt = torch.randint(3, 259, (70,), generator=torch.Generator().manual_seed(1)).tolist()
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, logprobs=5)
+    llm = LLM(str(folder), max_num_batched_tokens=32, max_num_seqs=1, dtype="float32")
+    [completion] = llm.generate([prompt], params)
+    tokens = completion.samples[0].tokens
+    ids = [token.token_id for token in tokens]
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].float()
+    assert ids == logits.argmax(-1).tolist()
+    expected = torch.log_softmax(logits, -1)
+    return max(
+        abs(logprob - float(row[i]))
+        for token, row in zip(tokens, expected, strict=True)
+        for i, logprob in token.logprobs.top  # type: ignore[union-attr]
+    )
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_the_text_model_beside_a_tower(name: str, tmp_path: Path) -> None:
+    model = write_tower(tmp_path / "model", name)
+    assert logprobs_like(tmp_path / "model", model) < 1e-4
+
+
+NEW, OLD = (
+    ("model.language_model.", "lm_head."),
+    ("language_model.model.", "language_model.lm_head."),
+)
+
+
+def test_older_and_newer_names_of_the_weights(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = write_tower(folder, "mistral3")
+    stored = load_file(folder / "model.safetensors")
+    before, after = (OLD, NEW) if any(name.startswith(OLD[0]) for name in stored) else (NEW, OLD)
+    assert logprobs_like(folder, model) < 1e-4
+    renamed = {}
+    for name, tensor in stored.items():
+        for old, new in zip(before, after, strict=True):
+            if name.startswith(old):
+                name = new + name.removeprefix(old)
+                break
+        renamed[name] = tensor
+    assert any(name.startswith(after[0]) for name in renamed)
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
+    assert logprobs_like(folder, model) < 1e-4
+
+
+def test_a_text_model_of_another_kind_is_refused() -> None:
+    raw = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"model_type": "x"}}
+    with pytest.raises(UnsupportedModelError, match="the text model 'x' is not supported"):
+        architecture_of(raw)
+    with pytest.raises(CheckpointError, match="'text_config' must be an object"):
+        architecture_of({**raw, "text_config": 3})
