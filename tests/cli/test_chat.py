@@ -313,26 +313,31 @@ app(["--help"])
 """
 
 
+def processor_seconds(command: list[str]) -> float:
+    """User and system time of a command: other programs on the machine add little to it."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment())
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.mark.alone
 def test_help_comes_within_300_ms() -> None:
     """Or, where the machine is slower than that, as soon as that of the smallest typer program."""
     times, others = [], []
-    for _ in range(5):
-        for command, taken in (
-            ([*COMMAND, "--help"], times),
-            ([sys.executable, "-c", SMALLEST], others),
-        ):
-            started = time.perf_counter()
-            done = subprocess.run(command, capture_output=True, env=environment())
-            taken.append(time.perf_counter() - started)
-            assert done.returncode == 0
+    for _ in range(8):
+        times.append(processor_seconds([*COMMAND, "--help"]))
+        others.append(processor_seconds([sys.executable, "-c", SMALLEST]))
         if times[-1] < 0.3:
             break
     assert min(times) < max(0.3, min(others))
 
 
+@pytest.mark.alone
 def test_the_built_in_model_s_first_token_comes_within_4_s() -> None:
     times = []
-    for _ in range(2):
+    for _ in range(3):
         started = time.perf_counter()
         process = subprocess.Popen(
             [*COMMAND, "chat", "Once upon a time", "--stream-json", "-n", "4"],
