@@ -51,7 +51,7 @@ def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Ten
     tensors = {}
     for name, shape in architecture_of(config).tensors().items():
         values = torch.randn(shape, generator=generator)
-        if "norm" in name:
+        if "norm" in name or "scalar" in name:
             tensors[name] = 1 + 0.2 * values
         elif len(shape) == 1 or "embed_tokens" in name or "lm_head" in name:
             tensors[name] = 0.5 * values

@@ -126,7 +126,7 @@ def model_speculator(
     """
     groups, cpu = draft.architecture.cache_groups, torch.device("cpu")
     counts = [num_blocks + 1] * len(groups)
-    dtype = draft.embedding.dtype
+    dtype = draft.embedding.table.dtype
     kv_cache = PagedKVCache.allocate(draft.architecture, counts, block_size, dtype, cpu)
     tables = [table] * len(groups)
     runner: Runner = ModelRunner(draft, kv_cache, tables=tables)

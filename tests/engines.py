@@ -150,7 +150,7 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         model.architecture,
         [limits.num_blocks + 1] * len(groups),
         limits.block_size,
-        kv_dtype or model.embedding.dtype,
+        kv_dtype or model.embedding.table.dtype,
         torch.device("cpu"),
     )
     threads = GivenThreads(limits.threads) if limits.threads else None

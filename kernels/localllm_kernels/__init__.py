@@ -161,12 +161,9 @@ def triton_ops(
     )
 
     def paged_attention(query: Tensor, cache: KVCache, **arguments: Any) -> Tensor:
-        cap, sinks = arguments.pop("cap", None), arguments.pop("sinks", None)
-        if cap is not None or sinks is not None:  # which the kernels do not know yet
-            return paged_attention_reference(query, cache, cap=cap, sinks=sinks, **arguments)
         group = query.shape[1] // cache.key.shape[1]
         rows = arguments["max_query_len"] * group
-        has_few = not deterministic and rows <= max_decode_rows(query.itemsize)
+        has_few = not deterministic and rows <= max_decode_rows(query.itemsize, query.shape[2])
         if (Piece.FEW_QUERIES if has_few else Piece.MANY_QUERIES) in choice.to_torch:
             return paged_attention_reference(query, cache, **arguments)
         if has_few:

@@ -2,13 +2,16 @@
 
 Softmax is online (Milakov and Gimelshein 2018) and in base 2. Rows are queries times the heads that
 share a key/value head, so a key is read once for all of them. The scales of an 8-bit cache are
-applied to the columns of scores and weights, not to keys and values.
+applied to the columns of scores and weights, not to keys and values. A sink (see
+paged_attention.py) is where a row's running maximum and sum start.
 """
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from localllm_kernels.e4m3 import from_e4m3
+from localllm_kernels.launch import present
 
 LOG2_E = 1.4426950408889634
 # Capabilities of GPUs with products of wide tiles and much shared memory, and of the others.
@@ -41,11 +44,15 @@ def attend_tiles(
     length,
     scale,
     window,
+    cap,
+    sinks,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -53,12 +60,16 @@ def attend_tiles(
     """Maximum [BLOCK_M], sum [BLOCK_M] and weighted values [BLOCK_M, BLOCK_D] of a run of keys.
 
     `query`: [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]; the keys are those from `first_key`, a
-    multiple of BLOCK_N, up to `end_key`, of `length` in all; `scale` is in base 2.
+    multiple of BLOCK_N, up to `end_key`, of `length` in all. `scale`, `cap` and `sinks` [BLOCK_M]
+    are in base 2; a sink is minus infinity where another run of keys counts it.
     """
     columns = tl.arange(0, BLOCK_D)
     is_column = columns < HEAD_DIM
     most = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        most = sinks
+        total = tl.where(sinks > float("-inf"), 1.0, 0.0)
     values = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for start in range(first_key, end_key, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
@@ -74,6 +85,9 @@ def attend_tiles(
         scores = tl.dot(query, key, input_precision="ieee") * scale
         if KIND != 0:
             scores *= tl.load(key_scales_ptr + row, mask=is_key, other=0.0)[None, :]
+        if HAS_CAP:
+            # cap · tanh(score / cap), of scores that are log2(e) times as large
+            scores = cap - 2 * cap / (1 + tl.exp2(scores * (2.8853900817779268 / cap)))
         is_seen = keys[None, :] <= positions[:, None]
         if HAS_WINDOW:
             is_seen &= keys[None, :] > positions[:, None] - window
@@ -117,6 +131,22 @@ def aot_signature(cache_type: str, dtype: str) -> dict[str, str]:
     }
 
 
+# The types of the arguments that only the kernels of this file's tiles take.
+SCORE_TYPES = {"sinks_ptr": "*fp32", "cap": "fp32"}
+
+
+def score_arguments(
+    cap: float | None, sinks: Tensor | None, instead: Tensor
+) -> dict[str, Tensor | float | bool]:
+    """A cap and sinks as the kernels take them; `instead`: a tensor that stands for no sinks."""
+    return {
+        "sinks_ptr": present(sinks, instead),
+        "cap": 0.0 if cap is None else cap * LOG2_E,
+        "HAS_CAP": cap is not None,
+        "HAS_SINKS": sinks is not None,
+    }
+
+
 def aot_constants(kind: int, has_window: bool, head_dim: int) -> dict[str, object]:
     """Sizes of an 8B model for both kernels, with heads of `head_dim`."""
     return {
@@ -128,3 +158,9 @@ def aot_constants(kind: int, has_window: bool, head_dim: int) -> dict[str, objec
         "HAS_WINDOW": has_window,
         "BLOCK_D": head_dim,
     }
+
+
+def score_words(has_window: bool, has_cap: bool, has_sinks: bool) -> str:
+    """What is done to scores, for the name of a kernel."""
+    found = {"window": has_window, "cap": has_cap, "sinks": has_sinks}
+    return "".join(f", {name}" for name, is_there in found.items() if is_there)

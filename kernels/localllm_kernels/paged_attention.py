@@ -2,7 +2,7 @@
 
     out = softmax(scale · q kᵀ, over keys j with  p − window < j ≤ p) · v      (p: query position)
 
-With a `cap`, scores become cap · tanh(score / cap) (Gemma 2). A sink is a score of a head's own
+With a `cap`, scores are kept within it, see capped.py (Gemma 2). A sink is a score of a head's own
 that takes its share of the weights and has no value (gpt-oss).
 
 Built so that a query's result has the same bits whatever else is in the batch and however the
@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm_kernels.capped import capped
 from localllm_kernels.kv_cache import KVCache, dequantize_rows
 
 KEY_TILE = 64
@@ -142,8 +143,7 @@ def _attend(
 
     scores = torch.matmul(packed, key.transpose(-1, -2))
     if cap is not None:
-        # Not torch's tanh, whose vector loop and scalar tail differ in the last bit.
-        scores = cap - 2 * cap / (1 + (scores * (2 / cap)).exp())
+        scores = capped(scores, cap)
     row_positions = row_positions.view(seqs, 1, 1, -1, 1)
     keys = torch.arange(first_key, first_key + num_tiles * KEY_TILE, device=query.device)
     keys = keys.view(1, 1, num_tiles, 1, KEY_TILE)

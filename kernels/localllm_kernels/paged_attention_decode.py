@@ -20,11 +20,14 @@ from localllm_kernels.attention_tiles import (
     ALL,
     LOG2_E,
     NARROW,
+    SCORE_TYPES,
     TYPE_BYTES,
     WIDE,
     aot_constants,
     aot_signature,
     attend_tiles,
+    score_arguments,
+    score_words,
 )
 from localllm_kernels.kv_cache import KVCache, row_bytes
 from localllm_kernels.launch import CACHE_TYPES, CODES, KINDS, Workspace, cache_kind, cache_pointers
@@ -48,8 +51,10 @@ def _decode_kernel(
     out_ptr,
     parts_ptr,
     counters_ptr,
+    sinks_ptr,
     scale,
     window,
+    cap,
     max_blocks,
     num_splits,
     most_queries,
@@ -59,6 +64,8 @@ def _decode_kernel(
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -87,6 +94,10 @@ def _decode_kernel(
     # Requests with more queries belong to another launch.
     if (split >= num_parts) | (num_queries > most_queries):
         return
+    sinks = 0.0
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + head) * 1.4426950408889634  # log2(e)
+        sinks = tl.where(split == 0, sinks, float("-inf"))
     most, total, values = attend_tiles(
         query,
         positions,
@@ -101,11 +112,15 @@ def _decode_kernel(
         length,
         scale,
         window,
+        cap,
+        sinks,
         KV_HEADS,
         HEAD_DIM,
         CACHE_BLOCK,
         KIND,
         HAS_WINDOW,
+        HAS_CAP,
+        HAS_SINKS,
         BLOCK_M,
         BLOCK_N,
         BLOCK_D,
@@ -123,9 +138,9 @@ def _decode_kernel(
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
-def max_decode_rows(itemsize: int) -> int:
+def max_decode_rows(itemsize: int, head_dim: int) -> int:
     """The most rows of a request, queries times heads that share keys, that fit in registers."""
-    return 32 if itemsize == 4 else 64
+    return (32 if itemsize == 4 else 64) // (2 if head_dim > 256 else 1)
 
 
 def _tile(block_m: int, block_d: int, itemsize: int, capability: int) -> dict[str, int]:
@@ -136,7 +151,8 @@ def _tile(block_m: int, block_d: int, itemsize: int, capability: int) -> dict[st
     if itemsize == 4:  # products on the plain cores, which keep much more in registers
         block_n, num_warps = (16, 8) if values >= 2048 else (32, 4)
     else:
-        is_narrow = values > 8192 and capability not in WIDE
+        is_wide = capability in WIDE and (values <= 8192 or block_d <= 256)
+        is_narrow = not is_wide and (values > 8192 or block_d > 256)
         block_n, num_warps = 32 if is_narrow else 64, 8 if values > 4096 else 4
     return {
         "BLOCK_N": block_n,
@@ -157,6 +173,8 @@ def paged_attention_decode(
     max_query_len: int,
     scale: float,
     window: int | None,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
     num_splits: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -206,7 +224,8 @@ def paged_attention_decode(
         "MAX_PARTS": MAX_SPLITS,
     }
     grid = (num_seqs, kv_heads, num_splits)
-    if workspace.key_fragments and takes_fragments(query, cache, rows):
+    is_plain = cap is None and sinks is None
+    if workspace.key_fragments and is_plain and takes_fragments(query, cache, rows):
         eights = triton.cdiv(rows, 8)
         part = 32 * eights * (head_dim // 4 + 4)
         _fragment_decode_kernel[grid](
@@ -225,6 +244,7 @@ def paged_attention_decode(
     block_d = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))
     _decode_kernel[grid](
         **arguments,
+        **score_arguments(cap, sinks, key),
         parts_ptr=workspace.parts(num_parts * block_m * (block_d + 2)),
         BLOCK_M=block_m,
         BLOCK_D=block_d,
@@ -247,32 +267,49 @@ _COUNTS = {"num_splits": "i32", "most_queries": "i32"}
 
 
 def _spec(
-    kind: str, block_m: int, targets: tuple[int, ...], dtype: str = "bf16", head_dim: int = 128
+    kind: str,
+    block_m: int,
+    targets: tuple[int, ...],
+    dtype: str = "bf16",
+    head_dim: int = 128,
+    *,
+    has_cap: bool = False,
+    has_sinks: bool = False,
 ) -> AotSpec:
     has_window = block_m == 32
     tile = _tile(block_m, head_dim, TYPE_BYTES[dtype], targets[0])
     num_warps = tile.pop("num_warps")
     return AotSpec(
         _decode_kernel,
-        f"{dtype}, {kind} cache, {block_m} rows of {head_dim}{', window' if has_window else ''}",
+        f"{dtype}, {kind} cache, {block_m} rows of {head_dim}"
+        + score_words(has_window, has_cap, has_sinks),
         {
             **aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype),
+            **SCORE_TYPES,
             "parts_ptr": "*fp32",
             "counters_ptr": "*i32",
             **_COUNTS,
         },
         {
             **aot_constants(KINDS[kind], has_window, head_dim),
+            "HAS_CAP": has_cap,
+            "HAS_SINKS": has_sinks,
             **tile,
             "BLOCK_M": block_m,
             "MAX_PARTS": MAX_SPLITS,
         },
         num_warps,
-        # The largest tiles spill a few registers on some GPUs, and one more with Triton 3.6.
-        max_stack=32 if block_m == 64 or dtype == "fp32" else 8 if kind != "plain" else 0,
+        max_stack=_max_stack(kind, block_m, dtype, has_sinks),
         only=targets,
         work=_work(kind, dtype, head_dim, tile["BLOCK_N"]),
     )
+
+
+def _max_stack(kind: str, block_m: int, dtype: str, has_sinks: bool) -> int:
+    """The largest tiles spill a few registers on some GPUs, and one more with Triton 3.6."""
+    if block_m == 64 or dtype == "fp32":
+        return 32
+    return 8 * (kind != "plain") + 16 * has_sinks
 
 
 def _work(kind: str, dtype: str, head_dim: int, block_n: int) -> Work:
@@ -311,5 +348,9 @@ AOT_SPECS = [
     _spec("plain", 32, ALL),
     _spec("plain", 64, ALL),
     *(_spec("plain", rows, group, head_dim=256) for rows in (16, 64) for group in (NARROW, WIDE)),
+    *(_spec("plain", rows, group, head_dim=512) for rows in (16, 32) for group in (NARROW, WIDE)),
+    _spec("plain", 16, ALL, head_dim=256, has_cap=True),
+    _spec("plain", 16, ALL, head_dim=64, has_sinks=True),
     *(_spec("plain", rows, ALL, "fp32", dim) for rows in (16, 32) for dim in (64, 128, 256)),
+    _spec("plain", 16, ALL, "fp32", 512),
 ]

@@ -18,11 +18,14 @@ from localllm_kernels.attention_tiles import (
     ALL,
     LOG2_E,
     NARROW,
+    SCORE_TYPES,
     TYPE_BYTES,
     WIDE,
     aot_constants,
     aot_signature,
     attend_tiles,
+    score_arguments,
+    score_words,
 )
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import CACHE_TYPES, KINDS, Workspace, cache_kind, cache_pointers
@@ -58,8 +61,10 @@ def _prefill_kernel(
     out_ptr,
     parts_ptr,
     counters_ptr,
+    sinks_ptr,
     scale,
     window,
+    cap,
     max_blocks,
     num_seqs,
     num_splits,
@@ -70,6 +75,8 @@ def _prefill_kernel(
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -107,6 +114,10 @@ def _prefill_kernel(
         low, high, num_parts = tiles_of_part(num_tiles, num_splits, split, MIN_TILES)
         if split >= num_parts:
             return
+    sinks = 0.0
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + head) * 1.4426950408889634  # log2(e)
+        sinks = tl.where(split == 0, sinks, float("-inf"))
     most, total, values = attend_tiles(
         query,
         positions,
@@ -121,11 +132,15 @@ def _prefill_kernel(
         length,
         scale,
         window,
+        cap,
+        sinks,
         KV_HEADS,
         HEAD_DIM,
         CACHE_BLOCK,
         KIND,
         HAS_WINDOW,
+        HAS_CAP,
+        HAS_SINKS,
         BLOCK_M,
         BLOCK_N,
         BLOCK_D,
@@ -147,7 +162,9 @@ def _tile(block_d: int, itemsize: int, capability: int) -> tuple[int, int]:
     """Rows, and keys at a time, that fit into registers and shared memory."""
     is_wide, row_bytes = capability in WIDE, block_d * itemsize
     if itemsize == 4:  # products on the plain cores, which keep much more in registers
-        return (32, 16) if row_bytes > 512 else (64, 32)
+        return (16 if row_bytes > 1024 else 32, 16) if row_bytes > 512 else (64, 32)
+    if row_bytes > 512:
+        return 32, 32
     if row_bytes > 256:
         return 64, 64 if is_wide else 32
     return 128 if is_wide else 64, 64
@@ -169,6 +186,8 @@ def paged_attention_prefill(
     max_query_len: int,
     scale: float,
     window: int | None,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
     num_splits: int | None = None,
     least_queries: int = 0,
     out: Tensor | None = None,
@@ -202,21 +221,23 @@ def paged_attention_prefill(
         num_splits = max(1, min(wanted, most))
     num_splits = min(num_splits, max_splits)
     num_parts = num_tasks * num_splits if num_splits > 1 else 0
+    pointers = cache_pointers(cache)
     _prefill_kernel[(num_tiles, kv_heads, num_splits)](
         query,
-        *cache_pointers(cache),
+        *pointers,
         block_tables,
         cu_seqlens_q,
         seq_lens,
         out,
         workspace.parts(num_parts * block_m * (block_d + 2)),
         workspace.counters(num_tasks),
-        scale * LOG2_E,
-        window or 0,
-        max_blocks,
-        num_seqs,
-        num_splits,
-        least_queries,
+        scale=scale * LOG2_E,
+        window=window or 0,
+        max_blocks=max_blocks,
+        num_seqs=num_seqs,
+        num_splits=num_splits,
+        least_queries=least_queries,
+        **score_arguments(cap, sinks, pointers[0]),
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -248,14 +269,18 @@ def _spec(
     head_dim: int = 128,
     *,
     has_window: bool = False,
+    has_cap: bool = False,
+    has_sinks: bool = False,
 ) -> AotSpec:
     block_m, block_n = _tile(head_dim, TYPE_BYTES[dtype], targets[0])
     return AotSpec(
         _prefill_kernel,
-        f"{dtype}, {kind} cache, heads of {head_dim}{', window' if has_window else ''}",
-        {**aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype), **_SPLIT_TYPES},
+        f"{dtype}, {kind} cache, heads of {head_dim}{score_words(has_window, has_cap, has_sinks)}",
+        {**aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype), **SCORE_TYPES, **_SPLIT_TYPES},
         {
             **aot_constants(KINDS[kind], has_window, head_dim),
+            "HAS_CAP": has_cap,
+            "HAS_SINKS": has_sinks,
             "BLOCK_Q": block_m // 4,
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
@@ -273,6 +298,8 @@ def _spec(
 AOT_SPECS = [
     *(_spec(kind, targets) for kind in KINDS for targets in (NARROW, WIDE)),
     *(_spec("plain", targets, has_window=True) for targets in (NARROW, WIDE)),
-    *(_spec("plain", targets, head_dim=256) for targets in (NARROW, WIDE)),
-    *(_spec("plain", ALL, "fp32", head_dim) for head_dim in (64, 128, 256)),
+    *(_spec("plain", targets, head_dim=dim) for dim in (256, 512) for targets in (NARROW, WIDE)),
+    *(_spec("plain", targets, head_dim=256, has_cap=True) for targets in (NARROW, WIDE)),
+    *(_spec("plain", targets, head_dim=64, has_sinks=True) for targets in (NARROW, WIDE)),
+    *(_spec("plain", ALL, "fp32", head_dim) for head_dim in (64, 128, 256, 512)),
 ]

@@ -1,8 +1,9 @@
 """The operations between the query-key-value product and attention, as one operator.
 
 Queries and keys are normed head by head if the model does so (Qwen3), and rotated by their
-positions; the new keys and values are written to their slots of the paged cache. Each program of
-the kernel takes one head of one token.
+positions; the new keys and values are written to their slots of the paged cache. Values may be
+normed too, without a weight, and may be the keys before their norm and rotation (Gemma 4). Each
+program of the kernel takes one head of one token.
 """
 
 import triton
@@ -61,6 +62,8 @@ def _rotate_and_store_kernel(
     HEAD_DIM: tl.constexpr,
     CACHE_BLOCK: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_VALUES: tl.constexpr,
+    NORMS_VALUES: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -69,8 +72,12 @@ def _rotate_and_store_kernel(
     dtype: tl.constexpr = qkv_ptr.dtype.element_ty
     columns = tl.arange(0, BLOCK)
     inside = columns < HEAD_DIM
-    start = qkv_ptr + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM
     is_query, is_value = head < HEADS, head >= HEADS + KV_HEADS
+    if HAS_VALUES:
+        start = qkv_ptr + (token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM
+    else:
+        own = tl.where(is_value, head - KV_HEADS, head)
+        start = qkv_ptr + (token * (HEADS + KV_HEADS) + own) * HEAD_DIM
     if not is_query and token >= num_stored:
         return
     kv_row = tl.zeros([], tl.int64)
@@ -84,6 +91,9 @@ def _rotate_and_store_kernel(
     # Sums and products are in float32, and rounded where torch's operators round.
     x = tl.load(start + columns, mask=inside, other=0.0).to(tl.float32)
     if is_value:
+        if NORMS_VALUES:
+            x *= tl.rsqrt(tl.sum(x * x, axis=0) / HEAD_DIM + eps)
+            x = x.to(dtype).to(tl.float32)
         _store_row(x, value_ptr, value_scales_ptr, kv_row, columns, inside, HEAD_DIM, KIND)
         return
     # The other of each pair: first + half, or second - half.
@@ -115,27 +125,30 @@ def rotate_and_store(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    cache: KVCache,
+    cache: KVCache | None,
     slot_mapping: Tensor,
     *,
     query_norm: Tensor | None,
     key_norm: Tensor | None,
     eps: float,
+    has_values: bool = True,
+    norms_values: bool = False,
 ) -> Tensor:
     """See rotate_and_store_reference."""
     qkv = qkv.contiguous()
     num_tokens, all_heads, head_dim = qkv.shape
-    _, kv_heads, cache_block, _ = cache.key.shape
-    heads = all_heads - 2 * kv_heads
+    _, kv_heads, cache_block, _ = (0, 0, 1, 0) if cache is None else cache.key.shape
+    heads = all_heads - (2 if has_values else 1) * kv_heads
     query = qkv.new_empty(num_tokens, heads, head_dim)
-    _rotate_and_store_kernel[(num_tokens, all_heads)](
+    pointers = 4 * (qkv,) if cache is None else cache_pointers(cache)
+    _rotate_and_store_kernel[(num_tokens, heads + 2 * kv_heads)](
         qkv,
         cos,
         sin,
         present(query_norm, qkv),
         present(key_norm, qkv),
         query,
-        *cache_pointers(cache),
+        *pointers,
         slot_mapping,
         slot_mapping.shape[0],
         eps,
@@ -144,7 +157,9 @@ def rotate_and_store(
         HEAD_DIM=head_dim,
         CACHE_BLOCK=cache_block,
         HAS_NORM=query_norm is not None,
-        KIND=cache_kind(cache),
+        HAS_VALUES=has_values,
+        NORMS_VALUES=norms_values,
+        KIND=KINDS["plain"] if cache is None else cache_kind(cache),
         BLOCK=triton.next_power_of_2(head_dim),
         num_warps=1,
     )
@@ -155,40 +170,55 @@ def rotate_and_store_reference(
     qkv: Tensor,
     cos: Tensor,
     sin: Tensor,
-    cache: KVCache,
+    cache: KVCache | None,
     slot_mapping: Tensor,
     *,
     query_norm: Tensor | None,
     key_norm: Tensor | None,
     eps: float,
+    has_values: bool = True,
+    norms_values: bool = False,
 ) -> Tensor:
     """The queries, [num_tokens, num_heads, head_dim].
 
-    `qkv`: [num_tokens, num_heads + 2 · num_kv_heads, head_dim]; `cos`, `sin`: float32
-    [num_tokens, head_dim / 2]; `cache` is changed in place; norms: [head_dim] each, both or
+    `qkv`: [num_tokens, num_heads + 2 · num_kv_heads, head_dim], without the last num_kv_heads if
+    not `has_values` (keys are values then), and the queries alone without a `cache`; `cos`, `sin`:
+    float32 [num_tokens, head_dim / 2]; `cache` is changed in place; norms: [head_dim] each, both or
     neither. Rows after those of `slot_mapping` are padding.
     """
-    kv_heads = cache.key.shape[1]
-    heads = qkv.shape[1] - 2 * kv_heads
-    query, key, value = qkv[:, :heads], qkv[:, heads:-kv_heads], qkv[:, -kv_heads:]
-    if query_norm is not None and key_norm is not None:
+    kv_heads = 0 if cache is None else cache.key.shape[1]
+    heads = qkv.shape[1] - (2 if has_values else 1) * kv_heads
+    query, key, value = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, -kv_heads:]
+    if query_norm is not None:
         query = rms_norm_reference(query, query_norm, eps)
-        key = rms_norm_reference(key, key_norm, eps)
     query = apply_rotary_reference(query, cos, sin)
+    if cache is None:
+        return query
+    if key_norm is not None:
+        key = rms_norm_reference(key, key_norm, eps)
+    if norms_values:
+        value = rms_norm_reference(value, value.new_ones(value.shape[-1]), eps)
     key = apply_rotary_reference(key, cos, sin)
     store_kv_reference(key, value, cache, slot_mapping)
     return query
 
 
-_POINTERS = ("qkv_ptr", "query_norm_ptr", "key_norm_ptr", "query_ptr")
-AOT_SPECS = [
-    AotSpec(
+_POINTERS = ("qkv_ptr", "query_ptr")
+
+
+def _spec(
+    kind: str, *, norm_type: str = "*bf16", head_dim: int = 128, has_own_values: bool = True
+) -> AotSpec:
+    cache_type = CACHE_TYPES[kind] or "*bf16"
+    words = "" if norm_type == "*bf16" else ", norms in float32"
+    return AotSpec(
         _rotate_and_store_kernel,
-        f"{kind} cache",
+        f"{kind} cache{words}{'' if has_own_values else ', keys as values'}",
         {
             **dict.fromkeys(_POINTERS, "*bf16"),
+            **dict.fromkeys(("query_norm_ptr", "key_norm_ptr"), norm_type),
             **dict.fromkeys(("cos_ptr", "sin_ptr", "key_scales_ptr", "value_scales_ptr"), "*fp32"),
-            **dict.fromkeys(("key_ptr", "value_ptr"), cache_type or "*bf16"),
+            **dict.fromkeys(("key_ptr", "value_ptr"), cache_type),
             "slots_ptr": "*i64",
             "num_stored": "i32",
             "eps": "fp32",
@@ -196,14 +226,21 @@ AOT_SPECS = [
         {
             "HEADS": 32,
             "KV_HEADS": 8,
-            "HEAD_DIM": 128,
+            "HEAD_DIM": head_dim,
             "CACHE_BLOCK": 16,
             "HAS_NORM": True,
+            "HAS_VALUES": has_own_values,
+            "NORMS_VALUES": not has_own_values,
             "KIND": KINDS[kind],
-            "BLOCK": 128,
+            "BLOCK": head_dim,
         },
         num_warps=1,
-        work=Work("value", 128, 4),
+        work=Work("value", head_dim, 4),
     )
-    for kind, cache_type in CACHE_TYPES.items()
+
+
+AOT_SPECS = [
+    *(_spec(kind) for kind in CACHE_TYPES),
+    _spec("plain", norm_type="*fp32", head_dim=256),
+    _spec("plain", norm_type="*fp32", head_dim=512, has_own_values=False),
 ]

@@ -84,7 +84,7 @@ class DeviceRunner:
         self._graph_rows = graph_rows(limits.max_num_seqs)
         most_rows = self._sizes[-1]
         block_size = kv_cache.block_size
-        where = model.embedding.device
+        where = model.embedding.table.device
         self._slots = Slots(limits.max_num_seqs, model.architecture.vocab_size, where)
         self._inputs = DeviceInputs(
             limits.max_num_seqs,
@@ -208,9 +208,8 @@ class DeviceRunner:
     def _compute(self, shape: StepShape) -> _Computed:
         """Compute a step from the inputs in the device's buffer."""
         batch = self._inputs.forward_batch(shape)
-        hidden, taps = self._model.forward_tapped(batch, self._kv_cache, self._taps)
-        if not shape.samples_all:
-            hidden = hidden.index_select(0, batch.logit_rows)
+        forward = self._model.forward_tapped if shape.samples_all else self._model.forward_last
+        hidden, taps = forward(batch, self._kv_cache, self._taps)
         return _Computed(self._model.compute_logits(hidden), taps)
 
     def _compute_padded(self, shape: StepShape) -> _Computed:

@@ -115,8 +115,8 @@ class ModelRunner:
         self._tables = own_tables(kv_cache) if tables is None else tables
         self._threads = threads
         self._ended_s = 0.0
-        self._device = model.embedding.device
-        is_float32 = self._device.type == "cpu" and model.embedding.dtype == torch.float32
+        self._device = model.embedding.table.device
+        is_float32 = self._device.type == "cpu" and model.embedding.table.dtype == torch.float32
         self._row_multiple = model.ops.traits.row_unit if is_float32 else 1
 
     def needs_ids(self, params: SamplingParams) -> bool:
@@ -156,10 +156,9 @@ class ModelRunner:
         inputs = build_forward_batch(
             batch, self._tables, self._kv_cache.block_size, self._row_multiple, self._device
         )
-        hidden, taps = self._model.forward_tapped(inputs, self._kv_cache, self._taps)
-        num_tokens = inputs.tables[0].slot_mapping.shape[0]
-        self._hidden = tuple(tap[:num_tokens] for tap in taps)
+        hidden, taps = self._model.forward_last(inputs, self._kv_cache, self._taps)
+        self._hidden = tuple(tap[: inputs.num_tokens] for tap in taps)
         if inputs.num_logit_rows == 0:
             return torch.empty((0, self._model.architecture.vocab_size), device=self._device)
-        logits = self._model.compute_logits(hidden[inputs.logit_rows])
+        logits = self._model.compute_logits(hidden)
         return logits[: inputs.num_logit_rows]

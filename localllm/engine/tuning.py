@@ -166,7 +166,7 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
             if group.inputs is None and norm is not None:
                 around = Around(norm=norm.weight, eps=norm.eps, is_gated=group.is_gated)
             calls.append(([product for product, _ in found], group.width_in, around))
-        for products, width, around in (*calls, ([model.lm_head], hidden, NOTHING)):
+        for products, width, around in (*calls, ([model.head.projection], hidden, NOTHING)):
             x = _drawn(model, rows, width)
 
             def call(
@@ -185,7 +185,7 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
 
 def _drawn(model: DecoderModel, rows: int, width: int) -> Tensor:
     dtype = model.norm.weight.dtype
-    return torch.randn(rows, width, device=model.embedding.device).to(dtype)
+    return torch.randn(rows, width, device=model.embedding.table.device).to(dtype)
 
 
 def _is_sane(config: TileConfig) -> bool:

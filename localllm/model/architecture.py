@@ -12,6 +12,7 @@ from localllm.model.blocks.block import BlockSpec, KVState, LinearGroup, RowByte
 from localllm.model.config_fields import DType
 from localllm.model.layer import LayerPlan
 from localllm.model.norm import NormSpec
+from localllm.model.per_layer_inputs import PerLayerSpec
 from localllm.model.rope_config import RopeConfig
 
 _Spec = TypeVar("_Spec")
@@ -40,8 +41,9 @@ class Architecture:
     """A decoder without its weights; everything that depends on the family is in `layers`.
 
     `norm` is the final one. Embeddings are multiplied by `embedding_scale`, logits by `logit_scale`
-    and then, with a `logit_cap`, kept within it: cap · tanh(logit / cap). `has_tower`: the files
-    hold a vision tower too, see tower.py.
+    and then, with a `logit_cap`, kept within it: cap · tanh(logit / cap). `per_layer`: what each
+    layer's blocks read besides the residual stream; `has_tower`: the files hold a vision tower too,
+    see tower.py.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Architecture:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    per_layer: PerLayerSpec | None = None
     has_tower: bool = False
     quantization: Mapping[str, Any] | None = field(default=None, compare=False)
 
@@ -79,12 +82,24 @@ class Architecture:
 
     @property
     def cache_places(self) -> tuple[tuple[int, int] | None, ...]:
-        """Each layer's cache group and its place in that group; None for a layer without state."""
+        """Each layer's cache group and its place in that group, those of another layer where its
+        state is read; None for a layer without state.
+        """
         places: list[tuple[int, int] | None] = [None] * self.num_layers
         for i, group in enumerate(self.cache_groups):
             for place, layer in enumerate(group.layers):
                 places[layer] = (i, place)
+        for i, plan in enumerate(self.layers):
+            if plan.reads is not None:
+                places[i] = places[plan.reads]
         return tuple(places)
+
+    @property
+    def last_state(self) -> int:
+        """The number of layers up to the last one that keeps state. The layers after it compute
+        only the rows that somebody reads.
+        """
+        return max((i + 1 for i, layer in enumerate(self.layers) if layer.state), default=0)
 
     def token_bytes(self, row_bytes: RowBytes) -> int:
         """Bytes of cache per token, over all layers."""
@@ -137,6 +152,8 @@ class Architecture:
             own = layer.tensors()
             shapes |= {f"{layer_name(i)}.{name}": shape for name, shape in own.items()}
         shapes[f"{self.norm.name}.weight"] = (self.hidden_size,)
+        if self.per_layer is not None:
+            shapes |= self.per_layer.tensors(self.hidden_size, self.num_layers)
         if not self.tie_word_embeddings:
             shapes[f"{HEAD}.weight"] = (self.vocab_size, self.hidden_size)
         return shapes

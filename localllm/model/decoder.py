@@ -3,17 +3,16 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.block import BlockInputs
+from localllm.model.ends import Embedding, Head
 from localllm.model.fused.decoder import FusedDecoder
 from localllm.model.inputs import ForwardBatch, PagedKVCache
 from localllm.model.layer import Layer
-from localllm.model.linear import Projection
 from localllm.model.norm import Norm
+from localllm.model.per_layer_inputs import PerLayerInputs
 from localllm.model.rope import RopeTables
 from localllm_kernels import Ops
 
@@ -23,13 +22,13 @@ class DecoderModel:
     """A loaded model; holds weights and no state of any request."""
 
     architecture: Architecture
-    embedding: Tensor  # [vocab_size, hidden]
-    row_dtype: torch.dtype  # of the residual stream
+    embedding: Embedding
     layers: tuple[Layer, ...]
     norm: Norm
-    lm_head: Projection
+    head: Head
     ropes: RopeTables
     ops: Ops
+    per_layer: PerLayerInputs | None = None
     # The layers and the final norm in one call, if that is supported for them.
     fused: FusedDecoder | None = None
 
@@ -46,46 +45,67 @@ class DecoderModel:
         """Like `forward`, and also the residual stream after each layer in `taps`, [padded_tokens,
         hidden]. A tap equal to the number of layers means the output of the final norm.
         """
+        return self._forward(batch, kv_cache, taps, len(self.layers))
+
+    def forward_last(
+        self, batch: ForwardBatch, kv_cache: PagedKVCache, taps: Sequence[int]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Like `forward_tapped`, but hidden states [padded_rows, hidden] of the rows `logit_rows`
+        alone, which are the last ones of their requests. Without taps, layers after the last one
+        that keeps state compute only these rows.
+        """
+        num_whole = self.architecture.last_state
+        if taps or batch.num_logit_rows == batch.num_tokens or num_whole == len(self.layers):
+            hidden, tapped = self.forward_tapped(batch, kv_cache, taps)
+            return hidden[batch.logit_rows], tapped
+        return self._forward(batch, kv_cache, taps, num_whole)
+
+    def _forward(
+        self, batch: ForwardBatch, kv_cache: PagedKVCache, taps: Sequence[int], num_whole: int
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """`num_whole`: the number of layers that compute all rows."""
         ops = self.ops
         rotations = self.ropes.rotations(batch.positions)
-        residual = self._embed(batch.input_ids)
+        residual = self.embedding(batch.input_ids)
         if self.fused is not None and self.fused.takes(batch):
             x, found = self.fused(residual, rotations, batch, kv_cache, taps)
             return x, _tapped(taps, found, x)
-        sublayers = [sublayer for layer in self.layers for sublayer in layer.sublayers]
-        first, *others = (sublayer.norm for sublayer in sublayers)
-        x = residual if first is None else first(residual, ops)
+        per_layer = None if self.per_layer is None else self.per_layer(batch.input_ids, residual)
         # Each block's output is added to the residual and normed for the next block.
-        next_norms = iter([*others, self.norm])
+        norms = [sublayer.norm for layer in self.layers for sublayer in layer.sublayers]
+        x = residual if norms[0] is None else norms[0](residual, ops)
+        next_norms = iter([*norms[1:], self.norm])
         streams: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers):
+            if i == num_whole:
+                if batch.num_logit_rows == 0:
+                    return residual[:0], ()
+                rows, batch = batch.logit_rows, batch.of_logit_rows()
+                x, residual = x[rows], residual[rows]
+                rotations = self.ropes.rotations(batch.positions)
+                per_layer = None if per_layer is None else per_layer[:, rows]
             place = kv_cache.places[i]
             tables = None if place is None else batch.tables[place[0]]
-            inputs = BlockInputs(ops, batch, rotations, kv_cache.layer(i), tables)
+            own_input = None if per_layer is None else per_layer[i]
+            inputs = BlockInputs(ops, batch, rotations, kv_cache.layer(i), tables, own_input)
             for sublayer in layer.sublayers:
                 output, norm = sublayer.output(x, inputs), next(next_norms)
-                if norm is None or sublayer.place.shares_input:
-                    residual = residual + output
-                    x = x if sublayer.place.shares_input else residual
-                else:
+                is_plain_sum = sublayer.factor == 1 and not sublayer.place.shares_input
+                if norm is not None and is_plain_sum:
                     x, residual = norm.after_sum(output, residual, ops)
+                    continue
+                residual = residual + output
+                if sublayer.factor != 1:
+                    residual = residual * sublayer.factor
+                if not sublayer.place.shares_input:
+                    x = residual if norm is None else norm(residual, ops)
             if i in taps:
                 streams[i] = residual
         return x, _tapped(taps, streams, x)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """`hidden`: [rows, hidden] -> float32 [rows, vocab_size]."""
-        logits, cap = self.lm_head(hidden).float(), self.architecture.logit_cap
-        if self.architecture.logit_scale != 1:
-            logits = logits * self.architecture.logit_scale
-        return logits if cap is None else cap * torch.tanh(logits / cap)
-
-    def _embed(self, input_ids: Tensor) -> Tensor:
-        rows, scale = F.embedding(input_ids, self.embedding), self.architecture.embedding_scale
-        if scale != 1:
-            # Rounded to the dtype of the weights, as the models were trained.
-            rows = rows * torch.tensor(scale, dtype=rows.dtype).item()
-        return rows.to(self.row_dtype)
+        return self.head(hidden)
 
 
 def _tapped(taps: Sequence[int], streams: Mapping[int, Tensor], last: Tensor) -> tuple[Tensor, ...]:

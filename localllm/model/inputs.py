@@ -1,7 +1,7 @@
 """The inputs of a forward pass besides the weights: one batch, and the paged KV cache."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -37,13 +37,32 @@ class ForwardBatch:
     logit_rows: Tensor  # int64 [padded_rows], the rows whose logits are wanted
     num_logit_rows: int
 
+    @property
+    def num_tokens(self) -> int:
+        """New tokens, without padding."""
+        return self.tables[0].slot_mapping.shape[0]
+
+    def of_logit_rows(self) -> "ForwardBatch":
+        """The batch of the rows `logit_rows`, for layers that write no state; each request's must
+        be its last ones.
+        """
+        rows = self.logit_rows[: self.num_logit_rows]
+        return replace(
+            self,
+            input_ids=self.input_ids[self.logit_rows],
+            positions=self.positions[self.logit_rows],
+            # How many of the rows lie before each request.
+            cu_seqlens_q=torch.searchsorted(rows, self.cu_seqlens_q.long()).int(),
+            max_query_len=min(self.max_query_len, self.num_logit_rows),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PagedKVCache:
     """The caches of all layers.
 
     `stacks` has one entry per group; its tensors have the group's layers as their first dimension.
-    `places`: each layer's group and its place in it; None for a layer without state.
+    `places`: each layer's group and its place in it, see `Architecture.cache_places`.
     """
 
     stacks: tuple[KVCache, ...]

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class Place:
     """A block in a layer:
 
-        residual = residual + scale · after(block(norm(residual)))
+        residual = factor · (residual + scale · after(block(norm(residual))))
 
     `norm`, `after`: None where there is no such norm; `shares_input`: the next block reads the same
-    normed rows as this one, so that both compute in parallel.
+    normed rows as this one, so that both compute in parallel; `factor`: the name of a tensor of one
+    value in the layer, None for 1.
     """
 
     norm: NormSpec | None
@@ -30,6 +31,7 @@ class Place:
     after: NormSpec | None = None
     scale: float = 1.0
     shares_input: bool = False
+    factor: str | None = None
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:
@@ -40,7 +42,8 @@ class Place:
     def is_plain(self) -> bool:
         """Whether the block's output is added as it is, and read by the next one after a norm."""
         is_behind_norm = self.norm is not None and not self.norm.is_centred
-        return is_behind_norm and self.after is None and self.scale == 1 and not self.shares_input
+        is_added_as_it_is = self.after is None and self.scale == 1 and self.factor is None
+        return is_behind_norm and is_added_as_it_is and not self.shares_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,11 @@ class LayerPlan:
     def state(self) -> KVState | None:
         """The state of the one block that keeps state, None if no block does."""
         return next((p.block.state for p in self.places if p.block.state is not None), None)
+
+    @property
+    def reads(self) -> int | None:
+        """The layer whose state is read in place of its own, None if there is none."""
+        return next((p.block.reads for p in self.places if p.block.reads is not None), None)
 
     @property
     def workspace(self) -> int:
@@ -77,6 +85,8 @@ class LayerPlan:
         for place in self.places:
             shapes |= {name: (width,) for name, width in place.block.vectors.items()}
             shapes |= {f"{norm.name}.weight": (self.hidden_size,) for norm in place.norms}
+            if place.factor is not None:
+                shapes[place.factor] = (1,)
         return shapes
 
     def build(self, parts: Parts) -> Layer:
@@ -85,12 +95,12 @@ class LayerPlan:
         def norm(spec: NormSpec | None) -> Norm | None:
             return None if spec is None else spec.with_weight(parts.vector(f"{spec.name}.weight"))
 
-        return Layer(
-            tuple(
-                Sublayer(place, norm(place.norm), place.block.build(parts), norm(place.after))
-                for place in self.places
-            )
-        )
+        def sublayer(place: Place) -> Sublayer:
+            factor = 1.0 if place.factor is None else parts.vector(place.factor).item()
+            block = place.block.build(parts)
+            return Sublayer(place, norm(place.norm), block, norm(place.after), factor)
+
+        return Layer(tuple(sublayer(place) for place in self.places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +111,7 @@ class Sublayer:
     norm: Norm | None
     block: Block
     after: Norm | None
+    factor: float = 1.0
 
     def output(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """What is added to the residual stream; `x`: the block's input, [num_tokens, hidden]."""

@@ -18,18 +18,20 @@ class NormSpec:
     """A norm without its weight, whose tensor in the layer is `name` + ".weight".
 
     `offset` is added to the stored weight (Gemma's are 1 too small); `is_centred`: the mean is
-    subtracted first.
+    subtracted first; `rounds_last`: rows are rounded after the weight, not before it.
     """
 
     name: str
     eps: float
     offset: float = 0.0
     is_centred: bool = False
+    rounds_last: bool = False
 
     def with_weight(self, stored: Tensor) -> Norm:
         """The norm with its weight, `stored` as in the checkpoint."""
         # In float32, since 1 + w has fewer bits for w than w had.
-        weight = stored.float() + self.offset if self.offset else stored
+        is_wide = self.rounds_last or self.offset != 0
+        weight = stored.float() + self.offset if is_wide else stored
         return Norm(weight, self.eps, self.is_centred)
 
 

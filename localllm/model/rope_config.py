@@ -9,7 +9,7 @@ from localllm.model.config_fields import REDOWNLOAD, ConfigFields
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional", "none"]
 # As config.json names them.
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "proportional")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def read_rope(
     original = read.integer("original_max_position_embeddings", 1, 1 << 28, default=max_positions)
     if kind == "yarn" and merged.get("factor") is None:
         merged["factor"] = max_positions / original
-    if kind != "default" and merged.get("factor") is None:
+    if kind in ("linear", "llama3", "yarn") and merged.get("factor") is None:
         read.fail("factor", "a number (the rope type needs it)")
     if merged.get("partial_rotary_factor") is None:
         merged["partial_rotary_factor"] = raw.get("partial_rotary_factor")

@@ -14,6 +14,7 @@ from torch import Tensor
 from localllm.errors import CheckpointError
 from localllm.model.architecture import EMBEDDING, HEAD, Architecture, layer_name
 from localllm.model.decoder import DecoderModel
+from localllm.model.ends import Embedding, Head
 from localllm.model.fused.choose import fuse_layers
 from localllm.model.layer import Layer
 from localllm.model.linear import (
@@ -28,6 +29,7 @@ from localllm.model.linear import (
 )
 from localllm.model.norm import Norm
 from localllm.model.packed.weight import PackedWeight
+from localllm.model.per_layer_inputs import PROJECTION, TABLE, PerLayerInputs
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
 from localllm.model.weight_check import WeightMap
@@ -135,9 +137,10 @@ def load_model(
     has_fixed_rows = deterministic and not ops.traits.rows_alike
     reader = WeightReader(source, dtype, device, ops, has_fixed_rows=has_fixed_rows)
     ropes = RopeTables(max_model_len, device)
-    embedding = reader.read(EMBEDDING)
+    embedding = reader.embedding(architecture)
     layers = tuple(reader.layer(architecture, i, ropes) for i in range(architecture.num_layers))
-    norm, head = reader.last_norm(architecture), reader.head(embedding)
+    norm, head = reader.last_norm(architecture), reader.head(architecture, embedding)
+    per_layer = reader.per_layer_inputs(architecture, ops)
     if reader.without_kernel:
         logger.warning(
             "no kernel multiplies with %s weights here: they are dequantized for each product, "
@@ -147,12 +150,12 @@ def load_model(
     return DecoderModel(
         architecture=architecture,
         embedding=embedding,
-        row_dtype=torch.float32 if ops.traits.wide_rows else dtype,
         layers=layers,
         norm=norm,
-        lm_head=head,
+        head=head,
         ropes=ropes,
         ops=ops,
+        per_layer=per_layer,
         fused=fuse_layers(architecture, layers, norm, ops),
     )
 
@@ -280,15 +283,29 @@ class WeightReader:
             self.without_kernel.add(fused.kind)
         return self._fixed(product)
 
-    def head(self, embedding: Tensor) -> Projection:
+    def embedding(self, architecture: Architecture) -> Embedding:
+        """The embedding table."""
+        row_dtype = torch.float32 if self._has_wide_rows else self._dtype
+        return Embedding.of(self.read(EMBEDDING), architecture.embedding_scale, row_dtype)
+
+    def head(self, architecture: Architecture, embedding: Embedding) -> Head:
         """The output head; the embedding table if there is no separate head."""
         has_own = self._source.has_quantized(HEAD) or self._has_plain(f"{HEAD}.weight")
-        return self.linear(HEAD) if has_own else self._plain(embedding, None)
+        product = self.linear(HEAD) if has_own else self._plain(embedding.table, None)
+        return Head(product, architecture.logit_scale, architecture.logit_cap)
 
     def last_norm(self, architecture: Architecture) -> Norm:
         """The norm after the last layer."""
         spec = architecture.norm
         return spec.with_weight(self.vector(f"{spec.name}.weight"))
+
+    def per_layer_inputs(self, architecture: Architecture, ops: Ops) -> PerLayerInputs | None:
+        """The inputs of layers besides the residual stream, None if there are none."""
+        spec = architecture.per_layer
+        if spec is None:
+            return None
+        norm = spec.norm.with_weight(self.vector(f"{spec.norm.name}.weight"))
+        return PerLayerInputs(spec, self.read(TABLE), self.linear(PROJECTION), norm, ops)
 
     def layer(self, architecture: Architecture, index: int, ropes: RopeTables) -> Layer:
         """One layer with its weights."""

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localllm.model.blocks.block import InputRows, LinearGroup
+from localllm.model.blocks.block import InputRows, InputsFrom, LinearGroup
 from localllm.model.layer import LayerPlan, Place, Sublayer
 from localllm.model.linear import Linear
 from localllm.model.norm import NormSpec
@@ -184,7 +184,9 @@ class LayerQuantizer:
         one whose output another block reads too.
         """
         is_shared = any(each.shares_input for each in self._plan.places)
-        return group.inputs is not None or (place.norm is not None and not is_shared)
+        if group.inputs is not InputsFrom.BLOCK:
+            return isinstance(group.inputs, InputRows)
+        return place.norm is not None and not is_shared
 
     def _fold_scales(
         self,
@@ -195,7 +197,7 @@ class LayerQuantizer:
         magnitudes: Tensor,
     ) -> Tensor:
         """AWQ's scales for the inputs of `group`, undone in the operation before it."""
-        rows, tie = group.inputs, None
+        tie, rows = None, group.inputs if isinstance(group.inputs, InputRows) else None
         if rows is not None and rows.repeats > 1:
             tie = partial(_shared, rows=rows)
         scales = search_scales(

@@ -15,7 +15,6 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import LocalLLMError
-from localllm.model.architecture import EMBEDDING
 from localllm.model.rope import RopeTables
 from localllm.model.weights import open_weights
 from localllm.quantize.source import CheckedFolder
@@ -54,14 +53,17 @@ def compare(
         specs = (result, source)
         streams = []
         for reader in readers:
-            embedding = reader.read(EMBEDDING)
-            streams.append(CalibrationStream(embedding[windows.to(device)].cpu(), ropes, ops))
-            del embedding
+            begun = CalibrationStream.begin(reader, source.architecture, windows, ropes, ops)
+            streams.append(begun)
         for i in range(source.architecture.num_layers):
             for reader, checked, stream in zip(readers, specs, streams, strict=True):
+                stream.enter(i)
                 stream.pass_through(reader.layer(checked.architecture, i, ropes))
         norms = [reader.last_norm(source.architecture) for reader in readers]
-        heads = [reader.head(reader.read(EMBEDDING)) for reader in readers]
+        heads = [
+            reader.head(source.architecture, reader.embedding(source.architecture))
+            for reader in readers
+        ]
         # The last token of a window has no next one.
         targets = torch.cat([windows[:, 1:], windows.new_full((len(windows), 1), -1)], 1).flatten()
         start = 0
@@ -71,7 +73,7 @@ def compare(
                 start += len(own_targets)
                 scored = own_targets >= 0
                 logits = [
-                    head(norm(x, ops)).float().cpu()[scored]
+                    head(norm(x, ops)).cpu()[scored]
                     for head, norm, x in zip(heads, norms, hidden, strict=True)
                 ]
                 tally.add(logits, own_targets[scored])

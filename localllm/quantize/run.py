@@ -23,8 +23,8 @@ from localllm.files.json_file import read_json_object
 from localllm.files.model_file import read_model_file
 from localllm.hub.checkpoint import Checkpoint
 from localllm.model.architecture import EMBEDDING, HEAD, layer_name
-from localllm.model.families.text_part import text_config
 from localllm.model.rope import RopeTables
+from localllm.model.tower import text_config
 from localllm.model.weight_files import fingerprint
 from localllm.model.weights import WeightReader, open_weights
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
@@ -156,6 +156,8 @@ class _Job:
         first stream, which may be a new object.
         """
         plan = self._plans[index]
+        stream.enter(index)
+        reference.enter(index)
         if self._work.has(part_name(index)):
             reference.pass_through(plan.build(TensorParts(tensors, reference.ropes)))
             done = TensorParts(self._read_written(index), stream.ropes)
@@ -276,8 +278,9 @@ class _Job:
         """One stream through the quantized layers, and one through the unquantized ones."""
         ropes = RopeTables(windows.shape[1], self._device)
         with open_weights(self._source.weights, torch.float32, torch.device("cpu")) as reader:
-            hidden = reader.read(EMBEDDING)[windows]
-        stream = CalibrationStream(hidden, ropes, float32_ops(self._device))
+            stream = CalibrationStream.begin(
+                reader, self._source.architecture, windows, ropes, float32_ops(self._device)
+            )
         return stream, stream.copy()
 
     def _read_layer(self, reader: WeightReader, index: int) -> dict[str, Tensor]:

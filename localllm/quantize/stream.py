@@ -5,12 +5,14 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from localllm.model.blocks.block import BlockInputs, KVState
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.block import BlockInputs, BlockSpec
 from localllm.model.inputs import ForwardBatch, GroupTables
 from localllm.model.layer import Layer, Sublayer
 from localllm.model.norm import Norm
 from localllm.model.rope import RopeTables
-from localllm_kernels import Ops
+from localllm.model.weights import WeightReader
+from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.kv_cache import KVCache
 
 # Tokens that are in a layer at once; they bound the memory besides the layer itself.
@@ -28,9 +30,24 @@ class CalibrationStream:
     in host memory; what is in a block is on the device.
     """
 
-    def __init__(self, hidden: Tensor, ropes: RopeTables, ops: Ops) -> None:
-        """`hidden`: [num_seqs, length, hidden] in host memory; it is changed in place."""
+    def __init__(
+        self,
+        hidden: Tensor,
+        ropes: RopeTables,
+        ops: Ops,
+        *,
+        per_layer: Tensor | None = None,
+        sources: frozenset[int] = frozenset(),
+    ) -> None:
+        """`hidden`: [num_seqs, length, hidden] in host memory; it is changed in place. `per_layer`:
+        the layers' own inputs, [num_layers, num_seqs, length, width]; `sources`: the layers whose
+        keys and values later ones read.
+        """
         self._hidden, self.ropes, self._ops = hidden, ropes, ops
+        self._per_layer, self._sources = per_layer, sources
+        self._layer = 0
+        # By layer, for each part of the sequences; in host memory.
+        self._caches: dict[int, list[KVCache]] = {}
         # The stream before a block whose input the next one shares.
         self._shared: Tensor | None = None
         self._shared_norm: Norm | None = None
@@ -38,9 +55,49 @@ class CalibrationStream:
         self._seqs = max(1, BATCH_TOKENS // hidden.shape[1])
         self._device = ropes.device
 
+    @classmethod
+    def begin(
+        cls,
+        reader: WeightReader,
+        architecture: Architecture,
+        windows: Tensor,
+        ropes: RopeTables,
+        ops: Ops,
+    ) -> "CalibrationStream":
+        """The stream before the first layer; `windows`: the tokens, int64 [num_seqs, length]."""
+        embedding, length = reader.embedding(architecture), windows.shape[1]
+        own_inputs = reader.per_layer_inputs(architecture, TORCH_OPS)
+        hidden, per_layer = [], []
+        parts = torch.split(windows.to(embedding.table.device), max(1, BATCH_TOKENS // length))
+        for tokens in parts:
+            rows = embedding(tokens.flatten())
+            hidden.append(rows.view(*tokens.shape, -1).cpu())
+            if own_inputs is not None:
+                found = own_inputs(tokens.flatten(), rows)
+                per_layer.append(found.view(len(found), *tokens.shape, -1).cpu())
+        return cls(
+            torch.cat(hidden),
+            ropes,
+            ops,
+            per_layer=torch.cat(per_layer, dim=1) if per_layer else None,
+            sources=frozenset(plan.reads for plan in architecture.layers if plan.reads is not None),
+        )
+
     def copy(self) -> "CalibrationStream":
         """An independent stream at the same place."""
-        return CalibrationStream(self._hidden.clone(), self.ropes, self._ops)
+        copied = CalibrationStream(
+            self._hidden.clone(),
+            self.ropes,
+            self._ops,
+            per_layer=self._per_layer,
+            sources=self._sources,
+        )
+        copied._layer, copied._caches = self._layer, dict(self._caches)
+        return copied
+
+    def enter(self, layer: int) -> None:
+        """Say which layer the next blocks belong to."""
+        self._layer = layer
 
     def rows(self) -> Iterator[Tensor]:
         """The stream at its current place, [num_tokens, hidden] at a time, on the device."""
@@ -57,10 +114,18 @@ class CalibrationStream:
     def inner(self, sublayer: Sublayer) -> Iterator[Tensor]:
         """Inputs of a block's last product, [num_tokens, width] at a time."""
         self._kept = []
-        for x in self.inputs(sublayer):
-            inner = sublayer.block.inner(x, self._block_inputs(x, sublayer.place.block.state))
+        block = sublayer.place.block
+        caches: list[KVCache] = []
+        if block.state is not None and self._layer in self._sources:
+            self._caches[self._layer] = caches
+        for i, x in enumerate(self.inputs(sublayer)):
+            inputs = self._block_inputs(x, i, block)
+            inner = sublayer.block.inner(x, inputs)
+            if inputs.cache is not None and self._layer in self._sources:
+                caches.append(_moved(inputs.cache, self._hidden.device))
             num_tokens = self._hidden.shape[0] * self._hidden.shape[1]
-            if sublayer.place.block.state is not None or num_tokens * inner[0].nbytes <= KEPT_BYTES:
+            is_attention = inputs.cache is not None
+            if is_attention or num_tokens * inner[0].nbytes <= KEPT_BYTES:
                 self._kept.append(inner.to(self._hidden.device))
             yield inner
 
@@ -80,6 +145,7 @@ class CalibrationStream:
         for part, values in zip(self._parts(self._hidden), inner, strict=True):
             output = sublayer.finish(product(values.to(self._device)), self._ops)
             part += output.view_as(part).to(part.device)
+            part *= sublayer.factor
         self._kept = []
         self._shared, self._shared_norm = before, sublayer.norm
 
@@ -92,12 +158,14 @@ class CalibrationStream:
     def _parts(self, hidden: Tensor) -> tuple[Tensor, ...]:
         return torch.split(hidden, self._seqs)
 
-    def _block_inputs(self, x: Tensor, state: KVState | None) -> BlockInputs:
+    def _block_inputs(self, x: Tensor, part: int, block: BlockSpec) -> BlockInputs:
         """Inputs for whole sequences, each in one block of the cache after the null block."""
         device, length = self._device, self._hidden.shape[1]
         num_tokens = len(x)
         num_seqs = num_tokens // length
-        cache = None
+        cache, state = None, block.state
+        if block.reads is not None:
+            cache = _moved(self._caches[block.reads][part], device)
         if state is not None:
             shape = (num_seqs + 1, state.num_heads, length, state.width)
             cache = KVCache(*(torch.zeros(shape, dtype=x.dtype, device=device) for _ in range(2)))
@@ -117,4 +185,11 @@ class CalibrationStream:
             torch.arange(1, num_seqs + 1, dtype=torch.int32, device=device)[:, None],
         )
         rotations = self.ropes.rotations(batch.positions)
-        return BlockInputs(self._ops, batch, rotations, cache, tables)
+        per_layer = None
+        if self._per_layer is not None:
+            per_layer = self._parts(self._per_layer[self._layer])[part].flatten(0, 1).to(device)
+        return BlockInputs(self._ops, batch, rotations, cache, tables, per_layer)
+
+
+def _moved(cache: KVCache, device: torch.device) -> KVCache:
+    return KVCache(cache.key.to(device), cache.value.to(device))

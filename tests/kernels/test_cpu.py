@@ -220,7 +220,7 @@ def test_capped_scores_and_sinks(
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 def test_attention_over_values_in_fewer_bits(
     ops: CpuOps, head_dim: int, kv_dtype: torch.dtype
 ) -> None:
@@ -232,7 +232,7 @@ def test_attention_over_values_in_fewer_bits(
 
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("head_dim", [24, 64, 128])
+@pytest.mark.parametrize("head_dim", [24, 64, 128, 256, 512])
 @pytest.mark.parametrize("heads", [2, 6, 14])
 def test_a_query_has_the_same_bits_in_any_chunk(
     ops: CpuOps, heads: int, head_dim: int, kv_dtype: torch.dtype, window: int | None
@@ -399,3 +399,57 @@ def test_a_structure_that_c_has_otherwise_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(structs, "STRUCTURES", tuple(changed))
     with pytest.raises(BuildError, match=r"Longer has 96 bytes in structs\.py and 88 in C"):
         load_library(cache_folder("kernels"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("has_values", [True, False])
+def test_values_that_are_normed_and_those_that_are_keys(
+    ops: CpuOps, has_values: bool, dtype: torch.dtype
+) -> None:
+    qkv, angles = torch.randn(5, 6 + (4 if has_values else 2), 24), torch.rand(5, 12) * 7
+    slots, weights = torch.tensor([5, 11, -1, 7]), torch.rand(2, 24)
+    kept, queries = [], []
+    for run in (ops.rotate_and_store, rotate_and_store_reference):
+        cache = empty_cache((1, 3, 2, 4, 24), dtype, torch.device("cpu")).layer(0)
+        queries.append(
+            run(
+                qkv,
+                angles.cos(),
+                angles.sin(),
+                cache,
+                slots,
+                query_norm=weights[0],
+                key_norm=weights[1],
+                eps=1e-6,
+                has_values=has_values,
+                norms_values=True,
+            )
+        )
+        scales = (cache.key_scales, cache.value_scales)
+        codes = zip((cache.key.float(), cache.value.float()), scales, strict=True)
+        kept.append([c if s is None else c * s[..., None] for c, s in codes])
+    torch.testing.assert_close(queries[0], queries[1], atol=1e-5, rtol=1e-5)
+    for found, expected in zip(*kept, strict=True):
+        atol = 1e-5 if dtype == torch.float32 else float(expected.abs().max()) / 127
+        torch.testing.assert_close(found, expected, atol=atol, rtol=1e-5)
+    plain = qkv[0, 8 if has_values else 6]
+    normed = plain * (plain.square().mean() + 1e-6).rsqrt()
+    torch.testing.assert_close(kept[0][1][1, 0, 1], normed, atol=0.02, rtol=1e-5)
+
+
+def test_queries_without_a_cache(ops: CpuOps) -> None:
+    qkv, angles, norm = torch.randn(5, 6, 24), torch.rand(5, 12) * 7, torch.rand(24)
+    found, expected = (
+        run(
+            qkv,
+            angles.cos(),
+            angles.sin(),
+            None,
+            torch.tensor([5, 11, -1, 7]),
+            query_norm=norm,
+            key_norm=None,
+            eps=1e-6,
+        )
+        for run in (ops.rotate_and_store, rotate_and_store_reference)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -335,3 +335,33 @@ def test_prefill(heads: int, kv_heads: int, window: int | None) -> None:
 @pytest.mark.parametrize("head_dim", [16, 24, 64])
 def test_prefill_over_values_in_fewer_bits(head_dim: int, kv_dtype: torch.dtype) -> None:
     check_prefill(Batch([(70, 70), (65, 1), (7, 3)], 6, 2, head_dim, kv_dtype), None)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize(
+    ("cap", "has_sinks", "window"), [(1.5, False, None), (None, True, 40), (1.5, True, None)]
+)
+def test_capped_scores_and_sinks(
+    kv_dtype: torch.dtype, cap: float | None, has_sinks: bool, window: int | None
+) -> None:
+    """In one and in several parts, of which one counts the sink."""
+    sinks = torch.linspace(-2, 3, 6) if has_sinks else None
+    extra: dict[str, Any] = {"scale": 0.3, "window": window, "cap": cap, "sinks": sinks}
+    kernels = [(paged_attention_decode, WINDOWS), (paged_attention_prefill, MIXED)]
+    for kernel, lengths in kernels:
+        batch = Batch(lengths, 6, 2, 24, kv_dtype)
+        expected = batch.expected(0.3, window, cap, sinks).float()
+        assert (expected - batch.expected(0.3, window).float()).abs().max() > 0.05
+        for num_splits in (1, 3):
+            found = kernel(
+                batch.query,
+                batch.cache,
+                Workspace(CPU),
+                block_tables=batch.block_tables,
+                cu_seqlens_q=batch.cu_seqlens_q,
+                seq_lens=batch.seq_lens,
+                max_query_len=int(batch.cu_seqlens_q.diff().max()),
+                num_splits=num_splits,
+                **extra,
+            )
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)

@@ -178,3 +178,52 @@ def test_e4m3_codes_are_those_of_torch() -> None:
     expected = values.to(torch.float8_e4m3fn)
     assert torch.equal(back, expected.float())
     assert torch.equal(codes, expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv_dtype", [None, torch.int8])
+@pytest.mark.parametrize("has_values", [True, False])
+def test_values_that_are_normed_and_those_that_are_keys(
+    has_values: bool, kv_dtype: torch.dtype | None, dtype: torch.dtype
+) -> None:
+    qkv = torch.randn(5, 6 + (4 if has_values else 2), 24).to(dtype)
+    weights = torch.rand(2, 24) + 0.5  # in float32, as Gemma's
+
+    def run(operator: Any, memory: GuardedMemory) -> tuple[torch.Tensor, torch.Tensor]:
+        cache = empty_cache((1, 3, 2, 4, 24), kv_dtype or dtype, torch.device("cpu")).layer(0)
+        angles = torch.linspace(0, 7, 60).view(5, 12)
+        query = operator(
+            memory.guarded(qkv),
+            angles.cos(),
+            angles.sin(),
+            cache,
+            torch.tensor([5, 11, -1, 7]),
+            query_norm=memory.guarded(weights[0]),
+            key_norm=memory.guarded(weights[1]),
+            eps=1e-6,
+            has_values=has_values,
+            norms_values=True,
+        )
+        scales = 1 if cache.value_scales is None else cache.value_scales.unsqueeze(-1)
+        return query, cache.value.float() * scales
+
+    with GuardedMemory() as memory:
+        found, values = run(rotate_and_store, memory)
+    memory.check()
+    expected, expected_values = run(rotate_and_store_reference, GuardedMemory())
+    assert_close(found, expected)
+    torch.testing.assert_close(
+        values, expected_values, atol=0.03 if kv_dtype else CLOSE[dtype], rtol=CLOSE[dtype]
+    )
+    # Token 0 is in slot 5, its first value head behind six queries and, where there are any, keys.
+    plain = qkv[0, 8 if has_values else 6].float()
+    normed = plain * (plain.square().mean() + 1e-6).rsqrt()
+    torch.testing.assert_close(values[1, 0, 1], normed, atol=0.03, rtol=0.02)
+
+
+def test_queries_without_a_cache() -> None:
+    qkv, angles = torch.randn(5, 6, 24), torch.linspace(0, 7, 60).view(5, 12)
+    arguments = (qkv, angles.cos(), angles.sin(), None, torch.tensor([5, 11, -1, 7]))
+    norms: dict[str, Any] = {"query_norm": torch.rand(24), "key_norm": None, "eps": 1e-6}
+    found = rotate_and_store(*arguments, **norms)
+    assert_close(found, rotate_and_store_reference(*arguments, **norms))

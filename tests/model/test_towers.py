@@ -29,6 +29,32 @@ TOWERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"sliding_window": 24, "tie_word_embeddings": True},
         VISION,
     ),
+    "gemma4": (
+        "Gemma4ForConditionalGeneration",
+        "gemma4_text",
+        {
+            "sliding_window": 24,
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 288,
+            "num_kv_shared_layers": 2,
+        },
+        {**VISION, "head_dim": 16, "num_key_value_heads": 2},
+    ),
+    "gemma4_unified": (
+        "Gemma4UnifiedForConditionalGeneration",
+        "gemma4_unified_text",
+        {
+            "sliding_window": 24,
+            "tie_word_embeddings": True,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "global_head_dim": 32,
+        },
+        VISION,
+    ),
     "mistral3": ("Mistral3ForConditionalGeneration", "ministral3", {}, {**VISION, "head_dim": 16}),
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration",
@@ -47,7 +73,7 @@ def write_tower(folder: Path, name: str) -> Any:
         del text[unwanted]
     text |= {"pad_token_id": 0, "dtype": "float32"}
     raw = {"model_type": name, "text_config": text, "vision_config": vision}
-    raw |= {"architectures": [architecture], "tie_word_embeddings": name == "gemma3"}
+    raw |= {"architectures": [architecture], "tie_word_embeddings": name.startswith("gemma")}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(raw))
     torch.manual_seed(0)

@@ -82,13 +82,20 @@ INLINE void add_few(const float *weights, const Tile *values, const Span *span, 
 }
 
 /* Whether there are loops for heads of this size, with sums that stay in registers. */
-INLINE int has_few(int64_t head_dim) { return head_dim == 64 || head_dim == 128; }
+INLINE int has_few(int64_t head_dim) {
+  return head_dim == 64 || head_dim == 128 || head_dim == 256 || head_dim == 512;
+}
 
 /* Calls CALL with the number of rows, the kind and the vectors of a row as constants. */
 #define FOR_ROWS(CALL, kind, vectors) \
   if (together == 2) { CALL(2, kind, vectors); } else { CALL(4, kind, vectors); }
-#define FOR_VECTORS(CALL, kind) \
-  if (state->dim == 64) { FOR_ROWS(CALL, kind, 4) } else { FOR_ROWS(CALL, kind, 8) }
+#define FOR_VECTORS(CALL, kind)                \
+  switch (state->dim) {                        \
+    case 64: FOR_ROWS(CALL, kind, 4) break;    \
+    case 128: FOR_ROWS(CALL, kind, 8) break;   \
+    case 256: FOR_ROWS(CALL, kind, 16) break;  \
+    case 512: FOR_ROWS(CALL, kind, 32) break;  \
+  }
 #define FOR_ALL(CALL)                                        \
   switch (cache_kind) {                                      \
     case KV_FLOAT32: FOR_VECTORS(CALL, KV_FLOAT32) break;    \

@@ -141,8 +141,8 @@ static void team_forward(const Team *team, void *arguments) {
   const Scratch *s = &f->scratch;
   float *x = f->x;
   AttentionShape shape = {f->groups->first, d->heads, 0, d->scale, d->cap, NULL};
-  Rotation rotation = {NULL, NULL,             NULL,    NULL,          d->eps,
-                       NULL, f->groups->first, b->rows, b->num_stored, d->heads};
+  Rotation rotation = {.eps = d->eps, .rows = b->rows, .num_stored = b->num_stored,
+                       .heads = d->heads, .has_values = 1};
   const float *first = d->layers[0].input_norm, *input = first ? s->normed : x;
   if (first) team_rms_norm(team, x, first, d->eps, s->normed, b->rows, d->hidden);
   for (int64_t i = 0; i < d->num_layers; i++) {

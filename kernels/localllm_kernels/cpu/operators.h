@@ -56,7 +56,7 @@ typedef struct {
   int64_t num_queries, first_position;
 } AttentionTask;
 
-/* The cache is written; query: [rows, heads, head_dim]. */
+/* The cache is written, if it has heads; query: [rows, heads, head_dim]. */
 typedef struct {
   const float *cos, *sin; /* [rows, head_dim / 2] */
   const float *query_norm, *key_norm; /* [head_dim] each, or NULL */
@@ -64,6 +64,7 @@ typedef struct {
   const int64_t *slots; /* [num_stored]; rows with slot -1 and rows past the end are not stored */
   KVCache cache;
   int64_t rows, num_stored, heads;
+  int64_t has_values, norms_values; /* else keys are values; values are normed, without a weight */
 } Rotation;
 
 void team_rms_norm(const Team *team, const float *x, const float *weight, float eps, float *y,

@@ -85,16 +85,19 @@ class CpuOps:
         qkv: Tensor,
         cos: Tensor,
         sin: Tensor,
-        cache: KVCache,
+        cache: KVCache | None,
         slot_mapping: Tensor,
         *,
         query_norm: Tensor | None,
         key_norm: Tensor | None,
         eps: float,
+        has_values: bool = True,
+        norms_values: bool = False,
     ) -> Tensor:
         """See rotate_and_store_reference."""
         rows, all_heads, head_dim = qkv.shape
-        heads = all_heads - 2 * cache.key.shape[1]
+        own = CKVCache.none(head_dim) if cache is None else CKVCache.of(cache)
+        heads = all_heads - (2 if has_values else 1) * own.kv_heads
         query = qkv.new_empty(rows, heads, head_dim)
         rotation = Rotation(
             cos.data_ptr(),
@@ -103,10 +106,12 @@ class CpuOps:
             None if key_norm is None else key_norm.data_ptr(),
             eps,
             slot_mapping.data_ptr(),
-            CKVCache.of(cache),
+            own,
             rows,
             slot_mapping.shape[0],
             heads,
+            has_values,
+            norms_values,
         )
         threads = torch.get_num_threads()
         pointer = ctypes.addressof(rotation)

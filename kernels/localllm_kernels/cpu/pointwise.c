@@ -146,12 +146,12 @@ INLINE void turn_head(const float *x, const float *norm, float eps, const float 
   }
 }
 
-/* qkv: [rows, heads + 2 · kv_heads, head_dim]. */
+/* qkv: [rows, heads + 2 · kv_heads, head_dim]; without the values' heads where keys are values. */
 void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv, float *query) {
   const KVCache *cache = &r->cache;
   const int64_t dim = cache->head_dim, heads = r->heads, kv_heads = cache->kv_heads;
   TEAM_FOR(team, row, r->rows) {
-    const float *x = qkv + row * (heads + 2 * kv_heads) * dim;
+    const float *x = qkv + row * (heads + (r->has_values ? 2 : 1) * kv_heads) * dim;
     const float *cos_row = r->cos + row * (dim / 2), *sin_row = r->sin + row * (dim / 2);
     for (int64_t head = 0; head < heads; head++, x += dim)
       turn_head(x, r->query_norm, r->eps, cos_row, sin_row, query + (row * heads + head) * dim, dim);
@@ -159,10 +159,16 @@ void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv
     const int64_t block = r->slots[row] / cache->block_size, offset = r->slots[row] % cache->block_size;
     for (int64_t head = 0; head < kv_heads; head++, x += dim) {
       const int64_t to = (block * kv_heads + head) * cache->block_size + offset;
-      float key[MAX_DIM];
+      const float *value = r->has_values ? x + kv_heads * dim : x;
+      float key[MAX_DIM], normed[MAX_DIM];
       turn_head(x, r->key_norm, r->eps, cos_row, sin_row, key, dim);
       write_row(cache, cache->keys, cache->key_scales, to, key);
-      write_row(cache, cache->values, cache->value_scales, to, x + kv_heads * dim);
+      if (r->norms_values) {
+        const float scale = 1.0f / sqrtf(mean_of_squares(value, dim) + r->eps);
+        for (int64_t i = 0; i < dim; i++) normed[i] = value[i] * scale;
+        value = normed;
+      }
+      write_row(cache, cache->values, cache->value_scales, to, value);
     }
   }
   team_meet(team);

@@ -83,6 +83,11 @@ class CKVCache(Structure):
     )
 
     @classmethod
+    def none(cls, head_dim: int) -> "CKVCache":
+        """A cache without heads, which nothing is written to."""
+        return cls(None, None, None, None, KVKind.FLOAT32, 0, head_dim, 1)
+
+    @classmethod
     def of(cls, cache: KVCache) -> "CKVCache":
         """`cache`: with or without a first dimension of layers."""
         *_, kv_heads, block_size, head_dim = cache.key.shape
@@ -125,6 +130,8 @@ class Rotation(Structure):
         ("rows", c_int64),
         ("num_stored", c_int64),
         ("heads", c_int64),
+        ("has_values", c_int64),
+        ("norms_values", c_int64),
     )
 
 

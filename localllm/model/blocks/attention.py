@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from localllm.model.blocks.block import (
     BlockInputs,
     InputRows,
+    InputsFrom,
     KVState,
     LinearGroup,
     Parts,
@@ -39,15 +40,18 @@ class QueryKeyNorms:
     """Norms of queries and keys, by the names of their weights.
 
     Of each head before the rotation (Qwen3), or with `is_late` after it (Hunyuan); or with
-    `is_whole` of all heads as one row (OLMo 2). `offset`: see NormSpec.
+    `is_whole` of all heads as one row (OLMo 2). `has_value`: values are normed too, without a
+    weight (Gemma 4). `offset`, `rounds_last`: see NormSpec.
     """
 
     eps: float
     query: str = "self_attn.q_norm"
     key: str = "self_attn.k_norm"
     offset: float = 0.0
+    rounds_last: bool = False
     is_whole: bool = False
     is_late: bool = False
+    has_value: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,9 @@ class AttentionSpec:
     """The sizes of an attention.
 
     `scale`: of the scores, head_dim^-½ if None; `cap`: see paged_attention_reference;
-    `is_stored_whole`: the checkpoint has one linear for query, key and value.
+    `is_stored_whole`: the checkpoint has one linear for query, key and value; `has_values`: else
+    values are the keys before their norm and rotation; `reads`: the layer whose keys and values it
+    takes, since it has none.
     """
 
     hidden_size: int
@@ -79,6 +85,8 @@ class AttentionSpec:
     cap: float | None = None
     growth: QueryGrowth | None = None
     is_stored_whole: bool = False
+    has_values: bool = True
+    reads: int | None = None
 
     @property
     def score_scale(self) -> float:
@@ -93,7 +101,9 @@ class AttentionSpec:
     @property
     def is_plain(self) -> bool:
         """Whether all of it is two products, the rotation and attention itself."""
-        return (self.norms is None or self.has_head_norms) and self.growth is None
+        norms = self.norms
+        has_own_norms = norms is None or (self.has_head_norms and not norms.has_value)
+        return has_own_norms and self.growth is None and self.has_values and self.reads is None
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
@@ -104,11 +114,14 @@ class AttentionSpec:
             ("self_attn.k_proj", keys),
             ("self_attn.v_proj", keys),
         )
+        qkv = qkv[:1] if self.reads is not None else qkv if self.has_values else qkv[:2]
         group, first_value = self.num_heads // self.num_kv_heads, 0
         if self.is_stored_whole:
             qkv = (("self_attn.qkv_proj", queries + 2 * keys),)
             first_value = queries + keys
-        values = InputRows(qkv[-1][0], self.num_kv_heads, group, self.head_dim, first_value)
+        values: InputRows | InputsFrom = InputsFrom.OTHER
+        if len(qkv) != 2 and self.reads is None and not (self.norms and self.norms.has_value):
+            values = InputRows(qkv[-1][0], self.num_kv_heads, group, self.head_dim, first_value)
         output = (("self_attn.o_proj", self.hidden_size),)
         return (
             LinearGroup("qkv", qkv, self.hidden_size, self.qkv_bias),
@@ -122,14 +135,22 @@ class AttentionSpec:
             return {}
         heads = (self.num_heads, self.num_kv_heads) if self.norms.is_whole else (1, 1)
         names = (self.norms.query, self.norms.key)
-        return {
+        widths = {
             f"{name}.weight": count * self.head_dim
             for name, count in zip(names, heads, strict=True)
         }
+        if self.reads is not None:
+            del widths[f"{self.norms.key}.weight"]
+        return widths
 
     @property
-    def state(self) -> KVState:
+    def state(self) -> KVState | None:
         """See BlockSpec."""
+        return self._seen if self.reads is None else None
+
+    @property
+    def _seen(self) -> KVState:
+        """The state that queries attend to."""
         return KVState(self.num_kv_heads, self.head_dim, self.window)
 
     @property
@@ -146,7 +167,7 @@ class AttentionSpec:
         """See BlockSpec."""
         seen = context if self.window is None else min(self.window, context)
         return Work(
-            seen * self.state.token_bytes(row_bytes), 4 * self.num_heads * self.head_dim * seen
+            seen * self._seen.token_bytes(row_bytes), 4 * self.num_heads * self.head_dim * seen
         )
 
     def launches(self, *, is_fused: bool) -> int:
@@ -155,12 +176,16 @@ class AttentionSpec:
 
     def describe(self) -> str:
         """See BlockSpec."""
-        norms = ", norms of heads" if self.norms is not None else ""
-        window = "" if self.window is None else f", window of {self.window}"
-        return (
-            f"{self.num_heads} heads of {self.head_dim} with {self.num_kv_heads} of keys"
-            f"{norms}{window}"
-        )
+        parts = {
+            "norms of heads": self.norms is not None,
+            f"window of {self.window}": self.window is not None,
+            f"scores within {self.cap}": self.cap is not None,
+            "queries that grow": self.growth is not None,
+            "keys as values": not self.has_values,
+            "keys of another layer": self.reads is not None,
+        }
+        words = "".join(f", {name}" for name, is_there in parts.items() if is_there)
+        return f"{self.num_heads} heads of {self.head_dim} with {self.num_kv_heads} of keys{words}"
 
     def build(self, parts: Parts) -> Attention:
         """See BlockSpec."""
@@ -168,8 +193,8 @@ class AttentionSpec:
         order = self.rope.order(self.head_dim)
         norms = None
         if self.norms is not None:
-            query, key = (self._norm(parts, name) for name in self.vectors)
-            norms = HeadNorms(query, key)
+            found = [self._norm(parts, name) for name in self.vectors]
+            norms = HeadNorms(found[0], found[1] if len(found) > 1 else None)
         return Attention(
             self,
             parts.linear(*qkv.names, order=None if order is None else self._row_order(order)),
@@ -183,21 +208,22 @@ class AttentionSpec:
         weight, order = parts.vector(name), self.rope.order(self.head_dim)
         if order is not None:
             weight = weight.view(-1, self.head_dim)[:, list(order)].flatten()
-        return NormSpec(name, self.norms.eps, self.norms.offset).with_weight(weight)
+        own = NormSpec(name, self.norms.eps, self.norms.offset, rounds_last=self.norms.rounds_last)
+        return own.with_weight(weight)
 
     def _row_order(self, order: Sequence[int]) -> list[int]:
         """The rows of the product of queries, keys and values: those of values as they are."""
-        turned = self.num_heads + self.num_kv_heads
+        turned = self.num_heads + (self.num_kv_heads if self.reads is None else 0)
         rows = [head * self.head_dim + i for head in range(turned) for i in order]
-        return [*rows, *range(len(rows), len(rows) + self.num_kv_heads * self.head_dim)]
+        return [*rows, *range(len(rows), self.products[0].width_out)]
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """The norms on each query and key head."""
+    """The norms on each query and key head; no `key` where another layer's keys are read."""
 
     query: Norm
-    key: Norm
+    key: Norm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +250,8 @@ class Attention:
         spec, batch, tables, cache = self.spec, inputs.batch, inputs.tables, inputs.cache
         assert cache is not None
         assert tables is not None
-        query = self._query(self.qkv_proj(x), inputs, cache, tables)
+        kept = cache if spec.reads is None else None
+        query = self._query(self.qkv_proj(x), inputs, kept, tables)
         if spec.growth is not None:
             # In double precision, since a logarithm's last bit depends on its place in the batch.
             turns = 1 + (batch.positions // spec.growth.period).double()
@@ -243,10 +270,10 @@ class Attention:
         return attended.flatten(1)
 
     def _query(
-        self, qkv: Tensor, inputs: BlockInputs, cache: KVCache, tables: GroupTables
+        self, qkv: Tensor, inputs: BlockInputs, cache: KVCache | None, tables: GroupTables
     ) -> Tensor:
         """Queries, normed and rotated, [num_tokens, num_heads, head_dim]; keys and values are then
-        in the cache.
+        in the cache, if there is one.
         """
         spec, norms, ops, rotation = self.spec, self.norms, inputs.ops, inputs.rotations[self.rope]
         cos, sin = rotation.cos, rotation.sin
@@ -263,8 +290,10 @@ class Attention:
             cache,
             tables.slot_mapping,
             query_norm=None if norms is None else norms.query.weight,
-            key_norm=None if norms is None else norms.key.weight,
+            key_norm=None if norms is None or norms.key is None else norms.key.weight,
             eps=0.0 if norms is None else norms.query.eps,
+            has_values=spec.has_values,
+            norms_values=spec.norms is not None and spec.norms.has_value,
         )
 
     def _rotated(self, qkv: Tensor, rotation: Rotation) -> Tensor:
@@ -280,6 +309,7 @@ class Attention:
         spec = self.spec
         keys = spec.num_kv_heads * spec.head_dim
         queries = spec.num_heads * spec.head_dim
+        assert norms.key is not None
         query, key, value = qkv[:, :queries], qkv[:, queries:-keys], qkv[:, -keys:]
         query = norms.query(query.reshape(-1, len(norms.query.weight)), ops).view_as(query)
         key = norms.key(key.reshape(-1, len(norms.key.weight)), ops).view_as(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -39,13 +40,21 @@ class InputRows:
     first: int = 0
 
 
+class InputsFrom(Enum):
+    """Where a product's inputs come from, if not from a linear: they are those of the block, or of
+    an operation that cannot undo a scale.
+    """
+
+    BLOCK = auto()
+    OTHER = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class LinearGroup:
     """Linears that read the same inputs and compute as one product.
 
     `kind`: the product's name in reports; `linears`: name in the layer and output width of each;
-    `is_gated`: the first half of the outputs gates the second; `inputs`: None if the inputs are
-    those of the block, which come from a norm.
+    `is_gated`: the first half of the outputs gates the second.
     """
 
     kind: str
@@ -53,7 +62,7 @@ class LinearGroup:
     width_in: int
     has_bias: bool = False
     is_gated: bool = False
-    inputs: InputRows | None = None
+    inputs: InputRows | InputsFrom = InputsFrom.BLOCK
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -115,8 +124,8 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class BlockInputs:
-    """The inputs of a block besides its rows; `cache` and `tables` are those of its own state, None
-    if it keeps none.
+    """The inputs of a block besides its rows; `cache` and `tables` are those of the state that it
+    keeps or reads, None if there is none. `per_layer`: see PerLayerInputs, [num_tokens, width].
     """
 
     ops: Ops
@@ -124,6 +133,7 @@ class BlockInputs:
     rotations: Mapping[RopeTable, Rotation]
     cache: KVCache | None
     tables: GroupTables | None
+    per_layer: Tensor | None = None
 
 
 class Block(Protocol):
@@ -154,6 +164,10 @@ class BlockSpec(Protocol):
     @property
     def state(self) -> KVState | None:
         """The state that it keeps from step to step, None if it keeps none."""
+
+    @property
+    def reads(self) -> int | None:
+        """The layer whose state it reads in place of its own."""
 
     @property
     def workspace(self) -> int:

@@ -55,6 +55,10 @@ class GatedMLPSpec:
         """See BlockSpec."""
 
     @property
+    def reads(self) -> None:
+        """See BlockSpec."""
+
+    @property
     def workspace(self) -> int:
         """See BlockSpec."""
         return 3 * self.inner_size
@@ -73,7 +77,7 @@ class GatedMLPSpec:
 
     def describe(self) -> str:
         """See BlockSpec."""
-        return f"{self.inner_size} inside"
+        return f"{self.inner_size} inside{' with GELU' if self.is_gelu else ''}"
 
     def build(self, parts: Parts) -> GatedMLP:
         """See BlockSpec."""

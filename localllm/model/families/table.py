@@ -15,6 +15,7 @@ from localllm.model.families.ernie45 import read_ernie45
 from localllm.model.families.exaone4 import read_exaone4
 from localllm.model.families.gemma2 import read_gemma2
 from localllm.model.families.gemma3 import read_gemma3
+from localllm.model.families.gemma4 import read_gemma4
 from localllm.model.families.glm4 import read_glm4
 from localllm.model.families.granite import read_granite
 from localllm.model.families.hunyuan import read_hunyuan
@@ -28,7 +29,7 @@ from localllm.model.families.qwen2 import read_qwen2
 from localllm.model.families.qwen3 import read_qwen3
 from localllm.model.families.seed_oss import read_seed_oss
 from localllm.model.families.smollm3 import read_smollm3
-from localllm.model.families.text_part import has_tower, text_config
+from localllm.model.tower import TOWERS, has_tower, text_config
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
     "Exaone4ForCausalLM": read_exaone4,
     "Gemma2ForCausalLM": read_gemma2,
     "Gemma3ForCausalLM": read_gemma3,
+    "Gemma4ForCausalLM": read_gemma4,
+    "Gemma4UnifiedForCausalLM": read_gemma4,
     "Glm4ForCausalLM": read_glm4,
     "GraniteForCausalLM": read_granite,
     "HunYuanDenseV1ForCausalLM": read_hunyuan,
@@ -64,7 +67,8 @@ def architecture_of(raw: Mapping[str, Any], where: str = "config.json") -> Archi
     name = fields.architecture()
     if name not in FAMILIES:
         raise UnsupportedModelError(
-            f"architecture {name!r:.80} is not supported; supported: {', '.join(FAMILIES)}",
+            f"architecture {name!r:.80} is not supported; supported: "
+            f"{', '.join((*FAMILIES, *TOWERS))}",
             where=where,
             hint="another model, or vLLM for this one (it supports the widest set)",
         )

@@ -73,7 +73,7 @@ class GpuDecoder:
                 cache,
                 tables.slot_mapping,
                 query_norm=None if norms is None else norms.query.weight,
-                key_norm=None if norms is None else norms.key.weight,
+                key_norm=None if norms is None or norms.key is None else norms.key.weight,
                 eps=0.0 if norms is None else norms.query.eps,
             )
             attended = paged_attention_decode(

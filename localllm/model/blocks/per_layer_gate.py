@@ -1,0 +1,99 @@
+"""A block that lets a token's per-layer input into the residual stream (Gemma 3n and 4):
+
+projection · (gelu(gate · x) ⊙ input)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localllm.model.blocks.block import BlockInputs, InputsFrom, LinearGroup, Parts, RowBytes, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from localllm.model.linear import Projection
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerGateSpec:
+    """The widths of the residual stream and of a per-layer input."""
+
+    hidden_size: int
+    width: int
+
+    @property
+    def products(self) -> tuple[LinearGroup, ...]:
+        """See BlockSpec."""
+        gate = (("per_layer_input_gate", self.width),)
+        projection = (("per_layer_projection", self.hidden_size),)
+        return (
+            LinearGroup("per-layer gate", gate, self.hidden_size),
+            LinearGroup("per-layer projection", projection, self.width, inputs=InputsFrom.OTHER),
+        )
+
+    @property
+    def vectors(self) -> Mapping[str, int]:
+        """See BlockSpec."""
+        return {}
+
+    @property
+    def state(self) -> None:
+        """See BlockSpec."""
+
+    @property
+    def reads(self) -> None:
+        """See BlockSpec."""
+
+    @property
+    def workspace(self) -> int:
+        """See BlockSpec."""
+        return 4 * self.width
+
+    def gathered_bytes(self, context: int) -> int:
+        """See BlockSpec."""
+        return 0
+
+    def work(self, context: int, row_bytes: RowBytes) -> Work:
+        """See BlockSpec."""
+        return Work()
+
+    def launches(self, *, is_fused: bool) -> int:
+        """See BlockSpec: gate and input side by side, and the gating."""
+        return 2
+
+    def describe(self) -> str:
+        """See BlockSpec."""
+        return f"per-layer inputs of {self.width}"
+
+    def build(self, parts: Parts) -> PerLayerGate:
+        """See BlockSpec."""
+        gate, projection = self.products
+        return PerLayerGate(self, parts.linear(*gate.names), parts.linear(*projection.names))
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerGate:
+    """The block with its weights."""
+
+    spec: PerLayerGateSpec
+    gate: Projection
+    projection: Projection
+
+    @property
+    def products(self) -> tuple[Projection, ...]:
+        """See Block."""
+        return self.gate, self.projection
+
+    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block."""
+        return self.projection(self.inner(x, inputs))
+
+    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block: the gated inputs, [num_tokens, width]."""
+        import torch
+
+        assert inputs.per_layer is not None
+        return inputs.ops.gelu_mul(torch.cat((self.gate(x), inputs.per_layer), dim=-1))

@@ -1,0 +1,49 @@
+"""The ends of a decoder: from tokens to the residual stream, and from its last norm to logits."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from localllm.model.linear import Projection
+from localllm_kernels.capped import capped
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The embedding table.
+
+    `scale`: a factor on its rows, rounded to the dtype of the table as the models were trained;
+    `row_dtype`: that of the residual stream.
+    """
+
+    table: Tensor  # [vocab_size, hidden]
+    scale: float
+    row_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, table: Tensor, scale: float, row_dtype: torch.dtype) -> "Embedding":
+        """With the factor `scale` before it is rounded."""
+        return cls(table, torch.tensor(scale, dtype=table.dtype).item(), row_dtype)
+
+    def __call__(self, input_ids: Tensor) -> Tensor:
+        """`input_ids`: int64 [...] -> [..., hidden]."""
+        rows = F.embedding(input_ids, self.table)
+        return (rows if self.scale == 1 else rows * self.scale).to(self.row_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The output head. Logits are multiplied by `scale` and then, with a `cap`, kept within it."""
+
+    projection: Projection
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """`hidden`: [rows, hidden], after the last norm -> float32 [rows, vocab_size]."""
+        logits = self.projection(hidden).float()
+        if self.scale != 1:
+            logits = logits * self.scale
+        return logits if self.cap is None else capped(logits, self.cap)

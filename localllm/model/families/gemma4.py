@@ -1,0 +1,150 @@
+"""Gemma 4's text models: full layers have heads of another size and number than windowed ones, and
+may take keys as values; the last layers may read the keys and values of earlier ones; a token may
+bring an input of its own to each layer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from localllm.model.architecture import FINAL_NORM, Architecture
+from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.model.blocks.per_layer_gate import PerLayerGateSpec
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    FULL,
+    SLIDING,
+    read_attention,
+    read_decoder,
+    read_eps,
+    read_gated_mlp,
+    read_hidden_size,
+    read_layer_types,
+    read_max_positions,
+    read_num_layers,
+    read_window,
+)
+from localllm.model.layer import LayerPlan, Place
+from localllm.model.norm import NormSpec
+from localllm.model.per_layer_inputs import PerLayerSpec
+from localllm.model.rope_config import read_rope
+
+_ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
+}
+
+
+def read_gemma4(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    if fields.raw.get("enable_moe_block"):
+        fields.fail("enable_moe_block", "false (experts are not supported yet)")
+    if fields.raw.get("use_bidirectional_attention") == "all":
+        fields.fail("use_bidirectional_attention", "null or 'vision'")
+    fields = fields.with_defaults(
+        head_dim=256,
+        sliding_window=512,
+        tie_word_embeddings=True,
+        rope_parameters=_ROPES,
+        hidden_act=fields.raw.get("hidden_activation", "gelu_pytorch_tanh"),
+    )
+    attentions = _read_attentions(fields)
+    mlp, eps, width = read_gated_mlp(fields), read_eps(fields), read_hidden_size(fields)
+    wide = replace(mlp, inner_size=2 * mlp.inner_size)
+    is_wide = fields.flag("use_double_wide_mlp")
+    per_layer = _read_per_layer(fields)
+    layers = [
+        _layer(each, wide if is_wide and each.reads is not None else mlp, per_layer, eps, width)
+        for each in attentions
+    ]
+    return replace(
+        read_decoder(
+            fields,
+            layers,
+            norm=_norm(FINAL_NORM, eps),
+            embedding_scale=width**0.5,
+            logit_cap=fields.optional_number("final_logit_softcapping", 0.0, 1e6),
+        ),
+        per_layer=per_layer,
+    )
+
+
+def _norm(name: str, eps: float) -> NormSpec:
+    return NormSpec(name, eps, rounds_last=True)
+
+
+def _layer(
+    attention: AttentionSpec,
+    mlp: GatedMLPSpec,
+    per_layer: PerLayerSpec | None,
+    eps: float,
+    width: int,
+) -> LayerPlan:
+    def place(block: Any, before: str | None, after: str) -> Place:
+        return Place(None if before is None else _norm(before, eps), block, _norm(after, eps))
+
+    places = [
+        place(attention, "input_layernorm", "post_attention_layernorm"),
+        place(mlp, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ]
+    if per_layer is not None:
+        gate = PerLayerGateSpec(width, per_layer.width)
+        places.append(place(gate, None, "post_per_layer_input_norm"))
+    places[-1] = replace(places[-1], factor="layer_scalar")
+    return LayerPlan(tuple(places), width)
+
+
+def _read_per_layer(fields: ConfigFields) -> PerLayerSpec | None:
+    # The class for 12B has no such inputs, and no field for them.
+    default = 256 if fields.architecture() == "Gemma4ForCausalLM" else 0
+    width = fields.integer("hidden_size_per_layer_input", 0, 1 << 16, default=default)
+    if width == 0:
+        return None
+    tokens = fields.integer("vocab_size_per_layer_input", 1, 1 << 24, default=262144)
+    return PerLayerSpec(tokens, width, read_eps(fields))
+
+
+def _read_attentions(fields: ConfigFields) -> Sequence[AttentionSpec]:
+    """The attention of each layer. Raises: CheckpointError."""
+    has_bias, positions = fields.flag("attention_bias"), read_max_positions(fields)
+    norms = QueryKeyNorms(read_eps(fields), rounds_last=True, has_value=True)
+    own = replace(
+        read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms), scale=1.0
+    )
+    windowed = replace(own, rope=read_rope(fields, positions, SLIDING), window=read_window(fields))
+    takes_keys = fields.flag("attention_k_eq_v")
+    full = replace(own, rope=read_rope(fields, positions, FULL), has_values=not takes_keys)
+    kinds = read_layer_types(fields, every=6)
+    kinds[-1] = False
+    found = [
+        windowed if is_windowed else _with_own_heads(fields, full, i, takes_keys)
+        for i, is_windowed in enumerate(kinds)
+    ]
+    num_layers = read_num_layers(fields)
+    num_readers = fields.integer("num_kv_shared_layers", 0, num_layers, default=0)
+    sources = dict(zip(kinds[: num_layers - num_readers], range(num_layers), strict=False))
+    for i in range(num_layers - num_readers, num_layers):
+        if kinds[i] not in sources:
+            fields.fail("num_kv_shared_layers", "fewer: a layer of each kind must have keys")
+        found[i] = replace(found[sources[kinds[i]]], reads=sources[kinds[i]])
+    return found
+
+
+def _with_own_heads(
+    fields: ConfigFields, attention: AttentionSpec, index: int, takes_keys: bool
+) -> AttentionSpec:
+    """`attention` with the heads of full layers: named once, or for each layer."""
+    sizes = {
+        "head_dim": fields.raw.get("global_head_dim", 512),
+        "num_key_value_heads": fields.raw.get("num_global_key_value_heads") if takes_keys else None,
+    }
+    by_layer = fields.raw.get("per_layer_config")
+    if by_layer is not None:
+        if not isinstance(by_layer, dict):
+            fields.fail("per_layer_config", "an object")
+        given = by_layer.get(str(index))
+        sizes = given if isinstance(given, dict) else {}
+    given_sizes = {name: value for name, value in sizes.items() if value is not None}
+    own = read_attention(ConfigFields({**fields.raw, **given_sizes}, fields.where))
+    return replace(attention, head_dim=own.head_dim, num_kv_heads=own.num_kv_heads)
