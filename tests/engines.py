@@ -9,6 +9,7 @@ from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from checkpoints import tiny_config, write_checkpoint
@@ -35,8 +36,12 @@ from localllm.engine.scheduler import (
 )
 from localllm.engine.speculation import Speculator
 from localllm.engine.thread_count import ThreadCount
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.config_fields import ConfigFields
 from localllm.model.decoder import DecoderModel
-from localllm.model.families.table import read_architecture
+from localllm.model.families.mistral import read_mistral
+from localllm.model.families.table import FAMILIES, read_architecture
 from localllm.model.inputs import PagedKVCache
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
@@ -91,6 +96,35 @@ class GivenThreads(ThreadCount):
         self._next = next(self._given)
 
 
+WITH_SINKS = "SinksForCausalLM"
+# Heads of two sizes, keys of other layers, and inputs of each layer, as in E2B.
+_OWN_SIZES: dict[str, dict[str, Any]] = {
+    "Gemma4ForCausalLM": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 32,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "tie_word_embeddings": True,
+    }
+}
+
+
+def _read_with_sinks(fields: ConfigFields) -> Architecture:
+    """Mistral with a sink for each head, which no dense family has."""
+    plain = read_mistral(fields)
+    layers = []
+    for layer in plain.layers:
+        first, second = layer.places
+        assert isinstance(first.block, AttentionSpec)
+        places = (replace(first, block=replace(first.block, has_sinks=True)), second)
+        layers.append(replace(layer, places=places))
+    return replace(plain, layers=tuple(layers))
+
+
 @cache
 def load_tiny_model(
     architecture: str,
@@ -107,8 +141,12 @@ def load_tiny_model(
     sizes: dict[str, Any] = {} if recipe is None else {"hidden_size": 64, "intermediate_size": 96}
     if architecture == "Qwen2ForCausalLM" and sliding_window is not None:
         sizes |= {"use_sliding_window": True, "max_window_layers": 1}
+    sizes |= _OWN_SIZES.get(architecture, {})
     config = tiny_config(architecture, sliding_window=sliding_window, **sizes)
-    with tempfile.TemporaryDirectory() as root:
+    with (
+        tempfile.TemporaryDirectory() as root,
+        patch.dict(FAMILIES, {WITH_SINKS: _read_with_sinks}),
+    ):
         folder = write_checkpoint(Path(root) / "plain", config)
         if recipe is not None:
             request = QuantizeRequest(

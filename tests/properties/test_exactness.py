@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from engines import (
+    WITH_SINKS,
     Answer,
     Limits,
     checked_step,
@@ -35,6 +36,8 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen2 with a window of 20 in one layer": ("Qwen2ForCausalLM", 20),
     "qwen3 in 4 bits": ("Qwen3ForCausalLM", None, torch.float32, INT4),
+    "gemma 4 with keys of other layers": ("Gemma4ForCausalLM", 20),
+    "sinks and a window of 20": (WITH_SINKS, 20),
 }
 if shutil.which("cc") is not None:
     # With the C library integer products are exact whatever the rest is stored in.
@@ -42,6 +45,8 @@ if shutil.which("cc") is not None:
     MODELS["qwen2 in C, with a window in one layer"] = (
         *("Qwen2ForCausalLM", 20, torch.float32, None, "auto"),
     )
+    MODELS["gemma 4 in 4 bits in C"] = ("Gemma4ForCausalLM", 20, torch.float32, INT4, "auto")
+    MODELS["sinks in C"] = (WITH_SINKS, 20, torch.float32, None, "auto")
     MODELS["qwen3 in 4 bits in C"] = ("Qwen3ForCausalLM", None, torch.bfloat16, INT4, "auto")
     MODELS["qwen2 in C, keys in 8 bits"] = ("Qwen2ForCausalLM", None, torch.float32, None, "auto")
 MODELS["qwen3, keys in 8 bits"] = MODELS["qwen3"]

@@ -8,6 +8,7 @@ typedef struct {
   /* Norms before and after attention, and before and after the feed-forward: [hidden], or NULL. */
   const float *input_norm, *attention_after, *mlp_norm, *mlp_after;
   const float *query_norm, *key_norm; /* [head_dim] each, or NULL */
+  const float *sinks;                 /* [heads], or NULL */
   Product qkv, output, gate_up, down;
   int64_t window; /* 0: none */
   int64_t group, place; /* of its keys and values: the cache group, and the place in it */
@@ -154,7 +155,7 @@ static void team_forward(const Team *team, void *arguments) {
     rotation.cos = angles->cos, rotation.sin = angles->sin;
     rotation.query_norm = layer->query_norm, rotation.key_norm = layer->key_norm;
     rotation.slots = group->slots, rotation.cache = cache_of_layer(group, layer->place);
-    shape.cache = rotation.cache, shape.window = layer->window;
+    shape.cache = rotation.cache, shape.window = layer->window, shape.sinks = layer->sinks;
     team_product(team, &layer->qkv, input, s->qkv, b->rows, s->rounded);
     team_rotate_and_store(team, &rotation, s->qkv, s->query);
     team_attention(team, &shape, f->tasks[layer->group], f->num_tasks, s->query, s->attended);

@@ -145,6 +145,7 @@ class Layer(Structure):
         ("mlp_after", c_void_p),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
+        ("sinks", c_void_p),
         ("qkv", Product),
         ("output", Product),
         ("gate_up", Product),

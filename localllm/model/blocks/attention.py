@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from localllm_kernels import Ops
     from localllm_kernels.kv_cache import KVCache
 
+_SINKS = "self_attn.sinks"
 # Memory of the reference attention (localllm_kernels/paged_attention.py): a tile of queries against
 # the context (scores, weights, mask), and gathered keys and values in float32.
 _QUERY_TILE = 64
@@ -69,7 +70,9 @@ class AttentionSpec:
     `scale`: of the scores, head_dim^-½ if None; `cap`: see paged_attention_reference;
     `is_stored_whole`: the checkpoint has one linear for query, key and value; `has_values`: else
     values are the keys before their norm and rotation; `reads`: the layer whose keys and values it
-    takes, since it has none.
+    takes, since it has none; `has_sinks`: each head has a sink, see paged_attention_reference;
+    `has_gate`: the checkpoint's queries have a gate for each of their values, behind those of a
+    head, whose sigmoid is a factor on what the head has found (Qwen3-Next).
     """
 
     hidden_size: int
@@ -87,6 +90,8 @@ class AttentionSpec:
     is_stored_whole: bool = False
     has_values: bool = True
     reads: int | None = None
+    has_sinks: bool = False
+    has_gate: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -102,15 +107,16 @@ class AttentionSpec:
     def is_plain(self) -> bool:
         """Whether all of it is two products, the rotation and attention itself."""
         norms = self.norms
-        has_own_norms = norms is None or (self.has_head_norms and not norms.has_value)
-        return has_own_norms and self.growth is None and self.has_values and self.reads is None
+        has_plain_norms = norms is None or (self.has_head_norms and not norms.has_value)
+        has_plain_rows = self.has_values and self.reads is None and not self.has_gate
+        return has_plain_norms and has_plain_rows and self.growth is None
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
         """See BlockSpec."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         qkv: tuple[tuple[str, int], ...] = (
-            ("self_attn.q_proj", queries),
+            ("self_attn.q_proj", (2 if self.has_gate else 1) * queries),
             ("self_attn.k_proj", keys),
             ("self_attn.v_proj", keys),
         )
@@ -131,6 +137,11 @@ class AttentionSpec:
     @property
     def vectors(self) -> Mapping[str, int]:
         """See BlockSpec."""
+        widths = self._norm_widths()
+        return {**widths, _SINKS: self.num_heads} if self.has_sinks else widths
+
+    def _norm_widths(self) -> dict[str, int]:
+        """The widths of the norms' weights: that of queries, and that of keys if there are keys."""
         if self.norms is None:
             return {}
         heads = (self.num_heads, self.num_kv_heads) if self.norms.is_whole else (1, 1)
@@ -183,6 +194,8 @@ class AttentionSpec:
             "queries that grow": self.growth is not None,
             "keys as values": not self.has_values,
             "keys of another layer": self.reads is not None,
+            "sinks": self.has_sinks,
+            "a gate": self.has_gate,
         }
         words = "".join(f", {name}" for name, is_there in parts.items() if is_there)
         return f"{self.num_heads} heads of {self.head_dim} with {self.num_kv_heads} of keys{words}"
@@ -190,17 +203,17 @@ class AttentionSpec:
     def build(self, parts: Parts) -> Attention:
         """See BlockSpec."""
         qkv, output = self.products
-        order = self.rope.order(self.head_dim)
         norms = None
         if self.norms is not None:
-            found = [self._norm(parts, name) for name in self.vectors]
+            found = [self._norm(parts, name) for name in self._norm_widths()]
             norms = HeadNorms(found[0], found[1] if len(found) > 1 else None)
         return Attention(
             self,
-            parts.linear(*qkv.names, order=None if order is None else self._row_order(order)),
+            parts.linear(*qkv.names, order=self._row_order()),
             parts.linear(*output.names),
             norms,
             parts.rope(self.rope, self.head_dim),
+            parts.vector(_SINKS).float() if self.has_sinks else None,
         )
 
     def _norm(self, parts: Parts, name: str) -> Norm:
@@ -211,11 +224,25 @@ class AttentionSpec:
         own = NormSpec(name, self.norms.eps, self.norms.offset, rounds_last=self.norms.rounds_last)
         return own.with_weight(weight)
 
-    def _row_order(self, order: Sequence[int]) -> list[int]:
-        """The rows of the product of queries, keys and values: those of values as they are."""
-        turned = self.num_heads + (self.num_kv_heads if self.reads is None else 0)
-        rows = [head * self.head_dim + i for head in range(turned) for i in order]
-        return [*rows, *range(len(rows), self.products[0].width_out)]
+    def _row_order(self) -> list[int] | None:
+        """The rows of the product of queries, keys and values as they are computed with: those of
+        queries and keys as the rotation wants them, values as they are, gates last. None where that
+        is the checkpoint's order.
+        """
+        order, width = self.rope.order(self.head_dim), self.head_dim
+        if order is None and not self.has_gate:
+            return None
+        turned, stride = order or range(width), 2 * width if self.has_gate else width
+        first_key = self.num_heads * stride
+        num_keys = self.num_kv_heads if self.reads is None else 0
+        starts = [head * stride for head in range(self.num_heads)]
+        starts += [first_key + head * width for head in range(num_keys)]
+        rows = [start + i for start in starts for i in turned]
+        rows += range(first_key + num_keys * width, self.products[0].width_out)
+        if self.has_gate:
+            starts = [head * stride + width for head in range(self.num_heads)]
+            rows += [start + i for start in starts for i in range(width)]
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +262,7 @@ class Attention:
     o_proj: Projection
     norms: HeadNorms | None
     rope: RopeTable
+    sinks: Tensor | None = None  # float32 [num_heads]
 
     @property
     def products(self) -> tuple[Projection, ...]:
@@ -251,7 +279,8 @@ class Attention:
         assert cache is not None
         assert tables is not None
         kept = cache if spec.reads is None else None
-        query = self._query(self.qkv_proj(x), inputs, kept, tables)
+        qkv, gate = self._split_gate(self.qkv_proj(x))
+        query = self._query(qkv, inputs, kept, tables)
         if spec.growth is not None:
             # In double precision, since a logarithm's last bit depends on its place in the batch.
             turns = 1 + (batch.positions // spec.growth.period).double()
@@ -266,8 +295,17 @@ class Attention:
             scale=spec.score_scale,
             window=spec.window,
             cap=spec.cap,
-        )
-        return attended.flatten(1)
+            sinks=self.sinks,
+        ).flatten(1)
+        # Not torch's sigmoid, whose vector loop and scalar tail may differ in the last bit.
+        return attended if gate is None else attended / (1 + (-gate).exp())
+
+    def _split_gate(self, qkv: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Queries, keys and values, and the gates, [num_tokens, num_heads · head_dim]."""
+        if not self.spec.has_gate:
+            return qkv, None
+        width = self.spec.num_heads * self.spec.head_dim
+        return qkv[:, :-width].contiguous(), qkv[:, -width:]
 
     def _query(
         self, qkv: Tensor, inputs: BlockInputs, cache: KVCache | None, tables: GroupTables

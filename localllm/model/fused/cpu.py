@@ -137,6 +137,7 @@ def _layer(layer: UniformLayer, place: tuple[int, int], rotation: int) -> struct
     )
     return structs.Layer(
         *(_pointer(None if norm is None else norm.weight) for norm in vectors),
+        _pointer(layer.attention.sinks),
         *map(_product, layer.products),
         layer.attention.spec.window or 0,
         *place,

@@ -58,7 +58,7 @@ def supports(plans: Sequence[LayerPlan], last_norm: NormSpec) -> bool:
         norms += [norm for place in plan.places for norm in place.norms]
         if attention.norms is not None:
             norms.append(NormSpec("", attention.norms.eps))
-        if any(place.shares_input for place in plan.places):
+        if any(place.shares_input or place.factor is not None for place in plan.places):
             return False
     are_alike = len({norm.eps for norm in norms}) == 1 and not any(n.is_centred for n in norms)
     return are_alike and len(shapes) == 1
@@ -71,9 +71,12 @@ def is_plain(plans: Sequence[LayerPlan]) -> bool:
     blocks = [place.block for plan in plans for place in plan.places]
     ropes = {block.rope for block in blocks if isinstance(block, AttentionSpec)}
     has_gelu = any(isinstance(block, GatedMLPSpec) and block.is_gelu for block in blocks)
-    has_cap = any(isinstance(block, AttentionSpec) and block.cap is not None for block in blocks)
-    places = [place for plan in plans for place in plan.places]
-    return all(place.is_plain for place in places) and len(ropes) == 1 and not (has_gelu or has_cap)
+    has_own_scores = any(
+        isinstance(block, AttentionSpec) and (block.cap is not None or block.has_sinks)
+        for block in blocks
+    )
+    are_plain = all(place.is_plain for plan in plans for place in plan.places)
+    return are_plain and len(ropes) == 1 and not (has_gelu or has_own_scores)
 
 
 @dataclass(frozen=True, slots=True)
