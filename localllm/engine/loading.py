@@ -227,6 +227,7 @@ def build_engine(
         loaded.kv_dtype,
         config.block_size,
         *architecture.ropes,
+        *(rope.pair_factors(plan.max_model_len) for rope in architecture.ropes),
         loaded.device.type,
         loaded.model.ops.traits.name,
         loaded.model.ops.choice,

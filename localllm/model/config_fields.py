@@ -89,6 +89,15 @@ class ConfigFields:
             self.fail(name, f"a list of {count} whole numbers from {low} to {high}")
         return tuple(numbers)
 
+    def numbers(self, name: str, low: float, high: float, most: int) -> tuple[float, ...]:
+        """A list of at most `most` numbers, each as for `number`; empty where null or absent."""
+        value = self.raw.get(name)
+        found = [] if value is None else value
+        if not isinstance(found, list) or len(found) > most:
+            self.fail(name, f"a list of at most {most} numbers")
+        each = [ConfigFields({name: one}, self.where) for one in found]
+        return tuple(one.number(name, low, high) for one in each)
+
     def choices(self, name: str, known: tuple[str, ...], count: int) -> tuple[str, ...] | None:
         """A list of `count` strings, each one of `known`; None where it is null or absent."""
         value = self.raw.get(name)

@@ -26,7 +26,7 @@ class RopeTable:
         cls, rope: RopeConfig, head_dim: int, max_positions: int, device: torch.device
     ) -> "RopeTable":
         """Tables for positions 0 to `max_positions` - 1."""
-        frequencies, scale = inverse_frequencies(rope, head_dim)
+        frequencies, scale = inverse_frequencies(rope, head_dim, max_positions)
         angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
         # Pairs that do not turn are not scaled either.
         still = (0, head_dim // 2 - len(frequencies))
@@ -56,12 +56,15 @@ class RopeTables:
         }
 
 
-def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Angle per position of each pair that turns, float32 [pairs], and a factor on cosine and sine.
+def inverse_frequencies(
+    rope: RopeConfig, head_dim: int, max_positions: int
+) -> tuple[Tensor, float]:
+    """Angle per position of each pair that turns, float32 [pairs], and a factor on cosine and sine,
+    for a context of `max_positions`.
 
     Sources: linear: Chen et al. 2023 (position interpolation); llama3: the Llama 3.1 release;
-    yarn: Peng et al. 2023, section 3; proportional: the Gemma 4 release, whose exponents are those
-    of a head that turns as a whole.
+    yarn: Peng et al. 2023, section 3; longrope: Ding et al. 2024, section 3; proportional: the
+    Gemma 4 release, whose exponents are those of a head that turns as a whole.
     """
     width = rope.rotary_width(head_dim)
     exponents = torch.arange(0, width, 2, dtype=torch.float32)
@@ -74,6 +77,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
             return _llama3(plain, rope), 1.0
         case "yarn":
             return _yarn(plain, rope, width)
+        case "longrope":
+            factors = torch.tensor(rope.pair_factors(max_positions))
+            return plain / factors, _longrope_attention_factor(rope)
         case "none":
             return torch.zeros_like(plain), 1.0
         case _:
@@ -126,3 +132,11 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
     return mscale(1.0)
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_position_embeddings))

@@ -7,9 +7,11 @@ from typing import Any, Literal
 from localllm.errors import CheckpointError, brief
 from localllm.model.config_fields import REDOWNLOAD, ConfigFields
 
-RopeKind = Literal["default", "linear", "llama3", "yarn", "proportional", "none"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional", "none"]
 # As config.json names them.
-ROPE_KINDS: tuple[RopeKind, ...] = ("default", "linear", "llama3", "yarn", "proportional")
+ROPE_KINDS: tuple[RopeKind, ...] = (
+    *("default", "linear", "llama3", "yarn", "longrope", "proportional"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,16 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    # Context length before stretching, relative to which llama3 and yarn are defined.
+    # Context length before stretching, relative to which llama3, yarn and longrope are defined.
     original_max_position_embeddings: int = 2048
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    # Longrope: what the wavelength of each pair is multiplied by, up to the original context length
+    # and beyond it.
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
     # The share of a head's values that turn, and whether pairs stand side by side in a head of the
     # checkpoint, or the second values of all pairs after the first ones.
     partial: float = 1.0
@@ -37,6 +43,15 @@ class RopeConfig:
     def rotary_width(self, head_dim: int) -> int:
         """Values of a head that turn."""
         return int(head_dim * self.partial)
+
+    def pair_factors(self, max_positions: int) -> tuple[float, ...]:
+        """The factors of longrope for a context of `max_positions`; empty for other kinds.
+
+        The context that was configured decides, and not how long a text is so far: keys that are in
+        the cache cannot be turned again.
+        """
+        is_long = max_positions > self.original_max_position_embeddings
+        return self.long_factors if is_long else self.short_factors
 
     def order(self, head_dim: int) -> tuple[int, ...] | None:
         """The rows of a head in the checkpoint in the order that is computed with: the first values
@@ -85,6 +100,7 @@ def read_rope(
             )
         merged.update(part)
     kind = merged.get("rope_type", merged.get("type")) or "default"
+    kind = "longrope" if kind == "su" else kind  # as the first files called it
     if kind not in ROPE_KINDS:
         raise CheckpointError(
             f"rope scaling {brief(kind)} is not supported; known: {', '.join(ROPE_KINDS)}",
@@ -95,7 +111,7 @@ def read_rope(
         merged["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
     read = ConfigFields(merged, f"{where}: rope")
     original = read.integer("original_max_position_embeddings", 1, 1 << 28, default=max_positions)
-    if kind == "yarn" and merged.get("factor") is None:
+    if kind in ("yarn", "longrope") and merged.get("factor") is None:
         merged["factor"] = max_positions / original
     if kind in ("linear", "llama3", "yarn") and merged.get("factor") is None:
         read.fail("factor", "a number (the rope type needs it)")
@@ -114,5 +130,16 @@ def read_rope(
         mscale=read.optional_number("mscale", 0.0, 1e6),
         mscale_all_dim=read.optional_number("mscale_all_dim", 0.0, 1e6),
         truncate=read.flag("truncate", default=True),
+        short_factors=_read_factors(read, "short_factor", kind),
+        long_factors=_read_factors(read, "long_factor", kind),
         partial=read.number("partial_rotary_factor", 0.0, 1.0, default=1.0),
     )
+
+
+def _read_factors(fields: ConfigFields, name: str, kind: RopeKind) -> tuple[float, ...]:
+    if kind != "longrope":
+        return ()
+    found = fields.numbers(name, 1e-3, 1e6, most=1024)
+    if not found:
+        fields.fail(name, "a list of numbers (the rope type needs it)")
+    return found

@@ -64,6 +64,20 @@ GEMMA4 = {
     "tie_word_embeddings": True,
 }
 PHI3 = {"pad_token_id": 0}
+
+
+def longrope(original: int, pairs: int = 8) -> dict[str, Any]:
+    """Rotation with factors for each pair, short and long."""
+    return {
+        "original_max_position_embeddings": original,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1 + 0.1 * i for i in range(pairs)],
+            "long_factor": [2 + 0.7 * i for i in range(pairs)],
+        },
+    }
+
+
 HUNYUAN = {"model_type": "hunyuan_v1_dense"}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -191,6 +205,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": None,
             "hidden_size": 64,
             "sliding_window": 24,
+            "partial_rotary_factor": 0.75,
+        },
+    ),
+    "phi3, longrope beyond the original context": (
+        "Phi3ForCausalLM",
+        {**PHI3, "head_dim": None, "hidden_size": 64, **longrope(original=64)},
+    ),
+    "phi3, longrope within the original context, some of a head turns": (
+        "Phi3ForCausalLM",
+        {
+            **PHI3,
+            "head_dim": None,
+            "hidden_size": 64,
+            **longrope(original=512, pairs=6),
             "partial_rotary_factor": 0.75,
         },
     ),

@@ -11,8 +11,8 @@ from localllm.model.families.common import (
     read_decoder,
     read_gated_mlp,
     read_hidden_size,
-    read_layer_types,
     read_window,
+    read_windowed_layers,
 )
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
@@ -32,7 +32,9 @@ def read_cohere2(fields: ConfigFields) -> Architecture:
     full = replace(full, rope=NO_ROPE)
     mlp, norm = read_gated_mlp(fields), NormSpec("input_layernorm", eps, is_centred=True)
     layers = []
-    for is_windowed in read_layer_types(fields, fields.integer("sliding_window_pattern", 1, 1024)):
+    for is_windowed in read_windowed_layers(
+        fields, fields.integer("sliding_window_pattern", 1, 1024)
+    ):
         attention = windowed if is_windowed else full
         places = (Place(norm, attention, shares_input=True), Place(None, mlp))
         layers.append(LayerPlan(places, read_hidden_size(fields)))

@@ -35,6 +35,10 @@ def read_attention(
     rope = read_rope(fields, read_max_positions(fields))
     if rope.rotary_width(head_dim) % 2:
         fields.fail("partial_rotary_factor", f"such that an even part of {head_dim} turns")
+    pairs = rope.rotary_width(head_dim) // 2
+    for factors in (rope.short_factors, rope.long_factors):
+        if rope.kind == "longrope" and len(factors) != pairs:
+            fields.fail("rope_scaling", f"an object whose factors are lists of {pairs} numbers")
     return AttentionSpec(
         hidden_size=hidden_size,
         num_heads=num_heads,
@@ -70,12 +74,11 @@ def read_opt_in_windows(fields: ConfigFields) -> list[int | None]:
     fields = fields.with_defaults(sliding_window=4096, max_window_layers=28)
     num_layers = read_num_layers(fields)
     window, is_used = read_window(fields), fields.flag("use_sliding_window")
-    kinds = ("full_attention", "sliding_attention")
-    layer_types = fields.choices("layer_types", kinds, num_layers)
+    layer_types = fields.choices("layer_types", (FULL, SLIDING), num_layers)
     first = fields.optional_integer("max_window_layers", 0, 1024) or 0
     if layer_types is None:
-        layer_types = tuple(kinds[i >= first] for i in range(num_layers))
-    return [window if is_used and kind == kinds[1] else None for kind in layer_types]
+        layer_types = tuple(SLIDING if i >= first else FULL for i in range(num_layers))
+    return [window if is_used and kind == SLIDING else None for kind in layer_types]
 
 
 def read_num_layers(fields: ConfigFields) -> int:
@@ -83,7 +86,7 @@ def read_num_layers(fields: ConfigFields) -> int:
     return fields.integer("num_hidden_layers", 1, 1024)
 
 
-def read_layer_types(fields: ConfigFields, every: int) -> list[bool]:
+def read_windowed_layers(fields: ConfigFields, every: int) -> list[bool]:
     """Of each layer whether it has a window: by `layer_types`, else all but one of `every` layers.
 
     Raises: CheckpointError.

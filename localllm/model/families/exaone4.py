@@ -13,8 +13,8 @@ from localllm.model.families.common import (
     read_decoder,
     read_eps,
     read_gated_mlp,
-    read_layer_types,
     read_window,
+    read_windowed_layers,
 )
 from localllm.model.rope_config import NO_ROPE
 
@@ -26,7 +26,7 @@ def read_exaone4(fields: ConfigFields) -> Architecture:
     mlp, window = read_gated_mlp(fields), read_window(fields)
     pattern = _pattern(fields) if window is not None else 1
     layers = []
-    for is_windowed in read_layer_types(fields, pattern):
+    for is_windowed in read_windowed_layers(fields, pattern):
         own = replace(rotated, window=window) if is_windowed else replace(rotated, rope=NO_ROPE)
         layers.append(post_norm_layer(fields, rotated if window is None else own, mlp))
     return read_decoder(fields, layers)

@@ -9,8 +9,8 @@ from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     read_attention,
     read_gated_mlp,
-    read_layer_types,
     read_window,
+    read_windowed_layers,
 )
 from localllm.model.families.gemma3 import read_gemma_decoder, with_gemma_defaults
 
@@ -27,5 +27,5 @@ def read_gemma2(fields: ConfigFields) -> Architecture:
         cap=fields.optional_number("attn_logit_softcapping", 0.0, 1e6),
     )
     windowed = replace(full, window=read_window(fields))
-    attentions = [windowed if each else full for each in read_layer_types(fields, every=2)]
+    attentions = [windowed if each else full for each in read_windowed_layers(fields, every=2)]
     return read_gemma_decoder(fields, attentions, read_gated_mlp(fields))

@@ -17,9 +17,9 @@ from localllm.model.families.common import (
     read_eps,
     read_gated_mlp,
     read_hidden_size,
-    read_layer_types,
     read_max_positions,
     read_window,
+    read_windowed_layers,
 )
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
@@ -48,7 +48,7 @@ def read_gemma3(fields: ConfigFields) -> Architecture:
     rope = read_rope(ConfigFields(own, fields.where), positions, SLIDING)
     windowed = replace(full, rope=rope, window=read_window(fields))
     pattern = fields.integer("sliding_window_pattern", 1, 1024)
-    attentions = [windowed if each else full for each in read_layer_types(fields, pattern)]
+    attentions = [windowed if each else full for each in read_windowed_layers(fields, pattern)]
     return read_gemma_decoder(fields, attentions, read_gated_mlp(fields))
 
 

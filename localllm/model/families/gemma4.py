@@ -20,10 +20,10 @@ from localllm.model.families.common import (
     read_eps,
     read_gated_mlp,
     read_hidden_size,
-    read_layer_types,
     read_max_positions,
     read_num_layers,
     read_window,
+    read_windowed_layers,
 )
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
@@ -115,7 +115,7 @@ def _read_attentions(fields: ConfigFields) -> Sequence[AttentionSpec]:
     windowed = replace(own, rope=read_rope(fields, positions, SLIDING), window=read_window(fields))
     takes_keys = fields.flag("attention_k_eq_v")
     full = replace(own, rope=read_rope(fields, positions, FULL), has_values=not takes_keys)
-    kinds = read_layer_types(fields, every=6)
+    kinds = read_windowed_layers(fields, every=6)
     kinds[-1] = False
     found = [
         windowed if is_windowed else _with_own_heads(fields, full, i, takes_keys)

@@ -10,9 +10,9 @@ from localllm.model.families.common import (
     post_norm_layer,
     read_decoder,
     read_gated_mlp,
-    read_layer_types,
     read_max_positions,
     read_window,
+    read_windowed_layers,
 )
 from localllm.model.families.olmo2 import read_olmo_attention
 from localllm.model.rope_config import read_rope
@@ -31,6 +31,6 @@ def read_olmo3(fields: ConfigFields) -> Architecture:
     mlp = read_gated_mlp(fields)
     layers = [
         post_norm_layer(fields, windowed if is_windowed else full, mlp)
-        for is_windowed in read_layer_types(fields, every=4)
+        for is_windowed in read_windowed_layers(fields, every=4)
     ]
     return read_decoder(fields, layers)
