@@ -7,18 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import random_tensors, tiny_config, write_checkpoint
+from checkpoints import tiny_config
 from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from golden import (
+    AWQ_CONFIG,
+    GOLDEN,
+    logits_of,
+    packed_config,
+    write_golden,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from localllm.engine.config import EngineConfig
-from localllm.engine.loading import load_decoder
-from localllm.engine.scoring import WindowScorer
 from localllm.errors import CheckpointError, UnsupportedModelError
-from localllm.model.families.table import read_architecture
 from localllm.model.linear import SplitLinear
 from localllm.model.packed.fp8 import Fp8Weight
 from localllm.model.packed.fp8_schemes import Fp8
@@ -186,97 +189,14 @@ def test_a_zero_of_0_does_not_fit_into_the_first_gptq_format() -> None:
 # Whole checkpoints: made as other tools make them, loaded, held against the dequantized model.
 
 
-def quantize_naively(weight: Tensor, *, symmetric: bool, permuted: bool) -> Int4Weight:
-    """Groups of 16, rounded to nearest."""
-    generator = torch.Generator().manual_seed(int(weight.shape[0]))
-    width_out, width_in = weight.shape
-    permutation = None
-    if permuted:
-        groups = torch.randperm(width_in, generator=generator) // 16
-        permutation = torch.sort(groups, stable=True).indices
-    ordered = weight if permutation is None else weight[:, permutation]
-    grouped = ordered.view(width_out, -1, 16)
-    low, high = grouped.amin(-1).clamp(max=0), grouped.amax(-1).clamp(min=0)
-    if symmetric:
-        scales = (torch.maximum(high, -low) / 7).half()
-        zeros = torch.full_like(low, 8)
-    else:
-        scales = ((high - low) / 15).half()
-        zeros = (-low / scales).round().clamp(1, 15)
-    codes = (grouped / scales[..., None] + zeros[..., None]).round().clamp(0, 15)
-    own_zeros = None if symmetric else zeros.to(torch.uint8)
-    packed = pack_nibbles(codes.to(torch.uint8).flatten(1))
-    return Int4Weight(packed, scales, own_zeros, permutation)
-
-
-def gptq_config(**changes: Any) -> dict[str, Any]:
-    return {"quant_method": "gptq", "bits": 4, "group_size": 16, "sym": False, **changes}
-
-
-def packed_config(symmetric: bool) -> dict[str, Any]:
-    weights = {
-        "num_bits": 4,
-        "type": "int",
-        "symmetric": symmetric,
-        "strategy": "group",
-        "group_size": 16,
-    }
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        "ignore": ["lm_head", "re:.*down_proj"],
-    }
-
-
-AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True}
-SYMMETRIC = {"symmetric": True, "permuted": False}
-ASYMMETRIC = {"symmetric": False, "permuted": False}
-PERMUTED = {"symmetric": True, "permuted": True}
-BOTH = {"symmetric": False, "permuted": True}
-GOLDEN: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
-    "awq": (AWQ_CONFIG, Awq(16), ASYMMETRIC),
-    "packed": (packed_config(True), PackedInt4(16, True), SYMMETRIC),
-    "packed asymmetric": (packed_config(False), PackedInt4(16, False), ASYMMETRIC),
-    "gptq": (gptq_config(), Gptq(16, is_v2=False), ASYMMETRIC),
-    "gptq act-order": (gptq_config(desc_act=True), Gptq(16, is_v2=False), PERMUTED),
-    "gptq v2": (gptq_config(checkpoint_format="gptq_v2"), Gptq(16, is_v2=True), BOTH),
-}
-
-
-def logits_of(folder: Path, dtype: str) -> tuple[Tensor, Any]:
-    architecture = read_architecture(folder)
-    loaded = load_decoder(folder, architecture, EngineConfig(dtype=dtype, max_num_seqs=1))  # type: ignore[arg-type]
-    ids = [(7 * i + 3) % 200 for i in range(40)]
-    rows = list(WindowScorer(loaded.model, 64).logits(ids))
-    return torch.cat(rows), loaded.model
-
-
 @pytest.fixture
 def golden(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
     def make(
         quantization: dict[str, Any], scheme: Scheme, kind: dict[str, bool]
     ) -> tuple[Path, Path]:
         config = tiny_config("Qwen2ForCausalLM", hidden_size=48, intermediate_size=80)
-        tensors = random_tensors(config)
-        plain, stored = {}, {}
-        for name, tensor in tensors.items():
-            plain[name] = stored[name] = tensor
-            skipped = "down_proj" in name or "lm_head" in name or "embed" in name
-            if tensor.ndim == 2 and not skipped:
-                weight = quantize_naively(tensor, **kind)
-                plain[name] = weight.dequantize(torch.float32)
-                del stored[name]
-                linear = name.removesuffix(".weight")
-                for suffix, part in scheme.write(weight).items():
-                    stored[f"{linear}.{suffix}"] = part
         folders = tmp_path / "plain", tmp_path / "quantized"
-        for folder, content in zip(folders, (plain, stored), strict=True):
-            write_checkpoint(folder, config)
-            save_file(content, folder / "model.safetensors")
-        config["quantization_config"] = quantization
-        (folders[1] / "config.json").write_text(json.dumps(config))
+        write_golden(folders, config, quantization, scheme, kind)
         return folders
 
     return make

@@ -1,0 +1,69 @@
+"""One small config of every family, with what sets the family apart in it."""
+
+from typing import Any
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+_TWO_KINDS: dict[str, Any] = {"sliding_window": 24, "layer_types": [SLIDING, FULL]}
+_SHARED_KEYS: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": [SLIDING, FULL] * 2,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": 288,
+}
+EVERY_FAMILY: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": 24},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "Cohere2ForCausalLM": {**_TWO_KINDS, "layer_norm_eps": 1e-5, "logit_scale": 0.5},
+    "Ernie4_5ForCausalLM": {"use_bias": True},
+    "Exaone4ForCausalLM": _TWO_KINDS,
+    "Gemma2ForCausalLM": {
+        **_TWO_KINDS,
+        "hidden_act": None,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "Gemma3ForCausalLM": {**_TWO_KINDS, "hidden_act": None, "query_pre_attn_scalar": 20},
+    "Gemma4ForCausalLM": {
+        **_TWO_KINDS,
+        **_SHARED_KEYS,
+        "hidden_act": None,
+        "global_head_dim": 32,
+        "tie_word_embeddings": True,
+    },
+    "Gemma4UnifiedForCausalLM": {
+        **_TWO_KINDS,
+        "hidden_act": None,
+        "global_head_dim": 32,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "tie_word_embeddings": True,
+    },
+    "Glm4ForCausalLM": {"partial_rotary_factor": 0.5, "attention_bias": True},
+    "GraniteForCausalLM": {
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.3,
+        "logits_scaling": 3.0,
+    },
+    "HunYuanDenseV1ForCausalLM": {},
+    "Ministral3ForCausalLM": {
+        "rope_theta": None,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "rope_theta": 10000.0,
+            "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "Olmo2ForCausalLM": {},
+    "Olmo3ForCausalLM": _TWO_KINDS,
+    "Phi3ForCausalLM": {"head_dim": None},
+    "SeedOssForCausalLM": {"attention_bias": True},
+    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
+}

@@ -1,0 +1,108 @@
+"""What works for Qwen3 works for every family: quantized weights, caches, drafts, company."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import byte_tokenizer, tiny_config, write_checkpoint
+from every_family import EVERY_FAMILY
+from golden import FP8_BLOCKS, FP8_CONFIG, GOLDEN, logits_of, write_golden
+from torch import Tensor
+
+from localllm import LLM, SamplingParams
+from localllm.engine.speculation_config import SpeculationConfig
+from localllm.model.families.table import FAMILIES
+from localllm.model.packed.scheme import Scheme
+from localllm.quantize.calibrate import CalibrationRequest
+from localllm.quantize.proof import compare
+from localllm.quantize.recipe import Recipe
+from localllm.quantize.run import QuantizeRequest, quantize_model
+from localllm.quantize.source import CheckedFolder
+from localllm_kernels import TORCH_OPS
+
+CPU = torch.device("cpu")
+TEXT = " ".join(f"The square of {n} is {n * n}." for n in range(100))
+FORMATS: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
+    "awq": GOLDEN["awq"],
+    "gptq act-order": GOLDEN["gptq act-order"],
+    "packed asymmetric": GOLDEN["packed asymmetric"],
+    "fp8 by blocks": (FP8_CONFIG, FP8_BLOCKS, {}),
+}
+
+
+def config_of(family: str) -> dict[str, Any]:
+    changes = {"hidden_size": 64, "intermediate_size": 96, **EVERY_FAMILY[family]}
+    config = tiny_config(family, **changes)
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def test_none_is_missing() -> None:
+    assert EVERY_FAMILY.keys() == FAMILIES.keys()
+
+
+def mean_loss(logits: Tensor, ids: Tensor) -> float:
+    losses = torch.log_softmax(logits[:-1].float(), -1).gather(1, ids[1:, None])
+    return -float(losses.mean())
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_quantizing_sees_what_the_engine_computes(family: str, tmp_path: Path) -> None:
+    """Its own measure of both models, layer by layer from their files, is that of the engine; and
+    with the inputs of each layer it loses less than without.
+    """
+    source = write_checkpoint(tmp_path / "source", config_of(family))
+    ids = byte_tokenizer().encode("The square of 1234 is 1522756. The square").ids
+    calibration = CalibrationRequest(text=TEXT, text_name="squares", num_windows=16, length=64)
+    whole, errors = logits_of(source, "float32", ids)[0], []
+    for method in ("awq+gptq", "rtn"):
+        recipe, out = Recipe(method, group_size=32), tmp_path / method
+        made = QuantizeRequest(str(source), out, recipe, calibration, CPU, verify=False)
+        quantize_model(made, lambda *args: None)
+        own, _ = logits_of(out, "float32", ids)
+        errors.append(float((own - whole).norm() / whole.norm()))
+        folders = [CheckedFolder.open(each) for each in (out, source)]
+        windows = torch.tensor([ids])
+        found = compare(*folders, windows, dtype=torch.float32, device=CPU, ops=TORCH_OPS)
+        assert found.against is not None
+        for logits, measured in ((own, found), (whole, found.against)):
+            loss = mean_loss(logits, windows[0])
+            assert math.log(measured.perplexity) == pytest.approx(loss, abs=1e-3)
+    assert 0 < errors[0] < 0.6 * errors[1] < 0.3
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_published_formats_compute_what_their_weights_say(
+    family: str, file_format: str, tmp_path: Path
+) -> None:
+    folders = tmp_path / "plain", tmp_path / "quantized"
+    write_golden(folders, config_of(family), *FORMATS[file_format])
+    expected, found = (logits_of(folder, "float32")[0] for folder in folders)
+    torch.testing.assert_close(found, expected, atol=3e-4, rtol=3e-4)
+
+
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_caches_drafts_and_company_change_no_token(family: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", config_of(family))
+    # Long enough that blocks are kept, and a window has moved on; the tail repeats, for drafts.
+    head = [(7 * i + 3) % 200 for i in range(70)]
+    prompts = [[*head, *([11, 12, 13] * k)] for k in (1, 4, 9)]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+    def answers(**changes: Any) -> list[list[list[int]]]:
+        """Of two rounds, of which the second may go on with what the first has left."""
+        drafts = SpeculationConfig(changes.pop("drafts", "off"))
+        llm = LLM(str(folder), dtype="float32", speculation=drafts, **changes)
+        rounds = [
+            [[token.token_id for token in each.samples[0].tokens] for each in found]
+            for found in (llm.generate(prompts, params) for _ in range(2))
+        ]
+        llm.close()
+        return rounds
+
+    for cache in ("auto", "int8", "fp8"):
+        alone = answers(max_num_seqs=1, enable_prefix_caching=False, kv_cache_dtype=cache)
+        together = answers(max_num_batched_tokens=24, drafts="ngram", kv_cache_dtype=cache)
+        assert alone[0] == alone[1] == together[0] == together[1], cache
