@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from checkpoints import tiny_config
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 _TWO_KINDS: dict[str, Any] = {"sliding_window": 24, "layer_types": [SLIDING, FULL]}
 _SHARED_KEYS: dict[str, Any] = {
@@ -59,6 +61,8 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
             "rope_theta": 10000.0,
             "llama_4_scaling_beta": 0.1,
             "original_max_position_embeddings": 32,
+            "beta_fast": 4.0,
+            "truncate": False,
         },
     },
     "Olmo2ForCausalLM": {},
@@ -67,3 +71,10 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
     "SeedOssForCausalLM": {"attention_bias": True},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
 }
+
+
+def small_config(family: str) -> dict[str, Any]:
+    """Its config.json."""
+    changes = {"hidden_size": 64, "intermediate_size": 96, **EVERY_FAMILY[family]}
+    config = tiny_config(family, **changes)
+    return {name: value for name, value in config.items() if value is not None}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import byte_tokenizer, tiny_config, write_checkpoint
-from every_family import EVERY_FAMILY
+from checkpoints import byte_tokenizer, write_checkpoint
+from every_family import EVERY_FAMILY, small_config
 from golden import FP8_BLOCKS, FP8_CONFIG, GOLDEN, logits_of, write_golden
 from torch import Tensor
 
@@ -32,12 +32,6 @@ FORMATS: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
 }
 
 
-def config_of(family: str) -> dict[str, Any]:
-    changes = {"hidden_size": 64, "intermediate_size": 96, **EVERY_FAMILY[family]}
-    config = tiny_config(family, **changes)
-    return {name: value for name, value in config.items() if value is not None}
-
-
 def test_none_is_missing() -> None:
     assert EVERY_FAMILY.keys() == FAMILIES.keys()
 
@@ -52,7 +46,7 @@ def test_quantizing_sees_what_the_engine_computes(family: str, tmp_path: Path) -
     """Its own measure of both models, layer by layer from their files, is that of the engine; and
     with the inputs of each layer it loses less than without.
     """
-    source = write_checkpoint(tmp_path / "source", config_of(family))
+    source = write_checkpoint(tmp_path / "source", small_config(family))
     ids = byte_tokenizer().encode("The square of 1234 is 1522756. The square").ids
     calibration = CalibrationRequest(text=TEXT, text_name="squares", num_windows=16, length=64)
     whole, errors = logits_of(source, "float32", ids)[0], []
@@ -78,14 +72,14 @@ def test_published_formats_compute_what_their_weights_say(
     family: str, file_format: str, tmp_path: Path
 ) -> None:
     folders = tmp_path / "plain", tmp_path / "quantized"
-    write_golden(folders, config_of(family), *FORMATS[file_format])
+    write_golden(folders, small_config(family), *FORMATS[file_format])
     expected, found = (logits_of(folder, "float32")[0] for folder in folders)
     torch.testing.assert_close(found, expected, atol=3e-4, rtol=3e-4)
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_caches_drafts_and_company_change_no_token(family: str, tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "model", config_of(family))
+    folder = write_checkpoint(tmp_path / "model", small_config(family))
     # Long enough that blocks are kept, and a window has moved on; the tail repeats, for drafts.
     head = [(7 * i + 3) % 200 for i in range(70)]
     prompts = [[*head, *([11, 12, 13] * k)] for k in (1, 4, 9)]
