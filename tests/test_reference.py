@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import typer
 
 from localllm.cli.main import app
@@ -15,9 +16,10 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 
-def test_the_reference_is_made_from_this_code() -> None:
+@pytest.mark.parametrize("tool", ["reference.py", "models_page.py"])
+def test_the_pages_are_made_from_this_code(tool: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "reference.py"), "--check"],
+        [sys.executable, str(ROOT / "tools" / tool), "--check"],
         capture_output=True,
         text=True,
         check=False,

@@ -12,7 +12,7 @@ from localllm.model.blocks.block import BlockSpec, KVState, LinearGroup, RowByte
 from localllm.model.config_fields import DType
 from localllm.model.layer import LayerPlan
 from localllm.model.norm import NormSpec
-from localllm.model.per_layer_inputs import PerLayerSpec
+from localllm.model.per_layer_inputs import PROJECTION, PerLayerSpec
 from localllm.model.rope_config import RopeConfig
 
 _Spec = TypeVar("_Spec")
@@ -131,13 +131,31 @@ class Architecture:
                 for group in place.block.products:
                     yield layer_name(i), group
 
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """(out, in) of every linear by its full name, with the head unless it is tied."""
-        shapes = {
+    def unread(self) -> set[str]:
+        """Full names of linears and norms that files may hold though nothing reads them: those of
+        keys and values where another layer's are taken.
+        """
+        return {
+            f"{layer_name(i)}.{name}"
+            for i, layer in enumerate(self.layers)
+            for place in layer.places
+            if isinstance(place.block, AttentionSpec)
+            for name in place.block.unread
+        }
+
+    def layer_linears(self) -> dict[str, tuple[int, int]]:
+        """(out, in) of the layers' linears by their full names."""
+        return {
             f"{layer_name(i)}.{name}": shape
             for i, layer in enumerate(self.layers)
             for name, shape, _ in layer.linears()
         }
+
+    def linears(self) -> dict[str, tuple[int, int]]:
+        """(out, in) of every linear by its full name, with the head unless it is tied."""
+        shapes = self.layer_linears()
+        if self.per_layer is not None:
+            shapes[PROJECTION] = (self.num_layers * self.per_layer.width, self.hidden_size)
         if not self.tie_word_embeddings:
             shapes[HEAD] = (self.vocab_size, self.hidden_size)
         return shapes

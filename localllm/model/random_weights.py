@@ -39,7 +39,7 @@ class RandomWeights:
     _tensors: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_linears", self.architecture.linears())
+        object.__setattr__(self, "_linears", self.architecture.layer_linears())
         object.__setattr__(self, "_tensors", self.architecture.tensors())
 
     def has_plain(self, name: str) -> bool:
@@ -56,7 +56,7 @@ class RandomWeights:
         shape = self.shape(name)
         values = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
         values.normal_(generator=self._generator(name))
-        if "norm" in name:
+        if "norm" in name or "scalar" in name:
             return 1 + 0.1 * values
         is_linear = len(shape) == 2 and "embed_tokens" not in name
         return values.mul_(shape[1] ** -0.5 if is_linear else 0.1)
@@ -80,8 +80,9 @@ class RandomWeights:
         """Stored bytes of a linear; 0 if there is none of that name."""
         shape = self._linear_shape(linear)
         if shape is None:
-            tied = self.architecture.tie_word_embeddings and linear == HEAD
-            return 2 * prod(self._head_shape) if tied else 0
+            if linear == HEAD and self.architecture.tie_word_embeddings:
+                return 2 * prod(self._head_shape)
+            return 2 * prod(self._tensors.get(f"{linear}.weight", (0,)))
         if self.kind == "bf16":
             return 2 * prod(shape)
         return self._type_of(linear).stored_bytes(shape)

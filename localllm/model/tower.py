@@ -24,7 +24,7 @@ TOWERS = (
     "Mistral3ForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
 )
-_TEXT_MODELS = {
+TEXT_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
@@ -53,14 +53,14 @@ def text_config(raw: Mapping[str, Any], where: str = "config.json") -> Mapping[s
     if not isinstance(text, Mapping):
         ConfigFields(raw, where).fail("text_config", "an object")
     kind = text.get("model_type")
-    if kind not in _TEXT_MODELS:
+    if kind not in TEXT_MODELS:
         raise UnsupportedModelError(
-            f"the text model {kind!r:.80} is not supported; supported: {', '.join(_TEXT_MODELS)}",
+            f"the text model {kind!r:.80} is not supported; supported: {', '.join(TEXT_MODELS)}",
             where=f"{where}: text_config",
             hint="another model, or vLLM for this one (it supports the widest set)",
         )
     shared = {name: raw[name] for name in _SHARED if raw.get(name) is not None}
-    return {**shared, **text, "architectures": [_TEXT_MODELS[kind]]}
+    return {**shared, **text, "architectures": [TEXT_MODELS[kind]]}
 
 
 def text_tensors(found: Mapping[str, Info]) -> dict[str, Info]:

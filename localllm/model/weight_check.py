@@ -96,10 +96,11 @@ def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
         # Some tools write a bias of zeros where the architecture has none.
         bias = StoredTensor((shapes[linear][:1],), LOADABLE_DTYPES, is_optional=True)
         expected.setdefault(f"{linear}.bias", bias)
-    plain = _collect(found, expected, architecture)
+    plain, unread = _collect(found, expected, architecture), architecture.unread()
     for name, info in found.items():
         is_tied_head = name == f"{HEAD}.weight" and architecture.tie_word_embeddings
-        is_known = name in plain or name in claimed or is_tied_head
+        is_unread = name.rpartition(".")[0] in unread
+        is_known = name in plain or name in claimed or is_tied_head or is_unread
         if not is_known and not name.endswith(IGNORED_SUFFIXES):
             raise CheckpointError(
                 f"tensor {name!r} is left over: {architecture.name} has no place for it",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from localllm.errors import RequestError, UnsupportedModelError
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
-from localllm.model.architecture import HEAD, Architecture
+from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
 from localllm.model.safetensors_header import ITEM_BYTES
 from localllm.model.weight_check import WeightMap, check_weights
@@ -50,9 +50,7 @@ def open_unquantized(name: str, recipe: Recipe) -> tuple[Checkpoint, CheckedFold
             where=str(checkpoint.folder),
             hint="quantize the checkpoint that it was made from",
         )
-    for linear, shape in source.architecture.linears().items():
-        if linear == HEAD:
-            continue
+    for linear, shape in source.architecture.layer_linears().items():
         try:
             recipe.scheme.stored(*shape)
         except ValueError as error:
@@ -75,9 +73,7 @@ def result_bytes(source: CheckedFolder, recipe: Recipe) -> int:
     """Bytes of the result's tensors, known before anything is computed."""
     total = 0
     linears = {
-        f"{name}.weight": shape
-        for name, shape in source.architecture.linears().items()
-        if name != HEAD
+        f"{name}.weight": shape for name, shape in source.architecture.layer_linears().items()
     }
     scale_bytes = 4 if recipe.method == "fp8" or source.architecture.dtype == "float32" else 2
     for name, info in source.weights.plain.items():

@@ -12,9 +12,13 @@ from golden import FP8_BLOCKS, FP8_CONFIG, GOLDEN, logits_of, write_golden
 from torch import Tensor
 
 from localllm import LLM, SamplingParams
+from localllm.engine.config import EngineConfig
+from localllm.engine.loading import build_decoder
+from localllm.engine.scoring import WindowScorer
 from localllm.engine.speculation_config import SpeculationConfig
-from localllm.model.families.table import FAMILIES
+from localllm.model.families.table import FAMILIES, architecture_of
 from localllm.model.packed.scheme import Scheme
+from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.quantize.calibrate import CalibrationRequest
 from localllm.quantize.proof import compare
 from localllm.quantize.recipe import Recipe
@@ -75,6 +79,18 @@ def test_published_formats_compute_what_their_weights_say(
     write_golden(folders, small_config(family), *FORMATS[file_format])
     expected, found = (logits_of(folder, "float32")[0] for folder in folders)
     torch.testing.assert_close(found, expected, atol=3e-4, rtol=3e-4)
+
+
+@pytest.mark.parametrize("kind", ["bf16", "int4"])
+@pytest.mark.parametrize("family", EVERY_FAMILY)
+def test_drawn_weights_have_ordinary_logits(family: str, kind: WeightKind) -> None:
+    """For `bench --random-weights`."""
+    architecture = architecture_of(small_config(family))
+    source = RandomWeights(architecture, kind, CPU)
+    config = EngineConfig(max_num_seqs=1, max_model_len=64)
+    loaded = build_decoder(source, source.resident_bytes, architecture, config)
+    logits = torch.cat(list(WindowScorer(loaded.model, 64).logits(list(range(40)))))
+    assert 0.1 < logits.std() < 10
 
 
 @pytest.mark.parametrize("family", EVERY_FAMILY)

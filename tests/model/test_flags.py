@@ -69,7 +69,7 @@ def others(value: Any) -> list[Any]:
     if isinstance(value, float):
         return [4 * value + 1]
     if isinstance(value, int):
-        return [value // 2 or 1]
+        return [value // 2 if value > 1 else 1 - value]
     return []
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import write_checkpoint
+from every_family import small_config
 from safetensors.torch import load_file, save_file
 
 from localllm.engine.config import EngineConfig
@@ -56,6 +58,17 @@ def test_a_missing_tensor_is_named(make_checkpoint: Make) -> None:
     folder = make_checkpoint()
     rewrite(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     assert "'model.layers.1.mlp.up_proj.weight' is missing" in refusal(folder)
+
+
+def test_keys_that_nothing_reads_may_be_there(tmp_path: Path) -> None:
+    """Published files of Gemma 4 have keys where another layer's are taken."""
+    family = "Gemma4ForCausalLM"
+    folder = write_checkpoint(tmp_path / "model", small_config(family))
+    place, extra = "model.layers.3.self_attn", torch.zeros(2, 2)
+    rewrite(folder, lambda tensors: tensors.update({f"{place}.v_proj.weight": extra}))
+    check(folder)
+    rewrite(folder, lambda tensors: tensors.update({f"{place}.r_proj.weight": extra}))
+    assert "r_proj.weight' is left over" in refusal(folder)
 
 
 def test_a_left_over_tensor_is_named(make_checkpoint: Make) -> None:

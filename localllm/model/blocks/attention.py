@@ -160,6 +160,13 @@ class AttentionSpec:
         return self._seen if self.reads is None else None
 
     @property
+    def unread(self) -> tuple[str, ...]:
+        """Linears and norms of the layer that its files may hold though nothing reads them."""
+        if self.reads is None:
+            return ()
+        return tuple(f"self_attn.{kind}_{part}" for kind in "kv" for part in ("proj", "norm"))
+
+    @property
     def _seen(self) -> KVState:
         """The state that queries attend to."""
         return KVState(self.num_kv_heads, self.head_dim, self.window)

@@ -1,0 +1,101 @@
+"""Writes the table of families in docs/models.md from the code and its tests.
+
+python tools/models_page.py          # writes it
+python tools/models_page.py --check  # exits with 1 if the page is out of date
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "tests"), str(ROOT / "tests/model")]
+
+from every_family import EVERY_FAMILY, small_config  # noqa: E402
+from test_against_transformers import CASES  # noqa: E402
+from test_every_family import FORMATS  # noqa: E402
+from test_towers import TOWERS as TRIED_TOWERS  # noqa: E402
+
+from localllm.model.families.table import FAMILIES, architecture_of  # noqa: E402
+from localllm.model.fused.decoder import is_plain, supports  # noqa: E402
+from localllm.model.tower import TEXT_MODELS  # noqa: E402
+
+PAGE = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- made by tools/models_page.py -->", "<!-- end of what is made -->"
+# What people call the models of a class, and what of these models does not work.
+NAMES: dict[str, tuple[str, str]] = {
+    "LlamaForCausalLM": ("Llama 2, 3, 3.1, 3.2", ""),
+    "MistralForCausalLM": ("Mistral, Mistral Small 3", ""),
+    "Qwen2ForCausalLM": ("Qwen2, Qwen2.5", ""),
+    "Qwen3ForCausalLM": ("Qwen3, Qwen3-VL", ""),
+    "Cohere2ForCausalLM": ("Command R7B, Command A", ""),
+    "Ernie4_5ForCausalLM": ("ERNIE 4.5 dense", ""),
+    "Exaone4ForCausalLM": ("EXAONE 4", ""),
+    "Gemma2ForCausalLM": ("Gemma 2", ""),
+    "Gemma3ForCausalLM": ("Gemma 3", ""),
+    "Gemma4ForCausalLM": ("Gemma 4 E2B, E4B, 31B", "26B-A4B (experts)"),
+    "Gemma4UnifiedForCausalLM": ("Gemma 4 12B", ""),
+    "Glm4ForCausalLM": ("GLM-4", ""),
+    "GraniteForCausalLM": ("Granite 3, 4 dense", ""),
+    "HunYuanDenseV1ForCausalLM": ("Hunyuan dense", ""),
+    "Ministral3ForCausalLM": ("Ministral 3", ""),
+    "Olmo2ForCausalLM": ("OLMo 2", ""),
+    "Olmo3ForCausalLM": ("OLMo 3", ""),
+    "Phi3ForCausalLM": ("Phi-3, 3.5, 4", ""),
+    "SeedOssForCausalLM": ("Seed-OSS", ""),
+    "SmolLM3ForCausalLM": ("SmolLM3", ""),
+}
+
+
+def table() -> str:
+    """A row for each family, by name."""
+    lines = [
+        "| models | class in `config.json` | cases held against transformers | layers in one call "
+        "| missing |",
+        "|---|---|---|---|---|",
+    ]
+    for family in sorted(FAMILIES, key=lambda each: NAMES[each][0]):
+        name, missing = NAMES[family]
+        towers = {
+            around for around, kind, *_ in TRIED_TOWERS.values() if TEXT_MODELS.get(kind) == family
+        }
+        cases = sum(each == family for each, _ in CASES.values())
+        classes = ", ".join(f"`{each}`" for each in (family, *sorted(towers)))
+        missing = ", ".join(filter(None, ["images" if towers else "", missing]))
+        lines.append(
+            f"| {name} | {classes} | {cases + len(towers)} | {one_call(family)} | {missing} |"
+        )
+    formats = ", ".join(FORMATS)
+    lines += [
+        "",
+        f"Each of the {len(EVERY_FAMILY)} classes is tried with published formats ({formats}),",
+        "quantized by `localllm quantize`, with keys in 8 bits, with drafts, and in any company",
+        "(`tests/model/test_every_family.py`).",
+    ]
+    return "\n".join(lines)
+
+
+def one_call(family: str) -> str:
+    """Where all layers of the family are computed in one call."""
+    architecture = architecture_of(small_config(family))
+    if not supports(architecture.layers, architecture.norm):
+        return ""
+    return "CPU, GPU with int4" if is_plain(architecture.layers) else "CPU"
+
+
+def main() -> int:
+    """Write or check; the exit code."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    made = f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(made, encoding="utf-8")
+        return 0
+    if made != page:
+        sys.stderr.write("docs/models.md is out of date: run python tools/models_page.py\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
