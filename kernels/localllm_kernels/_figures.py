@@ -78,6 +78,12 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("paged_attention_decode", "_decode_kernel fp32, plain cache, 32 rows of 64"): Figure(1908, 3),
     ("paged_attention_decode", "_decode_kernel fp32, plain cache, 32 rows of 128"): Figure(3372, 3),
     ("paged_attention_decode", "_decode_kernel fp32, plain cache, 32 rows of 256"): Figure(6276, 3),
+    ("paged_attention_decode", "_decode_kernel bf16, plain cache, 16 rows of 64, sinks"): Figure(
+        334, 9
+    ),
+    ("paged_attention_decode", "_decode_kernel bf16, plain cache, 16 rows of 512"): Figure(1044, 9),
+    ("paged_attention_decode", "_decode_kernel bf16, plain cache, 32 rows of 512"): Figure(1392, 9),
+    ("paged_attention_decode", "_decode_kernel fp32, plain cache, 16 rows of 512"): Figure(6676, 3),
     ("paged_attention_prefill", "_prefill_kernel bf16, plain cache, heads of 128, wi"): Figure(
         744, 9
     ),
@@ -90,6 +96,16 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("paged_attention_prefill", "_prefill_kernel fp32, plain cache, heads of 256"): Figure(6228, 3),
     ("rms_norm", "_rms_norm_kernel alone"): Figure(22, 4),
     ("rms_norm", "_rms_norm_kernel with residual"): Figure(37, 6),
+    ("paged_attention_prefill", "_prefill_kernel bf16, plain cache, heads of 64, sinks"): Figure(
+        490, 2
+    ),
+    ("paged_attention_prefill", "_prefill_kernel bf16, plain cache, heads of 256, cap"): Figure(
+        1746, 9
+    ),
+    ("paged_attention_prefill", "_prefill_kernel bf16, plain cache, heads of 512"): Figure(1452, 9),
+    ("paged_attention_prefill", "_prefill_kernel fp32, plain cache, heads of 512"): Figure(6496, 3),
+    ("rms_norm", "_rms_norm_kernel alone, weight in float32"): Figure(22, 6),
+    ("rms_norm", "_rms_norm_kernel with residual, weight in float32"): Figure(37, 10),
     ("silu_mul", "_silu_mul_kernel bf16"): Figure(32, 1),
     ("silu_mul", "_silu_mul_kernel bf16, gelu"): Figure(35, 1),
     ("rotate_and_store", "_rotate_and_store_kernel plain cache"): Figure(50, 0),

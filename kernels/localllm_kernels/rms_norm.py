@@ -100,11 +100,11 @@ def add_rms_norm_reference(
 AOT_SPECS = [
     AotSpec(
         _rms_norm_kernel,
-        "with residual" if has_residual else "alone",
+        ("with residual" if has_residual else "alone")
+        + ("" if weight_type == "*bf16" else ", weight in float32"),
         {
-            **dict.fromkeys(
-                ("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "total_ptr"), "*bf16"
-            ),
+            **dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr", "total_ptr"), "*bf16"),
+            "weight_ptr": weight_type,
             "width": "i32",
             "eps": "fp32",
         },
@@ -112,5 +112,6 @@ AOT_SPECS = [
         num_warps=8,
         work=Work("value", 4096, 8 if has_residual else 4),
     )
+    for weight_type in ("*bf16", "*fp32")
     for has_residual in (False, True)
 ]

@@ -12,8 +12,11 @@ from torch import Tensor
 
 from localllm.engine.operator_case import TOLERANCE, OperatorCase, Sizes, distance, unit_of
 from localllm.engine.product_cases import product_cases
+from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.model.blocks.per_layer_gate import PerLayerGateSpec
+from localllm.model.norm import NormSpec
 from localllm.model.weights import WeightSource
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
@@ -40,9 +43,10 @@ def operator_cases(
     cases = _Cases(sizes, device, own)
     attentions = architecture.blocks_of(AttentionSpec)
     for rows in (1, 512):
-        yield from cases.norms(rows)
-        for inner in dict.fromkeys(mlp.inner_size for mlp in architecture.blocks_of(GatedMLPSpec)):
-            yield cases.gate(rows, inner)
+        for is_wide in dict.fromkeys(norm.is_wide for norm in _norms(architecture)):
+            yield from cases.norms(rows, is_wide)
+        for inner, is_gelu in dict.fromkeys(_gates(architecture)):
+            yield cases.gate(rows, inner, is_gelu)
         for attention in dict.fromkeys(replace(each, window=None) for each in attentions):
             yield cases.rotation(rows, attention)
     # Two prompts in a step, and a turn after a long conversation, by the many-queries kernel alone.
@@ -66,6 +70,23 @@ def operator_cases(
     yield from product_cases(source, sizes, device, tables)
 
 
+def _norms(architecture: Architecture) -> Iterator[NormSpec]:
+    """The norms of the residual stream."""
+    yield architecture.norm
+    for layer in architecture.layers:
+        for place in layer.places:
+            yield from place.norms
+
+
+def _gates(architecture: Architecture) -> Iterator[tuple[int, bool]]:
+    """The width of each gate, and whether it is GELU."""
+    for block in architecture.blocks():
+        if isinstance(block, GatedMLPSpec):
+            yield block.inner_size, block.is_gelu
+        if isinstance(block, PerLayerGateSpec):
+            yield block.width, True
+
+
 class _Cases:
     """Cases that need no weights except those of norms, which are random."""
 
@@ -73,27 +94,31 @@ class _Cases:
         self._sizes, self._device, self._ops = sizes, device, ops
         self._unit = unit_of(sizes.dtype)
 
-    def norms(self, rows: int) -> Iterator[OperatorCase]:
-        """The norm, and the norm of a sum."""
+    def norms(self, rows: int, is_wide: bool) -> Iterator[OperatorCase]:
+        """The norm, and the norm of a sum; `is_wide`: see NormSpec."""
         hidden, eps = self._sizes.architecture.hidden_size, self._sizes.architecture.norm.eps
         x, residual, weight = (
             self._values(rows, hidden),
             self._values(rows, hidden),
-            1 + 0.1 * self._values(hidden),
+            self._norm_weight(hidden, is_wide),
         )
-        yield self._case(Piece.NORMS, "norm", lambda o, x, w: (o.rms_norm(x, w, eps),), x, weight)
+        wide = ", its weight in float32" if is_wide else ""
+        norm: Callable[..., Sequence[Tensor]] = lambda o, x, w: (o.rms_norm(x, w, eps),)  # noqa: E731
+        yield self._case(Piece.NORMS, f"norm{wide}", norm, x, weight)
         yield self._case(
             Piece.NORMS,
-            "norm of a sum",
+            f"norm of a sum{wide}",
             lambda o, x, r, w: o.add_rms_norm(x, r, w, eps),
             x,
             residual,
             weight,
         )
 
-    def gate(self, rows: int, inner: int) -> OperatorCase:
+    def gate(self, rows: int, inner: int, is_gelu: bool) -> OperatorCase:
         """The gate, `inner` values wide."""
         gate_up = self._values(rows, 2 * inner)
+        if is_gelu:
+            return self._case(Piece.GATE, "gate, GELU", lambda o, x: (o.gelu_mul(x),), gate_up)
         return self._case(Piece.GATE, "gate", lambda o, x: (o.silu_mul(x),), gate_up)
 
     def _case(
@@ -118,11 +143,15 @@ class _Cases:
     def rotation(self, rows: int, sizes: AttentionSpec) -> OperatorCase:
         """Rotation with the norms of heads, and the write to the cache."""
         dtype = self._sizes.kv_dtype
-        heads, kv_heads, dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
-        qkv = self._values(rows, heads + 2 * kv_heads, dim)
+        kv_heads, dim = sizes.num_kv_heads, sizes.head_dim
+        has_own = sizes.reads is None
+        stored = kv_heads * (1 + sizes.has_values) if has_own else 0
+        qkv = self._values(rows, sizes.num_heads + stored, dim)
         angles = 6 * torch.rand(rows, dim // 2, device=self._device)
         cos, sin = angles.cos(), angles.sin()
-        norm = 1 + 0.1 * self._values(dim) if sizes.has_head_norms else None
+        norm = None
+        if sizes.norms is not None and sizes.has_head_norms:
+            norm = self._norm_weight(dim, sizes.norms.spec("").is_wide)
         block = self._sizes.block_size
         num_blocks = -(-rows // block) + 1
         slots = block + torch.randperm(rows, device=self._device)
@@ -132,11 +161,13 @@ class _Cases:
                 qkv,
                 cos,
                 sin,
-                kept,
+                kept if has_own else None,
                 slots,
                 query_norm=norm,
                 key_norm=norm,
                 eps=1e-6 if sizes.norms is None else sizes.norms.eps,
+                has_values=sizes.has_values,
+                norms_values=sizes.norms is not None and sizes.norms.has_value,
             )
 
         shape = (num_blocks, kv_heads, block, dim)
@@ -145,6 +176,8 @@ class _Cases:
         def away() -> float:
             query = call(self._ops, own, qkv, norm)
             right = call(TORCH_OPS, exact, qkv.float(), None if norm is None else norm.float())
+            if not has_own:
+                return distance(query, right, self._unit)
             of_codes = _CODE_STEPS[dtype] / TOLERANCE if dtype in _CODE_STEPS else self._unit
             return max(
                 distance(query, right, self._unit),
@@ -154,7 +187,7 @@ class _Cases:
 
         return OperatorCase(
             Piece.ROTATION,
-            "rotation",
+            "rotation" if has_own else "rotation of queries alone",
             rows,
             away,
             lambda: call(self._ops, own, qkv, norm),
@@ -184,6 +217,7 @@ class _Cases:
         starts = torch.tensor([0, *new], device=device).cumsum(0).int()
         query = self._values(rows, sizes.num_heads, sizes.head_dim)
         keys = torch.tensor(lengths, device=device)
+        sinks = torch.randn(sizes.num_heads, device=device) if sizes.has_sinks else None
 
         def call(ops: Ops, query: Tensor, cache: KVCache) -> Tensor:
             return ops.paged_attention(
@@ -195,6 +229,8 @@ class _Cases:
                 max_query_len=max(new),
                 scale=sizes.score_scale,
                 window=window,
+                cap=sizes.cap,
+                sinks=sinks,
             )
 
         behind = "" if window is None else f", window {window}"
@@ -239,6 +275,10 @@ class _Cases:
             lambda: own(logits, asked),
             lambda: sample_reference(logits, asked),
         )
+
+    def _norm_weight(self, width: int, is_wide: bool) -> Tensor:
+        weight = 1 + 0.1 * self._values(width)
+        return weight.float() if is_wide else weight
 
     def _values(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self._device).to(self._sizes.dtype)

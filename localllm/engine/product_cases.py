@@ -10,7 +10,7 @@ from torch import Tensor
 
 from localllm.engine.operator_case import OperatorCase, Sizes, distance, unit_of
 from localllm.model.architecture import HEAD
-from localllm.model.blocks.block import LinearGroup
+from localllm.model.blocks.block import InputsFrom, LinearGroup
 from localllm.model.linear import Projection
 from localllm.model.packed.table import PACKED_TYPES
 from localllm.model.weights import WeightReader, WeightSource
@@ -49,9 +49,9 @@ class _Place:
             group.kind,
             tuple(f"{layer}.{name}" for name in group.names),
             group.width_in,
-            has_norm=group.inputs is None,
+            has_norm=group.inputs is InputsFrom.BLOCK,
             has_gate=group.is_gated,
-            has_residual=group.inputs is not None,
+            has_residual=group.inputs is not InputsFrom.BLOCK,
         )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from localllm.engine.device import Device, is_fatal
 from localllm.engine.operator_case import distance, unit_of
 from localllm.files.private_files import private_folder, read_private, write_private
-from localllm.model.blocks.block import LinearGroup
+from localllm.model.blocks.block import InputsFrom, LinearGroup
 from localllm.model.decoder import DecoderModel
 from localllm.model.linear import Projection
 from localllm.model.norm import Norm
@@ -161,9 +161,10 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
     for rows in ROWS:
         calls = []
         for group, found in places.items():
-            norm = found[0][1]
-            around = Around(residual=_drawn(model, rows, hidden))
-            if group.inputs is None and norm is not None:
+            norm, around = found[0][1], NOTHING
+            if group.inputs is not InputsFrom.BLOCK:
+                around = Around(residual=_drawn(model, rows, hidden))
+            elif norm is not None:
                 around = Around(norm=norm.weight, eps=norm.eps, is_gated=group.is_gated)
             calls.append(([product for product, _ in found], group.width_in, around))
         for products, width, around in (*calls, ([model.head.projection], hidden, NOTHING)):

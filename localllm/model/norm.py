@@ -27,11 +27,15 @@ class NormSpec:
     is_centred: bool = False
     rounds_last: bool = False
 
+    @property
+    def is_wide(self) -> bool:
+        """Whether its weight is kept in float32."""
+        return self.rounds_last or self.offset != 0
+
     def with_weight(self, stored: Tensor) -> Norm:
         """The norm with its weight, `stored` as in the checkpoint."""
-        # In float32, since 1 + w has fewer bits for w than w had.
-        is_wide = self.rounds_last or self.offset != 0
-        weight = stored.float() + self.offset if is_wide else stored
+        # 1 + w has fewer bits for w than w had.
+        weight = stored.float() + self.offset if self.is_wide else stored
         return Norm(weight, self.eps, self.is_centred)
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from every_family import small_config
 from guards import needs_interpreter
 
 from localllm.engine import operator_choice
@@ -207,6 +208,26 @@ def test_kernels_that_are_right_pass(dtype: torch.dtype) -> None:
         # Of fragments, see tests/kernels/test_int4_matmul.py, which takes minutes.
         if case.rows <= 16 and case.piece is not Piece.FRAGMENTS:
             assert case.distance() < 0.6, case.name
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("family", ["Gemma2ForCausalLM", "Gemma4ForCausalLM"])
+def test_what_a_family_adds_is_checked(family: str) -> None:
+    """Caps and GELU; keys of other layers, normed values, weights of norms in float32."""
+    architecture = architecture_of(small_config(family))
+    drawn = RandomWeights(architecture, "bf16", torch.device("cpu"))
+    sizes = Sizes(architecture, torch.float16, torch.float16, 16)
+    found = operator_cases(
+        drawn, sizes, torch.device("cpu"), lambda choice: triton_ops("cpu", choice=choice)
+    )
+    names = set()
+    for case in found:
+        names.add(case.name)
+        if case.rows <= 16:
+            assert case.distance() < 0.6, case.name
+    assert {"gate, GELU", "norm, its weight in float32"} <= names
+    assert ("rotation of queries alone" in names) == (family == "Gemma4ForCausalLM")
 
 
 def test_what_torch_computes_stands_in_the_keys_of_cached_prefixes() -> None:

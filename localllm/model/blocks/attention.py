@@ -54,6 +54,10 @@ class QueryKeyNorms:
     is_late: bool = False
     has_value: bool = False
 
+    def spec(self, name: str) -> NormSpec:
+        """The norm whose weight is `name`."""
+        return NormSpec(name, self.eps, self.offset, rounds_last=self.rounds_last)
+
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
@@ -228,8 +232,7 @@ class AttentionSpec:
         weight, order = parts.vector(name), self.rope.order(self.head_dim)
         if order is not None:
             weight = weight.view(-1, self.head_dim)[:, list(order)].flatten()
-        own = NormSpec(name, self.norms.eps, self.norms.offset, rounds_last=self.norms.rounds_last)
-        return own.with_weight(weight)
+        return self.norms.spec(name).with_weight(weight)
 
     def _row_order(self) -> list[int] | None:
         """The rows of the product of queries, keys and values as they are computed with: those of
