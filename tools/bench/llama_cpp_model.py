@@ -1,7 +1,7 @@
 """Writes a model with a shape from the catalogue and random Q4_0 weights as a GGUF file.
 
 The types are those of `llama-quantize` for Q4_0: linears in Q4_0, the embedding (also the head, if
-they are tied) in Q6_K, norms in float32.
+they are tied) in Q6_K, or in Q8_0 where its width is not a multiple of 256, norms in float32.
 """
 
 from collections.abc import Iterator
@@ -33,17 +33,30 @@ _NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+# Of Gemma 3, which has norms behind the blocks too.
+_OWN_NAMES = {
+    "Gemma3ForCausalLM": {
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }
+}
+_KINDS = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama", "Gemma3ForCausalLM": "gemma3"}
 
 
 def write_gguf(path: Path, architecture: Architecture, seed: int = 0) -> None:
-    """Write the file, for Qwen3, and for Llama without a stretched context."""
-    name = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama"}[architecture.name]
-    writer = GGUFWriter(path, name)
+    """Write the file, for Qwen3, Gemma 3, and Llama, without a stretched context."""
+    writer = GGUFWriter(path, _KINDS[architecture.name])
     writer.add_vocab_size(architecture.vocab_size)
     writer.add_context_length(architecture.max_position_embeddings)
     writer.add_embedding_length(architecture.hidden_size)
     writer.add_block_count(architecture.num_layers)
-    [attention] = architecture.blocks_of(AttentionSpec)
+    # All are alike but for windows and rotations; llama.cpp knows which of Gemma's have a window.
+    *windowed, attention = sorted(
+        architecture.blocks_of(AttentionSpec), key=lambda each: each.window is None
+    )
+    for each in windowed:
+        writer.add_sliding_window(each.window)
     [mlp] = architecture.blocks_of(GatedMLPSpec)
     writer.add_feed_forward_length(mlp.inner_size)
     writer.add_head_count(attention.num_heads)
@@ -67,13 +80,17 @@ def _tensors(
 ) -> Iterator[tuple[str, npt.NDArray[np.generic], GGMLQuantizationType]]:
     vocabulary = architecture.vocab_size, architecture.hidden_size
     q4, q6, f32 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q6_K, GGMLQuantizationType.F32
-    yield "token_embd.weight", _q6_k(rng, *vocabulary), q6
+    draw, of_vocabulary = _q6_k, q6
+    if architecture.hidden_size % 256:
+        draw, of_vocabulary = _q8_0, GGMLQuantizationType.Q8_0
+    yield "token_embd.weight", draw(rng, *vocabulary), of_vocabulary
     if not architecture.tie_word_embeddings:
-        yield "output.weight", _q6_k(rng, *vocabulary), q6
+        yield "output.weight", draw(rng, *vocabulary), of_vocabulary
     yield "output_norm.weight", np.ones(architecture.hidden_size, np.float32), f32
+    names = _NAMES | _OWN_NAMES.get(architecture.name, {})
     for i, layer in enumerate(architecture.layers):
         for name, shape in layer.tensors().items():
-            theirs = f"blk.{i}.{_NAMES[name.removesuffix('.weight')]}.weight"
+            theirs = f"blk.{i}.{names[name.removesuffix('.weight')]}.weight"
             if len(shape) == 2:
                 yield theirs, _q4_0(rng, *shape), q4
             else:
@@ -83,6 +100,13 @@ def _tensors(
 def _q4_0(rng: np.random.Generator, rows: int, columns: int) -> Bytes:
     """Blocks of 32 values: a float16 scale and 16 bytes."""
     blocks = rng.integers(0, 256, (rows, columns // 32, 18), np.uint8)
+    blocks[..., :2] = np.frombuffer(_SCALE.tobytes(), np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def _q8_0(rng: np.random.Generator, rows: int, columns: int) -> Bytes:
+    """Blocks of 32 values: a float16 scale and 32 bytes."""
+    blocks = rng.integers(0, 256, (rows, columns // 32, 34), np.uint8)
     blocks[..., :2] = np.frombuffer(_SCALE.tobytes(), np.uint8)
     return blocks.reshape(rows, -1)
 
