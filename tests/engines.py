@@ -99,6 +99,12 @@ class GivenThreads(ThreadCount):
 WITH_SINKS = "SinksForCausalLM"
 # Heads of two sizes, keys of other layers, and inputs of each layer, as in E2B.
 _OWN_SIZES: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 20,
+    },
     "Gemma4ForCausalLM": {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -109,7 +115,7 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
         "use_double_wide_mlp": True,
         "tie_word_embeddings": True,
-    }
+    },
 }
 
 

@@ -70,25 +70,30 @@ def device_engine(model: DecoderModel, **limits: object) -> tuple[Engine, Record
 
 
 @pytest.mark.parametrize(
-    ("recipe", "waves"),
-    [(None, WAVES), pytest.param(INT4, ((1, 12, 6),), marks=pytest.mark.slow)],
-    ids=["plain", "int4"],
+    ("architecture", "recipe", "waves"),
+    [
+        ("Qwen3ForCausalLM", None, WAVES),
+        pytest.param("Qwen3ForCausalLM", INT4, ((1, 12, 6),), marks=pytest.mark.slow),
+        # Chunks whose last layers compute a few rows, or none.
+        ("Gemma4ForCausalLM", None, ((1, 29, 6),)),
+    ],
+    ids=["plain", "int4", "keys of other layers"],
 )
 def test_it_gives_the_tokens_of_the_torch_operators(
-    recipe: Recipe | None, waves: tuple[tuple[int, ...], ...]
+    architecture: str, recipe: Recipe | None, waves: tuple[tuple[int, ...], ...]
 ) -> None:
     sizes = {"block_size": 8, "num_blocks": 7, "max_num_batched_tokens": 24}
     expected = generate(
         make_engine(
-            load_tiny_model("Qwen3ForCausalLM", None, torch.float32, recipe),
+            load_tiny_model(architecture, None, torch.float32, recipe),
             Limits(enable_prefix_caching=True, **sizes),
         ),
         waves,
     )
-    model = load_tiny_model("Qwen3ForCausalLM", None, torch.float32, recipe, backend="triton")
+    model = load_tiny_model(architecture, None, torch.float32, recipe, backend="triton")
     engine, device = device_engine(model, enable_prefix_caching=True, **sizes)
     found = generate(engine, waves)
-    assert (engine.scheduler.num_preemptions > 0) == (waves is WAVES), "the test must press"
+    assert (engine.scheduler.num_preemptions > 0) == (recipe is None), "the test must press"
     assert len(device.replayed) > len(device.captured) > 0
     for request_id, events in expected.items():
         own = found[request_id]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from engines import Limits, load_tiny_model, make_engine, run, run_alone
+from engines import WITH_SINKS, Limits, load_tiny_model, make_engine, run, run_alone
 from guards import needs_interpreter
 from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
 
@@ -61,8 +61,14 @@ def generate(
         pytest.param(
             "Qwen3ForCausalLM", None, Recipe("int8", int8_head=True), None, marks=pytest.mark.slow
         ),
+        ("Gemma4ForCausalLM", 12, None, None),
+        pytest.param("Gemma2ForCausalLM", 12, None, torch.int8, marks=pytest.mark.slow),
+        pytest.param(WITH_SINKS, 12, None, None, marks=pytest.mark.slow),
     ],
-    ids=["plain", "int4 and int8 cache", "int4 with biases", "int4, window, fp8 cache", "int8"],
+    ids=[
+        *("plain", "int4 and int8 cache", "int4 with biases", "int4, window, fp8 cache", "int8"),
+        *("keys of other layers", "caps, int8 cache", "sinks"),
+    ],
 )
 @pytest.mark.parametrize("budget", [12, pytest.param(24, marks=pytest.mark.slow)])
 def test_it_gives_the_tokens_of_the_torch_operators(
