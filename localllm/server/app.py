@@ -158,7 +158,7 @@ class _Server:
         params = self._params(body)
         form = None
         if body.callable_tools:  # the grammar first: it checks the size of the tools' schemas
-            form = self._tool_format()
+            form = self._tool_format().for_tools(_tools(body))
             params = replace(params, grammar=self._tool_grammar(body, form, params.grammar))
         tools = [tool.model_dump(exclude_none=True) for tool in body.callable_tools]
         prompt = await self._write(
@@ -298,10 +298,7 @@ class _Server:
                 Grammar.of_schema(tool.function.parameters or {})
             return tool_grammar(
                 form,
-                [
-                    Tool(each.function.name, each.function.parameters or {})
-                    for each in body.callable_tools
-                ],
+                _tools(body),
                 "required" if body.must_call else "auto",
                 self._tokenizer.as_lark,
                 are_parallel=body.parallel_tool_calls is not False,
@@ -382,3 +379,9 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 async def _on_defect(request: Request, error: Exception) -> Response:
     logger.error("internal error in %s", request.url.path, exc_info=error)
     return as_response(Refusal(500, "internal server error", "server_error"))
+
+
+def _tools(body: ChatRequest) -> list[Tool]:
+    return [
+        Tool(each.function.name, each.function.parameters or {}) for each in body.callable_tools
+    ]

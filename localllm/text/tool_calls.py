@@ -2,7 +2,8 @@
 
 The model's own chat template shows the format. Sources: Qwen2.5 and Hermes 3 (a JSON object between
 <tool_call> tags), Llama 3.1 (a lone object with "parameters"), Mistral (a list after [TOOL_CALLS];
-newer ones a name, [ARGS] and the arguments), each in its template.
+newer ones a name, [ARGS] and the arguments), Granite 3 (a list after <|tool_call|>), Qwen3-Coder
+and Seed-OSS (arguments between tags, see tagged_arguments.py), each in its template.
 """
 
 import json
@@ -10,12 +11,13 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from localllm.errors import RequestError
 from localllm.text.grammar import Grammar, lark_literal
 from localllm.text.stop_strings import longest_overlap
+from localllm.text.tagged_arguments import EndOfTagged, TaggedArguments
 
 Way = Literal["auto", "required"]
 _JSON_PIECE = r'"(?:[^"\\]|\\.)*"|[{}:,]| '
@@ -47,7 +49,8 @@ class ToolFormat:
     """How a call is written: `opens`, `before` NAME `between` ARGUMENTS `after`, `closes`.
 
     Several calls are joined by `joint` between `opens` and `closes`; if it is None, each call has
-    both, and if it is empty, there is only ever one. `first` may come before everything.
+    both, and if it is empty, there is only ever one. `first` may come before everything. `tagged`:
+    how ARGUMENTS are written, if not as JSON.
     """
 
     opens: str
@@ -57,6 +60,15 @@ class ToolFormat:
     closes: str
     joint: str | None = None
     first: str = ""
+    tagged: TaggedArguments | None = None
+
+    def for_tools(self, tools: Sequence[Tool]) -> "ToolFormat":
+        """The format with the schemas of `tools`, which say what is text and what is JSON."""
+        if self.tagged is None:
+            return self
+        found = {tool.name: tool.parameters.get("properties") for tool in tools}
+        schemas = {name: own for name, own in found.items() if isinstance(own, Mapping)}
+        return replace(self, tagged=replace(self.tagged, schemas=schemas))
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -68,6 +80,14 @@ _NAMED = ('{"name": "', '", "arguments": ', "}")
 HERMES = ToolFormat("<tool_call>\n", *_NAMED, "\n</tool_call>")
 MISTRAL = ToolFormat("[TOOL_CALLS][", *_NAMED, "]", ", ")
 MISTRAL_ARGS = ToolFormat("[TOOL_CALLS]", "", "[ARGS]", "", "")
+GRANITE = ToolFormat("<|tool_call|>[", *_NAMED, "]", ", ")
+_FUNCTION = ("<function=", ">\n", "</function>")
+QWEN_CODER = ToolFormat(
+    "<tool_call>\n", *_FUNCTION, "\n</tool_call>", tagged=TaggedArguments("\n", {})
+)
+SEED = ToolFormat(
+    "<seed:tool_call>\n", *_FUNCTION, "\n</seed:tool_call>", tagged=TaggedArguments("", {})
+)
 LLAMA = ToolFormat("", '{"name": "', '", "parameters": ', "}", "", "", first="<|python_tag|>")
 
 
@@ -77,6 +97,10 @@ def find_tool_format(template: str) -> ToolFormat | None:
         return None
     if "[TOOL_CALLS]" in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
+    if "<function=" in template and "<parameter=" in template:
+        return SEED if "<seed:tool_call>" in template else QWEN_CODER
+    if "<|tool_call|>" in template:
+        return GRANITE
     if "<tool_call>" in template and '"arguments"' in template.replace("\\", ""):
         return HERMES
     if '"parameters"' in template and "<|start_header_id|>" in template:
@@ -105,7 +129,9 @@ def tool_grammar(
     rules = ["%llguidance {}", "TEXT: /(.|\\n)*/"]
     for i, tool in enumerate(tools):
         literals = f"{lark_literal(tool.name)} {as_lark(form.between)}"
-        if form.before:
+        if form.tagged is not None:
+            literals = f"{as_lark(form.before)} {literals}"
+        elif form.before:
             head = form.before + json.dumps(tool.name, ensure_ascii=False)[1:-1] + form.between
             # Piece by piece, as JSON is read: an answer in JSON may begin in the same way.
             literals = " ".join(map(lark_literal, re.findall(_JSON_PIECE, head)))
@@ -114,7 +140,12 @@ def tool_grammar(
             raise RequestError(
                 f"the schema of {tool.name} must describe an object of arguments", param="tools"
             )
-        rules.append(f"tool_{i}: {literals} {_inline(parameters)} {lark(form.after)}")
+        arguments = _inline(parameters)
+        if form.tagged is not None:
+            arguments = form.tagged.rule(parameters, as_lark)
+        rules.append(f"tool_{i}: {literals} {arguments} {lark(form.after)}")
+    if form.tagged is not None:
+        rules += form.tagged.shared_rules(as_lark)
     rules.append("one: " + " | ".join(f"tool_{i}" for i in range(len(tools))))
     more = f"({lark(form.joint)} one)*" if form.joint and are_parallel else ""
     rules += [f"body: one {more} {lark(form.closes)}", f"call: {lark(form.opens)} body"]
@@ -155,7 +186,7 @@ class ToolCallSplitter:
         # Text that may begin a tag; the call in progress, and the search for its end.
         self._held = ""
         self._call: list[str] = []
-        self._end: _EndOfCall | None = None
+        self._end: _EndOfCall | EndOfTagged | None = None
         # Without a tag: the beginning of the answer, and whether it is known not to be a call.
         self._beginning, self._is_said = "", False
 
@@ -174,7 +205,7 @@ class ToolCallSplitter:
                     return "".join((*said, text[: len(text) - keep])), calls
                 said.append(text[:place])
                 self._held, text = "", text[place:]
-                self._end = _EndOfCall("" if self._form.joint is not None else self._form.closes)
+                self._end = self._make_end()
             end = self._end.find(text)
             if end < 0:
                 self._call.append(text)
@@ -209,7 +240,16 @@ class ToolCallSplitter:
         text, self._call = "".join(self._call), []
         return text
 
+    def _make_end(self) -> "_EndOfCall | EndOfTagged":
+        if self._form.tagged is not None:
+            return EndOfTagged(self._form.closes)
+        return _EndOfCall("" if self._form.joint is not None else self._form.closes)
+
     def _read(self, text: str) -> list[ToolCall]:
+        if self._form.tagged is not None:
+            found = self._form.tagged.read(text)
+            call = None if found is None else _call(*found, None)
+            return [] if call is None else [call]
         return _read_objects(text) if self._form.before else _read_named(text)
 
 

@@ -16,10 +16,13 @@ from localllm.text.grammar import Grammar
 from localllm.text.prompt import Prompt
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.tool_calls import (
+    GRANITE,
     HERMES,
     LLAMA,
     MISTRAL,
     MISTRAL_ARGS,
+    QWEN_CODER,
+    SEED,
     Tool,
     ToolCall,
     ToolCallSplitter,
@@ -29,7 +32,13 @@ from localllm.text.tool_calls import (
 )
 
 TEMPLATES = Path(__file__).parents[3] / "shared/data/chat_templates"
-FORMATS = {"hermes": HERMES, "mistral": MISTRAL, "mistral args": MISTRAL_ARGS, "llama": LLAMA}
+FORMATS = {
+    "hermes": HERMES,
+    "mistral": MISTRAL,
+    "mistral args": MISTRAL_ARGS,
+    "llama": LLAMA,
+    "granite": GRANITE,
+}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 PLACE = {
     "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}},
@@ -43,12 +52,15 @@ WRITTEN = {
     "mistral": f'[TOOL_CALLS][{{"name": "weather", "arguments": {PARIS}}}]',
     "mistral args": f"[TOOL_CALLS]weather[ARGS]{PARIS}",
     "llama": f'{{"name": "weather", "parameters": {PARIS}}}',
+    "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]',
 }
 TWO = {
     "hermes": WRITTEN["hermes"] + "\n" + WRITTEN["hermes"].replace("Paris", "Oslo"),
     "mistral": WRITTEN["mistral"][:-1]
     + f', {{"name": "weather", "arguments": {PARIS}}}]'.replace("Paris", "Oslo"),
     "mistral args": WRITTEN["mistral args"] + WRITTEN["mistral args"].replace("Paris", "Oslo"),
+    "granite": WRITTEN["granite"][:-1]
+    + f', {{"name": "weather", "arguments": {PARIS}}}]'.replace("Paris", "Oslo"),
 }
 
 
@@ -65,7 +77,10 @@ TWO = {
         ("unsloth-mistral-Devstral-Small-2507", MISTRAL_ARGS),
         ("Mistral-Small-3.2-24B-Instruct-2506", MISTRAL_ARGS),
         ("google-gemma-2-2b-it", None),
-        ("Qwen3-Coder", None),  # its calls are no JSON
+        ("Qwen3-Coder", QWEN_CODER),
+        ("Qwen3.5-4B", QWEN_CODER),
+        ("ByteDance-Seed-OSS", SEED),
+        ("ibm-granite-granite-3.3-2B-Instruct", GRANITE),
         ("openai-gpt-oss-120b", None),
     ],
 )
@@ -152,7 +167,8 @@ def test_llama_and_mistral_have_a_mark_and_an_id() -> None:
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     """One for which the marks are text, one for which they are special tokens, one between."""
     backend = open_checkpoint().tokenizer._backend
-    marks = ["[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<|python_tag|>"]
+    marks = ["<|tool_call|>", "<seed:tool_call>", "</seed:tool_call>"]
+    marks += ["[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<|python_tag|>"]
     if request.param == "special tokens":
         backend.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     elif request.param == "tags":
@@ -244,3 +260,73 @@ def test_reading_calls_takes_as_long_as_the_answer_is(name: str) -> None:
         TWO.get(name, WRITTEN[name]) * 200,
     ):
         assert cpu_seconds(form, text) < 0.5
+
+
+# Arguments between tags, which are no JSON as a whole.
+
+REPORT = {
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "unit": {"enum": ["km", "mi"]},
+        "at": {"$ref": "#/$defs/point"},
+    },
+    "required": ["text", "count"],
+    "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+}
+TAGGED_TOOLS = [Tool("report", REPORT), Tool("stop", {})]
+TAGGED = {
+    "qwen coder": (QWEN_CODER.for_tools(TAGGED_TOOLS), "\n", "<tool_call>", "</tool_call>"),
+    "seed": (SEED.for_tools(TAGGED_TOOLS), "", "<seed:tool_call>", "</seed:tool_call>"),
+}
+
+
+def written(name: str, tool: str = "report", **arguments: str) -> str:
+    _, gap, opens, closes = TAGGED[name]
+    inside = "".join(
+        f"<parameter={key}>{gap}{value}{gap}</parameter>\n" for key, value in arguments.items()
+    )
+    return f"{opens}\n<function={tool}>\n{inside}</function>\n{closes}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", TAGGED)
+def test_tagged_arguments_are_read_by_their_schema(name: str, seed: int) -> None:
+    form, _, _, closes = TAGGED[name]
+    said = f"5\nand {closes} here"
+    call = written(name, text=said, count="5", unit="km", at='{"x": 2}')
+    text, calls = split(form, cut(f"So: {call}\n{written(name, 'stop')}", seed))
+    assert text.strip() == "So:"
+    expected = {"text": said, "count": 5, "unit": "km", "at": {"x": 2}}
+    assert [(each.name, json.loads(each.arguments)) for each in calls] == [
+        ("report", expected),
+        ("stop", {}),
+    ]
+    for broken in ("<tool_call>\nnothing\n</tool_call>", call[:-30], "a <parameter=x> b"):
+        assert split(form, cut(broken, seed)) == (broken, [])
+    assert cpu_seconds(form, written(name, text=f"{closes} " * 3000, count="1")) < 0.5
+
+
+@pytest.mark.parametrize("name", TAGGED)
+def test_tagged_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name: str) -> None:
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
+    form, *_ = TAGGED[name]
+
+    def allows(text: str, way: str) -> bool:
+        grammar = tool_grammar(form, TAGGED_TOOLS, way, tokenizer.as_lark)  # type: ignore[arg-type]
+        matcher = compiler.compile(grammar, Prompt([1])).matcher
+        ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+        return matcher.count_allowed([*ids, 0]) == len(ids) + 1
+
+    for way in ("required", "auto"):
+        assert allows(written(name, text="two\nlines < 3", count="5"), way)
+        assert allows(written(name, text="", count="-7", unit="mi", at='{"x": 2}'), way)
+        assert allows(written(name, "stop"), way)
+        assert not allows(written(name, text="a"), way)  # without its count
+        assert not allows(written(name, text="a", count="many"), way)
+        assert not allows(written(name, text="a", count="5", unit="yd"), way)
+        assert not allows(written(name, text="a", count="5", at='{"x": "no"}'), way)
+        assert not allows(written(name, "rain", text="a", count="5"), way)
+    assert allows("Just words.", "auto")
+    assert not allows("Just words.", "required")
+    assert allows("Let me look.\n" + written(name, "stop"), "auto")
