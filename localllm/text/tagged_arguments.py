@@ -9,7 +9,7 @@ Qwen3.5 and Seed-OSS, which tell the model so.
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from localllm.text.grammar import lark_literal
@@ -23,18 +23,30 @@ _KEY = re.compile(r"<parameter=([^>\n]{1,200})>")
 
 @dataclass(frozen=True, slots=True)
 class TaggedArguments:
-    """How a family writes them: `gap` stands on both sides of a value. `schemas`: of each tool's
+    """See ArgumentStyle: `gap` stands on both sides of a value. `schemas`: of each tool's
     arguments, by the names of tool and argument.
     """
 
     gap: str
     schemas: Mapping[str, Mapping[str, Any]]
 
-    def rule(self, parameters: Mapping[str, Any], as_lark: Callable[[str], str]) -> str:
-        """A Lark expression for arguments that match `parameters`, a JSON schema of an object.
+    marks = ()
 
-        Patterns and lengths of strings are not held, since their values are free text.
-        """
+    def with_schemas(self, schemas: Mapping[str, Mapping[str, Any]]) -> "TaggedArguments":
+        """See ArgumentStyle."""
+        return replace(self, schemas=schemas)
+
+    def end_of_call(self, mark: str) -> "EndOfTagged":
+        """See ArgumentStyle."""
+        return EndOfTagged(mark)
+
+    def rules(
+        self, name: str, parameters: Mapping[str, Any], as_lark: Callable[[str], str]
+    ) -> list[str]:
+        """See ArgumentStyle. Patterns and lengths of strings are not held: they are free text."""
+        return [f"{name}: {self._body(parameters, as_lark)}"]
+
+    def _body(self, parameters: Mapping[str, Any], as_lark: Callable[[str], str]) -> str:
         properties = parameters.get("properties")
         end = as_lark(self.gap + _CLOSES)
         if not isinstance(properties, Mapping) or not properties:
@@ -56,11 +68,11 @@ class TaggedArguments:
         return " ".join(parts)
 
     def shared_rules(self, as_lark: Callable[[str], str]) -> list[str]:
-        """The rules that `rule` refers to."""
+        """See ArgumentStyle."""
         return [f"tagged_text[lazy]: TEXT {as_lark(self.gap + _CLOSES)}"]
 
     def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
-        """The name of the tool and the arguments; None if `text` is no call."""
+        """See ArgumentStyle."""
         head = _NAME.search(text)
         if head is None:
             return None

@@ -12,12 +12,13 @@ import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from localllm.errors import RequestError
 from localllm.text.grammar import Grammar, lark_literal
+from localllm.text.quoted_arguments import QuotedArguments
 from localllm.text.stop_strings import longest_overlap
-from localllm.text.tagged_arguments import EndOfTagged, TaggedArguments
+from localllm.text.tagged_arguments import TaggedArguments
 
 Way = Literal["auto", "required"]
 _JSON_PIECE = r'"(?:[^"\\]|\\.)*"|[{}:,]| '
@@ -44,12 +45,48 @@ class ToolCall:
     arguments: str
 
 
+class EndOfCall(Protocol):
+    """Finds the mark that ends a call, in text that comes in pieces."""
+
+    def find(self, piece: str) -> int:
+        """The position after the mark in `piece`; -1 if the call does not end there."""
+
+
+class ArgumentStyle(Protocol):
+    """How a family writes the arguments of a call, where that is not JSON.
+
+    `marks`: texts in it that may be special tokens.
+    """
+
+    @property
+    def marks(self) -> tuple[str, ...]: ...  # noqa: D102
+
+    def with_schemas(self, schemas: Mapping[str, Mapping[str, Any]]) -> "ArgumentStyle":
+        """The style with the schemas of each tool's arguments, by the names of both."""
+
+    def rules(
+        self, name: str, parameters: Mapping[str, Any], as_lark: Callable[[str], str]
+    ) -> list[str]:
+        """Lark rules, of which `name` stands for arguments that match the JSON schema of an object,
+        `parameters`; others begin with `name`.
+        """
+
+    def shared_rules(self, as_lark: Callable[[str], str]) -> list[str]:
+        """Rules that those of every tool refer to."""
+
+    def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
+        """The name of the tool and the arguments of a call; None if `text` is no call."""
+
+    def end_of_call(self, mark: str) -> EndOfCall:
+        """A search for the end of a call that ends with `mark`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a call is written: `opens`, `before` NAME `between` ARGUMENTS `after`, `closes`.
 
     Several calls are joined by `joint` between `opens` and `closes`; if it is None, each call has
-    both, and if it is empty, there is only ever one. `first` may come before everything. `tagged`:
+    both, and if it is empty, there is only ever one. `first` may come before everything. `style`:
     how ARGUMENTS are written, if not as JSON.
     """
 
@@ -60,20 +97,21 @@ class ToolFormat:
     closes: str
     joint: str | None = None
     first: str = ""
-    tagged: TaggedArguments | None = None
+    style: ArgumentStyle | None = None
 
     def for_tools(self, tools: Sequence[Tool]) -> "ToolFormat":
         """The format with the schemas of `tools`, which say what is text and what is JSON."""
-        if self.tagged is None:
+        if self.style is None:
             return self
         found = {tool.name: tool.parameters.get("properties") for tool in tools}
         schemas = {name: own for name, own in found.items() if isinstance(own, Mapping)}
-        return replace(self, tagged=replace(self.tagged, schemas=schemas))
+        return replace(self, style=self.style.with_schemas(schemas))
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Texts that may be special tokens, and must be shown all the same."""
-        return (self.first, self.opens, self.between, self.closes)
+        own = () if self.style is None else self.style.marks
+        return (self.first, self.opens, self.between, self.closes, *own)
 
 
 _NAMED = ('{"name": "', '", "arguments": ', "}")
@@ -83,11 +121,12 @@ MISTRAL_ARGS = ToolFormat("[TOOL_CALLS]", "", "[ARGS]", "", "")
 GRANITE = ToolFormat("<|tool_call|>[", *_NAMED, "]", ", ")
 _FUNCTION = ("<function=", ">\n", "</function>")
 QWEN_CODER = ToolFormat(
-    "<tool_call>\n", *_FUNCTION, "\n</tool_call>", tagged=TaggedArguments("\n", {})
+    "<tool_call>\n", *_FUNCTION, "\n</tool_call>", style=TaggedArguments("\n", {})
 )
 SEED = ToolFormat(
-    "<seed:tool_call>\n", *_FUNCTION, "\n</seed:tool_call>", tagged=TaggedArguments("", {})
+    "<seed:tool_call>\n", *_FUNCTION, "\n</seed:tool_call>", style=TaggedArguments("", {})
 )
+GEMMA4 = ToolFormat("<|tool_call>", "call:", "{", "}", "<tool_call|>", style=QuotedArguments())
 LLAMA = ToolFormat("", '{"name": "', '", "parameters": ', "}", "", "", first="<|python_tag|>")
 
 
@@ -99,6 +138,8 @@ def find_tool_format(template: str) -> ToolFormat | None:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     if "<function=" in template and "<parameter=" in template:
         return SEED if "<seed:tool_call>" in template else QWEN_CODER
+    if "<|tool_call>call:" in template:
+        return GEMMA4
     if "<|tool_call|>" in template:
         return GRANITE
     if "<tool_call>" in template and '"arguments"' in template.replace("\\", ""):
@@ -129,7 +170,7 @@ def tool_grammar(
     rules = ["%llguidance {}", "TEXT: /(.|\\n)*/"]
     for i, tool in enumerate(tools):
         literals = f"{lark_literal(tool.name)} {as_lark(form.between)}"
-        if form.tagged is not None:
+        if form.style is not None:
             literals = f"{as_lark(form.before)} {literals}"
         elif form.before:
             head = form.before + json.dumps(tool.name, ensure_ascii=False)[1:-1] + form.between
@@ -141,11 +182,12 @@ def tool_grammar(
                 f"the schema of {tool.name} must describe an object of arguments", param="tools"
             )
         arguments = _inline(parameters)
-        if form.tagged is not None:
-            arguments = form.tagged.rule(parameters, as_lark)
+        if form.style is not None:
+            arguments = f"arguments_{i}"
+            rules += form.style.rules(arguments, parameters, as_lark)
         rules.append(f"tool_{i}: {literals} {arguments} {lark(form.after)}")
-    if form.tagged is not None:
-        rules += form.tagged.shared_rules(as_lark)
+    if form.style is not None:
+        rules += form.style.shared_rules(as_lark)
     rules.append("one: " + " | ".join(f"tool_{i}" for i in range(len(tools))))
     more = f"({lark(form.joint)} one)*" if form.joint and are_parallel else ""
     rules += [f"body: one {more} {lark(form.closes)}", f"call: {lark(form.opens)} body"]
@@ -186,7 +228,7 @@ class ToolCallSplitter:
         # Text that may begin a tag; the call in progress, and the search for its end.
         self._held = ""
         self._call: list[str] = []
-        self._end: _EndOfCall | EndOfTagged | None = None
+        self._end: EndOfCall | None = None
         # Without a tag: the beginning of the answer, and whether it is known not to be a call.
         self._beginning, self._is_said = "", False
 
@@ -240,14 +282,14 @@ class ToolCallSplitter:
         text, self._call = "".join(self._call), []
         return text
 
-    def _make_end(self) -> "_EndOfCall | EndOfTagged":
-        if self._form.tagged is not None:
-            return EndOfTagged(self._form.closes)
+    def _make_end(self) -> EndOfCall:
+        if self._form.style is not None:
+            return self._form.style.end_of_call(self._form.closes)
         return _EndOfCall("" if self._form.joint is not None else self._form.closes)
 
     def _read(self, text: str) -> list[ToolCall]:
-        if self._form.tagged is not None:
-            found = self._form.tagged.read(text)
+        if self._form.style is not None:
+            found = self._form.style.read(text)
             call = None if found is None else _call(*found, None)
             return [] if call is None else [call]
         return _read_objects(text) if self._form.before else _read_named(text)

@@ -16,6 +16,7 @@ from localllm.text.grammar import Grammar
 from localllm.text.prompt import Prompt
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.tool_calls import (
+    GEMMA4,
     GRANITE,
     HERMES,
     LLAMA,
@@ -80,6 +81,7 @@ TWO = {
         ("Qwen3-Coder", QWEN_CODER),
         ("Qwen3.5-4B", QWEN_CODER),
         ("ByteDance-Seed-OSS", SEED),
+        ("google-gemma-4-31B-it", GEMMA4),
         ("ibm-granite-granite-3.3-2B-Instruct", GRANITE),
         ("openai-gpt-oss-120b", None),
     ],
@@ -167,7 +169,14 @@ def test_llama_and_mistral_have_a_mark_and_an_id() -> None:
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     """One for which the marks are text, one for which they are special tokens, one between."""
     backend = open_checkpoint().tokenizer._backend
-    marks = ["<|tool_call|>", "<seed:tool_call>", "</seed:tool_call>"]
+    marks = [
+        "<|tool_call>",
+        "<tool_call|>",
+        '<|"|>',
+        "<|tool_call|>",
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+    ]
     marks += ["[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<|python_tag|>"]
     if request.param == "special tokens":
         backend.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
@@ -330,3 +339,72 @@ def test_tagged_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name:
     assert allows("Just words.", "auto")
     assert not allows("Just words.", "required")
     assert allows("Let me look.\n" + written(name, "stop"), "auto")
+
+
+# Gemma 4's: like JSON with bare names, and a token for the quotes of strings.
+
+TRIP = {
+    "properties": {
+        "text": {"type": "string"},
+        "days": {"type": "integer"},
+        "Unit": {"enum": ["km", "mi"]},
+        "stops": {"type": "array", "items": {"type": "string"}},
+        "at": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]},
+    },
+    "required": ["text", "days"],
+}
+TRIP_TOOLS = [Tool("trip", TRIP), Tool("stop", {})]
+
+
+def gemma(inside: str, tool: str = "trip") -> str:
+    return f"<|tool_call>call:{tool}{{{inside}}}<tool_call|>".replace("'", '<|"|>')
+
+
+FULL = "at:{x:2.5},days:3,stops:['Oslo','a}b'],text:'say \"hi\", <tool_call|>',Unit:'km'"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_calls_of_gemma_4_are_read(seed: int) -> None:
+    said = f"So: {gemma(FULL)}{gemma('', 'stop')}"
+    text, calls = split(GEMMA4, cut(said, seed))
+    assert text == "So: "
+    assert [(each.name, json.loads(each.arguments)) for each in calls] == [
+        (
+            "trip",
+            {
+                "at": {"x": 2.5},
+                "days": 3,
+                "stops": ["Oslo", "a}b"],
+                "text": 'say "hi", <tool_call|>',
+                "Unit": "km",
+            },
+        ),
+        ("stop", {}),
+    ]
+    for broken in (gemma("days"), gemma("days:3")[:-15], gemma("days:{" * 50), gemma("text:'a")):
+        assert split(GEMMA4, cut(broken, seed)) == (broken, [])
+    assert cpu_seconds(GEMMA4, gemma(f"text:'{'<tool_call|> ' * 5000}'")) < 0.5
+
+
+def test_calls_of_gemma_4_are_forced_to_their_schema(tokenizer: Tokenizer) -> None:
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
+
+    def allows(text: str, way: str) -> bool:
+        grammar = tool_grammar(GEMMA4, TRIP_TOOLS, way, tokenizer.as_lark)  # type: ignore[arg-type]
+        matcher = compiler.compile(grammar, Prompt([1])).matcher
+        ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+        return matcher.count_allowed([*ids, 0]) == len(ids) + 1
+
+    for way in ("required", "auto"):
+        assert allows(gemma("days:3,text:'a, b'"), way)
+        assert allows(gemma("at:{x:-1e3},days:3,stops:[],text:'',Unit:'mi'"), way)
+        assert allows(gemma("days:0,stops:['a','b'],text:'x'") + gemma("", "stop"), way)
+        assert not allows(gemma("days:3"), way)  # without its text
+        assert not allows(gemma("days:'3',text:'a'"), way)
+        assert not allows(gemma("days:3,text:'a',Unit:'yd'"), way)
+        assert not allows(gemma("at:{},days:3,text:'a'"), way)
+        assert not allows(gemma("days:3,text:'a',more:1"), way)
+        assert not allows(gemma("days:3,text:'a'", "rain"), way)
+    assert allows("Just words.", "auto")
+    assert not allows("Just words.", "required")
+    assert allows("Let me look.\n" + gemma("", "stop"), "auto")
