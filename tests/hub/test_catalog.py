@@ -31,7 +31,8 @@ def test_an_alias_a_repository_and_a_folder_are_models(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", ["hello", "What is 1/2?", "and/or maybe", "tell me", "a/b/c", "../x", "x\0y", ""]
 )
-def test_a_prompt_is_no_model(words: str) -> None:
+def test_a_prompt_is_no_model(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where no such folder is
     assert not is_model_name(words)
 
 
@@ -43,7 +44,10 @@ def test_an_unknown_name_is_exit_code_3_with_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/no/such/folder", "a\0b", "", "org/../x", "~/x"])
-def test_path_tricks_are_exit_code_2(name: str) -> None:
+def test_path_tricks_are_exit_code_2(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(CatalogError) as caught:
         resolve_model(name)
     assert caught.value.exit_code == ExitCode.USAGE

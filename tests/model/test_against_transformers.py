@@ -1,6 +1,7 @@
 """Logits and greedy text equal transformers' on random checkpoints of every architecture."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,20 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from localllm import LLM, SamplingParams
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.speculation_config import SpeculationConfig
+from localllm.model.architecture import FINAL_NORM, Architecture
+from localllm.model.blocks.attention import QueryKeyNorms
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    read_attention,
+    read_decoder,
+    read_eps,
+    read_gated_mlp,
+    read_hidden_size,
+    read_num_layers,
+)
+from localllm.model.families.table import FAMILIES
+from localllm.model.layer import LayerPlan, Place
+from localllm.model.norm import NormSpec
 
 # Float32 sums in another order; the models are two layers of width 48.
 MAX_LOGPROB_DIFFERENCE = 1e-4
@@ -421,4 +436,36 @@ def test_built_in_model_equals_transformers() -> None:
     import localllm
 
     folder = Path(localllm.__file__).parent / "pocket"
+    assert_like_transformers(folder)
+
+
+def read_gated(fields: ConfigFields) -> Architecture:
+    """Qwen3.5 whose layers are all of attention; its others have recurrent state."""
+    eps, width = read_eps(fields), read_hidden_size(fields)
+    norms = QueryKeyNorms(eps, offset=1.0)
+    attention = replace(read_attention(fields, norms=norms), has_gate=True)
+    first, second = (
+        NormSpec(name, eps, offset=1.0) for name in ("input_layernorm", "post_attention_layernorm")
+    )
+    layer = LayerPlan((Place(first, attention), Place(second, read_gated_mlp(fields))), width)
+    layers = [layer] * read_num_layers(fields)
+    return read_decoder(fields, layers, norm=NormSpec(FINAL_NORM, eps, offset=1.0))
+
+
+def test_gated_attention_equals_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = "Qwen3_5ForCausalLM"
+    monkeypatch.setitem(FAMILIES, family, read_gated)
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    folder = write_case(
+        tmp_path,
+        family,
+        {
+            "model_type": "qwen3_5_text",
+            "layer_types": ["full_attention"] * 2,
+            "rope_theta": None,
+            "rope_parameters": {**rope, "mrope_section": [2, 1, 1]},
+        },
+    )
     assert_like_transformers(folder)
