@@ -35,7 +35,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "Gemma4ForCausalLM": ("Gemma 4 E2B, E4B, 31B", "26B-A4B (experts)"),
     "Gemma4UnifiedForCausalLM": ("Gemma 4 12B", ""),
     "Glm4ForCausalLM": ("GLM-4", ""),
-    "GraniteForCausalLM": ("Granite 3, 4 dense", ""),
+    "GraniteForCausalLM": ("Granite 3", "Granite 4 (another class)"),
     "HunYuanDenseV1ForCausalLM": ("Hunyuan dense", ""),
     "Ministral3ForCausalLM": ("Ministral 3", ""),
     "Olmo2ForCausalLM": ("OLMo 2", ""),
