@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.text.grammar import lark_literal
-from localllm.text.stop_strings import longest_overlap
+from localllm.text.quoted_spans import EndOutsideQuotes
 
 _QUOTE = '<|"|>'
 _NAME = re.compile(r"call:([^{}]{1,200})\{")
@@ -71,9 +71,9 @@ class QuotedArguments:
             return None
         return head[1], found
 
-    def end_of_call(self, mark: str) -> "EndOfQuoted":
+    def end_of_call(self, mark: str) -> EndOutsideQuotes:
         """See ArgumentStyle."""
-        return EndOfQuoted(mark)
+        return EndOutsideQuotes(mark, _QUOTE, _QUOTE)
 
 
 class _Rules:
@@ -179,35 +179,3 @@ def _read_array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
             return found, at
         if end != ",":
             raise ValueError("a list does not end")
-
-
-class EndOfQuoted:
-    """Finds the mark that ends a call, in text that comes in pieces; in a string it is text."""
-
-    def __init__(self, mark: str) -> None:
-        self._mark = mark
-        self._outside = re.compile(f"{re.escape(_QUOTE)}|{re.escape(mark)}")
-        self._is_inside, self._overlap = False, ""
-
-    def find(self, piece: str) -> int:
-        """The position after the mark in `piece`; -1 if the call does not end there."""
-        seen, at = self._overlap + piece, 0
-        while True:
-            if self._is_inside:
-                place = seen.find(_QUOTE, at)
-                if place < 0:
-                    break
-                at, self._is_inside = place + len(_QUOTE), False
-                continue
-            found = self._outside.search(seen, at)
-            if found is None:
-                break
-            at = found.end()
-            if found[0] == self._mark:
-                return at - len(self._overlap)
-            self._is_inside = True
-        rest = seen[at:]
-        marks = (_QUOTE,) if self._is_inside else (_QUOTE, self._mark)
-        keep = max(longest_overlap(rest, mark) for mark in marks)
-        self._overlap = rest[len(rest) - keep :]
-        return -1

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localllm.text.grammar import lark_literal
-from localllm.text.stop_strings import longest_overlap
+from localllm.text.quoted_spans import EndOutsideQuotes
 
 _OPENS, _CLOSES = "<parameter=", "</parameter>"
 _SHARED = ("$defs", "definitions")  # what schemas of arguments may refer to
@@ -36,9 +36,9 @@ class TaggedArguments:
         """See ArgumentStyle."""
         return replace(self, schemas=schemas)
 
-    def end_of_call(self, mark: str) -> "EndOfTagged":
+    def end_of_call(self, mark: str) -> EndOutsideQuotes:
         """See ArgumentStyle."""
-        return EndOfTagged(mark)
+        return EndOutsideQuotes(mark.strip("\n"), _OPENS, _CLOSES)
 
     def rules(
         self, name: str, parameters: Mapping[str, Any], as_lark: Callable[[str], str]
@@ -103,35 +103,3 @@ def _value(text: str, schema: Any) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-class EndOfTagged:
-    """Finds the mark that ends a call, in text that comes in pieces; in an argument it is text."""
-
-    def __init__(self, mark: str) -> None:
-        self._mark = mark.strip("\n")
-        self._outside = re.compile(f"{re.escape(_OPENS)}|{re.escape(self._mark)}")
-        self._is_inside, self._overlap = False, ""
-
-    def find(self, piece: str) -> int:
-        """The position after the mark in `piece`; -1 if the call does not end there."""
-        seen, at = self._overlap + piece, 0
-        while True:
-            if self._is_inside:
-                place = seen.find(_CLOSES, at)
-                if place < 0:
-                    break
-                at, self._is_inside = place + len(_CLOSES), False
-                continue
-            found = self._outside.search(seen, at)
-            if found is None:
-                break
-            at = found.end()
-            if found[0] == self._mark:
-                return at - len(self._overlap)
-            self._is_inside = True
-        rest = seen[at:]
-        marks = (_CLOSES,) if self._is_inside else (_OPENS, self._mark)
-        keep = max(longest_overlap(rest, mark) for mark in marks)
-        self._overlap = rest[len(rest) - keep :]
-        return -1
