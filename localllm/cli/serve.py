@@ -3,6 +3,7 @@
 import signal
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli.common_flags import OptionalModel
@@ -98,16 +99,19 @@ def serve(
     return 0
 
 
+def name_in_urls(name: str, folder: Path) -> str:
+    """A model's name as HTTP clients can send it: they drop "." and ".." from a request's path."""
+    is_relative = name.split("/")[0] in (".", "..")
+    return folder.resolve().name if is_relative else name
+
+
 def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access") -> None:
     """Serve until a signal ends it."""
     import asyncio
 
     from localllm.server.run import serve_model
 
-    # HTTP clients drop "." and ".." from the path of a request.
-    is_relative = found.name.startswith(("./", "../")) or found.name in (".", "..")
-    own_name = found.folder.resolve().name if is_relative else found.name
-    name = flags.served_model_name or own_name
+    name = flags.served_model_name or name_in_urls(found.name, found.folder)
     # Ctrl-C raises an exception, so that cleanup runs and the engine ends too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serving = serve_model(

@@ -82,7 +82,7 @@ def read_card(source: ModelSource, folder: Path) -> Card:
     )
 
 
-def read_weights(folder: Path, has_tower: bool = False, packed_bits: int = 4) -> Weights:
+def read_weights(folder: Path, is_beside_tower: bool = False, packed_bits: int = 4) -> Weights:
     """Counts from the headers of the weight files, of the text model alone if there is a tower;
     `packed_bits`: of a packed weight.
 
@@ -92,7 +92,7 @@ def read_weights(folder: Path, has_tower: bool = False, packed_bits: int = 4) ->
     num_parameters = 0
     by_dtype: Counter[str] = Counter()
     found = read_headers(files)
-    for name, tensor in (text_tensors(found) if has_tower else found).items():
+    for name, tensor in (text_tensors(found) if is_beside_tower else found).items():
         by_dtype[tensor.dtype] += tensor.num_bytes
         if name.endswith(("scales", "qzeros", "g_idx", "weight_scale", "zero_point", "_shape")):
             continue  # these belong to a quantized weight and are not parameters

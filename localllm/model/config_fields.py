@@ -22,10 +22,6 @@ class ConfigFields:
     raw: Mapping[str, Any]
     where: str = "config.json"
 
-    def with_defaults(self, **defaults: Any) -> "ConfigFields":
-        """A copy with the hub's config class defaults for the fields that the file leaves out."""
-        return ConfigFields({**defaults, **self.raw}, self.where)
-
     def fail(self, name: str, expected: str) -> NoReturn:
         """Raise CheckpointError for the field `name`."""
         raise CheckpointError(
@@ -74,6 +70,10 @@ class ConfigFields:
     def optional_number(self, name: str, low: float, high: float) -> float | None:
         """Like `number`, but None where it is null or absent."""
         return None if self.raw.get(name) is None else self.number(name, low, high)
+
+    def nonzero_number(self, name: str, low: float, high: float) -> float | None:
+        """Like `optional_number`, but None also where it is 0."""
+        return None if self.raw.get(name) == 0 else self.optional_number(name, low, high)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """True or false; `default` where it is null or absent."""

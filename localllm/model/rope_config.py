@@ -127,18 +127,13 @@ def read_rope(
         beta_slow=read.number("beta_slow", 1e-3, 1e6, default=1.0),
         original_max_position_embeddings=original,
         attention_factor=read.optional_number("attention_factor", 0.0, 1e6),
-        mscale=_nonzero(read, "mscale"),
-        mscale_all_dim=_nonzero(read, "mscale_all_dim"),
+        mscale=read.nonzero_number("mscale", 0.0, 1e6),
+        mscale_all_dim=read.nonzero_number("mscale_all_dim", 0.0, 1e6),
         truncate=read.flag("truncate", default=True),
         short_factors=_read_factors(read, "short_factor", kind),
         long_factors=_read_factors(read, "long_factor", kind),
         partial=read.number("partial_rotary_factor", 0.0, 1.0, default=1.0),
     )
-
-
-def _nonzero(fields: ConfigFields, name: str) -> float | None:
-    """A number, None where it is 0, null or absent."""
-    return None if fields.raw.get(name) == 0 else fields.optional_number(name, 0.0, 1e6)
 
 
 def _read_factors(fields: ConfigFields, name: str, kind: RopeKind) -> tuple[float, ...]:

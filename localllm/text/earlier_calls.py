@@ -14,8 +14,10 @@ from localllm.text.tool_calls import GLM4, ToolFormat
 def with_earlier_calls(
     messages: Sequence[Mapping[str, Any]], form: ToolFormat, template: str
 ) -> list[Mapping[str, Any]]:
-    """`messages` as `template` can write them, with calls as `form` says."""
-    if "tool_calls" in template:
+    """`messages` as `template` can write them, with calls as `form` says. The templates of families
+    whose arguments are no JSON write calls themselves.
+    """
+    if "tool_calls" in template or form.style is not None:
         return list(messages)
     return [each for message in messages for each in _written(message, form)]
 

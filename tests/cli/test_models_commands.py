@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from localllm.errors import ExitCode
 from localllm.hub.card import describe_format
@@ -40,6 +41,34 @@ def test_a_card_names_what_is_wrong_and_shows_the_rest(
     assert any("StrangeForCausalLM" in problem for problem in card["problems"])
     assert any("tokenizer.json" in problem for problem in card["problems"])
     assert card["parameters"] > 0
+
+
+def test_a_card_names_a_tensor_that_does_not_fit(localllm: Run, make_checkpoint, edit_json) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint("LlamaForCausalLM")
+    edit_json(folder / "config.json", intermediate_size=96)
+    card = json.loads(localllm("show", str(folder), "--json").out)
+    assert any("mlp" in problem and "96" in problem for problem in card["problems"])
+
+
+def test_a_card_has_the_sizes_of_the_text_model_beside_a_tower(
+    localllm: Run, make_checkpoint, edit_json
+) -> None:  # type: ignore[no-untyped-def]
+    folder = make_checkpoint("Qwen3ForCausalLM")
+    alone = json.loads(localllm("show", str(folder), "--json").out)
+    text = {**json.loads((folder / "config.json").read_text()), "model_type": "qwen3_vl_text"}
+    around = {"architectures": ["Qwen3VLForConditionalGeneration"], "text_config": text}
+    (folder / "config.json").write_text(json.dumps(around))
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {
+        name.replace("model.", "model.language_model.", 1): each for name, each in tensors.items()
+    }
+    renamed["model.visual.merger.weight"] = next(iter(tensors.values())).clone()
+    save_file(renamed, folder / "model.safetensors")
+    card = json.loads(localllm("show", str(folder), "--json").out)
+    assert card.pop("images") == "not read"
+    assert "problems" not in card
+    for name in ("parameters", "dtypes", "layers", "heads", "head_dim", "vocabulary", "context"):
+        assert card[name] == alone[name]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 import json
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from localllm.cli.serve import name_in_urls
 from localllm.errors import ExitCode
 
 
@@ -45,3 +47,15 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(
     assert f"port {port}" in outcome.err
     for key in ("", "two words", "schlüssel", "key\n"):
         assert localllm("serve", "pocket", "--api-key", key).code == ExitCode.USAGE
+
+
+def test_a_relative_folder_is_served_under_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for typed in (".", "./", "../mine", "./../mine"):
+        assert name_in_urls(typed, Path(typed)) == "mine"
+    for kept in ("qwen3-0.6b", "Qwen/Qwen3-0.6B", "models/mine"):
+        assert name_in_urls(kept, folder) == kept

@@ -12,12 +12,12 @@ from localllm.model.families.common import (
     read_window,
     read_windowed_layers,
 )
-from localllm.model.families.gemma3 import read_gemma_decoder, with_gemma_gate
+from localllm.model.families.gemma3 import gated_by_hidden_activation, read_gemma_decoder
 
 
 def read_gemma2(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    fields = with_gemma_gate(fields)
+    fields = gated_by_hidden_activation(fields)
     has_bias = fields.flag("attention_bias")
     full = replace(
         read_attention(fields, qkv_bias=has_bias, o_bias=has_bias),

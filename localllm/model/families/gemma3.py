@@ -28,7 +28,7 @@ from localllm.model.rope_config import read_rope
 
 def read_gemma3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    fields = with_gemma_gate(fields)
+    fields = gated_by_hidden_activation(fields)
     if fields.raw.get("attn_logit_softcapping") is not None:
         fields.fail("attn_logit_softcapping", "null")
     has_bias, positions = fields.flag("attention_bias"), read_max_positions(fields)
@@ -48,13 +48,6 @@ def read_gemma3(fields: ConfigFields) -> Architecture:
     return read_gemma_decoder(fields, attentions, read_gated_mlp(fields))
 
 
-def with_gemma_gate(fields: ConfigFields) -> ConfigFields:
-    """The config with the gate where other families name it. Raises: CheckpointError."""
-    if fields.raw.get("use_bidirectional_attention"):
-        fields.fail("use_bidirectional_attention", "false or null")
-    return gated_by_hidden_activation(fields)
-
-
 def gated_by_hidden_activation(fields: ConfigFields) -> ConfigFields:
     """The config with `hidden_activation` as the gate, whatever the older `hidden_act` says."""
     gate = fields.raw.get("hidden_activation") or "gelu_pytorch_tanh"
@@ -68,6 +61,8 @@ def read_gemma_decoder(
 
     Raises: CheckpointError.
     """
+    if fields.raw.get("use_bidirectional_attention"):
+        fields.fail("use_bidirectional_attention", "false or null")
     eps, width = read_eps(fields), read_hidden_size(fields)
 
     def norm(name: str) -> NormSpec:

@@ -130,9 +130,9 @@ def _with_own_heads(fields: ConfigFields, attention: AttentionSpec, index: int) 
     if by_layer is not None:
         if not isinstance(by_layer, dict):
             fields.fail("per_layer_config", "an object")
-        given = {number: own for number, own in by_layer.items() if number.isdecimal()}
-        own = {int(number): own for number, own in given.items()}.get(index)
-        sizes = own if isinstance(own, dict) else {}
+        # Numbers may have a zero before them.
+        own = {int(number): each for number, each in by_layer.items() if number.isdecimal()}
+        sizes = own[index] if isinstance(own.get(index), dict) else {}
     elif attention.window is None:
         num_keys = None if attention.has_values else fields.raw.get("num_global_key_value_heads")
         sizes = {

@@ -36,7 +36,7 @@ def read_granite4(fields: ConfigFields) -> Architecture:
         fields.refuse("mixtures of experts are")
     inner_size = fields.integer("shared_intermediate_size", 1, 1 << 22)
     mlp = replace(
-        read_gated_mlp(fields.with_defaults(intermediate_size=inner_size)),
+        read_gated_mlp(fields),
         inner_size=inner_size,
         names=("shared_mlp.input_linear", "shared_mlp.output_linear"),
     )

@@ -35,8 +35,8 @@ def read_ministral3(fields: ConfigFields) -> Architecture:
     fields = ConfigFields(merged, fields.where)
     attention = read_attention(fields, window=read_window(fields))
     asked = ConfigFields(rope, f"{fields.where}: rope_parameters")
-    beta = asked.raw.get("llama_4_scaling_beta") and asked.number("llama_4_scaling_beta", 0.0, 1e3)
-    if beta:
+    beta = asked.nonzero_number("llama_4_scaling_beta", 0.0, 1e3)
+    if beta is not None:
         growth = QueryGrowth(beta, attention.rope.original_max_position_embeddings)
         attention = replace(attention, growth=growth)
     layer = pre_norm_layer(fields, attention, read_gated_mlp(fields))
