@@ -8,6 +8,9 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.experts import ExpertsSpec, StackedNames
+from localllm.model.blocks.experts_beside import ExpertsBesideSpec
 from localllm.model.families.table import architecture_of
 
 VOCAB_SIZE = 288
@@ -61,6 +64,38 @@ def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Ten
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
+def stacked(
+    tensors: dict[str, torch.Tensor], architecture: Architecture
+) -> dict[str, torch.Tensor]:
+    """The tensors as files hold them: those of a layer's experts in one, in some families."""
+    found = dict(tensors)
+    for i, layer in enumerate(architecture.layers):
+        for block in (place.block for place in layer.places):
+            experts = block.experts if isinstance(block, ExpertsBesideSpec) else block
+            if isinstance(experts, ExpertsSpec) and experts.stacked is not None:
+                _stack(found, f"model.layers.{i}.", experts, experts.stacked)
+    return found
+
+
+def _stack(
+    found: dict[str, torch.Tensor], prefix: str, spec: ExpertsSpec, names: StackedNames
+) -> None:
+    for kind in ("weight", "bias") if spec.expert.has_bias else ("weight",):
+        every = [spec.expert_at(i).names for i in range(spec.router.num_experts)]
+        by_part = zip(*every, strict=True)
+        gate, up, down = (
+            torch.stack([found.pop(f"{prefix}{name}.{kind}") for name in part]) for part in by_part
+        )
+        pair = torch.stack((gate, up), dim=2 if names.is_interleaved else 1)
+        for name, whole in ((names.gate_up, pair.flatten(1, 2)), (names.down, down)):
+            if kind == "bias":
+                found[f"{prefix}{name}_bias"] = whole
+                continue
+            ending = ".weight" if "linear" in name else ""
+            turned = whole.transpose(1, 2) if names.is_transposed else whole
+            found[f"{prefix}{name}{ending}"] = turned.contiguous()
+
+
 def byte_tokenizer() -> Tokenizer:
     """One token a byte, and the special tokens of ChatML."""
     specials = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]
@@ -84,7 +119,7 @@ def write_checkpoint(
     """Write config, weights and tokenizer to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = random_tensors(config, seed)
+    tensors = stacked(random_tensors(config, seed), architecture_of(config))
     if num_shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     else:

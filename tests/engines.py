@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 from checkpoints import tiny_config, write_checkpoint
-from every_family import EVERY_FAMILY
+from every_family import EVERY_FAMILY, WITH_EXPERTS
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from localllm.engine.block_group import BlockGroup
@@ -119,6 +119,7 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
     },
     "GraniteMoeHybridForCausalLM": EVERY_FAMILY["GraniteMoeHybridForCausalLM"],
     "Ministral3ForCausalLM": EVERY_FAMILY["Ministral3ForCausalLM"],
+    **{name: {"num_hidden_layers": 2, **sizes} for name, sizes in WITH_EXPERTS.items()},
 }
 
 

@@ -14,6 +14,33 @@ _SHARED_KEYS: dict[str, Any] = {
     "hidden_size_per_layer_input": 32,
     "vocab_size_per_layer_input": 288,
 }
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+}
+WITH_EXPERTS: dict[str, dict[str, Any]] = {
+    "MixtralForCausalLM": {**_EXPERTS, "num_local_experts": 6, "sliding_window": 24},
+    "Qwen2MoeForCausalLM": {**_EXPERTS, "shared_expert_intermediate_size": 96},
+    "Qwen3MoeForCausalLM": {**_EXPERTS, "norm_topk_prob": True},
+    "OlmoeForCausalLM": _EXPERTS,
+    "GptOssForCausalLM": {**_EXPERTS, "num_local_experts": 6, "sliding_window": 24},
+    "GraniteMoeForCausalLM": {
+        **_EXPERTS,
+        "num_local_experts": 6,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.3,
+    },
+    "Glm4MoeForCausalLM": {
+        **_EXPERTS,
+        "n_routed_experts": 6,
+        "n_group": 3,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.7,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+    },
+}
 EVERY_FAMILY: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 24},
@@ -80,6 +107,7 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": {"head_dim": None},
     "SeedOssForCausalLM": {"attention_bias": True},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
+    **WITH_EXPERTS,
 }
 
 

@@ -17,7 +17,9 @@ from localllm.model.packed.fp8 import Fp8Weight
 from localllm.model.packed.fp8_schemes import Fp8
 from localllm.model.packed.int4 import Int4Weight, pack_nibbles
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
+from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
 from localllm.model.packed.scheme import Scheme
+from localllm.quantize.rounding import round_mxfp4
 
 
 def quantize_naively(weight: Tensor, *, symmetric: bool, permuted: bool) -> Int4Weight:
@@ -71,6 +73,18 @@ PERMUTED = {"symmetric": True, "permuted": True}
 BOTH = {"symmetric": False, "permuted": True}
 FP8_CONFIG = {"quant_method": "fp8", "weight_block_size": [32, 16]}
 FP8_BLOCKS = Fp8("weight_scale_inv", (32, 16))
+MXFP4_CONFIG = {
+    "quant_method": "compressed-tensors",
+    "format": "mxfp4-pack-quantized",
+    "quantization_status": "compressed",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
+        }
+    },
+    "ignore": ["lm_head"],
+}
 GOLDEN: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
     "awq": (AWQ_CONFIG, Awq(16), ASYMMETRIC),
     "packed": (packed_config(True), PackedInt4(16, True), SYMMETRIC),
@@ -110,18 +124,21 @@ def write_golden(
     kind: dict[str, bool],
 ) -> None:
     """The dequantized checkpoint in the first folder, the quantized one in the second."""
-    linears = architecture_of(config).linears()
+    architecture = architecture_of(config)
+    linears = architecture.quantized()
     tensors = random_tensors(config)
     plain, stored = {}, {}
     for name, tensor in tensors.items():
         plain[name] = stored[name] = tensor
         linear = name.removesuffix(".weight")
         if linear in linears and "down_proj" not in name and "lm_head" not in name:
-            weight = (
-                to_fp8(tensor, scheme)
-                if isinstance(scheme, Fp8)
-                else quantize_naively(tensor, **kind)
-            )
+            weight: Any
+            if isinstance(scheme, Fp8):
+                weight = to_fp8(tensor, scheme)
+            elif isinstance(scheme, PackedMxfp4 | BlocksMxfp4):
+                weight = round_mxfp4(tensor)
+            else:
+                weight = quantize_naively(tensor, **kind)
             plain[name] = weight.dequantize(torch.float32)
             del stored[name]
             for suffix, part in scheme.write(weight).items():

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "tests"), str(ROOT / "tests/model")]
 
-from every_family import EVERY_FAMILY, small_config  # noqa: E402
+from every_family import EVERY_FAMILY, WITH_EXPERTS, small_config  # noqa: E402
 from test_against_transformers import CASES  # noqa: E402
 from test_every_family import FORMATS  # noqa: E402
 from test_towers import TOWERS as TRIED_TOWERS  # noqa: E402
@@ -32,11 +32,18 @@ NAMES: dict[str, tuple[str, str]] = {
     "Exaone4ForCausalLM": ("EXAONE 4", ""),
     "Gemma2ForCausalLM": ("Gemma 2", ""),
     "Gemma3ForCausalLM": ("Gemma 3", ""),
-    "Gemma4ForCausalLM": ("Gemma 4 E2B, E4B, 31B", "26B-A4B (experts)"),
+    "Gemma4ForCausalLM": ("Gemma 4 E2B, E4B, 31B; 26B-A4B", "26B: a GPU"),
     "Gemma4UnifiedForCausalLM": ("Gemma 4 12B", ""),
     "Glm4ForCausalLM": ("GLM-4", ""),
     "GraniteForCausalLM": ("Granite 3", ""),
+    "GptOssForCausalLM": ("gpt-oss", ""),
+    "GraniteMoeForCausalLM": ("Granite 3 with experts", ""),
     "GraniteMoeHybridForCausalLM": ("Granite 4 dense", "experts, Mamba layers"),
+    "Glm4MoeForCausalLM": ("GLM-4.5 Air, 4.6 with experts", ""),
+    "MixtralForCausalLM": ("Mixtral", ""),
+    "OlmoeForCausalLM": ("OLMoE", ""),
+    "Qwen2MoeForCausalLM": ("Qwen2 with experts", ""),
+    "Qwen3MoeForCausalLM": ("Qwen3 with experts, Qwen3-Coder", ""),
     "HunYuanDenseV1ForCausalLM": ("Hunyuan dense", ""),
     "Ministral3ForCausalLM": ("Ministral 3", ""),
     "Olmo2ForCausalLM": ("OLMo 2", ""),
@@ -61,7 +68,9 @@ def table() -> str:
         }
         cases = sum(each == family for each, _ in CASES.values())
         classes = ", ".join(f"`{each}`" for each in (family, *sorted(towers)))
-        missing = ", ".join(filter(None, ["images" if towers else "", missing]))
+        lacks = ["images" if towers else ""]
+        lacks.append("a GPU" if family in WITH_EXPERTS else "")
+        missing = ", ".join(filter(None, [*lacks, missing]))
         lines.append(
             f"| {name} | {classes} | {cases + len(towers)} | {one_call(family)} | {missing} |"
         )

@@ -20,6 +20,7 @@ from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.driver import DriverError, start_driver
+from localllm_kernels.gate import GateKind, gate, gate_reference
 from localllm_kernels.gpu_linears import GpuLinears
 from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
 from localllm_kernels.kv_cache import KVCache
@@ -41,12 +42,6 @@ from localllm_kernels.rms_norm import (
 from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
 from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.sample import SamplingRows, sample, sample_reference
-from localllm_kernels.silu_mul import (
-    gelu_mul,
-    gelu_mul_reference,
-    silu_mul,
-    silu_mul_reference,
-)
 from localllm_kernels.traits import (
     C_TRAITS,
     TORCH_TRAITS,
@@ -70,8 +65,7 @@ class Ops:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotate_and_store: Callable[..., Tensor]
-    silu_mul: Callable[[Tensor], Tensor]
-    gelu_mul: Callable[[Tensor], Tensor]
+    gate: Callable[[Tensor, GateKind], Tensor]
     paged_attention: Callable[..., Tensor]
     row_maxima: Callable[[Tensor], tuple[Tensor, Tensor]]
     gumbel_argmax: Callable[[Tensor, float, Tensor | None, int], int]
@@ -87,8 +81,7 @@ TORCH_OPS = Ops(
     rms_norm=rms_norm_reference,
     add_rms_norm=add_rms_norm_reference,
     rotate_and_store=rotate_and_store_reference,
-    silu_mul=silu_mul_reference,
-    gelu_mul=gelu_mul_reference,
+    gate=gate_reference,
     paged_attention=paged_attention_reference,
     row_maxima=row_maxima_reference,
     gumbel_argmax=gumbel_argmax_reference,
@@ -185,8 +178,7 @@ def triton_ops(
         rms_norm=own(Piece.NORMS, rms_norm, rms_norm_reference),
         add_rms_norm=own(Piece.NORMS, add_rms_norm, add_rms_norm_reference),
         rotate_and_store=own(Piece.ROTATION, rotate_and_store, rotate_and_store_reference),
-        silu_mul=own(Piece.GATE, silu_mul, silu_mul_reference),
-        gelu_mul=own(Piece.GATE, gelu_mul, gelu_mul_reference),
+        gate=own(Piece.GATE, gate, gate_reference),
         paged_attention=paged_attention,
         row_maxima=row_maxima_reference,
         gumbel_argmax=gumbel_argmax_reference,
@@ -205,8 +197,7 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         rms_norm=own.rms_norm,
         add_rms_norm=own.add_rms_norm,
         rotate_and_store=own.rotate_and_store,
-        silu_mul=own.silu_mul,
-        gelu_mul=own.gelu_mul,
+        gate=own.gate,
         paged_attention=own.paged_attention,
         row_maxima=own.row_maxima,
         gumbel_argmax=own.gumbel_argmax,

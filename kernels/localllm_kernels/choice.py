@@ -15,6 +15,7 @@ class Piece(StrEnum):
     INT4 = "int4 products"
     INT8 = "int8 products"
     FP8 = "fp8 products"
+    MXFP4 = "mxfp4 products"
     SAMPLING = "sampling"
     # Alternative ways, used only where they were found right and faster than the first.
     FRAGMENTS = "int4 products by fragments"

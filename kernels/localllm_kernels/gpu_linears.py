@@ -1,5 +1,6 @@
 """Products on a GPU: quantized weights by kernels, plain ones by the library."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.fp8_matmul import fp8_matmul
+from localllm_kernels.gate import GateKind
 from localllm_kernels.int4_matmul import int4_matmul
 from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.int8_matmul import int8_matmul
@@ -33,6 +35,14 @@ class GpuLinears:
 
     def __init__(self, workspace: Workspace, choice: Choice = ALL_OWN) -> None:
         self.workspace, self._to_torch = workspace, choice.to_torch
+
+    def mxfp4(
+        self, codes: Tensor, exponents: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> None:
+        """There is no kernel for it."""
+
+    def experts(self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind) -> None:
+        """There is no kernel for it."""
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See Linears."""

@@ -25,13 +25,13 @@ import triton
 from torch import Tensor
 
 from localllm_kernels.aot import AotSpec, Work
+from localllm_kernels.gate import gate
 from localllm_kernels.int4_fragments import _fragment_kernel
 from localllm_kernels.int4_row import _row_kernel
 from localllm_kernels.int4_tiles import _dequantize_kernel, _tile_kernel
 from localllm_kernels.int4_weight import BLOCK, NOTHING, TILE, Around, PackedInt4
 from localllm_kernels.launch import Workspace, present, row_bucket
 from localllm_kernels.rms_norm import rms_norm
-from localllm_kernels.silu_mul import silu_mul
 from localllm_kernels.tiles import Ranges, TileConfig, neighbours
 
 MAX_TILE_ROWS = 64
@@ -62,7 +62,7 @@ def int4_matmul(
         return _by_library(x, weight, workspace)
     if around.is_gated and weight.width_out % (2 * TILE):
         # An output and its gate are at different places in their tiles.
-        return silu_mul(int4_matmul(x, weight, workspace, replace(around, is_gated=False)))
+        return gate(int4_matmul(x, weight, workspace, replace(around, is_gated=False)), "silu")
     way = _way(x, weight, workspace)
     if around.norm is not None and way == "fragments" and num_rows > MAX_NORM_ROWS:
         x, around = rms_norm(x, around.norm, around.eps), replace(around, norm=None)

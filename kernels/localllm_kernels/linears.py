@@ -1,12 +1,15 @@
 """The interface of products with weights, whatever the library and the device."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from localllm_kernels.gate import GateKind
+
 Product = Callable[[Tensor], Tensor]
+ExpertsProduct = Callable[[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], Tensor]
 
 
 class Linears(Protocol):
@@ -44,3 +47,15 @@ class Linears(Protocol):
         dtype: torch.dtype,
     ) -> Product | None:
         """`codes`: float8_e4m3fn [out, in]; `scales`: one for each `block` (outputs, inputs)."""
+
+    def mxfp4(
+        self, codes: Tensor, exponents: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Product | None:
+        """`codes`: uint8 [out, in] below 16, e2m1; `exponents`: uint8 [out, in / 32], e8m0."""
+
+    def experts(
+        self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind
+    ) -> ExpertsProduct | None:
+        """Both products of all experts as one: rows, the experts chosen for each, int32 [rows,
+        top_k], the factors on their outputs, float32, and the gate -> [rows, hidden].
+        """

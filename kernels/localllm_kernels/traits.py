@@ -69,7 +69,9 @@ def torch_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> b
 def c_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
     """Only in bfloat16, with groups of whole vectors; in float32 nothing is rounded."""
     return (
-        dtype == torch.bfloat16 and layout.kind in ("int4", "int8") and layout.group % C_LANES == 0
+        dtype == torch.bfloat16
+        and layout.kind in ("int4", "int8", "mxfp4")
+        and layout.group % C_LANES == 0
     )
 
 
@@ -97,7 +99,7 @@ C_TRAITS = Traits(
     rows_alike=True,
     wide_rows=True,
     halves_weights=True,
-    integer_kinds=frozenset(("int4", "int8")),
+    integer_kinds=frozenset(("int4", "int8", "mxfp4")),
 )
 TRITON_TRAITS = Traits("triton", triton_multiplies, captures=True, fused_kinds=frozenset(("int4",)))
 

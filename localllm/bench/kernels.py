@@ -119,7 +119,8 @@ class KernelCases:
 
     def products(self) -> list[LinearGroup]:
         """The distinct products of the layers."""
-        return list(dict.fromkeys(group for _, group in self.architecture.groups()))
+        groups = (group for _, group in self.architecture.groups() if group.copy == 0)
+        return list(dict.fromkeys(groups))
 
     def attentions(self) -> list[AttentionSpec]:
         """The distinct attention blocks, without their windows."""
@@ -245,10 +246,10 @@ class KernelCases:
         inner = mlp.inner_size
         gate_up = self.values(rows, 2 * inner)
         return Case(
-            mlp.gate_name,
+            f"gate, {mlp.gate}",
             {"rows": rows},
-            lambda: mlp.gate(self.ops)(gate_up),
-            lambda: mlp.gate(TORCH_OPS)(gate_up),
+            lambda: self.ops.gate(gate_up, mlp.gate),
+            lambda: TORCH_OPS.gate(gate_up, mlp.gate),
             3 * rows * inner * gate_up.itemsize,
             5 * rows * inner,
             "fp32",

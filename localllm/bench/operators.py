@@ -155,9 +155,9 @@ class _Inputs:
         inner = mlp.inner_size
         gate_up = self.values(rows, 2 * inner)
         return self._case(
-            mlp.gate_name,
+            f"gate, {mlp.gate}",
             rows,
-            lambda o: mlp.gate(o)(gate_up),
+            lambda o: o.gate(gate_up, mlp.gate),
             3 * rows * inner * gate_up.itemsize,
             5 * rows * inner,
         )

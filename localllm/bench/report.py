@@ -17,7 +17,7 @@ def describe_model(subject: Subject) -> dict[str, Any]:
         "weights": subject.weights,
         "dtype": str(subject.decoder.dtype).removeprefix("torch."),
         "operators": subject.decoder.model.ops.traits.name,
-        "weight_bytes": subject.work.weight_bytes,
+        "weight_bytes": subject.work.weight_bytes(1),
         "num_weights": subject.work.num_weights,
     }
 

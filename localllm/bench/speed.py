@@ -157,7 +157,7 @@ class SpeedSuite(Suite):
         work = self._subject.work
         seconds = Spread.of([run.seconds for run in runs])
         run = runs[-1]
-        moved = work.weight_bytes
+        moved = work.weight_bytes(run.num_tokens)
         operations = work.prefill_operations(run.num_tokens, run.depth)
         roofline = Roofline.of(moved, operations, limits, self._subject.arithmetic)
         return Result(

@@ -115,7 +115,7 @@ def _print_plan(request: "QuantizeRequest", as_json: bool) -> None:
 
 def _print_outcome(outcome: "Outcome", as_json: bool) -> None:
     from localllm.quantize.report import as_json as report_json
-    from localllm.quantize.report import summary_rows, worst_layers
+    from localllm.quantize.report import expert_line, summary_rows, worst_layers
 
     if as_json:
         write_stdout(json_line({"out": outcome.out, **report_json(outcome)}))
@@ -129,6 +129,7 @@ def _print_outcome(outcome: "Outcome", as_json: bool) -> None:
     worst = ", ".join(f"{name} {error:.2%}" for name, error in worst_layers(outcome)[:3])
     lines += [
         f"largest output errors: {worst}",
+        *([expert_line(outcome)] if outcome.expert_rows else []),
         f"{outcome.seconds:.0f} s, peak {outcome.peak_bytes / 1e9:.2f} GB",
         "",
         f"localllm chat {shlex.quote(str(outcome.out))}",

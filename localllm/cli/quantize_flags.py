@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from localllm.quantize.recipe import Recipe
 
 # As in `recipe`, whose module imports torch.
-METHODS = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8")
+METHODS = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4")
 FILE_FORMATS = ("compressed-tensors", "awq", "gptq", "fp8")
 
 

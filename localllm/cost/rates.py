@@ -8,7 +8,7 @@ a prefill does two operations per weight and token. (Williams et al. 2009, "Roof
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,12 +122,12 @@ def synchronize(device: torch.device) -> None:
 class ModelWork:
     """What a forward pass of a model has to move and to compute.
 
-    `weight_bytes`: of the linears as they are stored, with the head; `num_weights`: the number of
-    their weights, without the head.
+    `stored`: the bytes of the linears and the head as they are stored, by the part of the rows that
+    compute them; `num_weights`: how many weights compute a row, without the head.
     """
 
     architecture: Architecture
-    weight_bytes: int
+    stored: Mapping[float, int]
     num_weights: int
     row_bytes: RowBytes
 
@@ -138,18 +138,28 @@ class ModelWork:
         """Count; `linear_bytes` gives the bytes of a linear by name, also for `lm_head`."""
         shapes = architecture.linears()
         shapes.pop(HEAD, None)
-        return cls(
-            architecture,
-            weight_bytes=sum(map(linear_bytes, [*shapes, HEAD])),
-            num_weights=sum(width_out * width_in for width_out, width_in in shapes.values()),
-            row_bytes=row_bytes,
+        shares, stored, num_weights = architecture.shares(), {1.0: linear_bytes(HEAD)}, 0.0
+        for name, (width_out, width_in) in shapes.items():
+            share = shares.get(name, 1.0)
+            stored[share] = stored.get(share, 0) + linear_bytes(name)
+            num_weights += share * width_out * width_in
+        return cls(architecture, stored, round(num_weights), row_bytes)
+
+    def weight_bytes(self, num_rows: int) -> int:
+        """Bytes of weights that a step of `num_rows` rows reads; of experts those that some row
+        takes, if each is as likely as any other.
+        """
+        read = (1 - (1 - share) ** num_rows for share in self.stored)
+        return round(
+            sum(part * size for part, size in zip(read, self.stored.values(), strict=True))
         )
 
     def decode_bytes(self, contexts: Iterable[int]) -> int:
         """Bytes that one decode step reads for requests with these context lengths, the newest
         token included.
         """
-        return self.weight_bytes + self._beside(contexts).state_bytes
+        contexts = list(contexts)
+        return self.weight_bytes(len(contexts)) + self._beside(contexts).state_bytes
 
     def decode_operations(self, contexts: Iterable[int]) -> int:
         """Operations of such a step; a multiply-add counts as two."""

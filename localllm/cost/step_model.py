@@ -96,12 +96,13 @@ def predict_decode(
     for layer, group in architecture.groups():
         names = [f"{layer}.{name}" for name in group.names]
         seconds = product(names, group.width_out * group.width_in, group.kind)
+        seconds *= group.read_share(batch)
         kernels[group.kind] = kernels.get(group.kind, 0.0) + seconds
         launches += 1
     for block, count in architecture.blocks().items():
         # Without fusion, each block has a separate norm before it.
         launches += count * (block.launches(is_fused=is_fused) + (0 if is_fused else 1))
-    kv_bytes = work.decode_bytes([context] * batch) - work.weight_bytes
+    kv_bytes = work.decode_bytes([context] * batch) - work.weight_bytes(batch)
     kernels["attention"] = kv_bytes / (gpu.copy_bytes_per_s * care.attention)
     kernels["head"] = product([HEAD], architecture.vocab_size * architecture.hidden_size, "head")
     return Step(kernels, launches, launches * care.launch_s)

@@ -35,7 +35,7 @@ from localllm.engine.step_inputs import graph_rows
 from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
-from localllm.errors import BackendError
+from localllm.errors import BackendError, UnsupportedModelError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
@@ -130,6 +130,10 @@ def build_decoder(
         )
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
+    if device.type == "cuda" and architecture.has_experts:
+        raise UnsupportedModelError(
+            "mixtures of experts are not computed on a GPU yet", hint="--device cpu"
+        )
     is_captured = device.type == "cuda" and ops.traits.captures
     plan = plan_memory(
         architecture,

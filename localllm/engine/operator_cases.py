@@ -20,6 +20,7 @@ from localllm.model.norm import NormSpec
 from localllm.model.weights import WeightSource
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
+from localllm_kernels.gate import GateKind
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, dequantize_rows, quantize_rows
 from localllm_kernels.sample import SamplingRows, sample_reference
 
@@ -45,8 +46,8 @@ def operator_cases(
     for rows in (1, 512):
         for is_wide in dict.fromkeys(norm.is_wide for norm in _norms(architecture)):
             yield from cases.norms(rows, is_wide)
-        for inner, is_gelu in dict.fromkeys(_gates(architecture)):
-            yield cases.gate(rows, inner, is_gelu)
+        for inner, kind in dict.fromkeys(_gates(architecture)):
+            yield cases.gate(rows, inner, kind)
         for attention in dict.fromkeys(replace(each, window=None) for each in attentions):
             yield cases.rotation(rows, attention)
     # Two prompts in a step, and a turn after a long conversation, by the many-queries kernel alone.
@@ -78,13 +79,13 @@ def _norms(architecture: Architecture) -> Iterator[NormSpec]:
             yield from place.norms
 
 
-def _gates(architecture: Architecture) -> Iterator[tuple[int, bool]]:
-    """The width of each gate, and whether it is GELU."""
+def _gates(architecture: Architecture) -> Iterator[tuple[int, GateKind]]:
+    """The width of each gate, and its function."""
     for block in architecture.blocks():
         if isinstance(block, GatedMLPSpec):
-            yield block.inner_size, block.is_gelu
+            yield block.inner_size, block.gate
         if isinstance(block, PerLayerGateSpec):
-            yield block.width, True
+            yield block.width, "gelu"
 
 
 class _Cases:
@@ -114,12 +115,10 @@ class _Cases:
             weight,
         )
 
-    def gate(self, rows: int, inner: int, is_gelu: bool) -> OperatorCase:
+    def gate(self, rows: int, inner: int, kind: GateKind) -> OperatorCase:
         """The gate, `inner` values wide."""
         gate_up = self._values(rows, 2 * inner)
-        if is_gelu:
-            return self._case(Piece.GATE, "gate, GELU", lambda o, x: (o.gelu_mul(x),), gate_up)
-        return self._case(Piece.GATE, "gate", lambda o, x: (o.silu_mul(x),), gate_up)
+        return self._case(Piece.GATE, f"gate, {kind}", lambda o, x: (o.gate(x, kind),), gate_up)
 
     def _case(
         self, piece: Piece, name: str, call: Callable[..., Sequence[Tensor]], *values: Tensor

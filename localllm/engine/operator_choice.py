@@ -135,7 +135,8 @@ def _kinds(request: CheckRequest) -> str:
     if isinstance(request.weights, RandomWeights):
         return f"drawn, {request.weights.kind}"
     architecture = request.sizes.architecture
-    places = {group: layer for layer, group in reversed([*architecture.groups()])}
+    groups = [(layer, group) for layer, group in architecture.groups() if group.copy == 0]
+    places = {group: layer for layer, group in reversed(groups)}
     first = [f"{layer}.{name}" for group, layer in places.items() for name in group.names]
     found = request.weights.quantized
     kinds = [_kind(found[name]) if name in found else "plain" for name in [*first, HEAD]]

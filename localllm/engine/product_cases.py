@@ -69,7 +69,7 @@ def product_cases(
     products = _Products(source, sizes, device, tables)
     seen = set[LinearGroup]()
     for layer, group in sizes.architecture.groups():
-        if group not in seen:
+        if group not in seen and group.copy == 0:
             seen.add(group)
             yield from products.cases(_Place.of(layer, group))
     yield from products.cases(_Place("head", (HEAD,), sizes.architecture.hidden_size))
@@ -171,7 +171,7 @@ def _apart(product: Projection) -> _Compute:
             x = TORCH_OPS.rms_norm(x, around.norm, around.eps)
         out = product(x)
         if around.is_gated:
-            out = TORCH_OPS.silu_mul(out)
+            out = TORCH_OPS.gate(out, "silu")
         return out if around.residual is None else out + around.residual
 
     return compute

@@ -131,6 +131,27 @@ class Architecture:
                 for group in place.block.products:
                     yield layer_name(i), group
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether a row takes some of several experts in a layer."""
+        return any(group.share < 1 for _, group in self.groups())
+
+    def shares(self) -> dict[str, float]:
+        """The part of the rows that compute each of the layers' linears, by full name."""
+        return {
+            f"{layer}.{name}": group.share for layer, group in self.groups() for name in group.names
+        }
+
+    def quantized(self) -> dict[str, tuple[int, int]]:
+        """(out, in) of the layers' linears that `quantize` changes, by full name."""
+        shapes = self.layer_linears()
+        names = (
+            f"{layer_name(i)}.{name}"
+            for i, layer in enumerate(self.layers)
+            for name in layer.quantized()
+        )
+        return {name: shapes[name] for name in names}
+
     def unread(self) -> set[str]:
         """Full names of linears and norms that files may hold though nothing reads them: those of
         keys and values where another layer's are taken.

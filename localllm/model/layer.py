@@ -75,6 +75,11 @@ class LayerPlan:
                 for name, width_out in group.linears:
                     yield name, (width_out, group.width_in), group.has_bias
 
+    def quantized(self) -> list[str]:
+        """The linears that `quantize` changes, by name in the layer."""
+        groups = (group for place in self.places for group in place.block.products)
+        return [name for group in groups if not group.is_kept for name in group.names]
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Shapes of its tensors in an unquantized checkpoint, by name in the layer."""
         shapes: dict[str, tuple[int, ...]] = {}

@@ -14,6 +14,10 @@ from localllm_kernels.linears import Linears
 # `x`: [num_tokens, in] -> [num_tokens, out].
 Projection = Callable[[Tensor], Tensor]
 
+# `x`: [num_tokens, hidden], the experts chosen, int32 [num_tokens, top_k], the factors on their
+# outputs, float32, and the gate -> [num_tokens, hidden].
+ExpertsProduct = Callable[[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], Tensor]
+
 # Few enough that a product on a GPU is still bound by memory.
 FIXED_ROWS = 64
 
@@ -68,6 +72,35 @@ class OrderedOutputs:
     def __call__(self, x: Tensor) -> Tensor:
         """See Projection."""
         return self.product(x)[:, self.order]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertByExpert:
+    """A mixture of experts, one expert after another.
+
+    A row's outputs are added up in the order in which its experts were chosen, so that its sum does
+    not depend on other rows. `row_unit`: see Traits.
+    """
+
+    gate_up: tuple[Projection, ...]
+    down: tuple[Projection, ...]
+    row_unit: int = 1
+
+    def __call__(
+        self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """See ExpertsProduct."""
+        top_k, flat = chosen.shape[1], chosen.flatten()
+        outputs = x.new_empty(len(flat), x.shape[1])
+        for number in sorted(set(flat.tolist())):
+            [pairs] = (flat == number).nonzero(as_tuple=True)
+            rows = F.pad(x[pairs // top_k], (0, 0, 0, -len(pairs) % self.row_unit))
+            outputs[pairs] = self.down[number](gate(self.gate_up[number](rows)))[: len(pairs)]
+        parts = outputs.view(len(x), top_k, -1) * factors[:, :, None].to(x.dtype)
+        total = parts[:, 0]
+        for place in range(1, top_k):
+            total = total + parts[:, place]
+        return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from localllm.errors import CheckpointError, UnsupportedModelError, brief
 from localllm.model.packed.fp8_schemes import Fp8
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
+from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
 from localllm.model.packed.scheme import Scheme
 
 SchemesOf = Callable[[str], tuple[Scheme, ...]]
@@ -169,6 +170,8 @@ def _compressed_scheme(layout: Any, weights: Mapping[str, Any]) -> Scheme:
         return PackedInt8()
     if kind == ("int-quantized", "int", 8, "channel") and symmetric:
         return PlainInt8()
+    if kind == ("mxfp4-pack-quantized", "float", 4, "group") and _group_size(weights) == 32:
+        return PackedMxfp4()
     if kind[:3] in (("float-quantized", "float", 8), ("naive-quantized", "float", 8)):
         if kind[3] in ("tensor", "channel"):
             return Fp8("weight_scale", None)
@@ -185,4 +188,5 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], SchemesOf]] = {
     "awq": _read_awq,
     "gptq": _read_gptq,
     "fp8": _read_fp8,
+    "mxfp4": lambda raw: _everywhere(BlocksMxfp4()),
 }

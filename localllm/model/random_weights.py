@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from localllm.model.packed.table import PACKED_TYPES, PackedType, drawn_group
 from localllm.model.packed.weight import PackedWeight
 from localllm_kernels.traits import WeightLayout
 
-WeightKind = Literal["bf16", "int4", "int8", "fp8"]
-WEIGHT_KINDS: tuple[WeightKind, ...] = ("bf16", "int4", "int8", "fp8")
+WeightKind = Literal["bf16", "int4", "int8", "fp8", "mxfp4"]
+WEIGHT_KINDS: tuple[WeightKind, ...] = get_args(WeightKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RandomWeights:
     _tensors: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_linears", self.architecture.layer_linears())
+        object.__setattr__(self, "_linears", self.architecture.quantized())
         object.__setattr__(self, "_tensors", self.architecture.tensors())
 
     def has_plain(self, name: str) -> bool:

@@ -136,6 +136,13 @@ def read_rope(
     )
 
 
+def with_default_rope(fields: ConfigFields, rope: Mapping[str, Any]) -> ConfigFields:
+    """The fields with one `rope_parameters`: that of the file, under either name, or `rope`."""
+    given = fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling") or rope
+    merged = {**fields.raw, "rope_scaling": None, "rope_parameters": given}
+    return ConfigFields(merged, fields.where)
+
+
 def _read_factors(fields: ConfigFields, name: str, kind: RopeKind) -> tuple[float, ...]:
     if kind != "longrope":
         return ()

@@ -26,13 +26,38 @@ _REDOWNLOAD = "download the file again"
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """`count` rows of matrix `index` of a stored tensor, from `first` on, `step` apart; it is
+    transposed before that if `is_transposed`.
+    """
+
+    index: int
+    first: int
+    step: int
+    count: int
+    is_transposed: bool
+
+    def of(self, matrix: Any) -> Any:
+        """The rows of that matrix, a tensor."""
+        turned = matrix.T if self.is_transposed else matrix
+        return turned[self.first :: self.step][: self.count]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor as its file's header describes it."""
+    """One tensor as its file's header describes it, or a part of it: `shape` is the part's."""
 
     name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    part: Part | None = None
+
+    def read(self, handle: Any) -> Any:
+        """The tensor; `handle`: its file, opened by safetensors."""
+        if self.part is None:
+            return handle.get_tensor(self.name)
+        return self.part.of(handle.get_slice(self.name)[self.part.index])
 
     @property
     def num_bytes(self) -> int:

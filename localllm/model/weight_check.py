@@ -10,6 +10,7 @@ from localllm.model.architecture import HEAD, Architecture
 from localllm.model.packed.scheme import Scheme, StoredTensor
 from localllm.model.quantization_config import read_quantization
 from localllm.model.safetensors_header import TensorInfo, read_headers
+from localllm.model.stacked_experts import unstack
 from localllm.model.tower import text_tensors
 from localllm_kernels.traits import WeightLayout
 
@@ -74,6 +75,7 @@ def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
     found = read_headers(files)
     if architecture.has_tower:
         found = text_tensors(found)
+    found = unstack(found, architecture)
     expected = {
         name: StoredTensor((shape,), LOADABLE_DTYPES)
         for name, shape in architecture.tensors().items()

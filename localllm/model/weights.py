@@ -19,6 +19,8 @@ from localllm.model.fused.choose import fuse_layers
 from localllm.model.layer import Layer
 from localllm.model.linear import (
     DequantizedLinear,
+    ExpertByExpert,
+    ExpertsProduct,
     FixedRows,
     Linear,
     OrderedOutputs,
@@ -34,6 +36,7 @@ from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
 from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
+from localllm_kernels.gate import GateKind
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +89,7 @@ class CheckpointWeights:
     def plain(self, name: str) -> Tensor:
         """See WeightSource."""
         info = self.weights.plain[name]
-        tensor: Tensor = self.handles[info.file].get_tensor(info.name)
+        tensor: Tensor = info.read(self.handles[info.file])
         return tensor
 
     def place(self, name: str) -> str:
@@ -101,7 +104,7 @@ class CheckpointWeights:
         """See WeightSource."""
         stored = self.weights.quantized[linear]
         parts = {
-            suffix: self.handles[info.file].get_tensor(info.name).to(device)
+            suffix: info.read(self.handles[info.file]).contiguous().to(device)
             for suffix, info in stored.parts.items()
         }
         for suffix, tensor in parts.items():
@@ -231,6 +234,7 @@ class WeightReader:
         # Kinds of weights that are dequantized for each product.
         self.without_kernel = set[str]()
         self._linears, self._has_wide_rows = ops.linears, ops.traits.wide_rows
+        self._row_unit = ops.traits.row_unit
 
     def read(self, *names: str) -> Tensor:
         """One plain tensor, or several stacked along their rows.
@@ -282,6 +286,16 @@ class WeightReader:
         if isinstance(product, DequantizedLinear):
             self.without_kernel.add(fused.kind)
         return self._fixed(product)
+
+    def experts(
+        self, gate_up: Sequence[Projection], down: Sequence[Projection], kind: GateKind
+    ) -> ExpertsProduct:
+        """See Parts."""
+        if self._linears is not None:
+            own = self._linears.experts(gate_up, down, kind)
+            if own is not None:
+                return own
+        return ExpertByExpert(tuple(gate_up), tuple(down), self._row_unit)
 
     def embedding(self, architecture: Architecture) -> Embedding:
         """The embedding table."""
@@ -350,6 +364,11 @@ class _LayerParts:
 
     def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
         return self.reader.linear(*(f"{self.layer}.{name}" for name in names), order=order)
+
+    def experts(
+        self, gate_up: Sequence[Projection], down: Sequence[Projection], kind: GateKind
+    ) -> ExpertsProduct:
+        return self.reader.experts(gate_up, down, kind)
 
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         return self.ropes.table(config, width)

@@ -6,7 +6,7 @@ al. 2025, "GPTAQ"; here in closed form, before the rounding).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -14,17 +14,22 @@ from torch import Tensor
 
 from localllm.model.blocks.block import InputRows, InputsFrom, LinearGroup
 from localllm.model.layer import LayerPlan, Place, Sublayer
-from localllm.model.linear import Linear
+from localllm.model.linear import ExpertByExpert, Linear, Projection
 from localllm.model.norm import NormSpec
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
 from localllm.quantize.awq import search_scales
+from localllm.quantize.branches import Branches
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import Grid, fit_grid
 from localllm.quantize.moments import Moments
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.stream import CalibrationStream
+from localllm_kernels.gate import GateKind
+
+# Fewer rows than this say too little about an expert's inputs.
+LEAST_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,12 @@ class TensorParts:
         bias = torch.cat([self.tensors[f"{name}.bias"] for name in names])[rows]
         return Linear(weight, bias)
 
+    def experts(
+        self, gate_up: Sequence[Projection], down: Sequence[Projection], kind: GateKind
+    ) -> ExpertByExpert:
+        """See Parts."""
+        return ExpertByExpert(tuple(gate_up), tuple(down))
+
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         """See Parts."""
         return self.ropes.table(config, width)
@@ -64,12 +75,14 @@ class _Rounded:
 class QuantizedLayer:
     """A quantized layer: weights by linear, all other tensors by name, and the errors.
 
-    `errors`: for each linear, the squared error of its output over its squared output.
+    `errors`: for each linear, the squared error of its output over its squared output, or of its
+    weight where it saw too few rows; `rows`: the rows that an expert saw, by its last linear.
     """
 
     weights: Mapping[str, PackedWeight]
     plain: dict[str, Tensor]
     errors: dict[str, float]
+    rows: dict[str, int] = field(default_factory=dict)
 
 
 class LayerQuantizer:
@@ -87,12 +100,13 @@ class LayerQuantizer:
         stored_dtype: torch.dtype,
         streams: tuple[CalibrationStream, CalibrationStream],
     ) -> None:
-        self._tensors = dict(tensors)
+        self._tensors, self._unquantized = dict(tensors), tensors
         self._plan, self._recipe, self._stored_dtype = plan, recipe, stored_dtype
         self._stream, self._reference = streams
         self._original = plan.build(TensorParts(tensors, self._reference.ropes))
         self._done: dict[str, _Rounded] = {}
         self._errors: dict[str, float] = {}
+        self._rows: dict[str, int] = {}
 
     def run(self) -> QuantizedLayer:
         """Quantize. The first stream is then before the layer's last block, the second before the
@@ -102,9 +116,14 @@ class LayerQuantizer:
         for i, (place, original) in enumerate(
             zip(self._plan.places, self._original.sublayers, strict=True)
         ):
-            first, last = place.block.products
-            self._step(place, first, stream.inputs(self._current(i)), reference.inputs(original))
-            self._step(place, last, stream.inner(self._current(i)), reference.inner(original))
+            if place.block.ends_in_product:
+                first, last = (each for each in place.block.products if not each.is_kept)
+                own, whole = stream.inputs(self._current(i)), reference.inputs(original)
+                self._step(place, first, own, whole)
+                own, whole = stream.inner(self._current(i)), reference.inner(original)
+                self._step(place, last, own, whole)
+            else:
+                self._quantize_branches(place, self._current(i))
             if i + 1 < len(self._plan.places):
                 stream.add(self._current(i))
             reference.add(original)
@@ -116,7 +135,29 @@ class LayerQuantizer:
                 if name.removesuffix(".weight") not in self._done
             },
             self._errors,
+            self._rows,
         )
+
+    def _quantize_branches(self, place: Place, current: Sublayer) -> None:
+        """Quantize a block with experts."""
+        original = self._unquantized.__getitem__
+        branches = Branches(self._stream, self._reference, self._value, original)
+        for step in branches.steps(current):
+            if step.is_last:
+                self._rows[step.group.names[-1]] = step.num_rows
+            if step.num_rows < LEAST_ROWS:
+                self._round(step.group)
+            else:
+                self._step(place, step.group, step.inputs, step.reference)
+
+    def _round(self, group: LinearGroup) -> None:
+        """Round to nearest: too few rows would be fitted, and others made worse."""
+        for name in group.names:
+            weight = self._tensors[f"{name}.weight"]
+            grid = fit_grid(weight, self._recipe.group_size, symmetric=self._recipe.symmetric)
+            self._done[name] = _Rounded(grid, grid.round(weight))
+            lost = (grid.values(self._done[name].codes) - weight).square().sum()
+            self._errors[name] = float(lost / weight.square().sum().clamp(min=1e-30))
 
     def passed(self, written: Mapping[str, Tensor]) -> bool:
         """Whether the first stream passed the layer's earlier blocks with exactly the values of
@@ -131,6 +172,10 @@ class LayerQuantizer:
         """A block with what has been quantized so far."""
         layer = self._plan.build(TensorParts(self._values(), self._stream.ropes))
         return layer.sublayers[index]
+
+    def _value(self, name: str) -> Tensor:
+        done = self._done.get(name.removesuffix(".weight"))
+        return self._tensors[name] if done is None else done.grid.values(done.codes)
 
     def _values(self) -> dict[str, Tensor]:
         values = {
@@ -181,12 +226,12 @@ class LayerQuantizer:
 
     def _can_fold(self, place: Place, group: LinearGroup) -> bool:
         """Whether the operation before `group` can undo scales of its inputs. No norm cannot, nor
-        one whose output another block reads too.
+        one whose output another product reads too.
         """
-        is_shared = any(each.shares_input for each in self._plan.places)
         if group.inputs is not InputsFrom.BLOCK:
             return isinstance(group.inputs, InputRows)
-        return place.norm is not None and not is_shared
+        readers = [each for each in place.block.products if each.inputs is InputsFrom.BLOCK]
+        return place.norm is not None and not place.shares_input and len(readers) == 1
 
     def _fold_scales(
         self,

@@ -36,7 +36,7 @@ def write_layer(
     tensors = {f"{prefix}{name}": tensor.to(dtype) for name, tensor in layer.plain.items()}
     for linear, weight in layer.weights.items():
         tensors |= stored_tensors(f"{prefix}{linear}", weight, scheme, dtype)
-    work.write(part_name(index), tensors, {"errors": layer.errors})
+    work.write(part_name(index), tensors, {"errors": layer.errors, "rows": layer.rows})
 
 
 def read_layer(
@@ -55,6 +55,12 @@ def read_layer(
         parts = {name.removeprefix(f"{linear}."): stored.pop(name) for name in own}
         tensors[f"{linear}.weight"] = scheme.read(parts).dequantize(torch.float32)
     return tensors | {name: tensor.float() for name, tensor in stored.items()}
+
+
+def read_rows(work: WorkFolder, index: int) -> dict[str, int]:
+    """The calibration's rows that each expert of layer `index` saw, by its last linear."""
+    rows: dict[str, int] = work.notes(part_name(index))["rows"]
+    return rows
 
 
 def read_errors(work: WorkFolder, index: int) -> dict[str, float]:

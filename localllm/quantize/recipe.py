@@ -1,20 +1,24 @@
 """The recipe of a quantization: method, grid, file format."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from localllm.errors import RequestError
 from localllm.model.packed.fp8_schemes import Fp8
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.int8_schemes import PackedInt8
+from localllm.model.packed.mxfp4 import GROUP_SIZE
+from localllm.model.packed.mxfp4_schemes import PackedMxfp4
 from localllm.model.packed.scheme import Scheme
 
-Method = Literal["rtn", "awq", "gptq", "awq+gptq", "int8", "fp8"]
-METHODS: tuple[Method, ...] = ("rtn", "awq", "gptq", "awq+gptq", "int8", "fp8")
+Method = Literal["rtn", "awq", "gptq", "awq+gptq", "int8", "fp8", "mxfp4"]
+METHODS: tuple[Method, ...] = get_args(Method)
 FileFormat = Literal["compressed-tensors", "awq", "gptq", "fp8"]
 FILE_FORMATS: tuple[FileFormat, ...] = ("compressed-tensors", "awq", "gptq", "fp8")
 GROUP_SIZES = (32, 64, 128)
 FP8_BLOCK = (128, 128)
+# The layouts of compressed-tensors that are not integers in words.
+_LAYOUTS = {"fp8": "float-quantized", "mxfp4": "mxfp4-pack-quantized"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Recipe:
 
     def _contradiction(self) -> str:
         if self.file_format in ("awq", "gptq") and not self.is_int4:
-            return f"the {self.file_format} format holds 4-bit weights, not {self.method}"
+            return f"the {self.file_format} format holds int4 weights, not {self.method}"
         if self.file_format == "fp8" and self.method != "fp8":
             return f"the fp8 format cannot hold {self.method}"
         if self.file_format == "awq" and self.symmetric:
@@ -59,8 +63,8 @@ class Recipe:
 
     @property
     def is_int4(self) -> bool:
-        """Whether weights have 4 bits."""
-        return self.method not in ("int8", "fp8")
+        """Whether weights are int4."""
+        return self.method not in ("int8", "fp8", "mxfp4")
 
     @property
     def uses_inputs(self) -> bool:
@@ -70,6 +74,8 @@ class Recipe:
     @property
     def summary(self) -> str:
         """A short description."""
+        if self.method == "mxfp4":
+            return "mxfp4, a power of two for each 32"
         if not self.is_int4:
             return f"{self.method}, {'blocks' if self.file_format == 'fp8' else 'a scale per row'}"
         kind = "symmetric" if self.symmetric else "asymmetric"
@@ -80,6 +86,8 @@ class Recipe:
         """The scheme that a linear is written in."""
         if self.method == "int8":
             return PackedInt8()
+        if self.method == "mxfp4":
+            return PackedMxfp4()
         if self.method == "fp8":
             by_block = self.file_format == "fp8"
             return Fp8("weight_scale_inv", FP8_BLOCK) if by_block else Fp8("weight_scale", None)
@@ -128,7 +136,7 @@ class Recipe:
             groups["group_1"] = _group(["re:.*lm_head$"], _weights(8, "int", "channel", None, True))
         return {
             "quant_method": "compressed-tensors",
-            "format": "float-quantized" if self.method == "fp8" else "pack-quantized",
+            "format": _LAYOUTS.get(self.method, "pack-quantized"),
             "quantization_status": "compressed",
             "config_groups": groups,
             "ignore": skipped,
@@ -141,6 +149,9 @@ class Recipe:
             return _group(["Linear"], weights)
         if self.method == "int8":
             return _group(["Linear"], _weights(8, "int", "channel", None, True))
+        if self.method == "mxfp4":
+            weights = _weights(4, "float", "group", GROUP_SIZE, True)
+            return _group(["Linear"], {**weights, "scale_dtype": "torch.uint8"})
         # Engines that load it quantize the activations too, with one scale per token.
         activations = {**_weights(8, "float", "token", None, True), "dynamic": True}
         return _group(["Linear"], _weights(8, "float", "channel", None, True), activations)

@@ -11,6 +11,7 @@ import torch
 
 from localllm import __version__
 from localllm.answer.evaluation import Evaluation
+from localllm.quantize.layer import LEAST_ROWS
 from localllm.quantize.recipe import Recipe
 
 NUM_WORST = 5
@@ -18,8 +19,11 @@ NUM_WORST = 5
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a quantization. `quality` is None if nothing was verified; the speeds are None
-    also if noise exceeds their difference.
+    """The outcome of a quantization.
+
+    `expert_rows`: the calibration's tokens that each expert saw, by its last linear; empty without
+    experts or calibration. `quality` is None if nothing was verified; the speeds are None also if
+    noise exceeds their difference.
     """
 
     out: Path
@@ -29,6 +33,7 @@ class Outcome:
     result_bytes: int
     calibration: Mapping[str, Any] | None
     layer_errors: Mapping[str, float]
+    expert_rows: Mapping[str, int]
     quality: Evaluation | None
     decode_tokens_per_s: tuple[float, float] | None
     seconds: float
@@ -48,6 +53,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         if speeds is None
         else {"source": speeds[0], "result": speeds[1]},
         "layer_errors": outcome.layer_errors,
+        "expert_rows": outcome.expert_rows,
         "seconds": round(outcome.seconds, 1),
         "peak_bytes": outcome.peak_bytes,
         "versions": {
@@ -84,6 +90,21 @@ def summary_rows(outcome: Outcome) -> list[tuple[str, str, str]]:
     return rows
 
 
+def expert_line(outcome: Outcome) -> str:
+    """What the experts saw of the calibration; empty where there are none."""
+    rows = outcome.expert_rows
+    if not rows:
+        return ""
+    unseen = [name for name, count in rows.items() if count < LEAST_ROWS]
+    line = (
+        f"each of {len(rows):,} experts saw {min(rows.values()):,} to {max(rows.values()):,} tokens"
+    )
+    if not unseen:
+        return line
+    names = ", ".join(unseen[:NUM_WORST]) + (" …" if len(unseen) > NUM_WORST else "")
+    return f"{line}; {len(unseen):,} saw under {LEAST_ROWS} and are rounded to nearest: {names}"
+
+
 def write_report(folder: Path, outcome: Outcome) -> None:
     """Write both reports into `folder`."""
     text = json.dumps(as_json(outcome), indent=2, ensure_ascii=False)
@@ -117,6 +138,8 @@ def _as_markdown(outcome: Outcome) -> str:
             f"{calibration['source']} (sha256 `{calibration['sha256']}`).",
             "",
         ]
+    if outcome.expert_rows:
+        lines += [f"Experts: {expert_line(outcome)}.", ""]
     lines += ["Largest output errors:", "", "| linear | error |", "|---|---|"]
     lines += [f"| {name} | {error:.3%} |" for name, error in worst_layers(outcome)]
     return "\n".join(lines) + "\n"

@@ -33,6 +33,7 @@ from localllm.quantize.layer_files import (
     part_name,
     read_errors,
     read_layer,
+    read_rows,
     stored_tensors,
     write_layer,
 )
@@ -238,6 +239,11 @@ class _Job:
             result_bytes=result.num_bytes,
             calibration=calibration,
             layer_errors=errors,
+            expert_rows={
+                f"{layer_name(i)}.{linear}": rows
+                for i in range(self._num_layers)
+                for linear, rows in read_rows(self._work, i).items()
+            },
             quality=quality,
             decode_tokens_per_s=speeds,
             seconds=time.monotonic() - started,
@@ -315,7 +321,9 @@ class _Job:
 
     def _write_config(self, folder: Path) -> None:
         raw = dict(text_config(read_json_object(self._source.folder / "config.json")))
-        skipped = [] if self._recipe.int8_head else [HEAD]
+        architecture = self._source.architecture
+        skipped = sorted(architecture.layer_linears().keys() - architecture.quantized().keys())
+        skipped += [] if self._recipe.int8_head else [HEAD]
         raw["quantization_config"] = self._recipe.quantization_config(skipped)
         if self._recipe.int8_head:
             raw["tie_word_embeddings"] = False

@@ -8,6 +8,7 @@ from localllm.errors import RequestError, UnsupportedModelError
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
+from localllm.model.packed.scheme import SCALE_DTYPES
 from localllm.model.safetensors_header import ITEM_BYTES
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files
@@ -50,7 +51,7 @@ def open_unquantized(name: str, recipe: Recipe) -> tuple[Checkpoint, CheckedFold
             where=str(checkpoint.folder),
             hint="quantize the checkpoint that it was made from",
         )
-    for linear, shape in source.architecture.layer_linears().items():
+    for linear, shape in source.architecture.quantized().items():
         try:
             recipe.scheme.stored(*shape)
         except ValueError as error:
@@ -72,9 +73,7 @@ def _other_group(recipe: Recipe, shape: tuple[int, int]) -> str:
 def result_bytes(source: CheckedFolder, recipe: Recipe) -> int:
     """Bytes of the result's tensors, known before anything is computed."""
     total = 0
-    linears = {
-        f"{name}.weight": shape for name, shape in source.architecture.layer_linears().items()
-    }
+    linears = {f"{name}.weight": shape for name, shape in source.architecture.quantized().items()}
     scale_bytes = 4 if recipe.method == "fp8" or source.architecture.dtype == "float32" else 2
     for name, info in source.weights.plain.items():
         if name not in linears:
@@ -83,7 +82,7 @@ def result_bytes(source: CheckedFolder, recipe: Recipe) -> int:
         for suffix, stored in recipe.scheme.stored(*linears[name]).items():
             if stored.is_optional and suffix != "g_idx":
                 continue
-            is_scale = "scale" in suffix
+            is_scale = stored.dtypes == SCALE_DTYPES
             total += prod(stored.shapes[0]) * (
                 scale_bytes if is_scale else ITEM_BYTES[stored.dtypes[0]]
             )

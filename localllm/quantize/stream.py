@@ -43,7 +43,7 @@ class CalibrationStream:
         the layers' own inputs, [num_layers, num_seqs, length, width]; `sources`: the layers whose
         keys and values later ones read.
         """
-        self._hidden, self.ropes, self._ops = hidden, ropes, ops
+        self._hidden, self.ropes, self.ops = hidden, ropes, ops
         self._per_layer, self._sources = per_layer, sources
         self._layer = 0
         # By layer, for each part of the sequences; in host memory.
@@ -88,7 +88,7 @@ class CalibrationStream:
         copied = CalibrationStream(
             self._hidden.clone(),
             self.ropes,
-            self._ops,
+            self.ops,
             per_layer=self._per_layer,
             sources=self._sources,
         )
@@ -109,7 +109,11 @@ class CalibrationStream:
         norm = sublayer.norm if self._shared is None else self._shared_norm
         for part in self._parts(self._hidden if self._shared is None else self._shared):
             hidden = part.to(self._device).flatten(0, 1)
-            yield hidden if norm is None else norm(hidden, self._ops)
+            yield hidden if norm is None else norm(hidden, self.ops)
+
+    def rows_at(self, tokens: Tensor) -> Tensor:
+        """The stream's rows of `tokens`, int64 on the host: [len(tokens), hidden] on the device."""
+        return self._hidden.flatten(0, 1)[tokens].to(self._device)
 
     def inner(self, sublayer: Sublayer) -> Iterator[Tensor]:
         """Inputs of a block's last product, [num_tokens, width] at a time."""
@@ -138,16 +142,25 @@ class CalibrationStream:
         """Add a block to the stream, which is then before the next one. The inputs of its last
         product are those of the last `inner`, if they were kept.
         """
-        kept, self._kept = self._kept, []
-        inner: Iterable[Tensor] = kept or self.inner(sublayer)
-        product = sublayer.block.products[-1]
         before = self._hidden.clone() if sublayer.place.shares_input else None
-        for part, values in zip(self._parts(self._hidden), inner, strict=True):
-            output = sublayer.finish(product(values.to(self._device)), self._ops)
-            part += output.view_as(part).to(part.device)
+        for part, output in zip(self._parts(self._hidden), self._outputs(sublayer), strict=True):
+            added = sublayer.finish(output, self.ops)
+            part += added.view_as(part).to(part.device)
             part *= sublayer.factor
         self._kept = []
         self._shared, self._shared_norm = before, sublayer.norm
+
+    def _outputs(self, sublayer: Sublayer) -> Iterator[Tensor]:
+        """The block's outputs, [num_tokens, hidden] at a time."""
+        kept, self._kept = self._kept, []
+        block, spec = sublayer.block, sublayer.place.block
+        if not spec.ends_in_product:
+            for i, x in enumerate(self.inputs(sublayer)):
+                yield block(x, self._block_inputs(x, i, spec))
+            return
+        inner: Iterable[Tensor] = kept or self.inner(sublayer)
+        for values in inner:
+            yield block.products[-1](values.to(self._device))
 
     def pass_through(self, layer: Layer) -> None:
         """Add a whole layer to the stream."""
@@ -188,7 +201,7 @@ class CalibrationStream:
         per_layer = None
         if self._per_layer is not None:
             per_layer = self._parts(self._per_layer[self._layer])[part].flatten(0, 1).to(device)
-        return BlockInputs(self._ops, batch, rotations, cache, tables, per_layer)
+        return BlockInputs(self.ops, batch, rotations, cache, tables, per_layer)
 
 
 def _moved(cache: KVCache, device: torch.device) -> KVCache:

@@ -30,7 +30,7 @@ def test_weights_are_counted_once_with_the_head_in_the_bytes_alone() -> None:
     work = tiny_work()
     assert LAYER_WEIGHTS == 20736
     assert work.num_weights == 2 * 20736
-    assert work.weight_bytes == 2 * (2 * 20736 + 13824)
+    assert work.weight_bytes(1) == 2 * (2 * 20736 + 13824)
 
 
 def test_a_decode_step_reads_all_weights_and_every_key_and_value() -> None:

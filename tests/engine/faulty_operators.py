@@ -19,6 +19,7 @@ from localllm.engine.graph_timer import Timer
 from localllm.engine.operator_check import CheckRequest, end, main
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.choice import Choice
+from localllm_kernels.gate import GateKind
 
 
 class CpuPlace:
@@ -30,7 +31,7 @@ class CpuPlace:
         self._fault, self._clock_s = fault, 0.0
 
     def tables(self, request: CheckRequest) -> Callable[[Choice], Ops]:
-        return lambda choice: replace(TORCH_OPS, silu_mul=self._gate, choice=choice)
+        return lambda choice: replace(TORCH_OPS, gate=self._gate, choice=choice)
 
     def timer(self) -> Timer:
         def seconds(call: Callable[[], object]) -> float:
@@ -40,7 +41,7 @@ class CpuPlace:
 
         return seconds
 
-    def _gate(self, gate_up: Tensor) -> Tensor:
+    def _gate(self, gate_up: Tensor, kind: GateKind) -> Tensor:
         match self._fault:
             case "crashing":
                 os.kill(os.getpid(), signal.SIGSEGV)
@@ -52,7 +53,7 @@ class CpuPlace:
                 time.sleep(600)
             case "slow":
                 self._clock_s += 1e-3
-        found = TORCH_OPS.silu_mul(gate_up)
+        found = TORCH_OPS.gate(gate_up, kind)
         if self._fault == "wrong":
             found[0, 0] += 0.5
         return found

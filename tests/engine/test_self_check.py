@@ -226,7 +226,7 @@ def test_what_a_family_adds_is_checked(family: str) -> None:
         names.add(case.name)
         if case.rows <= 16:
             assert case.distance() < 0.6, case.name
-    assert {"gate, GELU", "norm, its weight in float32"} <= names
+    assert {"gate, gelu", "norm, its weight in float32"} <= names
     assert ("rotation of queries alone" in names) == (family == "Gemma4ForCausalLM")
 
 
@@ -250,9 +250,9 @@ def test_a_table_without_a_piece_has_torchs(piece: Piece) -> None:
     names = {
         Piece.NORMS: ("rms_norm", "add_rms_norm"),
         Piece.ROTATION: ("rotate_and_store",),
-        Piece.GATE: ("silu_mul",),
+        Piece.GATE: ("gate",),
     }
-    for name in ("rms_norm", "add_rms_norm", "rotate_and_store", "silu_mul"):
+    for name in ("rms_norm", "add_rms_norm", "rotate_and_store", "gate"):
         of = TORCH_OPS if name in names.get(piece, ()) else whole
         assert getattr(ops, name) is getattr(of, name)
     assert (ops.sample is whole.sample) == (piece is not Piece.SAMPLING)

@@ -11,6 +11,7 @@ from rounding import assert_near, fp8_case, sum_bound
 
 from localllm_kernels import TORCH_OPS, triton_ops
 from localllm_kernels.fp8_matmul import fp8_matmul
+from localllm_kernels.gate import GATE_KINDS
 from localllm_kernels.int4_matmul import int4_matmul
 from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.int8_matmul import int8_matmul, int8_matmul_reference
@@ -165,7 +166,7 @@ def test_what_is_between_the_products(dtype: torch.dtype) -> None:
     for name, arguments in (
         ("rms_norm", (x, weight, 1e-5)),
         ("add_rms_norm", (x, residual, weight, 1e-5)),
-        ("silu_mul", (x,)),
+        *(("gate", (x, kind)) for kind in GATE_KINDS),
     ):
         with GuardedMemory() as memory:
             found = getattr(ops, name)(*arguments)

@@ -77,7 +77,7 @@ def test_a_model_is_fetched_once_and_then_runs_without_a_network(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"architectures": ["DeepseekV3ForCausalLM"]}, "DeepseekV3ForCausalLM"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
     ],
 )

@@ -61,9 +61,9 @@ def test_kernels_take_as_many_instructions_as_stand_for_them(
 def test_what_does_not_compile_fails_with_the_first_cause(tmp_path: Path) -> None:
     code = (
         "import dataclasses, localllm_kernels._aot as a\n"
-        "spec = dict(a.all_specs())['silu_mul']\n"
-        "broken = dataclasses.replace(spec, constants={'BLOCK': 1000})\n"
-        "print(a.check_nvidia('silu_mul', broken, 90))"
+        "spec = dict(a.all_specs())['gate']\n"
+        "broken = dataclasses.replace(spec, constants={**spec.constants, 'BLOCK': 1000})\n"
+        "print(a.check_nvidia('gate', broken, 90))"
     )
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     found = subprocess.run(
@@ -75,9 +75,9 @@ def test_what_does_not_compile_fails_with_the_first_cause(tmp_path: Path) -> Non
 
 
 def test_a_gpu_without_what_a_kernel_needs_is_named() -> None:
-    spec, *_ = (spec for name, spec in all_specs() if name == "silu_mul")
+    spec, *_ = (spec for name, spec in all_specs() if name == "gate")
     needs = AotSpec(spec.kernel, "fp8", spec.signature, spec.constants, min_capability=89)
-    assert check_nvidia("x", needs, 80) == ("x._silu_mul_kernel fp8 sm_80: needs sm_89", True)
+    assert check_nvidia("x", needs, 80) == ("x._gate_kernel fp8 sm_80: needs sm_89", True)
 
 
 def kernels() -> list[str]:

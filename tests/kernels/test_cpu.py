@@ -17,13 +17,13 @@ from localllm_kernels.cpu import build, structs
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.gate import GATE_KINDS, gate_reference
 from localllm_kernels.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
 from localllm_kernels.kv_cache import CODE_LIMITS
 from localllm_kernels.paged_attention import paged_attention_reference
 from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.rotate_and_store import rotate_and_store_reference
 from localllm_kernels.row_maxima import row_maxima_reference
-from localllm_kernels.silu_mul import gelu_mul_reference, silu_mul_reference
 
 KV_DTYPES = [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn]
 
@@ -106,10 +106,11 @@ def test_the_gate(ops: CpuOps, width: int) -> None:
     gate_up = torch.cat((torch.linspace(-100, 100, 3 * width), torch.randn(3 * width)))
     gate_up = torch.cat(gate_up.view(2, 3, width).unbind(), dim=1)
     gelu = torch.nn.functional.gelu(gate_up[:, :width], approximate="tanh") * gate_up[:, width:]
-    torch.testing.assert_close(gelu_mul_reference(gate_up), gelu, atol=1e-5, rtol=1e-5)
-    for gate, reference in ((ops.silu_mul, silu_mul_reference), (ops.gelu_mul, gelu_mul_reference)):
+    torch.testing.assert_close(gate_reference(gate_up, "gelu"), gelu, atol=1e-5, rtol=1e-5)
+    for kind in GATE_KINDS:
+        gate = partial(ops.gate, kind=kind)
         found = gate(gate_up)
-        torch.testing.assert_close(found, reference(gate_up), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(found, gate_reference(gate_up, kind), atol=1e-6, rtol=1e-6)
         assert_rows_alone(gate, gate_up)
         broken = gate_up.clone()
         broken[1, 0] = torch.nan

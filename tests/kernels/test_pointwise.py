@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from localllm_kernels import TORCH_OPS, select_ops
+from localllm_kernels.gate import GATE_KINDS, gate_reference
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.rms_norm import add_rms_norm_reference, rms_norm_reference
 from localllm_kernels.rotary import apply_rotary_reference
-from localllm_kernels.silu_mul import silu_mul_reference
 from localllm_kernels.store_kv import store_kv_reference
 
 ROWS = 64
@@ -34,15 +34,17 @@ def test_rotation_turns_pairs_and_keeps_their_length() -> None:
     torch.testing.assert_close(result, torch.tensor([[[0.0, 3.0, 1.0, 4.0]]]))
 
 
-def test_silu_mul_is_silu_of_the_gate_times_up() -> None:
+def test_the_gate_is_silu_of_the_gate_times_up() -> None:
     gate_up = torch.randn(7, 20) * 5
     expected = F.silu(gate_up[:, :10].double()) * gate_up[:, 10:].double()
-    torch.testing.assert_close(silu_mul_reference(gate_up).double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        gate_reference(gate_up, "silu").double(), expected, atol=1e-5, rtol=1e-5
+    )
 
 
-def test_silu_mul_of_large_inputs_stays_finite() -> None:
+def test_the_gate_of_large_inputs_stays_finite() -> None:
     gate_up = torch.tensor([[1e4, -1e4, 1.0, 1.0]])
-    assert silu_mul_reference(gate_up).tolist() == [[1e4, -0.0]]
+    assert gate_reference(gate_up, "silu").tolist() == [[1e4, -0.0]]
 
 
 def test_store_kv_writes_its_slots_and_nothing_else() -> None:
@@ -72,7 +74,8 @@ def test_pointwise_operators_give_a_row_the_same_bits_in_any_batch(width: int, c
     weight = torch.randn(2 * width, generator=generator)
     for start in (0, 3, 8):
         part = slice(start, start + count)
-        assert torch.equal(silu_mul_reference(x[part]), silu_mul_reference(x)[part])
+        for kind in GATE_KINDS:
+            assert torch.equal(gate_reference(x[part], kind), gate_reference(x, kind)[part])
         normed = rms_norm_reference(x, weight, 1e-6)
         assert torch.equal(rms_norm_reference(x[part], weight, 1e-6), normed[part])
 

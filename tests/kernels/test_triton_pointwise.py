@@ -9,6 +9,7 @@ from guards import GuardedMemory, needs_interpreter
 
 from localllm.model.inputs import empty_cache
 from localllm_kernels.e4m3 import from_e4m3, to_e4m3
+from localllm_kernels.gate import GATE_KINDS, GateKind, gate, gate_reference
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.rms_norm import (
     add_rms_norm,
@@ -17,12 +18,6 @@ from localllm_kernels.rms_norm import (
     rms_norm_reference,
 )
 from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
-from localllm_kernels.silu_mul import (
-    gelu_mul,
-    gelu_mul_reference,
-    silu_mul,
-    silu_mul_reference,
-)
 
 pytestmark = needs_interpreter
 
@@ -68,15 +63,13 @@ def test_add_rms_norm(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 2), (7, 2 * 33), (2, 2 * 1500)])
-@pytest.mark.parametrize(
-    ("gate", "reference"), [(silu_mul, silu_mul_reference), (gelu_mul, gelu_mul_reference)]
-)
-def test_gates(shape: tuple[int, int], dtype: torch.dtype, gate: Any, reference: Any) -> None:
+@pytest.mark.parametrize("kind", GATE_KINDS)
+def test_gates(shape: tuple[int, int], dtype: torch.dtype, kind: GateKind) -> None:
     gate_up = (4 * torch.randn(shape)).to(dtype)
     with GuardedMemory() as memory:
-        found = gate(memory.guarded(gate_up))
+        found = gate(memory.guarded(gate_up), kind)
     memory.check()
-    assert_close(found, reference(gate_up))
+    assert_close(found, gate_reference(gate_up, kind))
 
 
 def run_rotation(

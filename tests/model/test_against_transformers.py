@@ -46,6 +46,19 @@ GRANITE = {
     "attention_multiplier": 0.3,
     "logits_scaling": 3.0,
 }
+EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "pad_token_id": 0,
+}
+GLM4_MOE = {
+    **EXPERTS,
+    "model_type": "glm4_moe",
+    "n_routed_experts": 6,
+    "partial_rotary_factor": 0.5,
+    "first_k_dense_replace": 1,
+}
 GRANITE4 = {
     **GRANITE,
     "model_type": "granitemoehybrid",
@@ -341,6 +354,99 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "vocab_size_per_layer_input": 512,
             "num_kv_shared_layers": 2,
             "use_double_wide_mlp": True,
+        },
+    ),
+    "mixtral": ("MixtralForCausalLM", {**EXPERTS, "num_local_experts": 6, "sliding_window": None}),
+    "mixtral, windowed, three of six": (
+        "MixtralForCausalLM",
+        {**EXPERTS, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 24},
+    ),
+    "qwen2 moe, a dense layer": (
+        "Qwen2MoeForCausalLM",
+        {
+            **EXPERTS,
+            "model_type": "qwen2_moe",
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "shared_expert_intermediate_size": 56,
+            "head_dim": 12,
+        },
+    ),
+    "qwen3 moe": ("Qwen3MoeForCausalLM", {**EXPERTS, "model_type": "qwen3_moe"}),
+    "qwen3 moe, renormalised, every second layer, biased": (
+        "Qwen3MoeForCausalLM",
+        {
+            **EXPERTS,
+            "model_type": "qwen3_moe",
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "attention_bias": True,
+        },
+    ),
+    "qwen2 moe, windows": (
+        "Qwen2MoeForCausalLM",
+        {
+            **EXPERTS,
+            "model_type": "qwen2_moe",
+            "num_hidden_layers": 3,
+            "shared_expert_intermediate_size": 56,
+            "head_dim": 12,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+            "max_window_layers": 2,
+        },
+    ),
+    "qwen3 moe, windows": (
+        "Qwen3MoeForCausalLM",
+        {
+            **EXPERTS,
+            "model_type": "qwen3_moe",
+            "use_sliding_window": True,
+            "sliding_window": 24,
+        },
+    ),
+    "olmoe": ("OlmoeForCausalLM", {**EXPERTS, "head_dim": 12}),
+    "olmoe, renormalised": (
+        "OlmoeForCausalLM",
+        {**EXPERTS, "head_dim": 12, "norm_topk_prob": True},
+    ),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {
+            **EXPERTS,
+            "model_type": "gpt_oss",
+            "num_local_experts": 6,
+            "sliding_window": 24,
+            "attention_bias": True,
+            "rope_scaling": {**YARN, "truncate": False},
+        },
+    ),
+    "granite moe": (
+        "GraniteMoeForCausalLM",
+        {**EXPERTS, **GRANITE, "model_type": "granitemoe", "num_local_experts": 6},
+    ),
+    "gemma 4, experts": (
+        "Gemma4ForCausalLM",
+        {
+            **GEMMA4,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 40,
+        },
+    ),
+    "glm4 moe": ("Glm4MoeForCausalLM", GLM4_MOE),
+    "glm4 moe, groups, norms of heads, biased": (
+        "Glm4MoeForCausalLM",
+        {
+            **GLM4_MOE,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.7,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 0,
         },
     ),
     "hunyuan": ("HunYuanDenseV1ForCausalLM", HUNYUAN),

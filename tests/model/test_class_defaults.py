@@ -21,6 +21,8 @@ KINDS = {
 SAID: dict[str, dict[str, Any]] = {
     "GraniteMoeHybridForCausalLM": {"num_local_experts": 0, "layer_types": ["attention"] * 32},
     "HunYuanDenseV1ForCausalLM": {"num_hidden_layers": 32},
+    # 96 heads do not divide the default width.
+    "Glm4MoeForCausalLM": {"head_dim": 128},
 }
 # End tokens may stand in other files, so that a class' own are not taken.
 LEFT = {"eos_token_id": None, "dtype": "bfloat16"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from checkpoints import byte_tokenizer, write_checkpoint
 from every_family import EVERY_FAMILY, small_config
-from golden import FP8_BLOCKS, FP8_CONFIG, GOLDEN, logits_of, write_golden
+from golden import FP8_BLOCKS, FP8_CONFIG, GOLDEN, MXFP4_CONFIG, logits_of, write_golden
 from torch import Tensor
 
 from localllm import LLM, SamplingParams
@@ -17,6 +17,7 @@ from localllm.engine.loading import build_decoder
 from localllm.engine.scoring import WindowScorer
 from localllm.engine.speculation_config import SpeculationConfig
 from localllm.model.families.table import FAMILIES, architecture_of
+from localllm.model.packed.mxfp4_schemes import PackedMxfp4
 from localllm.model.packed.scheme import Scheme
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.quantize.calibrate import CalibrationRequest
@@ -33,6 +34,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Scheme, dict[str, bool]]] = {
     "gptq act-order": GOLDEN["gptq act-order"],
     "packed asymmetric": GOLDEN["packed asymmetric"],
     "fp8 by blocks": (FP8_CONFIG, FP8_BLOCKS, {}),
+    "mxfp4": (MXFP4_CONFIG, PackedMxfp4(), {}),
 }
 
 

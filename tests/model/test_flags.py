@@ -34,6 +34,7 @@ NOT_FLAGS = {
     *("num_heads", "num_kv_heads", "head_dim", "inner_size", "query", "key", "width"),
     *("qkv_bias", "o_bias", "has_bias", "tie_word_embeddings", "quantization", "has_tower"),
     *("rounds_last", "eps"),  # see below
+    "num_experts",
 }
 MAX_LOGPROB_DIFFERENCE = 1e-4  # as in test_against_transformers.py
 # Without effect where a rotation is of another kind, or turns nothing.

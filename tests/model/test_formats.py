@@ -29,6 +29,8 @@ from localllm.model.packed.int4 import Int4Weight, pack_nibbles
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
+from localllm.model.packed.mxfp4 import Mxfp4Weight
+from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
 from localllm.model.packed.scheme import Scheme
 from localllm.model.quantization_config import read_quantization
 
@@ -79,6 +81,14 @@ def random_fp8(scales_shape: tuple[int, int], block: tuple[int, int]) -> Fp8Weig
     return Fp8Weight(torch.randn(OUT, IN).to(torch.float8_e4m3fn), torch.rand(scales_shape), block)
 
 
+def random_mxfp4() -> Mxfp4Weight:
+    """With exponents such as weights have, and the least and the greatest."""
+    codes = torch.randint(256, (OUT, IN // 2), dtype=torch.uint8)
+    exponents = torch.randint(100, 130, (OUT, IN // 32), dtype=torch.uint8)
+    exponents[0, 0], exponents[-1, -1] = 0, 252
+    return Mxfp4Weight(codes, exponents)
+
+
 SCHEMES: list[tuple[Scheme, Any]] = [
     (PackedInt4(32, symmetric=True), random_int4(symmetric=True)),
     (PackedInt4(64, symmetric=False), random_int4(64, dtype=torch.bfloat16)),
@@ -90,6 +100,8 @@ SCHEMES: list[tuple[Scheme, Any]] = [
     (Gptq(32, is_v2=True), random_int4()),
     (Gptq(32, is_v2=True), random_int4(permuted=True)),
     (Gptq(64, is_v2=False), random_int4(64, symmetric=True)),
+    (PackedMxfp4(), random_mxfp4()),
+    (BlocksMxfp4(), random_mxfp4()),
     (Fp8("weight_scale", None), random_fp8((OUT, 1), (1, IN))),
     (Fp8("weight_scale_inv", (32, 128)), random_fp8((2, 1), (32, 128))),
 ]
@@ -142,6 +154,25 @@ def test_compressed_tensors_reads_fp8_bit_for_bit() -> None:
     tensors = Fp8("weight_scale", None).write(weight)
     theirs = decompressed("float-quantized", args, tensors)
     assert torch.equal(theirs, weight.dequantize(torch.bfloat16))
+
+
+def test_compressed_tensors_reads_mxfp4_bit_for_bit() -> None:
+    weight = random_mxfp4()
+    args = QuantizationArgs(
+        num_bits=4, type="float", symmetric=True, strategy="group", group_size=32
+    )
+    args.scale_dtype = torch.uint8
+    theirs = decompressed("mxfp4-pack-quantized", args, PackedMxfp4().write(weight))
+    # Theirs are computed in bfloat16, whose subnormals torch keeps.
+    assert torch.equal(theirs.float(), weight.dequantize(torch.bfloat16).float())
+
+
+def test_a_scale_that_is_not_a_number_is_refused() -> None:
+    for scheme in (PackedMxfp4(), BlocksMxfp4()):
+        tensors = scheme.write(random_mxfp4())
+        next(each for name, each in tensors.items() if "scale" in name)[3, 1] = 255
+        with pytest.raises(ValueError, match="NaN"):
+            scheme.read(tensors)
 
 
 def decompressed(layout: str, args: QuantizationArgs, tensors: dict[str, Tensor]) -> Tensor:

@@ -28,6 +28,7 @@ TEXT = "".join(f"The {i}th sentence says that {i * i} is the square of {i}. " fo
     [
         (Recipe("awq+gptq", 32, True), 0.02),
         (Recipe("int8"), 0.02),
+        (Recipe("mxfp4"), 0.02),
         # transformers rounds the activations to fp8 as well.
         (Recipe("fp8"), 0.1),
     ],

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from localllm.model.packed.mxfp4 import VALUES
 from localllm.quantize.awq import normalised, output_error, search_scales
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import fit_grid
 from localllm.quantize.recipe import Recipe
-from localllm.quantize.rounding import round_fp8, round_int8, round_weight
+from localllm.quantize.rounding import round_fp8, round_int8, round_mxfp4, round_weight
 
 OUT, IN, GROUP = 24, 96, 32
 
@@ -152,6 +153,29 @@ def test_scales_that_have_to_be_equal_are() -> None:
     extremes = normalised(torch.tensor([0.0, 1.0, 100.0]))
     assert torch.isfinite(extremes).all()
     assert float(extremes.min() * extremes.max()) == pytest.approx(1)
+
+
+def test_mxfp4_takes_the_nearest_values_of_the_better_power_of_two() -> None:
+    weight, _ = weight_and_hessian()
+    weight = weight[:, : IN // 32 * 32].clone()
+    weight[2], weight[3, 0] = 0, 5.0
+    found = round_mxfp4(weight)
+    values = torch.tensor(VALUES)
+    errors = []
+    for exponent in range(90, 140):
+        grid = values * 2.0 ** (exponent - 127)
+        nearest = (weight[..., None] - grid).abs().amin(-1)
+        errors.append(nearest.view(len(weight), -1, 32).square().sum(2))
+    own = (found.dequantize(torch.float32) - weight).view(len(weight), -1, 32).square().sum(2)
+    torch.testing.assert_close(own, torch.stack(errors).amin(0))
+    assert (found.dequantize() == 0)[2].all()
+
+
+def test_mxfp4_rounds_ties_to_even_codes() -> None:
+    row = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4)
+    found = round_mxfp4(torch.stack((row, -row))).dequantize(torch.float32)
+    expected = torch.tensor([0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 6.0] * 4)
+    assert torch.equal(found, torch.stack((expected, -expected)))
 
 
 def test_int8_and_fp8_are_near() -> None:

@@ -90,6 +90,7 @@ RECIPES = [
     Recipe("gptq", 32, False, "gptq"),
     Recipe("int8"),
     Recipe("fp8"),
+    Recipe("mxfp4"),
     Recipe("fp8", file_format="fp8"),
     Recipe("rtn", 32, int8_head=True),
 ]

@@ -2,7 +2,7 @@
  * team of threads. At batch 1 a layer is ten operators of microseconds each, and a call from Python
  * takes microseconds too. */
 
-#include "operators.h"
+#include "products.h"
 
 /* How queries and keys are normed: each head before it is rotated, or after, or all heads of a row
  * as one. */
@@ -26,7 +26,7 @@ typedef struct {
   float eps, scale; /* of the norms; of the attention's scores */
   float cap;        /* of the scores; 0: none */
   float share;      /* of a block's output that joins the residual stream */
-  int64_t is_gelu;  /* the gate, else SiLU */
+  int64_t gate;     /* a GATE_ */
   int64_t norm_kind; /* of queries and keys */
 } Decoder;
 
@@ -58,11 +58,6 @@ typedef struct {
   char *rounded; /* inputs of a product */
 } Scratch;
 
-static int64_t product_bytes(const Product *p, int64_t rows) {
-  if (p->kind == INTEGER) return integer_scratch_bytes(p->weight, rows);
-  return p->kind == BFLOAT16 ? bfloat16_scratch_bytes(p->weight, rows) : 0;
-}
-
 /* Places the parts in `memory`, unless it is NULL; returns the bytes they take. */
 static int64_t divide(const Decoder *d, int64_t rows, char *memory, Scratch *parts) {
   const int64_t q_width = d->heads * d->head_dim, kv_width = d->kv_heads * d->head_dim;
@@ -90,15 +85,6 @@ static int64_t divide(const Decoder *d, int64_t rows, char *memory, Scratch *par
 int64_t decoder_scratch_bytes(const Decoder *d, int64_t rows) {
   Scratch parts;
   return divide(d, rows, NULL, &parts);
-}
-
-INLINE void team_product(const Team *team, const Product *p, const float *x, float *y, int64_t rows,
-                         char *rounded) {
-  switch (p->kind) {
-    case FLOAT32: team_float32_linear(team, p->weight, x, y, rows); break;
-    case BFLOAT16: team_bfloat16_linear(team, p->weight, x, y, rows, rounded); break;
-    case INTEGER: team_integer_linear(team, p->weight, x, y, rows, rounded); break;
-  }
 }
 
 static KVCache cache_of_layer(const Group *group, int64_t place) {
@@ -189,7 +175,7 @@ static void team_forward(const Team *team, void *arguments) {
     team_product(team, &layer->output, s->attended, s->projected, b->rows, s->rounded);
     input = join(team, f, layer->attention_after, layer->mlp_norm);
     team_product(team, &layer->gate_up, input, s->gate_up, b->rows, s->rounded);
-    (d->is_gelu ? team_gelu_mul : team_silu_mul)(team, s->gate_up, s->inner, b->rows, d->inner);
+    team_gate(team, s->gate_up, s->inner, b->rows, d->inner, d->gate);
     team_product(team, &layer->down, s->inner, s->projected, b->rows, s->rounded);
     input = join(team, f, layer->mlp_after, next);
     if (f->taps && f->taps[i])

@@ -43,14 +43,47 @@ INLINE i32x16 dot4(i32x16 acc, u8x64 w, int32_t x, int bits) {
 }
 
 INLINE f32x16 load_scales(const IntegerWeight *w, int64_t at) {
-  return w->scale_kind == 1 ? load_bf16((const uint16_t *)w->scales + at * LANES)
-                            : load((const float *)w->scales + at * LANES);
+  return w->scale_kind == SCALE_BFLOAT16 ? load_bf16((const uint16_t *)w->scales + at * LANES)
+                                         : load((const float *)w->scales + at * LANES);
 }
 
-/* One block of 16 outputs for `rows` rows; callers pass `rows`, `bits` and `has_zeros` as
- * constants. */
+/* Half of two to the exponents; 0 where that is too small for a float that is not subnormal. */
+INLINE f32x16 load_powers(const IntegerWeight *w, int64_t at) {
+  u8x16 bytes;
+  memcpy(&bytes, (const uint8_t *)w->scales + at * LANES, sizeof bytes);
+  return 0.5f * (f32x16)(__builtin_convertvector(bytes, i32x16) << 23);
+}
+
+/* What a code stands for. FLOAT4: e2m1, whose values are whole numbers once they are doubled. */
+enum { SIGNED8, SIGNED4, WITH_ZEROS4, FLOAT4 };
+#define FLOAT4_OFFSET 12
+
+/* Codes of e2m1 as doubled values, FLOAT4_OFFSET above them. */
+INLINE u8x64 decode_float4(u8x64 codes) {
+#define DOUBLED 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+#if defined(__AVX512BW__)
+  const __m128i table = _mm_setr_epi8(DOUBLED);
+  return (u8x64)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes);
+#elif defined(__AVX2__)
+  const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(DOUBLED));
+  __m256i half[2];
+  memcpy(half, &codes, sizeof half);
+  for (int i = 0; i < 2; i++) half[i] = _mm256_shuffle_epi8(table, half[i]);
+  memcpy(&codes, half, sizeof half);
+  return codes;
+#else
+  static const uint8_t table[16] = {DOUBLED};
+  for (int i = 0; i < 64; i++) codes[i] = table[codes[i]];
+  return codes;
+#endif
+#undef DOUBLED
+}
+
+/* One block of 16 outputs for `rows` rows; callers pass `rows` and `form` as constants. */
 INLINE void multiply_block(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
-                           int rows, int bits, int has_zeros) {
+                           int rows, int form) {
+  const int bits = form == SIGNED8 ? 8 : 4, has_zeros = form == WITH_ZEROS4;
+  const int middle = form == FLOAT4 ? FLOAT4_OFFSET : 1 << (bits - 1);
   const int64_t groups = w->width_in / w->group_size, steps = w->group_size / 8;
   const uint8_t *codes = w->codes + block * w->width_in * 2 * bits;
   const int32_t *words = x->words;
@@ -60,7 +93,7 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const Quantize
   for (int64_t group = 0; group < groups; group++) {
     i32x16 sum[TILE], other[TILE];
     for (int r = 0; r < rows; r++) {
-      const int32_t offset = has_zeros ? 0 : -(1 << (bits - 1)) * x->sums[group * rows + r];
+      const int32_t offset = has_zeros ? 0 : -middle * x->sums[group * rows + r];
       sum[r] = (i32x16){0} + offset, other[r] = (i32x16){0};
     }
     for (int64_t step = 0; step < steps; step++, codes += 16 * bits, words += 2 * rows) {
@@ -72,6 +105,7 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const Quantize
         __builtin_prefetch(codes + 2048 + 64);
       } else {
         second = first >> 4, first = first & 15;
+        if (form == FLOAT4) first = decode_float4(first), second = decode_float4(second);
       }
       for (int r = 0; r < rows; r++) sum[r] = dot4(sum[r], first, words[r], bits);
       for (int r = 0; r < rows; r++) {
@@ -80,7 +114,8 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const Quantize
       }
     }
     const int64_t at = block * groups + group;
-    const f32x16 scales = bits == 8 ? splat(1.0f) : load_scales(w, at);
+    f32x16 scales = splat(1.0f);
+    if (bits == 4) scales = form == FLOAT4 ? load_powers(w, at) : load_scales(w, at);
     i32x16 zeros = (i32x16){0};
     if (has_zeros) {
       u8x16 bytes;
@@ -105,16 +140,16 @@ INLINE void multiply_block(const IntegerWeight *w, int64_t block, const Quantize
 }
 
 INLINE void multiply(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
-                     int64_t rows, int bits, int has_zeros) {
+                     int64_t rows, int form) {
   switch (rows) {
-    case 1: multiply_block(w, block, x, y, 1, bits, has_zeros); break;
-    case 2: multiply_block(w, block, x, y, 2, bits, has_zeros); break;
-    case 3: multiply_block(w, block, x, y, 3, bits, has_zeros); break;
-    case 4: multiply_block(w, block, x, y, 4, bits, has_zeros); break;
-    case 5: multiply_block(w, block, x, y, 5, bits, has_zeros); break;
-    case 6: multiply_block(w, block, x, y, 6, bits, has_zeros); break;
-    case 7: multiply_block(w, block, x, y, 7, bits, has_zeros); break;
-    default: multiply_block(w, block, x, y, TILE, bits, has_zeros); break;
+    case 1: multiply_block(w, block, x, y, 1, form); break;
+    case 2: multiply_block(w, block, x, y, 2, form); break;
+    case 3: multiply_block(w, block, x, y, 3, form); break;
+    case 4: multiply_block(w, block, x, y, 4, form); break;
+    case 5: multiply_block(w, block, x, y, 5, form); break;
+    case 6: multiply_block(w, block, x, y, 6, form); break;
+    case 7: multiply_block(w, block, x, y, 7, form); break;
+    default: multiply_block(w, block, x, y, TILE, form); break;
   }
 }
 
@@ -149,11 +184,13 @@ static void team_multiply_panel(const Team *team, const IntegerWeight *w, const 
       const QuantizedRows from = place_rows(memory + first / TILE * tile_bytes, rows, width, groups);
       float *to = y + first * w->width_out;
       if (w->bits == 8)
-        multiply(w, block, &from, to, rows, 8, 0);
+        multiply(w, block, &from, to, rows, SIGNED8);
+      else if (w->scale_kind == SCALE_E8M0)
+        multiply(w, block, &from, to, rows, FLOAT4);
       else if (w->zeros)
-        multiply(w, block, &from, to, rows, 4, 1);
+        multiply(w, block, &from, to, rows, WITH_ZEROS4);
       else
-        multiply(w, block, &from, to, rows, 4, 0);
+        multiply(w, block, &from, to, rows, SIGNED4);
     }
   team_meet(team);
 }

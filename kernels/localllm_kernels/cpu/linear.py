@@ -1,11 +1,11 @@
-"""Products with weights in the C library: float32 or bfloat16, int8, int4.
+"""Products with weights in the C library: float32 or bfloat16, int8, int4, mxfp4.
 
 All take and return float32 rows. Inputs of bfloat16 products are rounded to bfloat16, those of the
 integer products to int8 with one scale per group; see the sources for the formulas.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -13,7 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind
+from localllm_kernels.gate import GateKind
+from localllm_kernels.linears import ExpertsProduct, Product
 from localllm_kernels.traits import C_LANES, WeightLayout, c_multiplies
 
 _INT8_GROUPS = (128, 64, 32, 16)
@@ -25,6 +28,7 @@ class _ScaleKind(IntEnum):
     FLOAT32 = 0
     BFLOAT16 = 1
     OUTPUT = 2
+    E8M0 = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,11 @@ class CProduct:
     run: Callable[..., int]
     weight: IntegerWeight | FloatWeight
     kept: tuple[Tensor | None, ...]
+
+    @property
+    def struct(self) -> structs.Product:
+        """It as a Product of operators.h, which must not outlive it."""
+        return structs.Product(self.kind, ctypes.addressof(self.weight))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute. Raises: MemoryError."""
@@ -114,9 +123,7 @@ class CpuLinears:
         if not c_multiplies(WeightLayout("int4", width_in, group_size), dtype, "cpu"):
             return None
         padding = -width_out % C_LANES
-        blocks = F.pad(codes, (0, 0, 0, padding)).view(-1, C_LANES, width_in // 8, 2, 4)
-        low, high = blocks.permute(3, 0, 2, 1, 4)
-        packed = (low | (high << 4)).contiguous()
+        packed = _pack_codes(codes)
         rounded = scales.bfloat16()
         is_exact = bool((rounded.float() == scales.float()).all())
         kept_scales = _by_block(rounded if is_exact else scales.float(), padding)
@@ -160,6 +167,29 @@ class CpuLinears:
         )
         return self._product(ProductKind.INTEGER, struct, (packed, kept_scales, bias))
 
+    def mxfp4(
+        self, codes: Tensor, exponents: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> CpuProduct | None:
+        """See Linears."""
+        width_out, width_in = codes.shape
+        group_size = width_in // exponents.shape[1]
+        if not c_multiplies(WeightLayout("mxfp4", width_in, group_size), dtype, "cpu"):
+            return None
+        packed = _pack_codes(codes)
+        kept = _by_block(exponents, -width_out % C_LANES)
+        struct = IntegerWeight(
+            packed.data_ptr(),
+            kept.data_ptr(),
+            None,
+            _pointer(bias),
+            4,
+            _ScaleKind.E8M0,
+            width_out,
+            width_in,
+            group_size,
+        )
+        return self._product(ProductKind.INTEGER, struct, (packed, kept, bias))
+
     def fp8(
         self,
         codes: Tensor,
@@ -170,6 +200,18 @@ class CpuLinears:
     ) -> None:
         """There is no kernel for it."""
         return
+
+    def experts(
+        self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind
+    ) -> ExpertsProduct | None:
+        """See Linears."""
+        from localllm_kernels.cpu.experts import CExperts  # which reads this file
+
+        first = [each for each in gate_up if isinstance(each, CProduct)]
+        last = [each for each in down if isinstance(each, CProduct)]
+        if len(first) + len(last) < 2 * len(gate_up):
+            return None
+        return CExperts(self.library, first, last, kind)
 
     def _product(
         self,
@@ -182,6 +224,15 @@ class CpuLinears:
 
 def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _pack_codes(codes: Tensor) -> Tensor:
+    """uint8 [out, in] below 16 as the library stores them; see operators.h."""
+    width_out, width_in = codes.shape
+    padded = F.pad(codes, (0, 0, 0, -width_out % C_LANES))
+    low, high = padded.view(-1, C_LANES, width_in // 8, 2, 4).permute(3, 0, 2, 1, 4)
+    packed: Tensor = (low | (high << 4)).contiguous()
+    return packed
 
 
 def _by_block(values: Tensor, padding: int) -> Tensor:

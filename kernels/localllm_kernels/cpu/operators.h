@@ -6,6 +6,9 @@
 #include "common.h"
 #include "team.h"
 
+/* SCALE_E8M0: bytes, 127 above the exponent of two; then codes of 4 bits are floats (e2m1). */
+enum { SCALE_FLOAT32, SCALE_BFLOAT16, SCALE_OUTPUT, SCALE_E8M0 };
+
 /* y = x · wᵀ + bias, w = (code - zero) · scale with one scale and zero per group of inputs, or with
  * one scale per output. */
 typedef struct {
@@ -15,7 +18,7 @@ typedef struct {
   const uint8_t *zeros; /* [blocks][groups][16], or NULL: all 8, or 128 */
   const float *bias;    /* [out], or NULL */
   int64_t bits;         /* 4 or 8 */
-  int64_t scale_kind;   /* 0: float32, 1: bfloat16, 2: float32 per output */
+  int64_t scale_kind;   /* a SCALE_ */
   int64_t width_out, width_in, group_size; /* of the inputs' groups; a multiple of 16 */
 } IntegerWeight;
 
@@ -25,6 +28,9 @@ typedef struct {
   int64_t width_out, width_in;
   int64_t is_bfloat16;
 } FloatWeight;
+
+/* The functions of a gate, see gate.py. */
+enum { GATE_SILU, GATE_GELU, GATE_CLAMPED };
 
 enum { FLOAT32, BFLOAT16, INTEGER };
 typedef struct {
@@ -75,8 +81,9 @@ void team_add_rms_norm(const Team *team, const float *x, const float *residual, 
 /* x += y; y *= factor; all [rows, width]. */
 void team_add(const Team *team, const float *y, float *x, int64_t rows, int64_t width);
 void team_scale(const Team *team, float *y, float factor, int64_t rows, int64_t width);
-void team_silu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width);
-void team_gelu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width);
+/* kind: a GATE_. */
+void team_gate(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width,
+               int64_t kind);
 /* The first heads of each row of x, in place; rows are `stride` apart. */
 void team_rotate(const Team *team, const Rotation *r, float *x, int64_t stride, int64_t heads);
 /* The first `count` stretches of `width` of each row of x, each by itself, in place. */

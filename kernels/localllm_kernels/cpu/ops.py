@@ -4,12 +4,12 @@ All take and return contiguous float32; only keys and values in the cache may ha
 """
 
 import ctypes
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
+from localllm_kernels.gate import GATE_KINDS, GateKind
 from localllm_kernels.kv_cache import KVCache
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -23,7 +23,7 @@ class CpuOps:
         self._rms_norm.argtypes = [_POINTER, _POINTER, _FLOAT, _POINTER, *3 * [_LONG]]
         self._add_rms_norm = library.add_rms_norm
         self._add_rms_norm.argtypes = [*3 * [_POINTER], _FLOAT, *2 * [_POINTER], *3 * [_LONG]]
-        self._silu_mul, self._gelu_mul = library.silu_mul, library.gelu_mul
+        self._gate = library.gate
         self._rotate_and_store = library.rotate_and_store
         self._rotate_and_store.argtypes = [*3 * [_POINTER], _LONG]
         self._paged_attention = library.paged_attention
@@ -33,9 +33,8 @@ class CpuOps:
         self._gumbel_argmax.restype = _LONG
         self._row_maxima = library.row_maxima
         self._row_maxima.argtypes = [*3 * [_POINTER], *3 * [_LONG]]
-        for gate in (self._silu_mul, self._gelu_mul):
-            gate.argtypes = [*2 * [_POINTER], *3 * [_LONG]]
-        for function in (self._rms_norm, self._add_rms_norm, self._silu_mul, self._gelu_mul):
+        self._gate.argtypes = [*2 * [_POINTER], *4 * [_LONG]]
+        for function in (self._rms_norm, self._add_rms_norm, self._gate):
             function.restype = None
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -72,13 +71,13 @@ class CpuOps:
         )
         return out, total
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """See silu_mul_reference."""
-        return _gate(self._silu_mul, gate_up)
-
-    def gelu_mul(self, gate_up: Tensor) -> Tensor:
-        """See gelu_mul_reference."""
-        return _gate(self._gelu_mul, gate_up)
+    def gate(self, gate_up: Tensor, kind: GateKind) -> Tensor:
+        """See gate_reference."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        number, threads = GATE_KINDS.index(kind), torch.get_num_threads()
+        self._gate(gate_up.data_ptr(), out.data_ptr(), rows, width, number, threads)
+        return out
 
     def rotate_and_store(
         self,
@@ -188,10 +187,3 @@ class CpuOps:
         if failed:
             raise ValueError(f"attention does not support {heads} heads of size {head_dim}")
         return out
-
-
-def _gate(gate: Any, gate_up: Tensor) -> Tensor:
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, width)
-    gate(gate_up.data_ptr(), out.data_ptr(), rows, width, torch.get_num_threads())
-    return out

@@ -91,56 +91,58 @@ void team_scale_rows(const Team *team, float *x, const float *factors, int64_t r
   team_meet(team);
 }
 
-/* See silu_mul.py for the formulas. */
-INLINE f32x16 gated(f32x16 g, f32x16 u, int is_gelu) {
-  const f32x16 steep = is_gelu ? 1.5957691216f * (g + 0.044715f * g * g * g) : g;
+/* See gate.py for the formulas. Comparisons with NaN are false, so that it passes. */
+INLINE f32x16 gated(f32x16 g, f32x16 u, int64_t kind) {
+  f32x16 steep = g;
+  if (kind == GATE_GELU) steep = 1.5957691216f * (g + 0.044715f * g * g * g);
+  if (kind == GATE_CLAMPED) {
+    const f32x16 limit = splat(7.0f);
+    g = select16(g > limit, limit, g);
+    u = select16(u > limit, limit, select16(u < -limit, -limit, u)) + 1.0f;
+    steep = 1.702f * g;
+  }
   return g / (1.0f + exp16(-steep)) * u;
 }
 
-/* silu(gate) · up, or gelu(gate) · up; gate_up: [rows, 2 · width], gate first. */
-INLINE void team_gate(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width,
-                      const int is_gelu) {
+/* Callers pass `kind` as a constant. */
+INLINE void gate_row(const float *gate, const float *up, float *y, int64_t width, int64_t kind) {
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES) store(y + i, gated(load(gate + i), load(up + i), kind));
+  if (i < width) {
+    const int64_t count = width - i;
+    const f32x16 g = load_part(gate + i, count, 0.0f), u = load_part(up + i, count, 0.0f);
+    store_part(y + i, gated(g, u, kind), count);
+  }
+}
+
+/* gate_up: [rows, 2 · width], gate first. */
+void team_gate(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width,
+               int64_t kind) {
   TEAM_FOR(team, row, rows) {
     const float *gate = gate_up + 2 * row * width, *up = gate + width;
     float *to = y + row * width;
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) 
-      store(to + i, gated(load(gate + i), load(up + i), is_gelu));
-    if (i < width) {
-      const int64_t count = width - i;
-      const f32x16 g = load_part(gate + i, count, 0.0f), u = load_part(up + i, count, 0.0f);
-      store_part(to + i, gated(g, u, is_gelu), count);
+    switch (kind) {
+      case GATE_SILU: gate_row(gate, up, to, width, GATE_SILU); break;
+      case GATE_GELU: gate_row(gate, up, to, width, GATE_GELU); break;
+      case GATE_CLAMPED: gate_row(gate, up, to, width, GATE_CLAMPED); break;
     }
   }
   team_meet(team);
-}
-void team_silu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width) {
-  team_gate(team, gate_up, y, rows, width, 0);
-}
-void team_gelu_mul(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width) {
-  team_gate(team, gate_up, y, rows, width, 1);
 }
 
 typedef struct {
   const float *gate_up;
   float *y;
-  int64_t rows, width;
+  int64_t rows, width, kind;
 } Gate;
 
-static void silu_all(const Team *team, void *arguments) {
+static void gate_all(const Team *team, void *arguments) {
   const Gate *a = arguments;
-  team_silu_mul(team, a->gate_up, a->y, a->rows, a->width);
+  team_gate(team, a->gate_up, a->y, a->rows, a->width, a->kind);
 }
-void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width, int64_t threads) {
-  run_team(rows > 1 ? threads : 1, silu_all, &(Gate){gate_up, y, rows, width});
-}
-
-static void gelu_all(const Team *team, void *arguments) {
-  const Gate *a = arguments;
-  team_gelu_mul(team, a->gate_up, a->y, a->rows, a->width);
-}
-void gelu_mul(const float *gate_up, float *y, int64_t rows, int64_t width, int64_t threads) {
-  run_team(rows > 1 ? threads : 1, gelu_all, &(Gate){gate_up, y, rows, width});
+void gate(const float *gate_up, float *y, int64_t rows, int64_t width, int64_t kind,
+          int64_t threads) {
+  run_team(rows > 1 ? threads : 1, gate_all, &(Gate){gate_up, y, rows, width, kind});
 }
 
 /* Rotates a head by its position, after a norm if there is a weight; y may be x without a norm. */

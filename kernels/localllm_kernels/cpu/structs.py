@@ -51,6 +51,37 @@ class Product(Structure):
     _fields_ = (("kind", c_int64), ("weight", c_void_p))
 
 
+class Expert(Structure):
+    """See experts.c."""
+
+    _fields_ = (("gate_up", Product), ("down", Product))
+
+
+class Experts(Structure):
+    """See experts.c."""
+
+    _fields_ = (
+        ("experts", ctypes.POINTER(Expert)),
+        ("count", c_int64),
+        ("hidden", c_int64),
+        ("inner", c_int64),
+        ("top_k", c_int64),
+        ("gate", c_int64),
+    )
+
+
+class Routed(Structure):
+    """See experts.c."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("chosen", c_void_p),
+        ("shares", c_void_p),
+        ("y", c_void_p),
+        ("rows", c_int64),
+    )
+
+
 class KVKind(IntEnum):
     """See operators.h."""
 
@@ -181,7 +212,7 @@ class Decoder(Structure):
         ("scale", c_float),
         ("cap", c_float),
         ("share", c_float),
-        ("is_gelu", c_int64),
+        ("gate", c_int64),
         ("norm_kind", c_int64),
     )
 
@@ -235,10 +266,18 @@ STRUCTURES: tuple[type[Structure], ...] = (
 )
 
 
+# In the order of experts.c's `expert_struct_bytes`.
+EXPERT_STRUCTURES: tuple[type[Structure], ...] = (Expert, Experts, Routed)
+
+
 def find_difference(library: ctypes.CDLL) -> str:
     """The structure whose size in the library differs from its size here; empty if all agree."""
-    sizes = (c_int64 * len(STRUCTURES)).in_dll(library, "struct_bytes")
-    for structure, num_bytes in zip(STRUCTURES, sizes, strict=True):
+    structures = (*STRUCTURES, *EXPERT_STRUCTURES)
+    sizes = [
+        *(c_int64 * len(STRUCTURES)).in_dll(library, "struct_bytes"),
+        *(c_int64 * len(EXPERT_STRUCTURES)).in_dll(library, "expert_struct_bytes"),
+    ]
+    for structure, num_bytes in zip(structures, sizes, strict=True):
         if ctypes.sizeof(structure) != num_bytes:
             own = ctypes.sizeof(structure)
             return f"{structure.__name__} has {own} bytes in structs.py and {num_bytes} in C"

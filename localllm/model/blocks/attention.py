@@ -151,6 +151,11 @@ class AttentionSpec:
         )
 
     @property
+    def ends_in_product(self) -> bool:
+        """See BlockSpec."""
+        return True
+
+    @property
     def vectors(self) -> Mapping[str, int]:
         """See BlockSpec."""
         widths = self._norm_widths()

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm.model.inputs import ForwardBatch, GroupTables
-    from localllm.model.linear import Projection
+    from localllm.model.linear import ExpertsProduct, Projection
     from localllm.model.rope import RopeTable
     from localllm.model.rope_config import RopeConfig
     from localllm_kernels import Ops
+    from localllm_kernels.gate import GateKind
     from localllm_kernels.kv_cache import KVCache
 
 # From the number of values in a row of the KV cache to its bytes.
@@ -54,7 +55,9 @@ class LinearGroup:
     """Linears that read the same inputs and compute as one product.
 
     `kind`: the product's name in reports; `linears`: name in the layer and output width of each;
-    `is_gated`: the first half of the outputs gates the second.
+    `is_gated`: the first half of the outputs gates the second; `share`: the part of the rows that
+    compute it; `copy`: its number among products that differ in their weights alone; `is_kept`:
+    `quantize` leaves it as it is.
     """
 
     kind: str
@@ -63,6 +66,13 @@ class LinearGroup:
     has_bias: bool = False
     is_gated: bool = False
     inputs: InputRows | InputsFrom = InputsFrom.BLOCK
+    share: float = 1.0
+    copy: int = 0
+    is_kept: bool = False
+
+    def read_share(self, num_rows: int) -> float:
+        """The chance that at least one of `num_rows` rows computes it, so that it is read."""
+        return 1 - (1 - self.share) ** num_rows
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -110,6 +120,11 @@ class Parts(Protocol):
         `order` of the checkpoint's.
         """
 
+    def experts(
+        self, gate_up: Sequence[Projection], down: Sequence[Projection], kind: GateKind
+    ) -> ExpertsProduct:
+        """Both products of all experts, as one."""
+
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         """The table for heads of `width`; the same object for the same arguments."""
 
@@ -137,14 +152,16 @@ class BlockInputs:
 
 
 class Block(Protocol):
-    """A block with its weights: rows in, rows out; its last operation is a product."""
+    """A block with its weights: rows in, rows out."""
 
     @property
     def products(self) -> tuple[Projection, ...]:
         """One for each of the spec's `products`."""
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """The inputs of the last product. `x`: [num_tokens, hidden], normed."""
+        """The inputs of the last product, where it gives the outputs. `x`: [num_tokens, hidden],
+        normed.
+        """
 
     def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """`x`: [num_tokens, hidden], normed -> the same shape; writes new state to the cache."""
@@ -156,6 +173,10 @@ class BlockSpec(Protocol):
     @property
     def products(self) -> tuple[LinearGroup, ...]:
         """Its products, in the order of computation."""
+
+    @property
+    def ends_in_product(self) -> bool:
+        """Whether its last product gives its outputs, so that `Block.inner` has inputs for it."""
 
     @property
     def vectors(self) -> Mapping[str, int]:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import BlockInputs, InputRows, LinearGroup, Parts, RowBytes, Work
+from localllm.model.blocks.block import (
+    BlockInputs,
+    InputRows,
+    InputsFrom,
+    LinearGroup,
+    Parts,
+    RowBytes,
+    Work,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm.model.linear import Projection
-    from localllm_kernels import Ops
+    from localllm_kernels.gate import GateKind
 
 SPLIT = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 WHOLE = ("mlp.gate_up_proj", "mlp.down_proj")
@@ -23,14 +31,20 @@ class GatedMLPSpec:
     """The sizes of a feed-forward.
 
     `names`: the linears of gate, up and down in the checkpoint, or of gate and up in one, and down;
-    `is_gelu`: the gate is GELU by tanh, else SiLU.
+    `gate`: its function, see kernels' gate.py; `row_gate`: the linear whose sigmoid is a factor on
+    each row's output.
     """
 
     hidden_size: int
     inner_size: int
     has_bias: bool = False
     names: tuple[str, str, str] | tuple[str, str] = SPLIT
-    is_gelu: bool = False
+    gate: GateKind = "silu"
+    row_gate: str | None = None
+
+    def renamed(self, rename: Callable[[str], str]) -> GatedMLPSpec:
+        """The same with other names."""
+        return replace(self, names=tuple(map(rename, self.names)))  # type: ignore[arg-type]
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
@@ -39,11 +53,22 @@ class GatedMLPSpec:
         width = 2 * self.inner_size // len(before)
         gate_up = tuple((name, width) for name in before)
         down = ((last, self.hidden_size),)
-        rows = InputRows(before[-1], 1, 1, self.inner_size, width - self.inner_size)
-        return (
+        rows: InputRows | InputsFrom = InputsFrom.OTHER
+        if self.gate != "clamped":  # which is not linear in up
+            rows = InputRows(before[-1], 1, 1, self.inner_size, width - self.inner_size)
+        products = (
             LinearGroup("gate and up", gate_up, self.hidden_size, self.has_bias, is_gated=True),
             LinearGroup("down", down, self.inner_size, self.has_bias, inputs=rows),
         )
+        if self.row_gate is None:
+            return products
+        own = LinearGroup("row gate", ((self.row_gate, 1),), self.hidden_size, is_kept=True)
+        return (own, *products)
+
+    @property
+    def ends_in_product(self) -> bool:
+        """See BlockSpec."""
+        return True
 
     @property
     def vectors(self) -> Mapping[str, int]:
@@ -75,23 +100,15 @@ class GatedMLPSpec:
         """See BlockSpec: the gate, unless it is fused into the product."""
         return 0 if is_fused else 1
 
-    @property
-    def gate_name(self) -> str:
-        """The operator of the gate."""
-        return "gelu_mul" if self.is_gelu else "silu_mul"
-
-    def gate(self, ops: Ops) -> Callable[[Tensor], Tensor]:
-        """The gate: [num_tokens, 2 · inner_size] -> [num_tokens, inner_size]."""
-        return ops.gelu_mul if self.is_gelu else ops.silu_mul
-
     def describe(self) -> str:
         """See BlockSpec."""
-        return f"{self.inner_size} inside{' with GELU' if self.is_gelu else ''}"
+        return f"{self.inner_size} inside{'' if self.gate == 'silu' else f' with {self.gate}'}"
 
     def build(self, parts: Parts) -> GatedMLP:
         """See BlockSpec."""
-        gate_up, down = self.products
-        return GatedMLP(self, parts.linear(*gate_up.names), parts.linear(*down.names))
+        *_, gate_up, down = self.products
+        row_gate = None if self.row_gate is None else parts.linear(self.row_gate)
+        return GatedMLP(self, parts.linear(*gate_up.names), parts.linear(*down.names), row_gate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +118,13 @@ class GatedMLP:
     spec: GatedMLPSpec
     gate_up_proj: Projection
     down_proj: Projection
+    row_gate: Projection | None = None
 
     @property
     def products(self) -> tuple[Projection, ...]:
         """See Block."""
-        return self.gate_up_proj, self.down_proj
+        first = () if self.row_gate is None else (self.row_gate,)
+        return *first, self.gate_up_proj, self.down_proj
 
     def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block."""
@@ -113,4 +132,6 @@ class GatedMLP:
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: the gated values, [num_tokens, inner_size]."""
-        return self.spec.gate(inputs.ops)(self.gate_up_proj(x))
+        inner = inputs.ops.gate(self.gate_up_proj(x), self.spec.gate)
+        # Not torch's sigmoid, whose vector loop and scalar tail may differ in the last bit.
+        return inner if self.row_gate is None else inner / (1 + (-self.row_gate(x)).exp())

@@ -35,6 +35,11 @@ class PerLayerGateSpec:
         )
 
     @property
+    def ends_in_product(self) -> bool:
+        """See BlockSpec."""
+        return True
+
+    @property
     def vectors(self) -> Mapping[str, int]:
         """See BlockSpec."""
         return {}
@@ -96,4 +101,4 @@ class PerLayerGate:
         import torch
 
         assert inputs.per_layer is not None
-        return inputs.ops.gelu_mul(torch.cat((self.gate(x), inputs.per_layer), dim=-1))
+        return inputs.ops.gate(torch.cat((self.gate(x), inputs.per_layer), dim=-1), "gelu")

@@ -1,9 +1,11 @@
 """What most families share: sizes of attention and feed-forward, and a norm before each."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from localllm.model.architecture import FINAL_NORM, Architecture
 from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.layer import LayerPlan, Place
@@ -58,8 +60,12 @@ def read_gated_mlp(fields: ConfigFields, *, has_bias: bool = False) -> GatedMLPS
     if activation not in ("silu", "gelu_pytorch_tanh"):
         fields.fail("hidden_act", "'silu' or 'gelu_pytorch_tanh'")
     inner_size = fields.integer("intermediate_size", 1, 1 << 22)
-    is_gelu = activation != "silu"
-    return GatedMLPSpec(read_hidden_size(fields), inner_size, has_bias, is_gelu=is_gelu)
+    return GatedMLPSpec(
+        read_hidden_size(fields),
+        inner_size,
+        has_bias,
+        gate="silu" if activation == "silu" else "gelu",
+    )
 
 
 def read_window(fields: ConfigFields) -> int | None:
@@ -98,13 +104,38 @@ def read_windowed_layers(fields: ConfigFields, every: int) -> list[bool]:
 
 
 def pre_norm_layer(
-    fields: ConfigFields, attention: AttentionSpec, mlp: GatedMLPSpec, *, scale: float = 1.0
+    fields: ConfigFields,
+    attention: AttentionSpec,
+    mlp: GatedMLPSpec | ExpertsSpec,
+    shared: GatedMLPSpec | None = None,
+    *,
+    scale: float = 1.0,
 ) -> LayerPlan:
-    """Attention and feed-forward, each after its own norm; `scale`: of their outputs."""
+    """Attention and feed-forward, each after its own norm; `shared`: a second feed-forward beside
+    experts; `scale`: of their outputs.
+    """
     names = ("input_layernorm", "post_attention_layernorm")
     first, second = (NormSpec(name, read_eps(fields)) for name in names)
-    places = (Place(first, attention, scale=scale), Place(second, mlp, scale=scale))
-    return LayerPlan(places, read_hidden_size(fields))
+    places = [Place(first, attention, scale=scale)]
+    places.append(Place(second, mlp, scale=scale, shares_input=shared is not None))
+    if shared is not None:
+        places.append(Place(None, shared, scale=scale))
+    return LayerPlan(tuple(places), read_hidden_size(fields))
+
+
+def read_expert(fields: ConfigFields, inner: str, names: tuple[str, str, str]) -> GatedMLPSpec:
+    """One of a layer's experts; `inner`: the field with its inner size. Raises: CheckpointError."""
+    inner_size = fields.integer(inner, 1, 1 << 22)
+    mlp = read_gated_mlp(
+        ConfigFields({**fields.raw, "intermediate_size": inner_size}, fields.where)
+    )
+    return replace(mlp, names=names)
+
+
+def read_num_experts(fields: ConfigFields, name: str = "num_experts") -> tuple[int, int]:
+    """How many experts a layer has, and how many a row takes. Raises: CheckpointError."""
+    num_experts = fields.integer(name, 1, 1 << 16)
+    return num_experts, fields.integer("num_experts_per_tok", 1, num_experts)
 
 
 def post_norm_layer(

@@ -9,8 +9,11 @@ from typing import Any
 
 from localllm.model.architecture import FINAL_NORM, Architecture
 from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.experts import ExpertsSpec, StackedNames
+from localllm.model.blocks.experts_beside import ExpertsBesideSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.per_layer_gate import PerLayerGateSpec
+from localllm.model.blocks.router import RouterSpec, Scoring
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     FULL,
@@ -18,6 +21,7 @@ from localllm.model.families.common import (
     read_attention,
     read_decoder,
     read_eps,
+    read_expert,
     read_gated_mlp,
     read_hidden_size,
     read_max_positions,
@@ -34,8 +38,6 @@ from localllm.model.rope_config import read_rope
 
 def read_gemma4(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError, UnsupportedModelError."""
-    if fields.raw.get("enable_moe_block"):
-        fields.refuse("mixtures of experts are")
     if fields.raw.get("use_bidirectional_attention") == "all":
         fields.fail("use_bidirectional_attention", "null or 'vision'")
     fields = gated_by_hidden_activation(fields)
@@ -43,9 +45,9 @@ def read_gemma4(fields: ConfigFields) -> Architecture:
     mlp, eps, width = read_gated_mlp(fields), read_eps(fields), read_hidden_size(fields)
     wide = replace(mlp, inner_size=2 * mlp.inner_size)
     is_wide = fields.flag("use_double_wide_mlp")
-    per_layer = _read_per_layer(fields)
+    per_layer, experts = _read_per_layer(fields), _read_experts(fields)
     layers = [
-        _layer(each, wide if is_wide and each.reads is not None else mlp, per_layer, eps, width)
+        _layer(each, wide if is_wide and each.reads is not None else mlp, experts, per_layer, eps)
         for each in attentions
     ]
     return replace(
@@ -67,22 +69,49 @@ def _norm(name: str, eps: float) -> NormSpec:
 def _layer(
     attention: AttentionSpec,
     mlp: GatedMLPSpec,
+    experts: ExpertsSpec | None,
     per_layer: PerLayerSpec | None,
     eps: float,
-    width: int,
 ) -> LayerPlan:
     def place(block: Any, before: str | None, after: str) -> Place:
         return Place(None if before is None else _norm(before, eps), block, _norm(after, eps))
 
+    width = attention.hidden_size
     places = [
         place(attention, "input_layernorm", "post_attention_layernorm"),
         place(mlp, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
     ]
+    if experts is not None:
+        before, after = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+        names = (before, f"{after}_1", f"{before}_2", f"{after}_2")
+        first, second, third, last = (_norm(name, eps) for name in names)
+        both = ExpertsBesideSpec(mlp, experts, (first, second, third, last), "router.scale")
+        places[-1] = place(both, None, after)
     if per_layer is not None:
         gate = PerLayerGateSpec(width, per_layer.width)
         places.append(place(gate, None, "post_per_layer_input_norm"))
     places[-1] = replace(places[-1], factor="layer_scalar")
     return LayerPlan(tuple(places), width)
+
+
+def _read_experts(fields: ConfigFields) -> ExpertsSpec | None:
+    if not fields.flag("enable_moe_block"):
+        return None
+    num_experts = fields.integer("num_experts", 1, 1 << 16)
+    router = RouterSpec(
+        num_experts,
+        fields.integer("top_k_experts", 1, num_experts),
+        Scoring.SOFTMAX,
+        renormalises=True,
+        scales="router.per_expert_scale",
+    )
+    names = ("experts.{}.gate_proj", "experts.{}.up_proj", "experts.{}.down_proj")
+    return ExpertsSpec(
+        read_expert(fields, "moe_intermediate_size", names),
+        router,
+        gate="router.proj",
+        stacked=StackedNames("experts.gate_up_proj", "experts.down_proj"),
+    )
 
 
 def _read_per_layer(fields: ConfigFields) -> PerLayerSpec | None:

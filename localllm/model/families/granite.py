@@ -1,9 +1,13 @@
-"""Granite 3 and 4 dense: as Llama, with multipliers of embeddings, scores, blocks and logits."""
+"""Granite 3 and 4: as Llama, with multipliers of embeddings, scores, blocks and logits; Granite 3
+with experts too.
+"""
 
 from dataclasses import replace
 
 from localllm.model.architecture import Architecture
+from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.model.blocks.router import RouterSpec, Scoring
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     FULL,
@@ -11,16 +15,33 @@ from localllm.model.families.common import (
     read_attention,
     read_decoder,
     read_gated_mlp,
+    read_num_experts,
     read_num_layers,
 )
 from localllm.model.rope_config import NO_ROPE
 
 _LOW, _HIGH = 0.0, 1e6
+_EXPERT = "block_sparse_moe.experts.{}."
+_EXPERT_NAMES = (f"{_EXPERT}gate_proj", f"{_EXPERT}up_proj", f"{_EXPERT}down_proj")
 
 
 def read_granite(fields: ConfigFields) -> Architecture:
     """Granite 3. Raises: CheckpointError."""
     return _read_granite(fields, read_gated_mlp(fields, has_bias=fields.flag("mlp_bias")))
+
+
+def read_granite_moe(fields: ConfigFields) -> Architecture:
+    """Granite 3 with experts. Raises: CheckpointError."""
+    router = RouterSpec(
+        *read_num_experts(fields, "num_local_experts"), Scoring.SOFTMAX, renormalises=True
+    )
+    experts = ExpertsSpec(
+        replace(read_gated_mlp(fields), names=_EXPERT_NAMES),
+        router,
+        gate="block_sparse_moe.router.layer",
+        stacked=StackedNames("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
+    )
+    return _read_granite(fields, experts)
 
 
 def read_granite4(fields: ConfigFields) -> Architecture:
@@ -46,7 +67,7 @@ def read_granite4(fields: ConfigFields) -> Architecture:
 
 
 def _read_granite(
-    fields: ConfigFields, mlp: GatedMLPSpec, *, is_rotated: bool = True
+    fields: ConfigFields, mlp: GatedMLPSpec | ExpertsSpec, *, is_rotated: bool = True
 ) -> Architecture:
     has_bias = fields.flag("attention_bias")
     attention = replace(

@@ -13,6 +13,7 @@ from localllm.model.families.common import (
     read_num_layers,
     read_window,
 )
+from localllm.model.rope_config import with_default_rope
 
 # Where config.json names no rotation, as its class has it.
 _ROPE = {
@@ -30,11 +31,9 @@ _ROPE = {
 
 def read_ministral3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    rope = fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling") or _ROPE
-    merged = {**fields.raw, "rope_scaling": None, "rope_parameters": rope}
-    fields = ConfigFields(merged, fields.where)
+    fields = with_default_rope(fields, _ROPE)
     attention = read_attention(fields, window=read_window(fields))
-    asked = ConfigFields(rope, f"{fields.where}: rope_parameters")
+    asked = ConfigFields(fields.raw["rope_parameters"], f"{fields.where}: rope_parameters")
     beta = asked.nonzero_number("llama_4_scaling_beta", 0.0, 1e3)
     if beta is not None:
         growth = QueryGrowth(beta, attention.rope.original_max_position_embeddings)

@@ -18,16 +18,21 @@ from localllm.model.families.gemma2 import read_gemma2
 from localllm.model.families.gemma3 import read_gemma3
 from localllm.model.families.gemma4 import read_gemma4
 from localllm.model.families.glm4 import read_glm4
-from localllm.model.families.granite import read_granite, read_granite4
+from localllm.model.families.glm4_moe import read_glm4_moe
+from localllm.model.families.gpt_oss import read_gpt_oss
+from localllm.model.families.granite import read_granite, read_granite4, read_granite_moe
 from localllm.model.families.hunyuan import read_hunyuan
 from localllm.model.families.llama import read_llama
 from localllm.model.families.ministral3 import read_ministral3
 from localllm.model.families.mistral import read_mistral
+from localllm.model.families.mixtral import read_mixtral
 from localllm.model.families.olmo2 import read_olmo2
 from localllm.model.families.olmo3 import read_olmo3
+from localllm.model.families.olmoe import read_olmoe
 from localllm.model.families.phi3 import read_phi3
 from localllm.model.families.qwen2 import read_qwen2
 from localllm.model.families.qwen3 import read_qwen3
+from localllm.model.families.qwen_moe import read_qwen2_moe, read_qwen3_moe
 from localllm.model.families.seed_oss import read_seed_oss
 from localllm.model.families.smollm3 import read_smollm3
 from localllm.model.own_head import has_other_head
@@ -48,13 +53,20 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
     "Gemma4ForCausalLM": read_gemma4,
     "Gemma4UnifiedForCausalLM": read_gemma4,
     "Glm4ForCausalLM": read_glm4,
+    "Glm4MoeForCausalLM": read_glm4_moe,
     "GraniteForCausalLM": read_granite,
+    "GptOssForCausalLM": read_gpt_oss,
+    "GraniteMoeForCausalLM": read_granite_moe,
     "GraniteMoeHybridForCausalLM": read_granite4,
     "HunYuanDenseV1ForCausalLM": read_hunyuan,
     "Ministral3ForCausalLM": read_ministral3,
+    "MixtralForCausalLM": read_mixtral,
     "Olmo2ForCausalLM": read_olmo2,
     "Olmo3ForCausalLM": read_olmo3,
+    "OlmoeForCausalLM": read_olmoe,
     "Phi3ForCausalLM": read_phi3,
+    "Qwen2MoeForCausalLM": read_qwen2_moe,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
     "SeedOssForCausalLM": read_seed_oss,
     "SmolLM3ForCausalLM": read_smollm3,
 }

@@ -14,6 +14,7 @@ from localllm.model.norm import Norm
 from localllm.model.rope import RopeTable
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.linear import CProduct
+from localllm_kernels.gate import GATE_KINDS
 from localllm_kernels.kv_cache import KVCache
 
 
@@ -53,7 +54,7 @@ class CpuDecoder:
             sizes.score_scale,
             sizes.cap or 0.0,
             share,
-            layers[0].mlp.spec.is_gelu,
+            GATE_KINDS.index(layers[0].mlp.spec.gate),
             _norm_kind(sizes),
         )
         self._growth = sizes.growth
@@ -161,8 +162,7 @@ def _pointer(tensor: Tensor | None) -> int | None:
 
 
 def _product(product: object) -> structs.Product:
-    own = _c_product(product)
-    return structs.Product(own.kind, ctypes.addressof(own.weight))
+    return _c_product(product).struct
 
 
 def _c_product(product: object) -> CProduct:

@@ -70,9 +70,9 @@ def is_plain(plans: Sequence[LayerPlan]) -> bool:
     """
     places = [place for plan in plans for place in plan.places]
     attentions = [place.block for place in places if isinstance(place.block, AttentionSpec)]
-    has_gelu = any(isinstance(each.block, GatedMLPSpec) and each.block.is_gelu for each in places)
+    gates = {each.block.gate for each in places if isinstance(each.block, GatedMLPSpec)}
     are_plain = all(each.is_plain for each in places) and all(each.is_plain for each in attentions)
-    return are_plain and len({each.rope for each in attentions}) == 1 and not has_gelu
+    return are_plain and len({each.rope for each in attentions}) == 1 and gates <= {"silu"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ package knows which one it was. Layouts, for a linear of `out` × `in` in groups
 - GPTQ (AutoGPTQ, GPTQModel): `qweight` int32 [in/8, out], packed along the input; `qzeros`
   [in/g, out/8]; `scales` [in/g, out]; `g_idx` int32 [in], the group of each input feature. The
   first version of the format stores zero - 1, `gptq_v2` the zero itself.
+- MXFP4 (compressed-tensors `mxfp4-pack-quantized`): `weight_packed` uint8 [out, in/2], the first
+  of two columns in the low half; `weight_scale` uint8 [out, in/32], the exponent + 127.
+- MXFP4 (gpt-oss): `blocks` uint8 [out, in/32, 16] and `scales` uint8 [out, in/32], as above.
 - fp8 (the hub's DeepSeek and Qwen3 checkpoints): `weight` e4m3 and `weight_scale_inv` per block,
   or a single `weight_scale`.
 """

@@ -1,5 +1,6 @@
 """The table of the weights' number formats; other code knows a format only by its row here."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -12,6 +13,8 @@ from localllm.model.packed.int4 import Int4Weight
 from localllm.model.packed.int4_schemes import Awq, Gptq, PackedInt4
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.int8_schemes import PackedInt8, PlainInt8
+from localllm.model.packed.mxfp4 import BIAS, GROUP_SIZE, Mxfp4Weight
+from localllm.model.packed.mxfp4_schemes import BlocksMxfp4, PackedMxfp4
 from localllm.model.packed.scheme import Scheme
 from localllm.model.packed.weight import PackedWeight
 from localllm_kernels.choice import Piece
@@ -62,6 +65,20 @@ def _draw_fp8(shape: Shape, generator: torch.Generator) -> Fp8Weight:
     return Fp8Weight(codes, scales, (1, shape[1]))
 
 
+def _draw_mxfp4(shape: Shape, generator: torch.Generator) -> Mxfp4Weight:
+    codes = torch.empty(shape[0], shape[1] // 2, dtype=torch.uint8, device=generator.device)
+    # 2.92: the standard deviation of uniformly drawn codes. Of the two powers of two around what
+    # is wanted, each has such a part of the groups that the values have it together.
+    wanted = math.log2(shape[1] ** -0.5 / 2.92)
+    low = math.floor(wanted)
+    is_high = (
+        torch.rand(shape[0], shape[1] // GROUP_SIZE, generator=generator, device=generator.device)
+        < (4 ** (wanted - low) - 1) / 3
+    )
+    exponents = (is_high + (low + BIAS)).to(torch.uint8)
+    return Mxfp4Weight(codes.random_(0, 256, generator=generator), exponents)
+
+
 def _even_scales(
     count: tuple[int, ...],
     shape: Shape,
@@ -86,6 +103,13 @@ PACKED_TYPES: dict[str, PackedType] = {
         Piece.INT8,
         _draw_int8,
         lambda shape: prod(shape) + 2 * shape[0],
+    ),
+    "mxfp4": PackedType(
+        Mxfp4Weight,
+        (PackedMxfp4, BlocksMxfp4),
+        Piece.MXFP4,
+        _draw_mxfp4,
+        lambda shape: prod(shape) // 2 + prod(shape) // GROUP_SIZE,
     ),
     "fp8": PackedType(
         Fp8Weight, (Fp8,), Piece.FP8, _draw_fp8, lambda shape: prod(shape) + 4 * shape[0]

@@ -1,0 +1,56 @@
+"""A mixture of experts in one call of the C library; see experts.c."""
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from localllm_kernels.cpu import structs
+from localllm_kernels.cpu.linear import CProduct
+from localllm_kernels.gate import GATE_KINDS, GateKind
+
+
+class CExperts:
+    """Both products of all experts; see Linears."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        gate_up: Sequence[CProduct],
+        down: Sequence[CProduct],
+        kind: GateKind,
+    ) -> None:
+        self._kept = tuple(gate_up), tuple(down)
+        self._experts = (structs.Expert * len(gate_up))(
+            *(
+                structs.Expert(first.struct, last.struct)
+                for first, last in zip(gate_up, down, strict=True)
+            )
+        )
+        self._hidden, self._inner = gate_up[0].weight.width_in, down[0].weight.width_in
+        self._gate = GATE_KINDS.index(kind)
+        self._forward = library.experts_forward
+        self._forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+
+    def __call__(
+        self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """`gate` is the library's own. Raises: MemoryError."""
+        x, chosen, factors = x.contiguous(), chosen.contiguous(), factors.contiguous()
+        y = torch.empty_like(x)
+        experts = structs.Experts(
+            self._experts,
+            len(self._experts),
+            self._hidden,
+            self._inner,
+            chosen.shape[1],
+            self._gate,
+        )
+        routed = structs.Routed(
+            x.data_ptr(), chosen.data_ptr(), factors.data_ptr(), y.data_ptr(), len(x)
+        )
+        threads = torch.get_num_threads()
+        if self._forward(ctypes.addressof(experts), ctypes.addressof(routed), threads):
+            raise MemoryError("out of memory for the rows of experts")
+        return y

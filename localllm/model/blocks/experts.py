@@ -1,0 +1,173 @@
+"""A mixture of experts: each row is computed by a few of many feed-forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from localllm.model.blocks.block import (
+    BlockInputs,
+    LinearGroup,
+    Parts,
+    RowBytes,
+    Work,
+)
+from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.model.blocks.router import RouterSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from localllm.model.linear import ExpertsProduct, Projection
+
+
+@dataclass(frozen=True, slots=True)
+class StackedNames:
+    """The tensors in which files may hold the weights of all experts, [experts, out, in], without
+    the endings of their names.
+
+    `is_interleaved`: the rows of gate and up take turns, else those of the gate are first;
+    `is_transposed`: plain weights are [experts, in, out].
+    """
+
+    gate_up: str
+    down: str
+    is_interleaved: bool = False
+    is_transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """The sizes of a mixture of experts.
+
+    `expert`: one of them, with `{}` in place of its number in the names of gate, up and down;
+    `gate`: the name of the router's linear; `stacked`: see there, None if files never hold it.
+    """
+
+    expert: GatedMLPSpec
+    router: RouterSpec
+    gate: str = "mlp.gate"
+    gate_bias: bool = False
+    stacked: StackedNames | None = None
+
+    def expert_at(self, number: int) -> GatedMLPSpec:
+        """One expert."""
+        return self.expert.renamed(lambda name: name.format(number))
+
+    @property
+    def products(self) -> tuple[LinearGroup, ...]:
+        """See BlockSpec: the router's, then both of each expert."""
+        share = self.router.top_k / self.router.num_experts
+        logits = ((self.gate, self.router.num_experts),)
+        router = LinearGroup(
+            "router", logits, self.expert.hidden_size, self.gate_bias, is_kept=True
+        )
+        experts = (
+            replace(group, kind=f"expert {group.kind}", share=share, copy=number)
+            for number in range(self.router.num_experts)
+            for group in self.expert_at(number).products
+        )
+        return (router, *experts)
+
+    @property
+    def ends_in_product(self) -> bool:
+        """See BlockSpec."""
+        return False
+
+    @property
+    def vectors(self) -> Mapping[str, int]:
+        """See BlockSpec."""
+        names = (self.router.correction, self.router.scales)
+        return {name: self.router.num_experts for name in names if name is not None}
+
+    @property
+    def state(self) -> None:
+        """See BlockSpec."""
+
+    @property
+    def reads(self) -> None:
+        """See BlockSpec."""
+
+    @property
+    def workspace(self) -> int:
+        """See BlockSpec: the values of each of a row's experts, with their inputs and outputs."""
+        each = self.expert.workspace + 2 * self.expert.hidden_size
+        return self.router.top_k * each + 3 * self.router.num_experts
+
+    def gathered_bytes(self, context: int) -> int:
+        """See BlockSpec."""
+        return 0
+
+    def work(self, context: int, row_bytes: RowBytes) -> Work:
+        """See BlockSpec."""
+        return Work()
+
+    def launches(self, *, is_fused: bool) -> int:
+        """See BlockSpec: the choice, the gate, and the sum."""
+        return 3
+
+    def describe(self) -> str:
+        """See BlockSpec."""
+        router = self.router
+        return (
+            f"{router.top_k} of {router.num_experts} experts by {router.scoring.value}, "
+            f"each {self.expert.describe()}"
+        )
+
+    def build(self, parts: Parts) -> MixtureOfExperts:
+        """See BlockSpec."""
+        groups = [self.expert_at(i).products for i in range(self.router.num_experts)]
+        gate_up = [parts.linear(*first.names) for first, _ in groups]
+        down = [parts.linear(*last.names) for _, last in groups]
+
+        def vector(name: str | None) -> Tensor | None:
+            return None if name is None else parts.vector(name).float()
+
+        return MixtureOfExperts(
+            self,
+            parts.linear(self.gate),
+            tuple(product for pair in zip(gate_up, down, strict=True) for product in pair),
+            parts.experts(gate_up, down, self.expert.gate),
+            vector(self.router.correction),
+            vector(self.router.scales),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureOfExperts:
+    """A mixture of experts with its weights.
+
+    `each`: both products of each expert; `experts`: the same as one; `correction`, `scales`: see
+    RouterSpec, float32 [num_experts].
+    """
+
+    spec: ExpertsSpec
+    gate: Projection
+    each: tuple[Projection, ...]
+    experts: ExpertsProduct
+    correction: Tensor | None = None
+    scales: Tensor | None = None
+
+    @property
+    def products(self) -> tuple[Projection, ...]:
+        """See Block."""
+        return self.gate, *self.each
+
+    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block."""
+        return self.routed(x, x, inputs)
+
+    def choose(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """See RouterSpec; `seen`: what the router reads, [num_tokens, hidden]."""
+        return self.spec.router.choose(self.gate(seen), self.correction, self.scales)
+
+    def routed(self, x: Tensor, seen: Tensor, inputs: BlockInputs) -> Tensor:
+        """The experts' outputs for the rows of `x`; the router decides by those of `seen`."""
+        chosen, factors = self.choose(seen)
+        kind = self.spec.expert.gate
+        return self.experts(x, chosen, factors, lambda rows: inputs.ops.gate(rows, kind))
+
+    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block: there is no one product that is last."""
+        raise NotImplementedError("each expert has inner values of its own")

@@ -1,0 +1,86 @@
+"""gpt-oss: windows in every second layer, sinks, and experts with biases and a clamped gate."""
+
+from dataclasses import replace
+
+from localllm.model.architecture import FINAL_NORM, Architecture
+from localllm.model.blocks.experts import ExpertsSpec, StackedNames
+from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.model.blocks.router import RouterSpec, Scoring
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    read_attention,
+    read_decoder,
+    read_eps,
+    read_hidden_size,
+    read_num_experts,
+    read_window,
+    read_windowed_layers,
+)
+from localllm.model.families.qwen_moe import EXPERT_NAMES
+from localllm.model.layer import LayerPlan, Place
+from localllm.model.norm import NormSpec
+from localllm.model.rope_config import with_default_rope
+
+# What the gate is built with.
+_SLOPE, _LIMIT = 1.702, 7.0
+# Where config.json names no rotation, as its class has it.
+_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
+
+
+def read_gpt_oss(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields = with_default_rope(fields, _ROPE)
+    for name, built in (("swiglu_alpha", _SLOPE), ("swiglu_limit", _LIMIT)):
+        if fields.number(name, 0.0, 1e6, default=built) != built:
+            fields.fail(name, str(built))
+    has_bias, eps, width = (
+        fields.flag("attention_bias", default=True),
+        read_eps(fields),
+        read_hidden_size(fields),
+    )
+    full = replace(read_attention(fields, qkv_bias=has_bias, o_bias=has_bias), has_sinks=True)
+    windowed = replace(full, window=read_window(fields))
+    expert = GatedMLPSpec(
+        width,
+        fields.integer("intermediate_size", 1, 1 << 22),
+        has_bias=True,
+        names=EXPERT_NAMES,
+        gate="clamped",
+    )
+    router = RouterSpec(
+        *read_num_experts(fields, "num_local_experts"), Scoring.SOFTMAX, renormalises=True
+    )
+    experts = ExpertsSpec(
+        expert,
+        router,
+        gate="mlp.router",
+        gate_bias=True,
+        stacked=StackedNames(
+            "mlp.experts.gate_up_proj",
+            "mlp.experts.down_proj",
+            is_interleaved=True,
+            is_transposed=True,
+        ),
+    )
+
+    def norm(name: str) -> NormSpec:
+        return NormSpec(name, eps, rounds_last=True)
+
+    layers = [
+        LayerPlan(
+            (
+                Place(norm("input_layernorm"), windowed if is_windowed else full),
+                Place(norm("post_attention_layernorm"), experts),
+            ),
+            width,
+        )
+        for is_windowed in read_windowed_layers(fields, every=2)
+    ]
+    return read_decoder(fields, layers, norm=norm(FINAL_NORM))

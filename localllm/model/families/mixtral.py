@@ -1,0 +1,29 @@
+"""Mixtral: as Mistral, with two of eight experts for each row."""
+
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.experts import ExpertsSpec
+from localllm.model.blocks.router import RouterSpec, Scoring
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    pre_norm_layer,
+    read_attention,
+    read_decoder,
+    read_expert,
+    read_num_experts,
+    read_num_layers,
+    read_window,
+)
+
+_EXPERT = "block_sparse_moe.experts.{}."
+_NAMES = (f"{_EXPERT}w1", f"{_EXPERT}w3", f"{_EXPERT}w2")
+
+
+def read_mixtral(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    attention = read_attention(fields, window=read_window(fields))
+    router = RouterSpec(
+        *read_num_experts(fields, "num_local_experts"), Scoring.SOFTMAX, renormalises=True
+    )
+    expert = read_expert(fields, "intermediate_size", _NAMES)
+    layer = pre_norm_layer(fields, attention, ExpertsSpec(expert, router, "block_sparse_moe.gate"))
+    return read_decoder(fields, [layer] * read_num_layers(fields))

@@ -1,0 +1,33 @@
+"""OLMoE: one norm each over all query heads and all key heads, and experts in every layer."""
+
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.attention import QueryKeyNorms
+from localllm.model.blocks.experts import ExpertsSpec
+from localllm.model.blocks.router import RouterSpec, Scoring
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    pre_norm_layer,
+    read_attention,
+    read_decoder,
+    read_eps,
+    read_expert,
+    read_num_experts,
+    read_num_layers,
+)
+from localllm.model.families.qwen_moe import EXPERT_NAMES
+
+
+def read_olmoe(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    if fields.raw.get("clip_qkv") is not None:
+        fields.fail("clip_qkv", "null")
+    has_bias = fields.flag("attention_bias")
+    norms = QueryKeyNorms(read_eps(fields), is_whole=True)
+    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)
+    router = RouterSpec(
+        *read_num_experts(fields), Scoring.SOFTMAX, renormalises=fields.flag("norm_topk_prob")
+    )
+    experts = ExpertsSpec(read_expert(fields, "intermediate_size", EXPERT_NAMES), router)
+    return read_decoder(
+        fields, [pre_norm_layer(fields, attention, experts)] * read_num_layers(fields)
+    )

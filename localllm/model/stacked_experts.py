@@ -1,0 +1,81 @@
+"""Files with one tensor for all experts of a layer: its parts, by the names of single experts."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from localllm.model.architecture import Architecture, layer_name
+from localllm.model.blocks.experts import ExpertsSpec
+from localllm.model.blocks.experts_beside import ExpertsBesideSpec
+from localllm.model.safetensors_header import Part, TensorInfo
+
+# What follows the name of a stacked linear in files, and that of an expert's here.
+_ENDINGS = {
+    "": "weight",
+    ".weight": "weight",
+    "_bias": "bias",
+    "_blocks": "blocks",
+    "_scales": "scales",
+}
+
+
+def unstack(found: Mapping[str, TensorInfo], architecture: Architecture) -> dict[str, TensorInfo]:
+    """The tensors with those of single experts in place of stacked ones.
+
+    A tensor whose shape does not fit is left as it is, to be refused when the others are checked.
+    """
+    own = dict(found)
+    for i, layer in enumerate(architecture.layers):
+        for place in layer.places:
+            block = place.block
+            experts = block.experts if isinstance(block, ExpertsBesideSpec) else block
+            if isinstance(experts, ExpertsSpec):
+                for stored, parts in _parts(found, f"{layer_name(i)}.", experts):
+                    del own[stored]
+                    own.update(parts)
+    return own
+
+
+def _parts(
+    found: Mapping[str, TensorInfo], prefix: str, spec: ExpertsSpec
+) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
+    """Stacked tensors by name, with their parts."""
+    stacked, inner = spec.stacked, spec.expert.inner_size
+    if stacked is None:
+        return
+    gate, up, down = ((0, 1), (inner, 1), (0, 1))
+    if stacked.is_interleaved:
+        gate, up = (0, 2), (1, 2)
+    for base, rows in ((stacked.gate_up, (gate, up)), (stacked.down, (down,))):
+        for ending, suffix in _ENDINGS.items():
+            name = f"{prefix}{base}{ending}"
+            info = found.get(name)
+            is_whole = len(rows) * (inner if base == stacked.gate_up else spec.expert.hidden_size)
+            is_transposed = stacked.is_transposed and suffix == "weight"
+            if info is None or not _fits(info, spec.router.num_experts, is_whole, is_transposed):
+                continue
+            yield name, _split(info, spec, prefix, suffix, rows, is_transposed)
+
+
+def _fits(info: TensorInfo, count: int, width_out: int, is_transposed: bool) -> bool:
+    axis = 2 if is_transposed else 1
+    return len(info.shape) > axis and (info.shape[0], info.shape[axis]) == (count, width_out)
+
+
+def _split(
+    info: TensorInfo,
+    spec: ExpertsSpec,
+    prefix: str,
+    suffix: str,
+    rows: tuple[tuple[int, int], ...],
+    is_transposed: bool,
+) -> dict[str, TensorInfo]:
+    width_out, *rest = (info.shape[2], info.shape[1]) if is_transposed else info.shape[1:]
+    count = width_out // len(rows)
+    found = {}
+    for number in range(spec.router.num_experts):
+        names = spec.expert_at(number).names
+        own = names[:2] if len(rows) == 2 else names[2:]
+        for name, (first, step) in zip(own, rows, strict=True):
+            part = Part(number, first, step, count, is_transposed)
+            found[f"{prefix}{name}.{suffix}"] = replace(info, shape=(count, *rest), part=part)
+    return found
