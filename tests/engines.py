@@ -119,7 +119,10 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
     },
     "GraniteMoeHybridForCausalLM": EVERY_FAMILY["GraniteMoeHybridForCausalLM"],
     "Ministral3ForCausalLM": EVERY_FAMILY["Ministral3ForCausalLM"],
-    **{name: {"num_hidden_layers": 2, **sizes} for name, sizes in WITH_EXPERTS.items()},
+    **{
+        name: {each: size for each, size in sizes.items() if each != "sliding_window"}
+        for name, sizes in WITH_EXPERTS.items()
+    },
 }
 
 

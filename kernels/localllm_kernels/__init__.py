@@ -40,6 +40,7 @@ from localllm_kernels.rms_norm import (
     rms_norm_reference,
 )
 from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
+from localllm_kernels.route import Routing, route_reference
 from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.sample import SamplingRows, sample, sample_reference
 from localllm_kernels.traits import (
@@ -66,6 +67,7 @@ class Ops:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rotate_and_store: Callable[..., Tensor]
     gate: Callable[[Tensor, GateKind], Tensor]
+    route: Callable[[Tensor, Routing], tuple[Tensor, Tensor]]
     paged_attention: Callable[..., Tensor]
     row_maxima: Callable[[Tensor], tuple[Tensor, Tensor]]
     gumbel_argmax: Callable[[Tensor, float, Tensor | None, int], int]
@@ -82,6 +84,7 @@ TORCH_OPS = Ops(
     add_rms_norm=add_rms_norm_reference,
     rotate_and_store=rotate_and_store_reference,
     gate=gate_reference,
+    route=route_reference,
     paged_attention=paged_attention_reference,
     row_maxima=row_maxima_reference,
     gumbel_argmax=gumbel_argmax_reference,
@@ -179,6 +182,7 @@ def triton_ops(
         add_rms_norm=own(Piece.NORMS, add_rms_norm, add_rms_norm_reference),
         rotate_and_store=own(Piece.ROTATION, rotate_and_store, rotate_and_store_reference),
         gate=own(Piece.GATE, gate, gate_reference),
+        route=route_reference,
         paged_attention=paged_attention,
         row_maxima=row_maxima_reference,
         gumbel_argmax=gumbel_argmax_reference,
@@ -198,6 +202,7 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         add_rms_norm=own.add_rms_norm,
         rotate_and_store=own.rotate_and_store,
         gate=own.gate,
+        route=own.route,
         paged_attention=own.paged_attention,
         row_maxima=own.row_maxima,
         gumbel_argmax=own.gumbel_argmax,

@@ -57,10 +57,9 @@ class Branches:
             raise TypeError(f"{type(block).__name__} has no steps")
 
     def _experts(self, block: MixtureOfExperts, before: Norm, router: Norm) -> Iterator[Step]:
-        found = [
-            block.choose(router(rows, self.stream.ops))[0].cpu() for rows in self.stream.rows()
-        ]
-        chosen = torch.cat(found)
+        ops = self.stream.ops
+        seen = (router(rows, ops) for rows in self.stream.rows())
+        chosen = torch.cat([block.choose(rows, ops)[0].cpu() for rows in seen])
         for number in range(block.spec.router.num_experts):
             tokens = (chosen == number).any(1).nonzero()[:, 0]
             first, last = self._gated(block.spec.expert_at(number), before, tokens)

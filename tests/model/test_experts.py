@@ -1,4 +1,4 @@
-"""Mixtures of experts: the choice of experts, and products that do not depend on other rows."""
+"""Mixtures of experts: products that do not depend on other rows, files, and quantization."""
 
 import json
 import shutil
@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from localllm.errors import CheckpointError
-from localllm.model.blocks.router import Groups, RouterSpec, Scoring
 from localllm.model.families.table import architecture_of
 from localllm.model.linear import ExpertByExpert, Projection, packed_linear
 from localllm.model.packed.mxfp4_schemes import BlocksMxfp4
@@ -27,35 +26,11 @@ from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm_kernels import TORCH_OPS, Ops, cpu_ops
 from localllm_kernels.gate import GATE_KINDS, GateKind
+from localllm_kernels.route import Routing, route_reference
 
 CPU = torch.device("cpu")
 HIDDEN, INNER, NUM_EXPERTS, TOP_K = 64, 96, 5, 2
 C_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-
-
-@pytest.mark.parametrize("scoring", Scoring)
-def test_of_equal_experts_the_first_is_chosen(scoring: Scoring) -> None:
-    router = RouterSpec(6, 3, scoring, renormalises=True)
-    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0, 1.0, 1.0], [3.0] * 6])
-    chosen, factors = router.choose(logits, None)
-    assert chosen.tolist() == [[1, 3, 2], [0, 1, 2]]
-    assert chosen.dtype == torch.int32
-    torch.testing.assert_close(factors.sum(-1), torch.ones(2))
-    torch.testing.assert_close(factors[1], torch.full((3,), 1 / 3))
-
-
-def test_a_correction_chooses_and_does_not_weigh() -> None:
-    router = RouterSpec(4, 2, Scoring.SIGMOID, factor=2.0)
-    chosen, factors = router.choose(torch.zeros(1, 4), torch.tensor([0.0, 0.1, 0.0, 0.3]))
-    assert chosen.tolist() == [[3, 1]]
-    assert factors.tolist() == [[1.0, 1.0]]
-
-
-def test_experts_of_other_groups_are_not_chosen() -> None:
-    router = RouterSpec(6, 2, Scoring.SIGMOID, groups=Groups(count=3, chosen=1))
-    # The best expert is in the first group, the best two together are in the last.
-    chosen, _ = router.choose(torch.tensor([[3.0, -9.0, 0.0, 0.0, 2.0, 2.5]]), None)
-    assert chosen.tolist() == [[5, 4]]
 
 
 def experts(kind: str, ops: Ops) -> tuple[list[Projection], list[Projection]]:
@@ -78,8 +53,8 @@ def experts(kind: str, ops: Ops) -> tuple[list[Projection], list[Projection]]:
 def routed(rows: int) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(rows, HIDDEN, generator=generator)
-    router = RouterSpec(NUM_EXPERTS, TOP_K, Scoring.SOFTMAX)
-    return x, *router.choose(torch.randn(rows, NUM_EXPERTS, generator=generator), None)
+    logits = torch.randn(rows, NUM_EXPERTS, generator=generator)
+    return x, *route_reference(logits, Routing(TOP_K))
 
 
 @C_COMPILER

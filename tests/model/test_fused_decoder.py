@@ -39,8 +39,9 @@ def generate(model: DecoderModel) -> list[TokenEvent]:
         (torch.bfloat16, INT4),
         (torch.bfloat16, INT4_ASYMMETRIC),
         (torch.bfloat16, Recipe("int8")),
+        (torch.bfloat16, Recipe("mxfp4")),
     ],
-    ids=["float32", "bfloat16", "int4", "int4 asymmetric", "int8"],
+    ids=["float32", "bfloat16", "int4", "int4 asymmetric", "int8", "mxfp4"],
 )
 @pytest.mark.parametrize(
     ("architecture", "window"),
@@ -57,6 +58,11 @@ def generate(model: DecoderModel) -> list[TokenEvent]:
         ("Ministral3ForCausalLM", None),
         ("Olmo2ForCausalLM", None),
         ("Olmo3ForCausalLM", 12),
+        ("MixtralForCausalLM", 12),
+        ("Qwen3MoeForCausalLM", None),
+        ("OlmoeForCausalLM", None),
+        ("GptOssForCausalLM", 12),
+        ("GraniteMoeForCausalLM", None),
     ],
 )
 def test_it_gives_the_same_bits(

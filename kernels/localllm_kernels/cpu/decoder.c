@@ -2,7 +2,7 @@
  * team of threads. At batch 1 a layer is ten operators of microseconds each, and a call from Python
  * takes microseconds too. */
 
-#include "products.h"
+#include "experts.h"
 
 /* How queries and keys are normed: each head before it is rotated, or after, or all heads of a row
  * as one. */
@@ -14,6 +14,7 @@ typedef struct {
   const float *query_norm, *key_norm; /* [head_dim] each, all heads' with NORM_ROWS, or NULL */
   const float *sinks;                 /* [heads], or NULL */
   Product qkv, output, gate_up, down;
+  const Mixture *mixture; /* in place of gate_up and down, or NULL */
   int64_t window; /* 0: none */
   int64_t group, place; /* of its keys and values: the cache group, and the place in it */
   int64_t rotation;     /* which of the batch's */
@@ -56,6 +57,7 @@ typedef struct {
 typedef struct {
   float *normed, *qkv, *query, *attended, *projected, *gate_up, *inner;
   char *rounded; /* inputs of a product */
+  char *mixture;
 } Scratch;
 
 /* Places the parts in `memory`, unless it is NULL; returns the bytes they take. */
@@ -65,21 +67,27 @@ static int64_t divide(const Decoder *d, int64_t rows, char *memory, Scratch *par
                       &parts->projected, &parts->gate_up, &parts->inner};
   const int64_t widths[] = {d->hidden, q_width + 2 * kv_width, q_width, q_width,
                             d->hidden, 2 * d->inner,           d->inner};
-  int64_t taken = 0, rounded = 0;
+  int64_t taken = 0, rounded = 0, mixture = 0;
   for (int i = 0; i < 7; i++) {
     if (memory) *floats[i] = (float *)(memory + taken);
     taken += (rows * widths[i] * (int64_t)sizeof(float) + 63) / 64 * 64;
   }
   for (int64_t i = 0; i < d->num_layers; i++) {
-    const Product *products[] = {&d->layers[i].qkv, &d->layers[i].output, &d->layers[i].gate_up,
-                                 &d->layers[i].down};
-    for (int j = 0; j < 4; j++) {
+    const Layer *layer = d->layers + i;
+    const Product *products[] = {&layer->qkv, &layer->output, &layer->gate_up, &layer->down};
+    if (layer->mixture) {
+      const int64_t bytes = mixture_scratch_bytes(layer->mixture, rows);
+      if (bytes > mixture) mixture = bytes;
+      products[2] = &layer->mixture->router, products[3] = NULL;
+    }
+    for (int j = 0; j < 4 && products[j]; j++) {
       const int64_t bytes = product_bytes(products[j], rows);
       if (bytes > rounded) rounded = bytes;
     }
   }
-  if (memory) parts->rounded = memory + taken;
-  return taken + rounded;
+  rounded = (rounded + 63) / 64 * 64;
+  if (memory) parts->rounded = memory + taken, parts->mixture = parts->rounded + rounded;
+  return taken + rounded + mixture;
 }
 
 int64_t decoder_scratch_bytes(const Decoder *d, int64_t rows) {
@@ -174,9 +182,13 @@ static void team_forward(const Team *team, void *arguments) {
     team_attention(team, &shape, f->tasks[layer->group], f->num_tasks, s->query, s->attended);
     team_product(team, &layer->output, s->attended, s->projected, b->rows, s->rounded);
     input = join(team, f, layer->attention_after, layer->mlp_norm);
-    team_product(team, &layer->gate_up, input, s->gate_up, b->rows, s->rounded);
-    team_gate(team, s->gate_up, s->inner, b->rows, d->inner, d->gate);
-    team_product(team, &layer->down, s->inner, s->projected, b->rows, s->rounded);
+    if (layer->mixture) {
+      team_mixture(team, layer->mixture, input, s->projected, b->rows, s->mixture, s->rounded);
+    } else {
+      team_product(team, &layer->gate_up, input, s->gate_up, b->rows, s->rounded);
+      team_gate(team, s->gate_up, s->inner, b->rows, d->inner, d->gate);
+      team_product(team, &layer->down, s->inner, s->projected, b->rows, s->rounded);
+    }
     input = join(team, f, layer->mlp_after, next);
     if (f->taps && f->taps[i])
       TEAM_FOR(team, row, b->rows)

@@ -1,27 +1,7 @@
 /* A mixture of experts in one call. The pairs of a row and one of its experts are put side by side
  * by expert, so that each expert's weights are read once, however many rows chose it. */
 
-#include "products.h"
-
-typedef struct {
-  Product gate_up, down;
-} Expert;
-
-typedef struct {
-  const Expert *experts;
-  int64_t count, hidden, inner, top_k;
-  int64_t gate; /* a GATE_ */
-} Experts;
-
-/* x: [rows, hidden]; chosen, shares: [rows, top_k], experts and the factors on their outputs; y:
- * [rows, hidden]. */
-typedef struct {
-  const float *x;
-  const int32_t *chosen;
-  const float *shares;
-  float *y;
-  int64_t rows;
-} Routed;
+#include "experts.h"
 
 /* starts: [count + 1], where the pairs of each expert begin; row_of: [pairs], by expert; place_of:
  * [rows, top_k], where a pair is. */
@@ -31,15 +11,10 @@ typedef struct {
   char *rounded;
 } Scratch;
 
-typedef struct {
-  const Experts *experts;
-  const Routed *routed;
-  Scratch scratch;
-} Call;
-
 /* Places the parts in `memory`, unless it is NULL; returns the bytes they take. */
-static int64_t divide(const Experts *e, int64_t rows, char *memory, Scratch *parts) {
-  const int64_t pairs = rows * e->top_k;
+static int64_t divide(const Experts *e, int64_t rows, int64_t top_k, char *memory,
+                      Scratch *parts) {
+  const int64_t pairs = rows * top_k;
   const int64_t counts[] = {e->count + 1, pairs, pairs};
   int64_t **numbers[] = {&parts->starts, &parts->row_of, &parts->place_of};
   float **floats[] = {&parts->in, &parts->gate_up, &parts->inner, &parts->out};
@@ -63,23 +38,26 @@ static int64_t divide(const Experts *e, int64_t rows, char *memory, Scratch *par
   return taken + rounded;
 }
 
+int64_t experts_scratch_bytes(const Experts *e, int64_t rows, int64_t top_k) {
+  Scratch parts;
+  return divide(e, rows, top_k, NULL, &parts);
+}
+
 /* Sorts the pairs by expert; those of one expert stay in the order of their rows. */
 static void sort_pairs(const Experts *e, const Routed *r, const Scratch *s) {
-  const int64_t pairs = r->rows * e->top_k;
+  const int64_t pairs = r->rows * r->top_k;
   memset(s->starts, 0, (size_t)(e->count + 1) * sizeof(int64_t));
   for (int64_t i = 0; i < pairs; i++) s->starts[r->chosen[i] + 1]++;
   for (int64_t i = 0; i < e->count; i++) s->starts[i + 1] += s->starts[i];
   for (int64_t i = 0; i < pairs; i++) {
     const int64_t place = s->starts[r->chosen[i]]++;
-    s->place_of[i] = place, s->row_of[place] = i / e->top_k;
+    s->place_of[i] = place, s->row_of[place] = i / r->top_k;
   }
   for (int64_t i = e->count; i > 0; i--) s->starts[i] = s->starts[i - 1];
   s->starts[0] = 0;
 }
 
-static void products(const Team *team, const Call *c, int is_down) {
-  const Experts *e = c->experts;
-  const Scratch *s = &c->scratch;
+static void products(const Team *team, const Experts *e, const Scratch *s, int is_down) {
   const float *x = is_down ? s->inner : s->in;
   float *y = is_down ? s->out : s->gate_up;
   const int64_t width_in = is_down ? e->inner : e->hidden;
@@ -91,40 +69,74 @@ static void products(const Team *team, const Call *c, int is_down) {
   }
 }
 
-static void team_experts(const Team *team, void *arguments) {
-  const Call *c = arguments;
-  const Experts *e = c->experts;
-  const Routed *r = c->routed;
-  const Scratch *s = &c->scratch;
-  const int64_t pairs = r->rows * e->top_k;
+/* scratch: experts_scratch_bytes. */
+void team_experts(const Team *team, const Experts *e, const Routed *r, char *scratch) {
+  Scratch parts;
+  const Scratch *s = &parts;
+  const int64_t pairs = r->rows * r->top_k;
+  divide(e, r->rows, r->top_k, scratch, &parts);
+  if (team->index == 0) sort_pairs(e, r, s);
+  team_meet(team);
   TEAM_FOR(team, i, pairs)
     memcpy(s->in + i * e->hidden, r->x + s->row_of[i] * e->hidden,
            (size_t)e->hidden * sizeof(float));
   team_meet(team);
-  products(team, c, 0);
+  products(team, e, s, 0);
   team_gate(team, s->gate_up, s->inner, pairs, e->inner, e->gate);
-  products(team, c, 1);
+  products(team, e, s, 1);
   TEAM_FOR(team, row, r->rows) {
     float *y = r->y + row * e->hidden;
-    for (int64_t j = 0; j < e->top_k; j++) {
-      const float *out = s->out + s->place_of[row * e->top_k + j] * e->hidden;
-      const float share = r->shares[row * e->top_k + j];
-      for (int64_t i = 0; i < e->hidden; i++) y[i] = j ? y[i] + share * out[i] : share * out[i];
+    for (int64_t j = 0; j < r->top_k; j++) {
+      const float *out = s->out + s->place_of[row * r->top_k + j] * e->hidden;
+      const float factor = r->factors[row * r->top_k + j];
+      for (int64_t i = 0; i < e->hidden; i++) y[i] = j ? y[i] + factor * out[i] : factor * out[i];
     }
   }
   team_meet(team);
 }
 
+typedef struct {
+  const Experts *experts;
+  const Routed *routed;
+  char *scratch;
+} Call;
+
+static void experts_all(const Team *team, void *arguments) {
+  const Call *c = arguments;
+  team_experts(team, c->experts, c->routed, c->scratch);
+}
+
 /* Returns 1 if memory runs out. */
 int experts_forward(const Experts *e, const Routed *r, int64_t threads) {
-  Call call = {.experts = e, .routed = r};
-  char *memory = malloc((size_t)divide(e, r->rows, NULL, &call.scratch));
-  if (!memory) return 1;
-  divide(e, r->rows, memory, &call.scratch);
-  sort_pairs(e, r, &call.scratch);
-  run_team(threads, team_experts, &call);
-  free(memory);
+  char *scratch = malloc((size_t)experts_scratch_bytes(e, r->rows, r->top_k));
+  if (!scratch) return 1;
+  run_team(threads, experts_all, &(Call){e, r, scratch});
+  free(scratch);
   return 0;
 }
 
-const int64_t expert_struct_bytes[] = {sizeof(Expert), sizeof(Experts), sizeof(Routed)};
+/* What a mixture needs besides: logits, the choice, and the factors. */
+static int64_t choice_bytes(const Mixture *m, int64_t rows) {
+  const int64_t values = rows * (m->routing.experts + 2 * m->routing.top_k);
+  return (values * (int64_t)sizeof(float) + route_scratch_bytes(&m->routing, rows) + 63) / 64 * 64;
+}
+
+int64_t mixture_scratch_bytes(const Mixture *m, int64_t rows) {
+  return choice_bytes(m, rows) + experts_scratch_bytes(&m->experts, rows, m->routing.top_k);
+}
+
+void team_mixture(const Team *team, const Mixture *m, const float *x, float *y, int64_t rows,
+                  char *scratch, char *rounded) {
+  float *logits = (float *)scratch, *factors = logits + rows * m->routing.experts;
+  int32_t *chosen = (int32_t *)(factors + rows * m->routing.top_k);
+  Routing routing = m->routing;
+  routing.logits = logits, routing.chosen = chosen, routing.factors = factors;
+  routing.rows = rows;
+  const Routed routed = {x, chosen, factors, y, rows, routing.top_k};
+  team_product(team, &m->router, x, logits, rows, rounded);
+  team_route(team, &routing, (float *)(chosen + rows * routing.top_k));
+  team_experts(team, &m->experts, &routed, scratch + choice_bytes(m, rows));
+}
+
+const int64_t expert_struct_bytes[] = {sizeof(Expert), sizeof(Experts), sizeof(Routed),
+                                       sizeof(Routing), sizeof(Mixture)};

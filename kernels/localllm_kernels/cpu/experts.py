@@ -12,7 +12,7 @@ from localllm_kernels.gate import GATE_KINDS, GateKind
 
 
 class CExperts:
-    """Both products of all experts; see Linears."""
+    """Both products of all experts; see Linears. `struct`: as an Experts of experts.h."""
 
     def __init__(
         self,
@@ -28,8 +28,13 @@ class CExperts:
                 for first, last in zip(gate_up, down, strict=True)
             )
         )
-        self._hidden, self._inner = gate_up[0].weight.width_in, down[0].weight.width_in
-        self._gate = GATE_KINDS.index(kind)
+        self.struct = structs.Experts(
+            self._experts,
+            len(gate_up),
+            gate_up[0].weight.width_in,
+            down[0].weight.width_in,
+            GATE_KINDS.index(kind),
+        )
         self._forward = library.experts_forward
         self._forward.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
 
@@ -39,18 +44,15 @@ class CExperts:
         """`gate` is the library's own. Raises: MemoryError."""
         x, chosen, factors = x.contiguous(), chosen.contiguous(), factors.contiguous()
         y = torch.empty_like(x)
-        experts = structs.Experts(
-            self._experts,
-            len(self._experts),
-            self._hidden,
-            self._inner,
-            chosen.shape[1],
-            self._gate,
-        )
         routed = structs.Routed(
-            x.data_ptr(), chosen.data_ptr(), factors.data_ptr(), y.data_ptr(), len(x)
+            x.data_ptr(),
+            chosen.data_ptr(),
+            factors.data_ptr(),
+            y.data_ptr(),
+            len(x),
+            chosen.shape[1],
         )
         threads = torch.get_num_threads()
-        if self._forward(ctypes.addressof(experts), ctypes.addressof(routed), threads):
+        if self._forward(ctypes.addressof(self.struct), ctypes.addressof(routed), threads):
             raise MemoryError("out of memory for the rows of experts")
         return y

@@ -8,9 +8,11 @@ import ctypes
 import torch
 from torch import Tensor
 
+from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
 from localllm_kernels.gate import GATE_KINDS, GateKind
 from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.route import Routing
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -26,6 +28,8 @@ class CpuOps:
         self._gate = library.gate
         self._rotate_and_store = library.rotate_and_store
         self._rotate_and_store.argtypes = [*3 * [_POINTER], _LONG]
+        self._route = library.route
+        self._route.argtypes = [_POINTER, _LONG]
         self._paged_attention = library.paged_attention
         self._paged_attention.argtypes = [*6 * [_POINTER], *3 * [_LONG]]
         self._gumbel_argmax = library.gumbel_argmax
@@ -78,6 +82,19 @@ class CpuOps:
         number, threads = GATE_KINDS.index(kind), torch.get_num_threads()
         self._gate(gate_up.data_ptr(), out.data_ptr(), rows, width, number, threads)
         return out
+
+    def route(self, logits: Tensor, how: Routing) -> tuple[Tensor, Tensor]:
+        """See route_reference. Raises: MemoryError."""
+        logits = logits.contiguous()
+        rows, experts = logits.shape
+        chosen = torch.empty(rows, how.top_k, dtype=torch.int32)
+        factors = torch.empty(rows, how.top_k)
+        asked = routing_struct(how, experts)
+        asked.logits, asked.rows = logits.data_ptr(), rows
+        asked.chosen, asked.factors = chosen.data_ptr(), factors.data_ptr()
+        if self._route(ctypes.addressof(asked), torch.get_num_threads()):
+            raise MemoryError("out of memory for the choice of experts")
+        return chosen, factors
 
     def rotate_and_store(
         self,
@@ -187,3 +204,18 @@ class CpuOps:
         if failed:
             raise ValueError(f"attention does not support {heads} heads of size {head_dim}")
         return out
+
+
+def routing_struct(how: Routing, num_experts: int) -> structs.Routing:
+    """It without rows; it points to the vectors of `how`."""
+    return structs.Routing(
+        correction=None if how.correction is None else how.correction.data_ptr(),
+        scales=None if how.scales is None else how.scales.data_ptr(),
+        experts=num_experts,
+        top_k=how.top_k,
+        is_sigmoid=how.is_sigmoid,
+        renormalises=how.renormalises,
+        groups=how.groups,
+        chosen_groups=how.chosen_groups,
+        factor=how.factor,
+    )

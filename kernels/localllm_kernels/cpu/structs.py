@@ -51,35 +51,61 @@ class Product(Structure):
     _fields_ = (("kind", c_int64), ("weight", c_void_p))
 
 
+class Routing(Structure):
+    """See route.h."""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("correction", c_void_p),
+        ("scales", c_void_p),
+        ("chosen", c_void_p),
+        ("factors", c_void_p),
+        ("rows", c_int64),
+        ("experts", c_int64),
+        ("top_k", c_int64),
+        ("is_sigmoid", c_int64),
+        ("renormalises", c_int64),
+        ("groups", c_int64),
+        ("chosen_groups", c_int64),
+        ("factor", c_float),
+    )
+
+
 class Expert(Structure):
-    """See experts.c."""
+    """See experts.h."""
 
     _fields_ = (("gate_up", Product), ("down", Product))
 
 
 class Experts(Structure):
-    """See experts.c."""
+    """See experts.h."""
 
     _fields_ = (
         ("experts", ctypes.POINTER(Expert)),
         ("count", c_int64),
         ("hidden", c_int64),
         ("inner", c_int64),
-        ("top_k", c_int64),
         ("gate", c_int64),
     )
 
 
 class Routed(Structure):
-    """See experts.c."""
+    """See experts.h."""
 
     _fields_ = (
         ("x", c_void_p),
         ("chosen", c_void_p),
-        ("shares", c_void_p),
+        ("factors", c_void_p),
         ("y", c_void_p),
         ("rows", c_int64),
+        ("top_k", c_int64),
     )
+
+
+class Mixture(Structure):
+    """See experts.h."""
+
+    _fields_ = (("router", Product), ("routing", Routing), ("experts", Experts))
 
 
 class KVKind(IntEnum):
@@ -189,6 +215,7 @@ class Layer(Structure):
         ("output", Product),
         ("gate_up", Product),
         ("down", Product),
+        ("mixture", ctypes.POINTER(Mixture)),
         ("window", c_int64),
         ("group", c_int64),
         ("place", c_int64),
@@ -267,7 +294,7 @@ STRUCTURES: tuple[type[Structure], ...] = (
 
 
 # In the order of experts.c's `expert_struct_bytes`.
-EXPERT_STRUCTURES: tuple[type[Structure], ...] = (Expert, Experts, Routed)
+EXPERT_STRUCTURES: tuple[type[Structure], ...] = (Expert, Experts, Routed, Routing, Mixture)
 
 
 def find_difference(library: ctypes.CDLL) -> str:

@@ -208,3 +208,30 @@ class BlockSpec(Protocol):
 
     def build(self, parts: Parts) -> Block:
         """The block with its weights."""
+
+
+class Stateless:
+    """What BlockSpec asks of a block that keeps no state, and has no vectors unless it says so."""
+
+    __slots__ = ()
+
+    @property
+    def vectors(self) -> Mapping[str, int]:
+        """See BlockSpec."""
+        return {}
+
+    @property
+    def state(self) -> None:
+        """See BlockSpec."""
+
+    @property
+    def reads(self) -> None:
+        """See BlockSpec."""
+
+    def gathered_bytes(self, context: int) -> int:
+        """See BlockSpec."""
+        return 0
+
+    def work(self, context: int, row_bytes: RowBytes) -> Work:
+        """See BlockSpec."""
+        return Work()

@@ -10,8 +10,7 @@ from localllm.model.blocks.block import (
     BlockInputs,
     LinearGroup,
     Parts,
-    RowBytes,
-    Work,
+    Stateless,
 )
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.router import RouterSpec
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm.model.linear import ExpertsProduct, Projection
+    from localllm_kernels import Ops
+    from localllm_kernels.route import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class StackedNames:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsSpec:
+class ExpertsSpec(Stateless):
     """The sizes of a mixture of experts.
 
     `expert`: one of them, with `{}` in place of its number in the names of gate, up and down;
@@ -82,26 +83,10 @@ class ExpertsSpec:
         return {name: self.router.num_experts for name in names if name is not None}
 
     @property
-    def state(self) -> None:
-        """See BlockSpec."""
-
-    @property
-    def reads(self) -> None:
-        """See BlockSpec."""
-
-    @property
     def workspace(self) -> int:
         """See BlockSpec: the values of each of a row's experts, with their inputs and outputs."""
         each = self.expert.workspace + 2 * self.expert.hidden_size
         return self.router.top_k * each + 3 * self.router.num_experts
-
-    def gathered_bytes(self, context: int) -> int:
-        """See BlockSpec."""
-        return 0
-
-    def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """See BlockSpec."""
-        return Work()
 
     def launches(self, *, is_fused: bool) -> int:
         """See BlockSpec: the choice, the gate, and the sum."""
@@ -129,8 +114,7 @@ class ExpertsSpec:
             parts.linear(self.gate),
             tuple(product for pair in zip(gate_up, down, strict=True) for product in pair),
             parts.experts(gate_up, down, self.expert.gate),
-            vector(self.router.correction),
-            vector(self.router.scales),
+            self.router.routing(vector(self.router.correction), vector(self.router.scales)),
         )
 
 
@@ -138,16 +122,14 @@ class ExpertsSpec:
 class MixtureOfExperts:
     """A mixture of experts with its weights.
 
-    `each`: both products of each expert; `experts`: the same as one; `correction`, `scales`: see
-    RouterSpec, float32 [num_experts].
+    `each`: both products of each expert; `experts`: the same as one.
     """
 
     spec: ExpertsSpec
     gate: Projection
     each: tuple[Projection, ...]
     experts: ExpertsProduct
-    correction: Tensor | None = None
-    scales: Tensor | None = None
+    routing: Routing
 
     @property
     def products(self) -> tuple[Projection, ...]:
@@ -158,13 +140,13 @@ class MixtureOfExperts:
         """See Block."""
         return self.routed(x, x, inputs)
 
-    def choose(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """See RouterSpec; `seen`: what the router reads, [num_tokens, hidden]."""
-        return self.spec.router.choose(self.gate(seen), self.correction, self.scales)
+    def choose(self, seen: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
+        """See route_reference; `seen`: what the router reads, [num_tokens, hidden]."""
+        return ops.route(self.gate(seen), self.routing)
 
     def routed(self, x: Tensor, seen: Tensor, inputs: BlockInputs) -> Tensor:
         """The experts' outputs for the rows of `x`; the router decides by those of `seen`."""
-        chosen, factors = self.choose(seen)
+        chosen, factors = self.choose(seen, inputs.ops)
         kind = self.spec.expert.gate
         return self.experts(x, chosen, factors, lambda rows: inputs.ops.gate(rows, kind))
 

@@ -11,7 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import BlockInputs, LinearGroup, Parts, RowBytes, Work
+from localllm.model.blocks.block import (
+    BlockInputs,
+    LinearGroup,
+    Parts,
+    Stateless,
+)
 from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
 from localllm.model.blocks.gated_mlp import GatedMLP, GatedMLPSpec
 from localllm.model.norm import Norm, NormSpec
@@ -23,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsBesideSpec:
+class ExpertsBesideSpec(Stateless):
     """The sizes of both branches.
 
     `norms`: before and after the feed-forward, before and after the experts; `router_scale`: the
@@ -53,25 +58,9 @@ class ExpertsBesideSpec:
         return {**norms, self.router_scale: width, **self.experts.vectors}
 
     @property
-    def state(self) -> None:
-        """See BlockSpec."""
-
-    @property
-    def reads(self) -> None:
-        """See BlockSpec."""
-
-    @property
     def workspace(self) -> int:
         """See BlockSpec."""
         return self.mlp.workspace + self.experts.workspace + 3 * self.mlp.hidden_size
-
-    def gathered_bytes(self, context: int) -> int:
-        """See BlockSpec."""
-        return 0
-
-    def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """See BlockSpec."""
-        return Work()
 
     def launches(self, *, is_fused: bool) -> int:
         """See BlockSpec: five norms, the sum, and both branches."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,7 @@ from localllm.model.blocks.block import (
     InputsFrom,
     LinearGroup,
     Parts,
-    RowBytes,
-    Work,
+    Stateless,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ WHOLE = ("mlp.gate_up_proj", "mlp.down_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class GatedMLPSpec:
+class GatedMLPSpec(Stateless):
     """The sizes of a feed-forward.
 
     `names`: the linears of gate, up and down in the checkpoint, or of gate and up in one, and down;
@@ -71,30 +70,9 @@ class GatedMLPSpec:
         return True
 
     @property
-    def vectors(self) -> Mapping[str, int]:
-        """See BlockSpec."""
-        return {}
-
-    @property
-    def state(self) -> None:
-        """See BlockSpec."""
-
-    @property
-    def reads(self) -> None:
-        """See BlockSpec."""
-
-    @property
     def workspace(self) -> int:
         """See BlockSpec."""
         return 3 * self.inner_size
-
-    def gathered_bytes(self, context: int) -> int:
-        """See BlockSpec."""
-        return 0
-
-    def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """See BlockSpec."""
-        return Work()
 
     def launches(self, *, is_fused: bool) -> int:
         """See BlockSpec: the gate, unless it is fused into the product."""

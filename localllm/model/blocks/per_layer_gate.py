@@ -5,11 +5,16 @@ projection · (gelu(gate · x) ⊙ input)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import BlockInputs, InputsFrom, LinearGroup, Parts, RowBytes, Work
+from localllm.model.blocks.block import (
+    BlockInputs,
+    InputsFrom,
+    LinearGroup,
+    Parts,
+    Stateless,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PerLayerGateSpec:
+class PerLayerGateSpec(Stateless):
     """The widths of the residual stream and of a per-layer input."""
 
     hidden_size: int
@@ -40,30 +45,9 @@ class PerLayerGateSpec:
         return True
 
     @property
-    def vectors(self) -> Mapping[str, int]:
-        """See BlockSpec."""
-        return {}
-
-    @property
-    def state(self) -> None:
-        """See BlockSpec."""
-
-    @property
-    def reads(self) -> None:
-        """See BlockSpec."""
-
-    @property
     def workspace(self) -> int:
         """See BlockSpec."""
         return 4 * self.width
-
-    def gathered_bytes(self, context: int) -> int:
-        """See BlockSpec."""
-        return 0
-
-    def work(self, context: int, row_bytes: RowBytes) -> Work:
-        """See BlockSpec."""
-        return Work()
 
     def launches(self, *, is_fused: bool) -> int:
         """See BlockSpec: gate and input side by side, and the gating."""

@@ -8,12 +8,15 @@ from torch import Tensor
 
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.block import Rotation
+from localllm.model.blocks.experts import MixtureOfExperts
 from localllm.model.fused.decoder import UniformLayer
 from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
 from localllm.model.norm import Norm
 from localllm.model.rope import RopeTable
 from localllm_kernels.cpu import structs
+from localllm_kernels.cpu.experts import CExperts
 from localllm_kernels.cpu.linear import CProduct
+from localllm_kernels.cpu.ops import routing_struct
 from localllm_kernels.gate import GATE_KINDS
 from localllm_kernels.kv_cache import KVCache
 
@@ -46,7 +49,7 @@ class CpuDecoder:
             last_norm.weight.data_ptr(),
             len(layers),
             last_norm.weight.shape[0],
-            _c_product(layers[0].mlp.down_proj).weight.width_in,
+            _inner_size(layers[0]),
             sizes.num_heads,
             sizes.num_kv_heads,
             sizes.head_dim,
@@ -54,7 +57,7 @@ class CpuDecoder:
             sizes.score_scale,
             sizes.cap or 0.0,
             share,
-            GATE_KINDS.index(layers[0].mlp.spec.gate),
+            _gate(layers[0]),
             _norm_kind(sizes),
         )
         self._growth = sizes.growth
@@ -141,14 +144,43 @@ def _layer(layer: UniformLayer, place: tuple[int, int], rotation: int) -> struct
         None if norms is None else norms.query,
         None if norms is None else norms.key,
     )
+    qkv, output = map(_product, layer.attention.products)
+    gate_up = down = structs.Product()
+    mixture = None
+    if isinstance(layer.mlp, MixtureOfExperts):
+        mixture = ctypes.pointer(_mixture(layer.mlp))
+    else:
+        gate_up, down = map(_product, layer.mlp.products)
     return structs.Layer(
         *(_pointer(None if norm is None else norm.weight) for norm in vectors),
         _pointer(layer.attention.sinks),
-        *map(_product, layer.products),
+        qkv,
+        output,
+        gate_up,
+        down,
+        mixture,
         layer.attention.spec.window or 0,
         *place,
         rotation,
     )
+
+
+def _mixture(block: MixtureOfExperts) -> structs.Mixture:
+    assert isinstance(block.experts, CExperts)
+    routing = routing_struct(block.routing, block.spec.router.num_experts)
+    return structs.Mixture(_product(block.gate), routing, block.experts.struct)
+
+
+def _inner_size(layer: UniformLayer) -> int:
+    """Of the feed-forward; experts have memory of their own."""
+    if isinstance(layer.mlp, MixtureOfExperts):
+        return 0
+    width: int = _c_product(layer.mlp.down_proj).weight.width_in
+    return width
+
+
+def _gate(layer: UniformLayer) -> int:
+    return 0 if isinstance(layer.mlp, MixtureOfExperts) else GATE_KINDS.index(layer.mlp.spec.gate)
 
 
 def _norm_kind(sizes: AttentionSpec) -> structs.HeadNormKind:

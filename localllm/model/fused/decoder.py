@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from localllm.model.blocks.attention import Attention, AttentionSpec
+from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
 from localllm.model.blocks.gated_mlp import GatedMLP, GatedMLPSpec
 from localllm.model.norm import Norm, NormSpec
 from localllm.model.rope_config import NO_ROPE
@@ -44,13 +45,15 @@ class FusedDecoder(Protocol):
 
 
 def supports(plans: Sequence[LayerPlan], last_norm: NormSpec) -> bool:
-    """Whether every layer is an attention and a gated feed-forward, each with norms around it or
-    not, and all layers are alike except for windows and rotations.
+    """Whether every layer is an attention and a gated feed-forward, or experts, each with norms
+    around it or not, and all layers are alike except for windows and rotations.
     """
     shapes, norms = set(), [last_norm]
     for plan in plans:
         match [place.block for place in plan.places]:
-            case [AttentionSpec() as attention, GatedMLPSpec() as mlp] if attention.has_plain_rows:
+            case [AttentionSpec() as attention, GatedMLPSpec() | ExpertsSpec() as mlp] if (
+                attention.has_plain_rows
+            ):
                 shape = replace(attention, window=None, rope=NO_ROPE)
                 shapes |= {(shape, mlp, place.scale) for place in plan.places}
             case _:
@@ -65,12 +68,14 @@ def supports(plans: Sequence[LayerPlan], last_norm: NormSpec) -> bool:
 
 
 def is_plain(plans: Sequence[LayerPlan]) -> bool:
-    """Of supported layers: whether they are as Llama's, with one norm before each block, SiLU, and
-    one rotation for all.
+    """Of supported layers: whether they are as Llama's, with one norm before each block, SiLU, no
+    experts, and one rotation for all.
     """
     places = [place for plan in plans for place in plan.places]
     attentions = [place.block for place in places if isinstance(place.block, AttentionSpec)]
     gates = {each.block.gate for each in places if isinstance(each.block, GatedMLPSpec)}
+    if any(isinstance(each.block, ExpertsSpec) for each in places):
+        return False
     are_plain = all(each.is_plain for each in places) and all(each.is_plain for each in attentions)
     return are_plain and len({each.rope for each in attentions}) == 1 and gates <= {"silu"}
 
@@ -80,7 +85,7 @@ class UniformLayer:
     """A layer of the supported kind."""
 
     attention: Attention
-    mlp: GatedMLP
+    mlp: GatedMLP | MixtureOfExperts
     # Before and after attention, before and after the feed-forward.
     norms: tuple[Norm | None, Norm | None, Norm | None, Norm | None]
 
@@ -89,7 +94,7 @@ class UniformLayer:
         """From `layer`, whose plan must be supported."""
         first, second = layer.sublayers
         assert isinstance(first.block, Attention)
-        assert isinstance(second.block, GatedMLP)
+        assert isinstance(second.block, GatedMLP | MixtureOfExperts)
         norms = (first.norm, first.after, second.norm, second.after)
         return cls(first.block, second.block, norms)
 

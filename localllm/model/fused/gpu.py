@@ -89,8 +89,9 @@ class GpuDecoder:
             )
             hidden = _int4(attention.o_proj)(attended.flatten(1), Around(residual=hidden))
             before = Around(norm=mlp_norm.weight, eps=mlp_norm.eps, is_gated=True)
-            inner = _int4(layer.mlp.gate_up_proj)(hidden, before)
-            hidden = _int4(layer.mlp.down_proj)(inner, Around(residual=hidden))
+            *_, gate_up, down = layer.products
+            inner = _int4(gate_up)(hidden, before)
+            hidden = _int4(down)(inner, Around(residual=hidden))
             if i in taps:
                 streams[i] = hidden
         return rms_norm(hidden, self._last_norm.weight, self._last_norm.eps), streams
