@@ -53,6 +53,7 @@ from localllm_kernels.tunings import Tunings
 # Tokens in one step. On a CPU, matrix products reach the same speed with 64 rows as with 2,048 (see
 # docs/performance.md), and every request waits for the whole step for its next token.
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
+NO_GPU_EXPERTS = "mixtures of experts are not computed on a GPU yet"
 KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -131,9 +132,7 @@ def build_decoder(
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
     if device.type == "cuda" and architecture.has_experts:
-        raise UnsupportedModelError(
-            "mixtures of experts are not computed on a GPU yet", hint="--device cpu"
-        )
+        raise UnsupportedModelError(NO_GPU_EXPERTS, hint="--device cpu")
     is_captured = device.type == "cuda" and ops.traits.captures
     plan = plan_memory(
         architecture,

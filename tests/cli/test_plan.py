@@ -108,3 +108,10 @@ def test_wrong_arguments_are_exit_code_2(localllm: Run) -> None:
     assert localllm("plan", "qwen3-8b", "--vram", "8GiB", "--weights", "int3").code == 2
     assert localllm("plan", "qwen9", "--vram", "8GiB").code == ExitCode.MODEL
     assert localllm("plan", "--gpu", "list").out.count("GB/s") == len(GPUS)
+
+
+def test_experts_are_planned_for_a_cpu_and_not_for_a_gpu(localllm: Run) -> None:
+    outcome = localllm("plan", "qwen3-30b-a3b", "--gpu", "rtx-4090")
+    assert outcome.code == ExitCode.MEMORY
+    assert "not computed on a GPU yet" in outcome.out + outcome.err
+    assert "--device cpu" in outcome.out + outcome.err
