@@ -6,29 +6,29 @@ Both have random weights and the same attention; the dense feed-forward is as wi
 that a row takes. The sparse shape is that of OLMoE 1B-7B with Qwen3's attention: 6.9 billion
 weights, 1.3 active.
 
-Beside it, the limit of a step: the larger of reading the weights of the experts that the same
-prompts take, as fast as the dense model reads its own at batch 1, and of multiplying, for which the
-dense model's step of as many rows stands.
+Then the experts of a layer alone, see `by_chance`.
 """
 
 import argparse
 import random
 import statistics
 import sys
-from dataclasses import dataclass, replace
+import time
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from localllm.bench.compare import ratio_row
 from localllm.bench.speed import run_decode, run_prefill
 from localllm.cost.rates import ModelWork
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
-from localllm.engine.loading import LoadedDecoder, build_decoder, build_engine, select_device
+from localllm.engine.loading import build_decoder, build_engine, library_folder, select_device
 from localllm.model.families.table import architecture_of
+from localllm.model.linear import Projection, packed_linear
+from localllm.model.packed.table import PACKED_TYPES
 from localllm.model.random_weights import RandomWeights
-from localllm_kernels.route import Routing
+from localllm_kernels import cpu_ops
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 50304,
@@ -55,48 +55,15 @@ SPARSE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """An engine with random weights of a shape, and the work of its steps; `decoder` is its model,
-    `config` its settings.
-    """
-
-    engine: Engine
-    work: ModelWork
-    decoder: LoadedDecoder
-    config: EngineConfig
-
-    def bytes_of_step(self, prompts: list[list[int]], count: int) -> float:
-        """Bytes of weights that a step reads, on average over `count` steps after the prompts."""
-        taken: list[int] = []
-
-        def recorded(logits: Tensor, how: Routing) -> tuple[Tensor, Tensor]:
-            chosen, factors = model.ops.route(logits, how)
-            taken.append(len(chosen.unique()))
-            return chosen, factors
-
-        model = self.decoder.model
-        # Block by block, so that the choice is seen.
-        seen = replace(model, fused=None, ops=replace(model.ops, route=recorded))
-        engine = build_engine(
-            replace(self.decoder, model=seen), self.config, frozenset(), "counted"
-        )
-        run_decode(engine.beside(), prompts, count)
-        share, size = min(self.work.stored.items())
-        assert share < 1
-        rest = self.work.weight_bytes(1) - share * size
-        return rest + statistics.mean(taken) / NUM_EXPERTS * size
-
-
-def open_shape(config: dict[str, Any], args: argparse.Namespace) -> Shape:
-    """Draw it."""
+def open_shape(config: dict[str, Any], args: argparse.Namespace) -> tuple[Engine, float]:
+    """An engine with random weights of that shape, and how many weights compute a token."""
     engine_config = EngineConfig(max_num_seqs=max(args.batch), max_model_len=1024)
     architecture = architecture_of(config)
     source = RandomWeights(architecture, args.weights, select_device(engine_config), 0)
     decoder = build_decoder(source, source.resident_bytes, architecture, engine_config)
     engine = build_engine(decoder, engine_config, frozenset(), "random")
     work = ModelWork.of(architecture, source.linear_bytes, lambda width: 2 * width)
-    return Shape(engine.beside(), work, decoder, engine_config)
+    return engine.beside(), work.num_weights
 
 
 def main() -> None:
@@ -109,11 +76,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 4, 16])
     args = parser.parse_args()
     rng = random.Random(0)
-    shapes = open_shape(SPARSE, args), open_shape(DENSE, args)
-    sparse, dense = shapes
+    sparse, sparse_weights = open_shape(SPARSE, args)
+    dense, dense_weights = open_shape(DENSE, args)
     sys.stdout.write(
-        f"active weights: sparse {sparse.work.num_weights / 1e9:.2f}, dense "
-        f"{dense.work.num_weights / 1e9:.2f} billion\n"
+        f"active weights: sparse {sparse_weights / 1e9:.2f}, "
+        f"dense {dense_weights / 1e9:.2f} billion\n"
     )
     prompts = {batch: [[rng.randrange(50_000)] for _ in range(batch)] for batch in args.batch}
     tests = [("pp", args.p, 1), *(("tg", args.n, batch) for batch in args.batch)]
@@ -122,12 +89,12 @@ def main() -> None:
         for test in tests:
             kind, count, batch = test
             pair = []
-            for shape in shapes:
+            for engine in (sparse, dense):
                 if kind == "pp":
                     ids = [rng.randrange(50_000) for _ in range(count)]
-                    pair.append(count / run_prefill(shape.engine, ids).seconds)
+                    pair.append(count / run_prefill(engine, ids).seconds)
                 else:
-                    steps = run_decode(shape.engine, prompts[batch], count)
+                    steps = run_decode(engine, prompts[batch], count)
                     pair.append(batch / statistics.mean(steps))
             if repeat:
                 found[test].append((pair[0], pair[1]))
@@ -140,16 +107,64 @@ def main() -> None:
             f"{kind}{count} batch {batch}: sparse {own.median:.1f}, dense {other.median:.1f} "
             f"tokens/s; {times.median:.2f} times ({times.min:.2f} to {times.max:.2f})\n"
         )
-    alone = statistics.median(pair[1] for pair in found["tg", args.n, 1])
-    bytes_per_s = dense.work.weight_bytes(1) * alone
-    for batch in args.batch:
-        own, other = (
-            statistics.median(pair[i] for pair in found["tg", args.n, batch]) for i in (0, 1)
-        )
-        read = sparse.bytes_of_step(prompts[batch], args.n)
-        limit_s = max(read / bytes_per_s, batch / other)
+    by_chance(args)
+
+
+def by_chance(args: argparse.Namespace) -> None:
+    """The experts of a layer alone, for rows that choose by chance, as rows of random weights do
+    not; and the limit: the larger of reading the weights of distinct experts as fast as one row's
+    are read, and of a dense product with as many rows. Layers take turns, so that no weight is in a
+    cache.
+    """
+    linears = cpu_ops(library_folder()).linears
+    assert linears is not None
+    generator = torch.Generator().manual_seed(0)
+
+    def product(width_out: int, width_in: int) -> Projection:
+        weight = PACKED_TYPES[args.weights].draw((width_out, width_in), generator)
+        return packed_linear(weight, None, torch.bfloat16, linears)
+
+    hidden, num_layers = SHAPE["hidden_size"], 6
+    layers = []
+    for _ in range(num_layers):
+        gate_up = [product(2 * INNER, hidden) for _ in range(NUM_EXPERTS)]
+        down = [product(hidden, INNER) for _ in range(NUM_EXPERTS)]
+        layers.append(linears.experts(gate_up, down, "silu"))
+    wide = [
+        (product(2 * TOP_K * INNER, hidden), product(hidden, TOP_K * INNER))
+        for _ in range(num_layers)
+    ]
+    expert_bytes = PACKED_TYPES[args.weights].stored_bytes((3 * INNER, hidden))
+    found: dict[int, list[tuple[float, int, float]]] = {batch: [] for batch in args.batch}
+    for repeat in range(3 * args.r + 1):  # the first warms up
+        for batch in args.batch:
+            for experts, (first, last) in zip(layers, wide, strict=True):
+                assert experts is not None
+                x = torch.randn(batch, hidden, generator=generator)
+                inner = torch.randn(batch, TOP_K * INNER, generator=generator)
+                chosen = torch.stack(
+                    [torch.randperm(NUM_EXPERTS, generator=generator)[:TOP_K] for _ in range(batch)]
+                ).int()
+                factors = torch.full((batch, TOP_K), 1 / TOP_K)
+                began = time.perf_counter()
+                experts(x, chosen, factors, lambda rows: rows)
+                middle = time.perf_counter()
+                first(x), last(inner)
+                ended = time.perf_counter()
+                distinct = len(set(chosen.flatten().tolist()))
+                if repeat:
+                    found[batch].append((middle - began, distinct, ended - middle))
+    alone = [distinct * expert_bytes / seconds for seconds, distinct, _ in found[args.batch[0]]]
+    bytes_per_s = statistics.median(alone)
+    for batch, times in found.items():
+        shares = [
+            max(distinct * expert_bytes / bytes_per_s, dense_s) / seconds
+            for seconds, distinct, dense_s in times
+        ]
+        low, middle_share, high = statistics.quantiles(shares, n=4)
         sys.stdout.write(
-            f"batch {batch}: {read / 1e9:.2f} GB a step; {limit_s * own / batch:.2f} of the limit\n"
+            f"by chance, {batch} rows: {statistics.mean(each[1] for each in times):.0f} experts, "
+            f"{middle_share:.2f} of the limit ({low:.2f} to {high:.2f}: half of the runs)\n"
         )
 
 

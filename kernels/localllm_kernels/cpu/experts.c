@@ -1,26 +1,41 @@
 /* A mixture of experts in one call. The pairs of a row and one of its experts are put side by side
- * by expert, so that each expert's weights are read once, however many rows chose it. */
+ * by expert, so that each expert's weights are read once, however many rows chose it. No result
+ * depends on how the pairs lie, or on which thread takes them. */
 
 #include "experts.h"
 
-/* starts: [count + 1], where the pairs of each expert begin; row_of: [pairs], by expert; place_of:
- * [rows, top_k], where a pair is. */
+#define CHUNK 8 /* blocks of outputs that a thread takes at once */
+
+/* starts: [count + 1], where the pairs of each expert begin; row_of, expert_of: [pairs], by expert;
+ * place_of: [rows, top_k], where a pair is; taken: [count + 1], the experts that have pairs, and in
+ * the end their number. */
 typedef struct {
-  int64_t *starts, *row_of, *place_of;
+  int64_t *starts, *row_of, *place_of, *expert_of, *taken;
   float *in, *gate_up, *inner, *out;
   char *rounded;
+  int64_t row_bytes; /* of a quantized row; 0 where some product is not an integer one */
 } Scratch;
+
+/* Of a quantized row of the wider product; 0 where products are not integer ones. */
+static int64_t row_bytes(const Expert *expert) {
+  if (expert->gate_up.kind != INTEGER || expert->down.kind != INTEGER) return 0;
+  const int64_t first = integer_row_bytes(expert->gate_up.weight);
+  const int64_t second = integer_row_bytes(expert->down.weight);
+  return first > second ? first : second;
+}
 
 /* Places the parts in `memory`, unless it is NULL; returns the bytes they take. */
 static int64_t divide(const Experts *e, int64_t rows, int64_t top_k, char *memory,
                       Scratch *parts) {
   const int64_t pairs = rows * top_k;
-  const int64_t counts[] = {e->count + 1, pairs, pairs};
-  int64_t **numbers[] = {&parts->starts, &parts->row_of, &parts->place_of};
+  const int64_t counts[] = {e->count + 1, pairs, pairs, pairs, e->count + 1};
+  int64_t **numbers[] = {&parts->starts, &parts->row_of, &parts->place_of, &parts->expert_of,
+                         &parts->taken};
   float **floats[] = {&parts->in, &parts->gate_up, &parts->inner, &parts->out};
   const int64_t widths[] = {e->hidden, 2 * e->inner, e->inner, e->hidden};
-  int64_t taken = 0, rounded = 0;
-  for (int i = 0; i < 3; i++) {
+  int64_t taken = 0, rounded = 0, widest = 0;
+  int are_integers = 1;
+  for (int i = 0; i < 5; i++) {
     if (memory) *numbers[i] = (int64_t *)(memory + taken);
     taken += (counts[i] * (int64_t)sizeof(int64_t) + 63) / 64 * 64;
   }
@@ -33,7 +48,12 @@ static int64_t divide(const Experts *e, int64_t rows, int64_t top_k, char *memor
     const int64_t second = product_bytes(&e->experts[i].down, rows);
     if (first > rounded) rounded = first;
     if (second > rounded) rounded = second;
+    const int64_t each = row_bytes(&e->experts[i]);
+    if (each > widest) widest = each;
+    if (!each) are_integers = 0;
   }
+  parts->row_bytes = are_integers ? widest : 0;
+  if (pairs * parts->row_bytes > rounded) rounded = pairs * parts->row_bytes;
   if (memory) parts->rounded = memory + taken;
   return taken + rounded;
 }
@@ -52,12 +72,17 @@ static void sort_pairs(const Experts *e, const Routed *r, const Scratch *s) {
   for (int64_t i = 0; i < pairs; i++) {
     const int64_t place = s->starts[r->chosen[i]]++;
     s->place_of[i] = place, s->row_of[place] = i / r->top_k;
+    s->expert_of[place] = r->chosen[i];
   }
   for (int64_t i = e->count; i > 0; i--) s->starts[i] = s->starts[i - 1];
   s->starts[0] = 0;
+  int64_t taken = 0;
+  for (int64_t i = 0; i < e->count; i++)
+    if (s->starts[i + 1] > s->starts[i]) s->taken[taken++] = i;
+  s->taken[e->count] = taken;
 }
 
-static void products(const Team *team, const Experts *e, const Scratch *s, int is_down) {
+static void product_by_product(const Team *team, const Experts *e, const Scratch *s, int is_down) {
   const float *x = is_down ? s->inner : s->in;
   float *y = is_down ? s->out : s->gate_up;
   const int64_t width_in = is_down ? e->inner : e->hidden;
@@ -67,6 +92,41 @@ static void products(const Team *team, const Experts *e, const Scratch *s, int i
     const Product *p = is_down ? &e->experts[i].down : &e->experts[i].gate_up;
     if (rows) team_product(team, p, x + from * width_in, y + from * width_out, rows, s->rounded);
   }
+}
+
+/* Integer products of all experts, all rows quantized first, so that the threads meet twice. */
+static void all_products(const Team *team, const Experts *e, const Scratch *s, int is_down,
+                         int64_t pairs) {
+  const float *x = is_down ? s->inner : s->in;
+  float *y = is_down ? s->out : s->gate_up;
+  const int64_t width_in = is_down ? e->inner : e->hidden;
+  const int64_t width_out = is_down ? e->hidden : 2 * e->inner;
+#define WEIGHT(i) ((const IntegerWeight *)(is_down ? e->experts[i].down : e->experts[i].gate_up).weight)
+  TEAM_FOR(team, pair, pairs) {
+    const int64_t i = s->expert_of[pair], from = s->starts[i];
+    integer_quantize_row(WEIGHT(i), x + pair * width_in, pair - from, s->starts[i + 1] - from,
+                         s->rounded + from * s->row_bytes);
+  }
+  team_meet(team);
+  const int64_t blocks = (width_out + LANES - 1) / LANES, chunks = (blocks + CHUNK - 1) / CHUNK;
+  const int64_t tasks = s->taken[e->count] * chunks;
+  for (int64_t task = team_next(team); task < tasks; task = team_next(team)) {
+    const int64_t i = s->taken[task / chunks], from = s->starts[i], first = task % chunks * CHUNK;
+    const int64_t last = first + CHUNK < blocks ? first + CHUNK : blocks;
+    for (int64_t block = first; block < last; block++)
+      integer_multiply_block(WEIGHT(i), block, s->rounded + from * s->row_bytes,
+                             y + from * width_out, s->starts[i + 1] - from);
+  }
+  team_meet(team);
+#undef WEIGHT
+}
+
+static void products(const Team *team, const Experts *e, const Scratch *s, int is_down,
+                     int64_t pairs) {
+  if (s->row_bytes)
+    all_products(team, e, s, is_down, pairs);
+  else
+    product_by_product(team, e, s, is_down);
 }
 
 /* scratch: experts_scratch_bytes. */
@@ -81,9 +141,9 @@ void team_experts(const Team *team, const Experts *e, const Routed *r, char *scr
     memcpy(s->in + i * e->hidden, r->x + s->row_of[i] * e->hidden,
            (size_t)e->hidden * sizeof(float));
   team_meet(team);
-  products(team, e, s, 0);
+  products(team, e, s, 0, pairs);
   team_gate(team, s->gate_up, s->inner, pairs, e->inner, e->gate);
-  products(team, e, s, 1);
+  products(team, e, s, 1, pairs);
   TEAM_FOR(team, row, r->rows) {
     float *y = r->y + row * e->hidden;
     for (int64_t j = 0; j < r->top_k; j++) {

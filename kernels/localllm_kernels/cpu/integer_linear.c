@@ -165,33 +165,47 @@ int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows) {
   return (panel_rows(w, rows) + TILE) * row_bytes;
 }
 
+int64_t integer_row_bytes(const IntegerWeight *w) {
+  return quantized_bytes(w->width_in, w->width_in / w->group_size);
+}
+
+void integer_quantize_row(const IntegerWeight *w, const float *x, int64_t row, int64_t rows,
+                          char *memory) {
+  const int64_t width = w->width_in, groups = width / w->group_size;
+  const int64_t tile = row / TILE, left = rows - tile * TILE, count = left < TILE ? left : TILE;
+  const QuantizedRows to =
+      place_rows(memory + tile * TILE * integer_row_bytes(w), count, width, groups);
+  quantize_row(x, width, w->group_size, &to, row % TILE, count);
+}
+
+int64_t integer_blocks(const IntegerWeight *w) { return (w->width_out + LANES - 1) / LANES; }
+
+void integer_multiply_block(const IntegerWeight *w, int64_t block, char *memory, float *y,
+                            int64_t rows) {
+  const int64_t width = w->width_in, groups = width / w->group_size;
+  for (int64_t first = 0; first < rows; first += TILE) {
+    const int64_t count = rows - first < TILE ? rows - first : TILE;
+    const QuantizedRows from =
+        place_rows(memory + first * integer_row_bytes(w), count, width, groups);
+    float *to = y + first * w->width_out;
+    if (w->bits == 8)
+      multiply(w, block, &from, to, count, SIGNED8);
+    else if (w->scale_kind == SCALE_E8M0)
+      multiply(w, block, &from, to, count, FLOAT4);
+    else if (w->zeros)
+      multiply(w, block, &from, to, count, WITH_ZEROS4);
+    else
+      multiply(w, block, &from, to, count, SIGNED4);
+  }
+}
+
 /* Quantizes a panel into `memory`, then multiplies it tile by tile. */
 static void team_multiply_panel(const Team *team, const IntegerWeight *w, const float *x, float *y,
-                                int64_t num_rows, char *memory) {
-  const int64_t width = w->width_in, groups = width / w->group_size;
-  const int64_t blocks = (w->width_out + LANES - 1) / LANES;
-  const int64_t tile_bytes = TILE * quantized_bytes(width, groups);
-  TEAM_FOR(team, row, num_rows) {
-    const int64_t tile = row / TILE, left = num_rows - tile * TILE;
-    const int64_t rows = left < TILE ? left : TILE;
-    const QuantizedRows to = place_rows(memory + tile * tile_bytes, rows, width, groups);
-    quantize_row(x + row * width, width, w->group_size, &to, row % TILE, rows);
-  }
+                                int64_t rows, char *memory) {
+  TEAM_FOR(team, row, rows)
+    integer_quantize_row(w, x + row * w->width_in, row, rows, memory);
   team_meet(team);
-  TEAM_FOR(team, block, blocks)
-    for (int64_t first = 0; first < num_rows; first += TILE) {
-      const int64_t rows = num_rows - first < TILE ? num_rows - first : TILE;
-      const QuantizedRows from = place_rows(memory + first / TILE * tile_bytes, rows, width, groups);
-      float *to = y + first * w->width_out;
-      if (w->bits == 8)
-        multiply(w, block, &from, to, rows, SIGNED8);
-      else if (w->scale_kind == SCALE_E8M0)
-        multiply(w, block, &from, to, rows, FLOAT4);
-      else if (w->zeros)
-        multiply(w, block, &from, to, rows, WITH_ZEROS4);
-      else
-        multiply(w, block, &from, to, rows, SIGNED4);
-    }
+  TEAM_FOR(team, block, integer_blocks(w)) integer_multiply_block(w, block, memory, y, rows);
   team_meet(team);
 }
 

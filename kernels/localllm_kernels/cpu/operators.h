@@ -113,6 +113,15 @@ typedef struct {
 } LinearCall;
 
 int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows);
+/* The parts of an integer product, for callers that share out several products at once: row `row` of
+ * `rows` is quantized into `memory`, `rows` times integer_row_bytes(w); then any thread multiplies
+ * any block of 16 outputs. */
+int64_t integer_row_bytes(const IntegerWeight *w);
+void integer_quantize_row(const IntegerWeight *w, const float *x, int64_t row, int64_t rows,
+                          char *memory);
+int64_t integer_blocks(const IntegerWeight *w);
+void integer_multiply_block(const IntegerWeight *w, int64_t block, char *memory, float *y,
+                            int64_t rows);
 int64_t bfloat16_scratch_bytes(const FloatWeight *w, int64_t rows);
 /* The tasks of a batch, which the caller frees; NULL if memory runs out, or if the shape of the
  * heads is not supported. starts: [seqs + 1]; lengths: [seqs]; tables: [seqs, max_blocks]. */
