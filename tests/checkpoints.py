@@ -10,7 +10,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.experts import ExpertsSpec, StackedNames
-from localllm.model.blocks.experts_beside import ExpertsBesideSpec
 from localllm.model.families.table import architecture_of
 
 VOCAB_SIZE = 288
@@ -69,11 +68,9 @@ def stacked(
 ) -> dict[str, torch.Tensor]:
     """The tensors as files hold them: those of a layer's experts in one, in some families."""
     found = dict(tensors)
-    for i, layer in enumerate(architecture.layers):
-        for block in (place.block for place in layer.places):
-            experts = block.experts if isinstance(block, ExpertsBesideSpec) else block
-            if isinstance(experts, ExpertsSpec) and experts.stacked is not None:
-                _stack(found, f"model.layers.{i}.", experts, experts.stacked)
+    for layer, experts in architecture.experts():
+        if experts.stacked is not None:
+            _stack(found, f"{layer}.", experts, experts.stacked)
     return found
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from localllm.engine.device import seconds_on_gpu
 from localllm.model.architecture import HEAD, Architecture
-from localllm.model.blocks.block import RowBytes, Work
+from localllm.model.blocks.block import RowBytes, Work, read_share
 from localllm_kernels.traits import Arithmetic
 
 # Larger than the caches of processors; on a GPU large enough to take most of a millisecond, so that
@@ -149,10 +149,7 @@ class ModelWork:
         """Bytes of weights that a step of `num_rows` rows reads; of experts those that some row
         takes, if each is as likely as any other.
         """
-        read = (1 - (1 - share) ** num_rows for share in self.stored)
-        return round(
-            sum(part * size for part, size in zip(read, self.stored.values(), strict=True))
-        )
+        return round(sum(read_share(share, num_rows) * size for share, size in self.stored.items()))
 
     def decode_bytes(self, contexts: Iterable[int]) -> int:
         """Bytes that one decode step reads for requests with these context lengths, the newest

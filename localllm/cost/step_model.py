@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from localllm.cost.rates import ModelWork
 from localllm.model.architecture import HEAD
+from localllm.model.blocks.block import read_share
 
 # Launches once a step: ids, embedding, cosines, sines, last norm, head to float32, sampling, block
 # tables.
@@ -96,7 +97,7 @@ def predict_decode(
     for layer, group in architecture.groups():
         names = [f"{layer}.{name}" for name in group.names]
         seconds = product(names, group.width_out * group.width_in, group.kind)
-        seconds *= group.read_share(batch)
+        seconds *= read_share(group.share, batch)
         kernels[group.kind] = kernels.get(group.kind, 0.0) + seconds
         launches += 1
     for block, count in architecture.blocks().items():

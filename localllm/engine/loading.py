@@ -105,6 +105,8 @@ def build_decoder(
     """
     make_products_reproducible()
     device = select_device(config)
+    if device.type == "cuda" and architecture.has_experts:
+        raise UnsupportedModelError(NO_GPU_EXPERTS, hint="--device cpu")
     threads = choose_threads(config.threads)
     if device.type == "cpu":
         torch.set_num_threads(threads.most)
@@ -131,8 +133,6 @@ def build_decoder(
         )
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
-    if device.type == "cuda" and architecture.has_experts:
-        raise UnsupportedModelError(NO_GPU_EXPERTS, hint="--device cpu")
     is_captured = device.type == "cuda" and ops.traits.captures
     plan = plan_memory(
         architecture,

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.block import BlockSpec, KVState, LinearGroup, RowBytes
+from localllm.model.blocks.experts import ExpertsSpec
+from localllm.model.blocks.experts_beside import ExpertsBesideSpec
 from localllm.model.config_fields import DType
 from localllm.model.layer import LayerPlan
 from localllm.model.norm import NormSpec
@@ -133,8 +135,18 @@ class Architecture:
 
     @property
     def has_experts(self) -> bool:
-        """Whether a row takes some of several experts in a layer."""
-        return any(group.share < 1 for _, group in self.groups())
+        """Whether a layer has experts."""
+        return any(True for _ in self.experts())
+
+    def experts(self) -> Iterator[tuple[str, ExpertsSpec]]:
+        """The mixtures of experts, each with the prefix of its layer."""
+        for i, layer in enumerate(self.layers):
+            for place in layer.places:
+                match place.block:
+                    case ExpertsSpec() as experts:
+                        yield layer_name(i), experts
+                    case ExpertsBesideSpec(experts=experts):
+                        yield layer_name(i), experts
 
     def shares(self) -> dict[str, float]:
         """The part of the rows that compute each of the layers' linears, by full name."""

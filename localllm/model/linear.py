@@ -14,10 +14,6 @@ from localllm_kernels.linears import Linears
 # `x`: [num_tokens, in] -> [num_tokens, out].
 Projection = Callable[[Tensor], Tensor]
 
-# `x`: [num_tokens, hidden], the experts chosen, int32 [num_tokens, top_k], the factors on their
-# outputs, float32, and the gate -> [num_tokens, hidden].
-ExpertsProduct = Callable[[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], Tensor]
-
 # Few enough that a product on a GPU is still bound by memory.
 FIXED_ROWS = 64
 
@@ -89,7 +85,7 @@ class ExpertByExpert:
     def __call__(
         self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """See ExpertsProduct."""
+        """See Linears.experts."""
         top_k, flat = chosen.shape[1], chosen.flatten()
         outputs = x.new_empty(len(flat), x.shape[1])
         for number in sorted(set(flat.tolist())):

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from localllm.model.architecture import Architecture, layer_name
-from localllm.model.blocks.experts import ExpertsSpec
-from localllm.model.blocks.experts_beside import ExpertsBesideSpec
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.safetensors_header import Part, TensorInfo
 
 # What follows the name of a stacked linear in files, and that of an expert's here.
@@ -24,36 +23,33 @@ def unstack(found: Mapping[str, TensorInfo], architecture: Architecture) -> dict
     A tensor whose shape does not fit is left as it is, to be refused when the others are checked.
     """
     own = dict(found)
-    for i, layer in enumerate(architecture.layers):
-        for place in layer.places:
-            block = place.block
-            experts = block.experts if isinstance(block, ExpertsBesideSpec) else block
-            if isinstance(experts, ExpertsSpec):
-                for stored, parts in _parts(found, f"{layer_name(i)}.", experts):
-                    del own[stored]
-                    own.update(parts)
+    for layer, spec in architecture.experts():
+        if spec.stacked is not None:
+            for stored, parts in _parts(found, f"{layer}.", spec, spec.stacked):
+                del own[stored]
+                own |= parts
     return own
 
 
 def _parts(
-    found: Mapping[str, TensorInfo], prefix: str, spec: ExpertsSpec
+    found: Mapping[str, TensorInfo], prefix: str, spec: ExpertsSpec, stacked: StackedNames
 ) -> Iterator[tuple[str, dict[str, TensorInfo]]]:
     """Stacked tensors by name, with their parts."""
-    stacked, inner = spec.stacked, spec.expert.inner_size
-    if stacked is None:
-        return
-    gate, up, down = ((0, 1), (inner, 1), (0, 1))
-    if stacked.is_interleaved:
-        gate, up = (0, 2), (1, 2)
-    for base, rows in ((stacked.gate_up, (gate, up)), (stacked.down, (down,))):
+    inner, hidden = spec.expert.inner_size, spec.expert.hidden_size
+    # The first row of gate and of up, and the distance to the next.
+    pair = ((0, 2), (1, 2)) if stacked.is_interleaved else ((0, 1), (inner, 1))
+    for base, rows, width_out in (
+        (stacked.gate_up, pair, 2 * inner),
+        (stacked.down, ((0, 1),), hidden),
+    ):
         for ending, suffix in _ENDINGS.items():
-            name = f"{prefix}{base}{ending}"
-            info = found.get(name)
-            is_whole = len(rows) * (inner if base == stacked.gate_up else spec.expert.hidden_size)
+            info = found.get(f"{prefix}{base}{ending}")
             is_transposed = stacked.is_transposed and suffix == "weight"
-            if info is None or not _fits(info, spec.router.num_experts, is_whole, is_transposed):
-                continue
-            yield name, _split(info, spec, prefix, suffix, rows, is_transposed)
+            if info is not None and _fits(info, spec.router.num_experts, width_out, is_transposed):
+                yield (
+                    f"{prefix}{base}{ending}",
+                    _split(info, spec, prefix, suffix, rows, is_transposed),
+                )
 
 
 def _fits(info: TensorInfo, count: int, width_out: int, is_transposed: bool) -> bool:

@@ -20,7 +20,6 @@ from localllm.model.layer import Layer
 from localllm.model.linear import (
     DequantizedLinear,
     ExpertByExpert,
-    ExpertsProduct,
     FixedRows,
     Linear,
     OrderedOutputs,
@@ -37,6 +36,7 @@ from localllm.model.rope_config import RopeConfig
 from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.gate import GateKind
+from localllm_kernels.linears import ExpertsProduct
 
 logger = logging.getLogger(__name__)
 

@@ -53,12 +53,8 @@ def quantize_seconds(
     num_tokens = asked.num_windows * asked.length
     operations = 20.0 * weights
     if recipe.uses_inputs:
-        operations += (
-            _PASSES
-            * 2
-            * num_tokens
-            * sum(group.share * group.width_out * group.width_in for group in groups)
-        )
+        active = sum(group.share * group.width_out * group.width_in for group in groups)
+        operations += _PASSES * 2 * active * num_tokens
         # Two products of the inputs with themselves, shared by the linears that read them.
         operations += sum(4.0 * group.share * num_tokens * group.width_in**2 for group in groups)
         operations += sum(4.0 * group.width_out * group.width_in**2 for group in groups)

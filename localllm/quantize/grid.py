@@ -104,3 +104,8 @@ def _group_errors(grid: Grid, weight: Tensor, blocks: Tensor) -> Tensor:
     error = (weight - grid.values(grid.round(weight))).view(*grid.scales.shape, -1)
     by_group = error.transpose(0, 1)  # [num_groups, out, g]
     return ((by_group @ blocks) * by_group).sum(-1).T
+
+
+def relative_error(values: Tensor, weight: Tensor) -> float:
+    """The squared difference over the squares of `weight`."""
+    return float((values - weight).square().sum() / weight.square().sum().clamp(min=1e-30))

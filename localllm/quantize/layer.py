@@ -22,7 +22,7 @@ from localllm.model.rope_config import RopeConfig
 from localllm.quantize.awq import search_scales
 from localllm.quantize.branches import Branches
 from localllm.quantize.gptq import round_columns
-from localllm.quantize.grid import Grid, fit_grid
+from localllm.quantize.grid import Grid, fit_grid, relative_error
 from localllm.quantize.moments import Moments
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.stream import CalibrationStream
@@ -151,13 +151,12 @@ class LayerQuantizer:
                 self._step(place, step.group, step.inputs, step.reference)
 
     def _round(self, group: LinearGroup) -> None:
-        """Round to nearest: too few rows would be fitted, and others made worse."""
+        """Round to nearest: fitted to too few rows, a weight gets worse for others."""
         for name in group.names:
             weight = self._tensors[f"{name}.weight"]
             grid = fit_grid(weight, self._recipe.group_size, symmetric=self._recipe.symmetric)
             self._done[name] = _Rounded(grid, grid.round(weight))
-            lost = (grid.values(self._done[name].codes) - weight).square().sum()
-            self._errors[name] = float(lost / weight.square().sum().clamp(min=1e-30))
+            self._errors[name] = relative_error(self._value(f"{name}.weight"), weight)
 
     def passed(self, written: Mapping[str, Tensor]) -> bool:
         """Whether the first stream passed the layer's earlier blocks with exactly the values of
@@ -174,14 +173,12 @@ class LayerQuantizer:
         return layer.sublayers[index]
 
     def _value(self, name: str) -> Tensor:
+        """A tensor as it is quantized so far."""
         done = self._done.get(name.removesuffix(".weight"))
         return self._tensors[name] if done is None else done.grid.values(done.codes)
 
     def _values(self) -> dict[str, Tensor]:
-        values = {
-            f"{name}.weight": each.grid.values(each.codes) for name, each in self._done.items()
-        }
-        return {**self._tensors, **values}
+        return {name: self._value(name) for name in self._tensors}
 
     def _step(
         self,

@@ -12,7 +12,7 @@ from localllm.model.packed.int4 import pack_nibbles
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.mxfp4 import BIAS, GROUP_SIZE, NAN, VALUES, Mxfp4Weight
 from localllm.model.packed.weight import PackedWeight
-from localllm.quantize.grid import fit_grid
+from localllm.quantize.grid import fit_grid, relative_error
 from localllm.quantize.layer import QuantizedLayer
 from localllm.quantize.recipe import FP8_BLOCK, Recipe
 
@@ -41,8 +41,7 @@ def round_layer(tensors: Mapping[str, Tensor], plan: LayerPlan, recipe: Recipe) 
     for linear in plan.quantized():
         weight = plain.pop(f"{linear}.weight")
         weights[linear] = round_weight(weight, recipe)
-        lost = (weights[linear].dequantize(torch.float32) - weight).square().sum()
-        errors[linear] = float(lost / weight.square().sum().clamp(min=1e-30))
+        errors[linear] = relative_error(weights[linear].dequantize(torch.float32), weight)
     return QuantizedLayer(weights, plain, errors)
 
 

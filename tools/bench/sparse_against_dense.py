@@ -4,7 +4,7 @@
 
 Both have random weights and the same attention; the dense feed-forward is as wide as the experts
 that a row takes. The sparse shape is that of OLMoE 1B-7B with Qwen3's attention: 6.9 billion
-weights, 1.3 active.
+weights, of which 1.08 in the layers are active.
 
 Then the experts of a layer alone, see `by_chance`.
 """

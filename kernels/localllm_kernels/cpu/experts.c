@@ -94,17 +94,18 @@ static void product_by_product(const Team *team, const Experts *e, const Scratch
   }
 }
 
-/* Integer products of all experts, all rows quantized first, so that the threads meet twice. */
-static void all_products(const Team *team, const Experts *e, const Scratch *s, int is_down,
-                         int64_t pairs) {
-  const float *x = is_down ? s->inner : s->in;
+/* Integer products of all experts, all rows quantized first, so that the threads meet twice. x: the
+ * rows of the call, or what is inside. */
+static void all_products(const Team *team, const Experts *e, const Scratch *s, const float *x,
+                         int is_down, int64_t pairs) {
   float *y = is_down ? s->out : s->gate_up;
   const int64_t width_in = is_down ? e->inner : e->hidden;
   const int64_t width_out = is_down ? e->hidden : 2 * e->inner;
 #define WEIGHT(i) ((const IntegerWeight *)(is_down ? e->experts[i].down : e->experts[i].gate_up).weight)
   TEAM_FOR(team, pair, pairs) {
     const int64_t i = s->expert_of[pair], from = s->starts[i];
-    integer_quantize_row(WEIGHT(i), x + pair * width_in, pair - from, s->starts[i + 1] - from,
+    const int64_t row = is_down ? pair : s->row_of[pair];
+    integer_quantize_row(WEIGHT(i), x + row * width_in, pair - from, s->starts[i + 1] - from,
                          s->rounded + from * s->row_bytes);
   }
   team_meet(team);
@@ -121,14 +122,6 @@ static void all_products(const Team *team, const Experts *e, const Scratch *s, i
 #undef WEIGHT
 }
 
-static void products(const Team *team, const Experts *e, const Scratch *s, int is_down,
-                     int64_t pairs) {
-  if (s->row_bytes)
-    all_products(team, e, s, is_down, pairs);
-  else
-    product_by_product(team, e, s, is_down);
-}
-
 /* scratch: experts_scratch_bytes. */
 void team_experts(const Team *team, const Experts *e, const Routed *r, char *scratch) {
   Scratch parts;
@@ -137,13 +130,19 @@ void team_experts(const Team *team, const Experts *e, const Routed *r, char *scr
   divide(e, r->rows, r->top_k, scratch, &parts);
   if (team->index == 0) sort_pairs(e, r, s);
   team_meet(team);
-  TEAM_FOR(team, i, pairs)
-    memcpy(s->in + i * e->hidden, r->x + s->row_of[i] * e->hidden,
-           (size_t)e->hidden * sizeof(float));
-  team_meet(team);
-  products(team, e, s, 0, pairs);
-  team_gate(team, s->gate_up, s->inner, pairs, e->inner, e->gate);
-  products(team, e, s, 1, pairs);
+  if (s->row_bytes) {
+    all_products(team, e, s, r->x, 0, pairs);
+    team_gate(team, s->gate_up, s->inner, pairs, e->inner, e->gate);
+    all_products(team, e, s, s->inner, 1, pairs);
+  } else {
+    TEAM_FOR(team, i, pairs)
+      memcpy(s->in + i * e->hidden, r->x + s->row_of[i] * e->hidden,
+             (size_t)e->hidden * sizeof(float));
+    team_meet(team);
+    product_by_product(team, e, s, 0);
+    team_gate(team, s->gate_up, s->inner, pairs, e->inner, e->gate);
+    product_by_product(team, e, s, 1);
+  }
   TEAM_FOR(team, row, r->rows) {
     float *y = r->y + row * e->hidden;
     for (int64_t j = 0; j < r->top_k; j++) {

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm.model.inputs import ForwardBatch, GroupTables
-    from localllm.model.linear import ExpertsProduct, Projection
+    from localllm.model.linear import Projection
     from localllm.model.rope import RopeTable
     from localllm.model.rope_config import RopeConfig
     from localllm_kernels import Ops
     from localllm_kernels.gate import GateKind
     from localllm_kernels.kv_cache import KVCache
+    from localllm_kernels.linears import ExpertsProduct
 
 # From the number of values in a row of the KV cache to its bytes.
 RowBytes = Callable[[int], int]
@@ -50,6 +51,13 @@ class InputsFrom(Enum):
     OTHER = auto()
 
 
+def read_share(share: float, num_rows: int) -> float:
+    """The chance that at least one of `num_rows` rows computes what a `share` of rows computes, so
+    that its weights are read.
+    """
+    return 1 - (1 - share) ** num_rows
+
+
 @dataclass(frozen=True, slots=True)
 class LinearGroup:
     """Linears that read the same inputs and compute as one product.
@@ -69,10 +77,6 @@ class LinearGroup:
     share: float = 1.0
     copy: int = 0
     is_kept: bool = False
-
-    def read_share(self, num_rows: int) -> float:
-        """The chance that at least one of `num_rows` rows computes it, so that it is read."""
-        return 1 - (1 - self.share) ** num_rows
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -18,8 +18,9 @@ from localllm.model.blocks.router import RouterSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from localllm.model.linear import ExpertsProduct, Projection
+    from localllm.model.linear import Projection
     from localllm_kernels import Ops
+    from localllm_kernels.linears import ExpertsProduct
     from localllm_kernels.route import Routing
 
 
@@ -43,13 +44,11 @@ class ExpertsSpec(Stateless):
     """The sizes of a mixture of experts.
 
     `expert`: one of them, with `{}` in place of its number in the names of gate, up and down;
-    `gate`: the name of the router's linear; `stacked`: see there, None if files never hold it.
+    `stacked`: None if files hold experts one by one only.
     """
 
     expert: GatedMLPSpec
     router: RouterSpec
-    gate: str = "mlp.gate"
-    gate_bias: bool = False
     stacked: StackedNames | None = None
 
     def expert_at(self, number: int) -> GatedMLPSpec:
@@ -59,14 +58,13 @@ class ExpertsSpec(Stateless):
     @property
     def products(self) -> tuple[LinearGroup, ...]:
         """See BlockSpec: the router's, then both of each expert."""
-        share = self.router.top_k / self.router.num_experts
-        logits = ((self.gate, self.router.num_experts),)
-        router = LinearGroup(
-            "router", logits, self.expert.hidden_size, self.gate_bias, is_kept=True
-        )
+        spec, width = self.router, self.expert.hidden_size
+        share = spec.top_k / spec.num_experts
+        logits = ((spec.linear, spec.num_experts),)
+        router = LinearGroup("router", logits, width, spec.has_bias, is_kept=True)
         experts = (
             replace(group, kind=f"expert {group.kind}", share=share, copy=number)
-            for number in range(self.router.num_experts)
+            for number in range(spec.num_experts)
             for group in self.expert_at(number).products
         )
         return (router, *experts)
@@ -94,9 +92,9 @@ class ExpertsSpec(Stateless):
 
     def describe(self) -> str:
         """See BlockSpec."""
-        router = self.router
+        scores = "sigmoids" if self.router.is_sigmoid else "a softmax"
         return (
-            f"{router.top_k} of {router.num_experts} experts by {router.scoring.value}, "
+            f"{self.router.top_k} of {self.router.num_experts} experts by {scores}, "
             f"each {self.expert.describe()}"
         )
 
@@ -111,7 +109,7 @@ class ExpertsSpec(Stateless):
 
         return MixtureOfExperts(
             self,
-            parts.linear(self.gate),
+            parts.linear(self.router.linear),
             tuple(product for pair in zip(gate_up, down, strict=True) for product in pair),
             parts.experts(gate_up, down, self.expert.gate),
             self.router.routing(vector(self.router.correction), vector(self.router.scales)),
@@ -122,11 +120,12 @@ class ExpertsSpec(Stateless):
 class MixtureOfExperts:
     """A mixture of experts with its weights.
 
-    `each`: both products of each expert; `experts`: the same as one.
+    `router`: the logits of experts; `each`: both products of each expert; `experts`: the same as
+    one.
     """
 
     spec: ExpertsSpec
-    gate: Projection
+    router: Projection
     each: tuple[Projection, ...]
     experts: ExpertsProduct
     routing: Routing
@@ -134,7 +133,7 @@ class MixtureOfExperts:
     @property
     def products(self) -> tuple[Projection, ...]:
         """See Block."""
-        return self.gate, *self.each
+        return self.router, *self.each
 
     def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block."""
@@ -142,7 +141,7 @@ class MixtureOfExperts:
 
     def choose(self, seen: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
         """See route_reference; `seen`: what the router reads, [num_tokens, hidden]."""
-        return ops.route(self.gate(seen), self.routing)
+        return ops.route(self.router(seen), self.routing)
 
     def routed(self, x: Tensor, seen: Tensor, inputs: BlockInputs) -> Tensor:
         """The experts' outputs for the rows of `x`; the router decides by those of `seen`."""

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm_kernels.route import Routing
-
-
-class Scoring(Enum):
-    """How factors come from the router's logits: by a softmax over all experts, or by a sigmoid of
-    each (DeepSeek V3, GLM-4). A softmax over the chosen ones alone (gpt-oss, Granite) is the one
-    over all, renormalised.
-    """
-
-    SOFTMAX = "a softmax over all"
-    SIGMOID = "a sigmoid of each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +25,10 @@ class Groups:
 class RouterSpec:
     """A router; sources: the families' modeling files in transformers.
 
-    `top_k` of `num_experts` are chosen for a row. `renormalises`: the factors are divided by their
+    `top_k` of `num_experts` are chosen for a row, by the outputs of `linear`, which has a bias if
+    `has_bias`. Scores are a softmax over all, or if `is_sigmoid` a sigmoid of each (DeepSeek V3,
+    GLM-4); a softmax over the chosen ones alone (gpt-oss, Granite) is the one over all,
+    renormalised. `renormalises`: the factors are divided by their
     sum; `factor`: they are multiplied by it. `correction`: the name of a vector that is added to
     the scores by which experts are chosen, not to the factors; `scales`: the name of a vector with
     which the experts' factors are multiplied in the end.
@@ -44,7 +36,9 @@ class RouterSpec:
 
     num_experts: int
     top_k: int
-    scoring: Scoring
+    linear: str = "mlp.gate"
+    has_bias: bool = False
+    is_sigmoid: bool = False
     renormalises: bool = False
     factor: float = 1.0
     groups: Groups | None = None
@@ -58,7 +52,7 @@ class RouterSpec:
         groups = self.groups or Groups(1, 1)
         return Routing(
             self.top_k,
-            self.scoring is Scoring.SIGMOID,
+            self.is_sigmoid,
             self.renormalises,
             self.factor,
             groups.count,

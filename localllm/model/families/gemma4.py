@@ -13,7 +13,7 @@ from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.blocks.experts_beside import ExpertsBesideSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.per_layer_gate import PerLayerGateSpec
-from localllm.model.blocks.router import RouterSpec, Scoring
+from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     FULL,
@@ -101,7 +101,7 @@ def _read_experts(fields: ConfigFields) -> ExpertsSpec | None:
     router = RouterSpec(
         num_experts,
         fields.integer("top_k_experts", 1, num_experts),
-        Scoring.SOFTMAX,
+        linear="router.proj",
         renormalises=True,
         scales="router.per_expert_scale",
     )
@@ -109,7 +109,6 @@ def _read_experts(fields: ConfigFields) -> ExpertsSpec | None:
     return ExpertsSpec(
         read_expert(fields, "moe_intermediate_size", names),
         router,
-        gate="router.proj",
         stacked=StackedNames("experts.gate_up_proj", "experts.down_proj"),
     )
 

@@ -5,7 +5,7 @@ share; the first layers have none.
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import QueryKeyNorms
 from localllm.model.blocks.experts import ExpertsSpec
-from localllm.model.blocks.router import Groups, RouterSpec, Scoring
+from localllm.model.blocks.router import Groups, RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     pre_norm_layer,
@@ -34,7 +34,7 @@ def read_glm4_moe(fields: ConfigFields) -> Architecture:
     router = RouterSpec(
         num_experts,
         top_k,
-        Scoring.SIGMOID,
+        is_sigmoid=True,
         renormalises=fields.flag("norm_topk_prob", default=True),
         factor=fields.number("routed_scaling_factor", 0.0, 1e6, default=1.0),
         groups=None if count == 1 else Groups(count, fields.integer("topk_group", 1, count)),

@@ -5,7 +5,7 @@ from dataclasses import replace
 from localllm.model.architecture import FINAL_NORM, Architecture
 from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
-from localllm.model.blocks.router import RouterSpec, Scoring
+from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     read_attention,
@@ -55,13 +55,14 @@ def read_gpt_oss(fields: ConfigFields) -> Architecture:
         gate="clamped",
     )
     router = RouterSpec(
-        *read_num_experts(fields, "num_local_experts"), Scoring.SOFTMAX, renormalises=True
+        *read_num_experts(fields, "num_local_experts"),
+        linear="mlp.router",
+        has_bias=True,
+        renormalises=True,
     )
     experts = ExpertsSpec(
         expert,
         router,
-        gate="mlp.router",
-        gate_bias=True,
         stacked=StackedNames(
             "mlp.experts.gate_up_proj",
             "mlp.experts.down_proj",

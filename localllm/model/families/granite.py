@@ -7,7 +7,7 @@ from dataclasses import replace
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
-from localllm.model.blocks.router import RouterSpec, Scoring
+from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     FULL,
@@ -33,12 +33,13 @@ def read_granite(fields: ConfigFields) -> Architecture:
 def read_granite_moe(fields: ConfigFields) -> Architecture:
     """Granite 3 with experts. Raises: CheckpointError."""
     router = RouterSpec(
-        *read_num_experts(fields, "num_local_experts"), Scoring.SOFTMAX, renormalises=True
+        *read_num_experts(fields, "num_local_experts"),
+        linear="block_sparse_moe.router.layer",
+        renormalises=True,
     )
     experts = ExpertsSpec(
         replace(read_gated_mlp(fields), names=_EXPERT_NAMES),
         router,
-        gate="block_sparse_moe.router.layer",
         stacked=StackedNames("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
     )
     return _read_granite(fields, experts)

@@ -2,7 +2,7 @@
 
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.experts import ExpertsSpec
-from localllm.model.blocks.router import RouterSpec, Scoring
+from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     pre_norm_layer,
@@ -22,8 +22,10 @@ def read_mixtral(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     attention = read_attention(fields, window=read_window(fields))
     router = RouterSpec(
-        *read_num_experts(fields, "num_local_experts"), Scoring.SOFTMAX, renormalises=True
+        *read_num_experts(fields, "num_local_experts"),
+        linear="block_sparse_moe.gate",
+        renormalises=True,
     )
     expert = read_expert(fields, "intermediate_size", _NAMES)
-    layer = pre_norm_layer(fields, attention, ExpertsSpec(expert, router, "block_sparse_moe.gate"))
+    layer = pre_norm_layer(fields, attention, ExpertsSpec(expert, router))
     return read_decoder(fields, [layer] * read_num_layers(fields))

@@ -3,7 +3,7 @@
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import QueryKeyNorms
 from localllm.model.blocks.experts import ExpertsSpec
-from localllm.model.blocks.router import RouterSpec, Scoring
+from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     pre_norm_layer,
@@ -24,9 +24,7 @@ def read_olmoe(fields: ConfigFields) -> Architecture:
     has_bias = fields.flag("attention_bias")
     norms = QueryKeyNorms(read_eps(fields), is_whole=True)
     attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)
-    router = RouterSpec(
-        *read_num_experts(fields), Scoring.SOFTMAX, renormalises=fields.flag("norm_topk_prob")
-    )
+    router = RouterSpec(*read_num_experts(fields), renormalises=fields.flag("norm_topk_prob"))
     experts = ExpertsSpec(read_expert(fields, "intermediate_size", EXPERT_NAMES), router)
     return read_decoder(
         fields, [pre_norm_layer(fields, attention, experts)] * read_num_layers(fields)

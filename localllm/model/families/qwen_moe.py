@@ -9,7 +9,7 @@ from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
-from localllm.model.blocks.router import RouterSpec, Scoring
+from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     FULL,
@@ -67,9 +67,7 @@ def _read_qwen_moe(
     windows: Sequence[int | None],
     shared: GatedMLPSpec | None = None,
 ) -> Architecture:
-    router = RouterSpec(
-        *read_num_experts(fields), Scoring.SOFTMAX, renormalises=fields.flag("norm_topk_prob")
-    )
+    router = RouterSpec(*read_num_experts(fields), renormalises=fields.flag("norm_topk_prob"))
     experts = ExpertsSpec(read_expert(fields, "moe_intermediate_size", EXPERT_NAMES), router)
     dense = read_gated_mlp(fields)
     every = fields.integer("decoder_sparse_step", 1, 1024, default=1)

@@ -168,7 +168,7 @@ def _layer(layer: UniformLayer, place: tuple[int, int], rotation: int) -> struct
 def _mixture(block: MixtureOfExperts) -> structs.Mixture:
     assert isinstance(block.experts, CExperts)
     routing = routing_struct(block.routing, block.spec.router.num_experts)
-    return structs.Mixture(_product(block.gate), routing, block.experts.struct)
+    return structs.Mixture(_product(block.router), routing, block.experts.struct)
 
 
 def _inner_size(layer: UniformLayer) -> int:
