@@ -334,7 +334,7 @@ def select_device(config: EngineConfig) -> torch.device:
         raise BackendError(
             "no usable GPU: torch sees no CUDA device",
             where=f"torch {torch.__version__}",
-            hint="--device cpu, or a driver and a torch build with CUDA",
+            hint="a driver and a torch build with CUDA, or --device cpu where a command takes it",
         )
     wants_cuda = config.device == "cuda" or (config.device == "auto" and has_cuda)
     return torch.device("cuda" if wants_cuda else "cpu")
