@@ -100,6 +100,12 @@ class GivenThreads(ThreadCount):
 WITH_SINKS = "SinksForCausalLM"
 # Heads of two sizes, keys of other layers, and inputs of each layer, as in E2B.
 _OWN_SIZES: dict[str, dict[str, Any]] = {
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+        "norm_topk_prob": True,
+    },
     "Gemma2ForCausalLM": {
         "hidden_act": "gelu_pytorch_tanh",
         "attn_logit_softcapping": 2.0,

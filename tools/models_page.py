@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "kernels"), str(ROOT / "tests"), str(ROOT / "tests/model")]
 
-from every_family import EVERY_FAMILY, WITH_EXPERTS, small_config  # noqa: E402
+from every_family import EVERY_FAMILY, small_config  # noqa: E402
 from test_against_transformers import CASES  # noqa: E402
 from test_every_family import FORMATS  # noqa: E402
 from test_towers import TOWERS as TRIED_TOWERS  # noqa: E402
@@ -68,9 +68,7 @@ def table() -> str:
         }
         cases = sum(each == family for each, _ in CASES.values())
         classes = ", ".join(f"`{each}`" for each in (family, *sorted(towers)))
-        lacks = ["images" if towers else ""]
-        lacks.append("a GPU" if family in WITH_EXPERTS else "")
-        missing = ", ".join(filter(None, [*lacks, missing]))
+        missing = ", ".join(filter(None, ["images" if towers else "", missing]))
         lines.append(
             f"| {name} | {classes} | {cases + len(towers)} | {one_call(family)} | {missing} |"
         )

@@ -40,7 +40,7 @@ from localllm_kernels.rms_norm import (
     rms_norm_reference,
 )
 from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store_reference
-from localllm_kernels.route import Routing, route_reference
+from localllm_kernels.route import Routing, route, route_reference
 from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.sample import SamplingRows, sample, sample_reference
 from localllm_kernels.traits import (
@@ -182,7 +182,7 @@ def triton_ops(
         add_rms_norm=own(Piece.NORMS, add_rms_norm, add_rms_norm_reference),
         rotate_and_store=own(Piece.ROTATION, rotate_and_store, rotate_and_store_reference),
         gate=own(Piece.GATE, gate, gate_reference),
-        route=route_reference,
+        route=own(Piece.ROUTE, route, route_reference),
         paged_attention=paged_attention,
         row_maxima=row_maxima_reference,
         gumbel_argmax=gumbel_argmax_reference,

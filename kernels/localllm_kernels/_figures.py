@@ -106,6 +106,37 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("paged_attention_prefill", "_prefill_kernel fp32, plain cache, heads of 512"): Figure(6496, 3),
     ("rms_norm", "_rms_norm_kernel alone, weight in float32"): Figure(22, 6),
     ("rms_norm", "_rms_norm_kernel with residual, weight in float32"): Figure(37, 10),
+    ("expert_product", "_experts_kernel plain groups of 4096, 16 pairs by pair, silu"): Figure(
+        1.3, 2
+    ),
+    ("expert_product", "_experts_kernel plain groups of 4096, 16 pairs"): Figure(1.8, 2),
+    ("expert_product", "_experts_kernel plain groups of 4096, 32 pairs, silu"): Figure(1.7, 2),
+    ("expert_product", "_experts_kernel int8 groups of 4096, 16 pairs by pair, silu"): Figure(
+        6.0, 2
+    ),
+    ("expert_product", "_experts_kernel int8 groups of 4096, 16 pairs"): Figure(6.4, 2),
+    ("expert_product", "_experts_kernel int8 groups of 4096, 32 pairs, silu"): Figure(6.2, 2),
+    ("expert_product", "_experts_kernel fp8 groups of 128, 16 pairs by pair, silu"): Figure(
+        10.0, 2
+    ),
+    ("expert_product", "_experts_kernel fp8 groups of 128, 16 pairs"): Figure(10.1, 2),
+    ("expert_product", "_experts_kernel fp8 groups of 128, 32 pairs, silu"): Figure(10.2, 2),
+    ("expert_product", "_experts_kernel int4 groups of 128, 16 pairs by pair, silu"): Figure(
+        6.2,
+        5,
+        "goal 4, as long as memory takes on an H100: codes become floats one by one, since "
+        "Triton's products of tiles cannot take the layout of `int4_fragments`",
+    ),
+    ("expert_product", "_experts_kernel int4 groups of 128, 16 pairs"): Figure(7.0, 3),
+    ("expert_product", "_experts_kernel int4 groups of 128, 32 pairs, silu"): Figure(7.1, 5),
+    ("expert_product", "_experts_kernel mxfp4 groups of 32, 16 pairs by pair, silu"): Figure(
+        9.8,
+        5,
+        "goal 4: as int4, and each code is multiplied with the power of two of its group",
+    ),
+    ("expert_product", "_experts_kernel mxfp4 groups of 32, 16 pairs"): Figure(10.5, 3),
+    ("expert_product", "_experts_kernel mxfp4 groups of 32, 32 pairs, silu"): Figure(10.7, 5),
+    ("expert_sum", "_sum_kernel 8 of bf16"): Figure(4.4, 0),
     ("gate", "_gate_kernel bf16, silu"): Figure(32, 1),
     ("gate", "_gate_kernel bf16, gelu"): Figure(35, 1),
     ("gate", "_gate_kernel bf16, clamped"): Figure(38, 1),

@@ -16,6 +16,8 @@ class Piece(StrEnum):
     INT8 = "int8 products"
     FP8 = "fp8 products"
     MXFP4 = "mxfp4 products"
+    EXPERTS = "experts"
+    ROUTE = "choice of experts"
     SAMPLING = "sampling"
     # Alternative ways, used only where they were found right and faster than the first.
     FRAGMENTS = "int4 products by fragments"
@@ -23,7 +25,7 @@ class Piece(StrEnum):
 
 
 # Pieces whose torch operator waits for values that the device computes.
-LOOKING = frozenset((Piece.ROTATION, Piece.FEW_QUERIES, Piece.MANY_QUERIES))
+LOOKING = frozenset((Piece.ROTATION, Piece.FEW_QUERIES, Piece.MANY_QUERIES, Piece.EXPERTS))
 # The pieces of a layer in few launches.
 FUSED = frozenset((Piece.NORMS, Piece.ROTATION, Piece.FEW_QUERIES, Piece.INT4))
 

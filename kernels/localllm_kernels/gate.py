@@ -30,6 +30,28 @@ STEEP, LIMIT = 1.702, 7.0
 
 
 @triton.jit
+def gated(
+    gate,
+    up,
+    KIND: tl.constexpr,
+    SLOPE: tl.constexpr,
+    CUBE: tl.constexpr,
+    STEEP: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """The gate in a kernel, of values in float32."""
+    steep = gate
+    if KIND == 1:
+        steep = SLOPE * (gate + CUBE * gate * gate * gate)
+    if KIND == 2:
+        # Comparisons with NaN are false, so that it passes, as in the reference.
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up)) + 1.0
+        steep = STEEP * gate
+    return gate / (1.0 + tl.exp(-steep)) * up
+
+
+@triton.jit
 def _gate_kernel(
     gate_up_ptr,
     out_ptr,
@@ -47,15 +69,7 @@ def _gate_kernel(
     at = gate_up_ptr + row * 2 * width + columns
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
-    steep = gate
-    if KIND == 1:
-        steep = SLOPE * (gate + CUBE * gate * gate * gate)
-    if KIND == 2:
-        # Comparisons with NaN are false, so that it passes, as in the reference.
-        gate = tl.where(gate > LIMIT, LIMIT, gate)
-        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up)) + 1.0
-        steep = STEEP * gate
-    value = gate / (1.0 + tl.exp(-steep)) * up
+    value = gated(gate, up, KIND, SLOPE, CUBE, STEEP, LIMIT)
     tl.store(out_ptr + row * width + columns, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -65,7 +79,7 @@ def gate(gate_up: Tensor, kind: GateKind) -> Tensor:
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_rows, width)
     grid = (num_rows, triton.cdiv(width, BLOCK))
-    _gate_kernel[grid](gate_up, out, width, **_constants(kind))
+    _gate_kernel[grid](gate_up, out, width, **gate_constants(kind), BLOCK=BLOCK)
     return out
 
 
@@ -81,14 +95,14 @@ def gate_reference(gate_up: Tensor, kind: GateKind) -> Tensor:
     return (gate / (1 + (-steep).exp()) * up).to(gate_up.dtype)
 
 
-def _constants(kind: GateKind) -> dict[str, float]:
+def gate_constants(kind: GateKind) -> dict[str, float]:
+    """The constants of `gated`."""
     return {
         "KIND": GATE_KINDS.index(kind),
         "SLOPE": SLOPE,
         "CUBE": CUBE,
         "STEEP": STEEP,
         "LIMIT": LIMIT,
-        "BLOCK": BLOCK,
     }
 
 
@@ -97,7 +111,7 @@ AOT_SPECS = [
         _gate_kernel,
         f"bf16, {kind}",
         {"gate_up_ptr": "*bf16", "out_ptr": "*bf16", "width": "i32"},
-        _constants(kind),
+        {**gate_constants(kind), "BLOCK": BLOCK},
         work=Work("value", BLOCK, 6),
     )
     for kind in GATE_KINDS

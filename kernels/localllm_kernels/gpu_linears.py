@@ -10,11 +10,12 @@ from torch import Tensor
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.fp8_matmul import fp8_matmul
 from localllm_kernels.gate import GateKind
+from localllm_kernels.gpu_experts import ExpertLinears
 from localllm_kernels.int4_matmul import int4_matmul
 from localllm_kernels.int4_weight import NOTHING, Around, PackedInt4
 from localllm_kernels.int8_matmul import int8_matmul
 from localllm_kernels.launch import Workspace
-from localllm_kernels.linears import Product
+from localllm_kernels.linears import Linears, Product
 from localllm_kernels.traits import WeightLayout, triton_multiplies
 
 
@@ -36,13 +37,21 @@ class GpuLinears:
     def __init__(self, workspace: Workspace, choice: Choice = ALL_OWN) -> None:
         self.workspace, self._to_torch = workspace, choice.to_torch
 
-    def mxfp4(
-        self, codes: Tensor, exponents: Tensor, bias: Tensor | None, dtype: torch.dtype
-    ) -> None:
-        """There is no kernel for it."""
+    @property
+    def of_experts(self) -> Linears:
+        """See Linears."""
+        return self if Piece.EXPERTS in self._to_torch else ExpertLinears()
 
     def experts(self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind) -> None:
-        """There is no kernel for it."""
+        """See Linears: only the products of `of_experts` can be one."""
+
+    def mxfp4(
+        self, codes: Tensor, exponents: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Product | None:
+        """See Linears."""
+        if Piece.MXFP4 in self._to_torch:
+            return None
+        return ExpertLinears().mxfp4(codes, exponents, bias, dtype)
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See Linears."""

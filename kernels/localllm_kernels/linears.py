@@ -9,13 +9,31 @@ from torch import Tensor
 from localllm_kernels.gate import GateKind
 
 Product = Callable[[Tensor], Tensor]
-ExpertsProduct = Callable[[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], Tensor]
+
+
+class ExpertsProduct(Protocol):
+    """Both products of all experts, with the gate between them."""
+
+    @property
+    def each(self) -> Sequence[Product]:
+        """The products of the experts; none if they have no products of their own."""
+
+    def __call__(
+        self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Rows, the experts chosen for each, int32 [rows, top_k], the factors on their outputs,
+        float32, and the gate -> [rows, hidden].
+        """
 
 
 class Linears(Protocol):
     """Makes products from weights, and packs each weight once. They take [rows, in] and return
     [rows, out] in `dtype`, or in float32 if rows are wide. None: no kernel for it (see Traits).
     """
+
+    @property
+    def of_experts(self) -> "Linears":
+        """Makes the products that `experts` takes."""
 
     def plain(self, weight: Tensor, bias: Tensor | None) -> Product:
         """`weight`: [out, in]."""
@@ -56,6 +74,4 @@ class Linears(Protocol):
     def experts(
         self, gate_up: Sequence[Product], down: Sequence[Product], kind: GateKind
     ) -> ExpertsProduct | None:
-        """Both products of all experts as one: rows, the experts chosen for each, int32 [rows,
-        top_k], the factors on their outputs, float32, and the gate -> [rows, hidden].
-        """
+        """Both products of all experts as one, if all are products that it takes."""

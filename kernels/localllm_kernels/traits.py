@@ -84,6 +84,8 @@ def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> 
             return True
         case "fp8":
             return takes_blocks(layout.group, layout.width_in)
+        case "mxfp4":
+            return True
     return False
 
 

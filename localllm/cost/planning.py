@@ -18,7 +18,6 @@ from localllm.cost.step_model import WITH_CARE, Gpu, predict_decode
 from localllm.engine.config import EngineConfig
 from localllm.engine.loading import (
     KV_DTYPES,
-    NO_GPU_EXPERTS,
     free_bytes,
     select_device,
     step_tokens,
@@ -262,9 +261,6 @@ def plan_model(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPla
 
     Raises: RequestError for a context that the model does not support.
     """
-    if machine.device == "cuda" and shape.architecture.has_experts:
-        plan = _unbounded(shape, machine, engine)
-        return replace(plan, problem=NO_GPU_EXPERTS, remedy="--device cpu")
     try:
         return _fitting(shape, machine, engine)
     except GpuMemoryError as error:

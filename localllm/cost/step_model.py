@@ -99,7 +99,8 @@ def predict_decode(
         seconds = product(names, group.width_out * group.width_in, group.kind)
         seconds *= read_share(group.share, batch)
         kernels[group.kind] = kernels.get(group.kind, 0.0) + seconds
-        launches += 1
+        # All experts are one product.
+        launches += group.copy == 0
     for block, count in architecture.blocks().items():
         # Without fusion, each block has a separate norm before it.
         launches += count * (block.launches(is_fused=is_fused) + (0 if is_fused else 1))

@@ -35,7 +35,7 @@ from localllm.engine.step_inputs import graph_rows
 from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
-from localllm.errors import BackendError, UnsupportedModelError
+from localllm.errors import BackendError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
@@ -53,7 +53,6 @@ from localllm_kernels.tunings import Tunings
 # Tokens in one step. On a CPU, matrix products reach the same speed with 64 rows as with 2,048 (see
 # docs/performance.md), and every request waits for the whole step for its next token.
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
-NO_GPU_EXPERTS = "mixtures of experts are not computed on a GPU yet"
 KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -105,8 +104,6 @@ def build_decoder(
     """
     make_products_reproducible()
     device = select_device(config)
-    if device.type == "cuda" and architecture.has_experts:
-        raise UnsupportedModelError(NO_GPU_EXPERTS, hint="--device cpu")
     threads = choose_threads(config.threads)
     if device.type == "cpu":
         torch.set_num_threads(threads.most)

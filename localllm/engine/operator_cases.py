@@ -16,12 +16,14 @@ from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.per_layer_gate import PerLayerGateSpec
+from localllm.model.blocks.router import RouterSpec
 from localllm.model.norm import NormSpec
 from localllm.model.weights import WeightSource
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.gate import GateKind
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, dequantize_rows, quantize_rows
+from localllm_kernels.route import route_reference
 from localllm_kernels.sample import SamplingRows, sample_reference
 
 # The largest step between neighbouring codes, relative to the root mean square of a row; codes may
@@ -50,6 +52,8 @@ def operator_cases(
             yield cases.gate(rows, inner, kind)
         for attention in dict.fromkeys(replace(each, window=None) for each in attentions):
             yield cases.rotation(rows, attention)
+        for router in dict.fromkeys(spec.router for _, spec in architecture.experts()):
+            yield cases.route(rows, router)
     # Two prompts in a step, and a turn after a long conversation, by the many-queries kernel alone.
     many = ([(_CONTEXT, _NEW), (_NEW, _NEW)], [(4 * _CONTEXT, 70)])
     alone = tables(Choice(frozenset([Piece.FEW_QUERIES])))
@@ -119,6 +123,31 @@ class _Cases:
         """The gate, `inner` values wide."""
         gate_up = self._values(rows, 2 * inner)
         return self._case(Piece.GATE, f"gate, {kind}", lambda o, x: (o.gate(x, kind),), gate_up)
+
+    def route(self, rows: int, router: RouterSpec) -> OperatorCase:
+        """The choice of experts; its factors are right only if it is."""
+        drawn = [torch.rand(router.num_experts, device=self._device) for _ in range(2)]
+        vectors = (
+            None if name is None else values
+            for name, values in zip((router.correction, router.scales), drawn, strict=True)
+        )
+        how, logits = router.routing(*vectors), self._values(rows, router.num_experts)
+
+        def away() -> float:
+            chosen, factors = self._ops.route(logits, how)
+            right, exact = route_reference(logits, how)
+            if not torch.equal(chosen, right):
+                return float("inf")
+            return distance(factors, exact, unit_of(torch.float32))
+
+        return OperatorCase(
+            Piece.ROUTE,
+            f"{router.top_k} of {router.num_experts} experts",
+            rows,
+            away,
+            lambda: self._ops.route(logits, how),
+            lambda: route_reference(logits, how),
+        )
 
     def _case(
         self, piece: Piece, name: str, call: Callable[..., Sequence[Tensor]], *values: Tensor

@@ -4,6 +4,8 @@ in every way in which they are computed.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +13,8 @@ from torch import Tensor
 from localllm.engine.operator_case import OperatorCase, Sizes, distance, unit_of
 from localllm.model.architecture import HEAD
 from localllm.model.blocks.block import InputsFrom, LinearGroup
-from localllm.model.linear import Projection
+from localllm.model.blocks.experts import ExpertsSpec
+from localllm.model.linear import ExpertByExpert, Projection
 from localllm.model.packed.table import PACKED_TYPES
 from localllm.model.weights import WeightReader, WeightSource
 from localllm_kernels import TORCH_OPS, Ops
@@ -21,9 +24,14 @@ from localllm_kernels.gpu_linears import Int4Product
 from localllm_kernels.int4_matmul import MAX_TILE_ROWS
 from localllm_kernels.int4_weight import NOTHING, Around
 from localllm_kernels.kv_cache import dequantize_rows, quantize_rows
+from localllm_kernels.linears import ExpertsProduct
 
 # Each takes a different path: one row, a tile, the largest tile, and the library.
 ROWS = (1, 16, MAX_TILE_ROWS, 512)
+# By pair, and in tasks of few and of many pairs.
+EXPERT_ROWS = (1, 16, 512)
+# Experts that a case has, at least as many as a row takes.
+_EXPERTS = 8
 FRAGMENT_ROWS = (1, 8, 16, 32, MAX_TILE_ROWS)
 # A product with rows, and with the operators fused around it.
 _Compute = Callable[[Tensor, Around], Tensor]
@@ -73,6 +81,11 @@ def product_cases(
             seen.add(group)
             yield from products.cases(_Place.of(layer, group))
     yield from products.cases(_Place("head", (HEAD,), sizes.architecture.hidden_size))
+    mixtures = set[ExpertsSpec]()
+    for layer, spec in sizes.architecture.experts():
+        if spec not in mixtures:
+            mixtures.add(spec)
+            yield from products.of_experts(layer, spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,47 @@ class _Products:
         for rows in FRAGMENT_ROWS:
             for is_fused in (False, True):
                 yield self._case(Piece.FRAGMENTS, place, rows, ways, is_fused=is_fused)
+
+    def of_experts(self, layer: str, spec: ExpertsSpec) -> Iterator[OperatorCase]:
+        """A mixture with the first experts of a layer: by pair, and in tasks."""
+        count = min(spec.router.num_experts, max(_EXPERTS, spec.router.top_k))
+        groups = [spec.expert_at(number).products for number in range(count)]
+        gate_up, down = (
+            [[f"{layer}.{name}" for name in group.names] for group in part]
+            for part in zip(*groups, strict=True)
+        )
+
+        def read(ops: Ops, dtype: torch.dtype) -> ExpertsProduct:
+            reader = WeightReader(self.source, dtype, self.device, ops)
+            return reader.experts(gate_up, down, spec.expert.gate)
+
+        own = read(self.tables(ALL_OWN), self.sizes.dtype)
+        if isinstance(own, ExpertByExpert):
+            return
+        plain, exact = read(TORCH_OPS, self.sizes.dtype), read(TORCH_OPS, torch.float32)
+
+        def gate(inner: Tensor) -> Tensor:
+            return TORCH_OPS.gate(inner, spec.expert.gate)
+
+        for rows in EXPERT_ROWS:
+            drawn = torch.rand(rows, count, device=self.device)
+            chosen = drawn.argsort(-1)[:, : spec.router.top_k].int()
+            factors = torch.rand(chosen.shape, device=self.device)
+            x = torch.randn(rows, spec.expert.hidden_size, device=self.device)
+            inputs = x.to(self.sizes.dtype), chosen, factors, gate
+
+            def away(inputs: Any = inputs) -> float:
+                right = exact(inputs[0].float(), *inputs[1:])
+                return distance(own(*inputs), right, unit_of(self.sizes.dtype))
+
+            yield OperatorCase(
+                Piece.EXPERTS,
+                f"{spec.router.top_k} of {count} experts",
+                rows,
+                away,
+                partial(own, *inputs),
+                partial(plain, *inputs),
+            )
 
     def _case(
         self,

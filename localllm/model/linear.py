@@ -82,10 +82,15 @@ class ExpertByExpert:
     down: tuple[Projection, ...]
     row_unit: int = 1
 
+    @property
+    def each(self) -> tuple[Projection, ...]:
+        """See ExpertsProduct."""
+        return *self.gate_up, *self.down
+
     def __call__(
         self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """See Linears.experts."""
+        """See ExpertsProduct."""
         top_k, flat = chosen.shape[1], chosen.flatten()
         outputs = x.new_empty(len(flat), x.shape[1])
         for number in sorted(set(flat.tolist())):

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -288,14 +289,25 @@ class WeightReader:
         return self._fixed(product)
 
     def experts(
-        self, gate_up: Sequence[Projection], down: Sequence[Projection], kind: GateKind
+        self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
     ) -> ExpertsProduct:
         """See Parts."""
-        if self._linears is not None:
-            own = self._linears.experts(gate_up, down, kind)
+        reader = self
+        if self._linears is not None and self._linears.of_experts is not self._linears:
+            # Their product gives a row the same bits in any batch.
+            reader = copy(self)
+            reader._linears, reader._has_fixed_rows = self._linears.of_experts, False
+        first = [reader.linear(*names) for names in gate_up]
+        last = [reader.linear(*names) for names in down]
+        if reader._linears is not None:
+            own = reader._linears.experts(first, last, kind)
             if own is not None:
                 return own
-        return ExpertByExpert(tuple(gate_up), tuple(down), self._row_unit)
+        if reader is not self:
+            del first, last
+            first = [self.linear(*names) for names in gate_up]
+            last = [self.linear(*names) for names in down]
+        return ExpertByExpert(tuple(first), tuple(last), self._row_unit)
 
     def embedding(self, architecture: Architecture) -> Embedding:
         """The embedding table."""
@@ -366,9 +378,13 @@ class _LayerParts:
         return self.reader.linear(*(f"{self.layer}.{name}" for name in names), order=order)
 
     def experts(
-        self, gate_up: Sequence[Projection], down: Sequence[Projection], kind: GateKind
+        self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
     ) -> ExpertsProduct:
-        return self.reader.experts(gate_up, down, kind)
+        first, last = (
+            [[f"{self.layer}.{name}" for name in names] for names in each]
+            for each in (gate_up, down)
+        )
+        return self.reader.experts(first, last, kind)
 
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         return self.ropes.table(config, width)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localllm.model.blocks.block import InputRows, InputsFrom, LinearGroup
 from localllm.model.layer import LayerPlan, Place, Sublayer
-from localllm.model.linear import ExpertByExpert, Linear, Projection
+from localllm.model.linear import ExpertByExpert, Linear
 from localllm.model.norm import NormSpec
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTable, RopeTables
@@ -53,10 +53,11 @@ class TensorParts:
         return Linear(weight, bias)
 
     def experts(
-        self, gate_up: Sequence[Projection], down: Sequence[Projection], kind: GateKind
+        self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
     ) -> ExpertByExpert:
         """See Parts."""
-        return ExpertByExpert(tuple(gate_up), tuple(down))
+        first, last = (tuple(self.linear(*names) for names in each) for each in (gate_up, down))
+        return ExpertByExpert(first, last)
 
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         """See Parts."""

@@ -76,8 +76,9 @@ def device_engine(model: DecoderModel, **limits: object) -> tuple[Engine, Record
         pytest.param("Qwen3ForCausalLM", INT4, ((1, 12, 6),), marks=pytest.mark.slow),
         # Chunks whose last layers compute a few rows, or none.
         ("Gemma4ForCausalLM", None, ((1, 29, 6),)),
+        ("Qwen3MoeForCausalLM", None, WAVES),
     ],
-    ids=["plain", "int4", "keys of other layers"],
+    ids=["plain", "int4", "keys of other layers", "experts"],
 )
 def test_it_gives_the_tokens_of_the_torch_operators(
     architecture: str, recipe: Recipe | None, waves: tuple[tuple[int, ...], ...]

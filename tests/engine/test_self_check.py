@@ -4,6 +4,7 @@ found is kept and followed.
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +25,10 @@ from localllm.engine.operator_choice import describe_finding, find_verdict
 from localllm.engine.self_check import CheckError, Patience, check_operators
 from localllm.engine.verdict import Outcome, Verdict, VerdictFile
 from localllm.model.families.table import architecture_of
-from localllm.model.random_weights import RandomWeights
-from localllm_kernels import TORCH_OPS, triton_ops
+from localllm.model.random_weights import RandomWeights, WeightKind
+from localllm_kernels import TORCH_OPS, Ops, triton_ops
 from localllm_kernels.choice import Choice, Piece
+from localllm_kernels.route import route_reference
 
 FAULTY = Path(__file__).with_name("faulty_operators.py")
 PATIENT = Patience(begin=120, compile=120, run=60)
@@ -212,6 +214,33 @@ def test_kernels_that_are_right_pass(dtype: torch.dtype) -> None:
 
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", ["bf16", "int4", "mxfp4"])
+def test_experts_and_their_choice_are_checked(kind: WeightKind) -> None:
+    architecture = architecture_of(small_config("Glm4MoeForCausalLM"))
+    drawn = RandomWeights(architecture, kind, torch.device("cpu"))
+    sizes = Sizes(architecture, torch.float16, torch.float16, 16)
+
+    def tables(is_wrong: bool) -> Callable[[Choice], Ops]:
+        def table(choice: Choice) -> Ops:
+            ops = triton_ops("cpu", choice=choice)
+            route = lambda logits, how: route_reference(-logits, how)  # noqa: E731
+            return replace(ops, route=route) if is_wrong else ops
+
+        return table
+
+    wanted = (Piece.EXPERTS, Piece.ROUTE)
+    for is_wrong in (False, True):
+        seen = {}
+        for case in operator_cases(drawn, sizes, torch.device("cpu"), tables(is_wrong)):
+            if case.piece in wanted and case.rows <= 16:
+                seen[case.piece] = case.distance()
+        assert set(seen) == set(wanted)
+        assert seen[Piece.EXPERTS] < 0.6
+        assert (seen[Piece.ROUTE] > 1) == is_wrong
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("family", ["Gemma2ForCausalLM", "Gemma4ForCausalLM"])
 def test_what_a_family_adds_is_checked(family: str) -> None:
     """Caps and GELU; keys of other layers, normed values, weights of norms in float32."""
@@ -251,8 +280,9 @@ def test_a_table_without_a_piece_has_torchs(piece: Piece) -> None:
         Piece.NORMS: ("rms_norm", "add_rms_norm"),
         Piece.ROTATION: ("rotate_and_store",),
         Piece.GATE: ("gate",),
+        Piece.ROUTE: ("route",),
     }
-    for name in ("rms_norm", "add_rms_norm", "rotate_and_store", "gate"):
+    for name in ("rms_norm", "add_rms_norm", "rotate_and_store", "gate", "route"):
         of = TORCH_OPS if name in names.get(piece, ()) else whole
         assert getattr(ops, name) is getattr(of, name)
     assert (ops.sample is whole.sample) == (piece is not Piece.SAMPLING)
@@ -266,6 +296,9 @@ def test_a_table_without_a_piece_has_torchs(piece: Piece) -> None:
     assert (product is None) == (piece is Piece.INT8)
     product = ops.linears.fp8(codes.view(torch.float8_e4m3fn), scales, (1, 64), None, dtype)
     assert (product is None) == (piece is Piece.FP8)
+    product = ops.linears.mxfp4(codes, codes[:, ::32], None, dtype)
+    assert (product is None) == (piece is Piece.MXFP4)
+    assert (ops.linears.of_experts is ops.linears) == (piece is Piece.EXPERTS)
     assert str(ops.choice) != str(whole.choice)
 
 

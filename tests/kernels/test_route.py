@@ -7,15 +7,24 @@ from typing import Any
 import pytest
 import torch
 from engines import library_folder
+from guards import needs_interpreter
 
-from localllm_kernels import TORCH_OPS, Ops, cpu_ops
+from localllm_kernels import TORCH_OPS, Ops, cpu_ops, triton_ops
 from localllm_kernels.route import Routing, route_reference
 
 C_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 
-@pytest.fixture(params=["torch", pytest.param("c", marks=C_COMPILER)])
+@pytest.fixture(
+    params=[
+        "torch",
+        pytest.param("c", marks=C_COMPILER),
+        pytest.param("triton", marks=needs_interpreter),
+    ]
+)
 def ops(request: pytest.FixtureRequest) -> Ops:
+    if request.param == "triton":
+        return triton_ops("cpu")
     return cpu_ops(library_folder()) if request.param == "c" else TORCH_OPS
 
 
@@ -81,16 +90,15 @@ WAYS: dict[str, Callable[[int], Routing]] = {
 }
 
 
-@C_COMPILER
 @pytest.mark.parametrize("count", [8, 60, 128])
 @pytest.mark.parametrize("way", WAYS)
-def test_the_library_chooses_as_the_reference(way: str, count: int) -> None:
-    ops, how = cpu_ops(library_folder()), WAYS[way](count)
+def test_libraries_choose_as_the_reference(ops: Ops, way: str, count: int) -> None:
+    how = WAYS[way](count)
     logits = 3 * torch.randn(33, count)
     found: Any = ops.route(logits, how)
     expected = route_reference(logits, how)
     assert torch.equal(found[0], expected[0])
-    # The library's exponential is within two units in the last place of torch's.
+    # Exponentials are within two units in the last place of torch's.
     torch.testing.assert_close(found[1], expected[1], atol=0, rtol=2e-6)
     for rows in (slice(0, 1), slice(5, 9), slice(32, 33)):
         alone = ops.route(logits[rows], how)

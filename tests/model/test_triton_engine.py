@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from engines import WITH_SINKS, Limits, load_tiny_model, make_engine, run, run_alone
 from guards import needs_interpreter
-from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle
+from interpreter import product_of_rows_alike
+from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
 from localllm.engine.sampling_params import SamplingParams
 from localllm.model.decoder import DecoderModel
@@ -64,10 +64,14 @@ def generate(
         ("Gemma4ForCausalLM", 12, None, None),
         pytest.param("Gemma2ForCausalLM", 12, None, torch.int8, marks=pytest.mark.slow),
         pytest.param(WITH_SINKS, 12, None, None, marks=pytest.mark.slow),
+        ("Qwen3MoeForCausalLM", None, None, None),
+        pytest.param("Qwen3MoeForCausalLM", None, INT4, None, marks=pytest.mark.slow),
+        pytest.param("Qwen3MoeForCausalLM", None, Recipe("mxfp4"), None, marks=pytest.mark.slow),
     ],
     ids=[
         *("plain", "int4 and int8 cache", "int4 with biases", "int4, window, fp8 cache", "int8"),
         *("keys of other layers", "caps, int8 cache", "sinks"),
+        *("experts", "int4 experts", "mxfp4 experts"),
     ],
 )
 @pytest.mark.parametrize("budget", [12, pytest.param(24, marks=pytest.mark.slow)])
@@ -82,23 +86,9 @@ def test_it_gives_the_tokens_of_the_torch_operators(
     reference = load_tiny_model(architecture, window, dtype, recipe, backend="torch")
     model = load_tiny_model(architecture, window, dtype, recipe, backend="triton")
     assert model.ops.traits.name == "triton"
-    is_int4 = recipe in (INT4, INT4_ASYMMETRIC)
-    assert isinstance(model.fused, GpuDecoder) == is_int4
+    is_fused = recipe in (INT4, INT4_ASYMMETRIC) and not model.architecture.has_experts
+    assert isinstance(model.fused, GpuDecoder) == is_fused
     assert generate(model, kv_dtype, budget) == generate(reference, kv_dtype, budget)
-
-
-def product_of_rows_alike(
-    builder: InterpreterBuilder, a: TensorHandle, b: TensorHandle, d: TensorHandle, *rest: object
-) -> TensorHandle:
-    """A tile's product, each element summed in the order of its terms, as on a GPU.
-
-    The interpreter's own is numpy's, where the bits of a row depend on its place in the tile (seen
-    with OpenBLAS 0.3 on processors with AVX512).
-    """
-    total = np.zeros(d.data.shape, d.data.dtype)
-    for k in range(a.data.shape[1]):
-        total += a.data[:, k, None] * b.data[k]
-    return TensorHandle(total + d.data, d.dtype.scalar)
 
 
 @pytest.mark.parametrize(
@@ -106,8 +96,9 @@ def product_of_rows_alike(
     [
         ("Qwen3ForCausalLM", None, None, None),
         ("MistralForCausalLM", 12, INT4, torch.int8),
+        ("Qwen3MoeForCausalLM", None, None, None),
     ],
-    ids=["plain", "int4, window, int8 cache"],
+    ids=["plain", "int4, window, int8 cache", "experts"],
 )
 def test_what_is_deterministic_has_the_same_bits_in_any_batch_and_chunks(
     architecture: str,

@@ -12,7 +12,7 @@ from localllm_kernels.gate import GATE_KINDS, GateKind
 
 
 class CExperts:
-    """Both products of all experts; see Linears. `struct`: as an Experts of experts.h."""
+    """Both products of all experts; see ExpertsProduct. `struct`: as an Experts of experts.h."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class CExperts:
         down: Sequence[CProduct],
         kind: GateKind,
     ) -> None:
-        self._kept = tuple(gate_up), tuple(down)
+        self.each = (*gate_up, *down)
         self._experts = (structs.Expert * len(gate_up))(
             *(
                 structs.Expert(first.struct, last.struct)

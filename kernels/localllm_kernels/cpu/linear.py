@@ -92,6 +92,11 @@ class CpuLinears:
         for function in self._run.values():
             function.argtypes = [*3 * [ctypes.c_void_p], *2 * [ctypes.c_int64]]
 
+    @property
+    def of_experts(self) -> "CpuLinears":
+        """See Linears."""
+        return self
+
     def plain(self, weight: Tensor, bias: Tensor | None) -> CpuProduct:
         """`weight`: float32 or bfloat16 [out, in]; `bias`: float32.
 

@@ -125,9 +125,9 @@ class Parts(Protocol):
         """
 
     def experts(
-        self, gate_up: Sequence[Projection], down: Sequence[Projection], kind: GateKind
+        self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
     ) -> ExpertsProduct:
-        """Both products of all experts, as one."""
+        """Both products of all experts, as one, from the linears of each."""
 
     def rope(self, config: RopeConfig, width: int) -> RopeTable:
         """The table for heads of `width`; the same object for the same arguments."""

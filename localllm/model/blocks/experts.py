@@ -87,7 +87,7 @@ class ExpertsSpec(Stateless):
         return self.router.top_k * each + 3 * self.router.num_experts
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the choice, the gate, and the sum."""
+        """See BlockSpec: the choice, the tasks, and the sum."""
         return 3
 
     def describe(self) -> str:
@@ -101,8 +101,8 @@ class ExpertsSpec(Stateless):
     def build(self, parts: Parts) -> MixtureOfExperts:
         """See BlockSpec."""
         groups = [self.expert_at(i).products for i in range(self.router.num_experts)]
-        gate_up = [parts.linear(*first.names) for first, _ in groups]
-        down = [parts.linear(*last.names) for _, last in groups]
+        gate_up = [first.names for first, _ in groups]
+        down = [last.names for _, last in groups]
 
         def vector(name: str | None) -> Tensor | None:
             return None if name is None else parts.vector(name).float()
@@ -110,7 +110,6 @@ class ExpertsSpec(Stateless):
         return MixtureOfExperts(
             self,
             parts.linear(self.router.linear),
-            tuple(product for pair in zip(gate_up, down, strict=True) for product in pair),
             parts.experts(gate_up, down, self.expert.gate),
             self.router.routing(vector(self.router.correction), vector(self.router.scales)),
         )
@@ -120,20 +119,18 @@ class ExpertsSpec(Stateless):
 class MixtureOfExperts:
     """A mixture of experts with its weights.
 
-    `router`: the logits of experts; `each`: both products of each expert; `experts`: the same as
-    one.
+    `router`: the logits of experts; `experts`: all of them as one product.
     """
 
     spec: ExpertsSpec
     router: Projection
-    each: tuple[Projection, ...]
     experts: ExpertsProduct
     routing: Routing
 
     @property
     def products(self) -> tuple[Projection, ...]:
-        """See Block."""
-        return self.router, *self.each
+        """See Block; those of the experts only where each has its own."""
+        return self.router, *self.experts.each
 
     def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block."""

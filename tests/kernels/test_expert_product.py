@@ -1,0 +1,185 @@
+"""Experts' products, tasks and sums under Triton's interpreter, against float64."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from guards import GuardedMemory, needs_interpreter
+from interpreter import product_of_rows_alike
+from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder
+
+from localllm_kernels.expert_product import (
+    FEW,
+    MANY,
+    Pairs,
+    expert_product,
+    expert_product_reference,
+)
+from localllm_kernels.expert_sum import expert_sum, expert_sum_reference
+from localllm_kernels.expert_tasks import expert_tasks, expert_tasks_reference
+from localllm_kernels.gate import GateKind, gate_reference
+from localllm_kernels.gpu_experts import MAX_ROWS_BY_PAIR, ExpertLinears
+from localllm_kernels.stacked_weight import (
+    StackedKind,
+    StackedWeight,
+    pack_halves,
+    unpack_halves,
+)
+
+pytestmark = needs_interpreter
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+# Kind, inputs, inputs that share a scale.
+FORMS: list[tuple[StackedKind, int, int]] = [
+    ("plain", 200, 200),
+    ("int8", 256, 256),
+    ("fp8", 256, 128),
+    ("fp8", 72, 72),
+    ("int4", 256, 128),
+    ("int4", 192, 64),
+    ("int4", 96, 32),
+    ("mxfp4", 160, 32),
+]
+NUM_EXPERTS, TOP_K = 5, 2
+
+
+@pytest.fixture(autouse=True)
+def rows_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", product_of_rows_alike)
+
+
+def chosen_experts(rows: int, num_experts: int = NUM_EXPERTS, top_k: int = TOP_K) -> Tensor:
+    drawn = [torch.randperm(num_experts)[:top_k] for _ in range(rows)]
+    return torch.stack(drawn).int() if drawn else torch.empty(0, top_k, dtype=torch.int32)
+
+
+def drawn_weight(
+    kind: StackedKind, width_in: int, group: int, width_out: int, dtype: torch.dtype
+) -> StackedWeight:
+    torch.manual_seed(width_in)
+    shape, num_groups = (NUM_EXPERTS, width_out, width_in), width_in // group
+    bias = torch.randn(shape[:2]).to(dtype) if kind in ("plain", "int4") else None
+    if kind == "plain":
+        return StackedWeight(kind, torch.randn(shape).to(dtype), None, None, bias, width_in)
+    scales = torch.rand(*shape[:2], num_groups) / 8
+    if kind == "int8":
+        codes = torch.randint(-127, 128, shape, dtype=torch.int8)
+        return StackedWeight(kind, codes, (scales / 16).to(dtype), None, bias, width_in)
+    if kind == "fp8":
+        codes = torch.randn(shape).to(torch.float8_e4m3fn)
+        return StackedWeight(kind, codes, scales, None, bias, width_in)
+    codes = torch.randint(0, 16, shape, dtype=torch.uint8)
+    packed = pack_halves(codes.flatten(0, 1)).view(*shape[:2], -1)
+    assert torch.equal(unpack_halves(packed), codes)
+    if kind == "mxfp4":
+        exponents = torch.randint(120, 128, scales.shape, dtype=torch.uint8)
+        return StackedWeight(kind, packed, exponents, None, bias, width_in)
+    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8) if group == 64 else None
+    return StackedWeight(kind, packed, scales.to(dtype), zeros, bias, width_in)
+
+
+@pytest.mark.parametrize("gate", [None, "clamped"])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize(("kind", "width_in", "group"), FORMS)
+def test_pairs_have_equal_bits_alone_and_in_any_task(
+    kind: StackedKind, width_in: int, group: int, dtype: torch.dtype, gate: GateKind | None
+) -> None:
+    weight, rows = drawn_weight(kind, width_in, group, 72, dtype), 40
+    chosen = chosen_experts(rows)
+    x = (torch.randn(rows, width_in) / width_in**0.5).to(dtype)
+    by_pair = expert_product(x, weight, Pairs(chosen), gate)
+    expected = expert_product_reference(x, weight, chosen, gate)
+    off = (by_pair.double() - expected).abs().max() / expected.abs().max()
+    assert off <= TOLERANCE[dtype]
+    for most in (FEW, MANY):
+        together = expert_product(x, weight, Pairs(chosen, expert_tasks(chosen, 5, most)), gate)
+        assert torch.equal(together, by_pair)
+    fewer = expert_product(x[7:9], weight, Pairs(chosen[7:9]), gate)
+    assert torch.equal(fewer, by_pair[7 * TOP_K : 9 * TOP_K])
+
+
+@pytest.mark.parametrize(("kind", "width_in", "group"), FORMS)
+def test_nothing_outside_is_read(kind: StackedKind, width_in: int, group: int) -> None:
+    weight = drawn_weight(kind, width_in, group, 72, torch.float32)
+    chosen, x = chosen_experts(5), torch.randn(5, width_in)
+    expected = expert_product(x, weight, Pairs(chosen, expert_tasks(chosen, 5, FEW)))
+    with GuardedMemory() as memory:
+        codes, scales = (
+            None if each is None else memory.guarded(each) for each in (weight.codes, weight.scales)
+        )
+        assert codes is not None
+        guarded = replace(weight, codes=codes, scales=scales)
+        pairs = Pairs(memory.guarded(chosen), expert_tasks(chosen, 5, FEW))
+        found = expert_product(memory.guarded(x), guarded, pairs)
+    memory.check()
+    assert torch.equal(found, expected)
+
+
+def test_experts_without_a_slot_are_left_out() -> None:
+    weight = drawn_weight("plain", 200, 200, 72, torch.float32)
+    chosen, x = chosen_experts(20), torch.randn(20, 200)
+    whole = expert_product(x, weight, Pairs(chosen))
+    # The experts 3 and 1 alone are there, in this order.
+    held = replace(weight, codes=weight.codes[[3, 1]], bias=weight.bias[[3, 1]])  # type: ignore[index]
+    slots = torch.tensor([-1, 1, -1, 0, -1], dtype=torch.int32)
+    for tasks in (None, expert_tasks(chosen, NUM_EXPERTS, FEW)):
+        out = torch.full_like(whole, 7.0)
+        expert_product(x, held, Pairs(chosen, tasks, slots), out=out)
+        is_held = slots[chosen.flatten().long()] >= 0
+        assert torch.equal(out[is_held], whole[is_held])
+        assert (out[~is_held] == 7.0).all()
+
+
+@pytest.mark.parametrize("most", [FEW, MANY])
+@pytest.mark.parametrize(
+    ("rows", "num_experts", "top_k"), [(1, 8, 2), (5, 7, 3), (300, 12, 8), (40, 4, 4), (600, 3, 2)]
+)
+def test_tasks_are_those_of_sorting(rows: int, num_experts: int, top_k: int, most: int) -> None:
+    torch.manual_seed(rows)
+    chosen = chosen_experts(rows, num_experts, top_k)
+    found = expert_tasks(chosen, num_experts, most)
+    expected = expert_tasks_reference(chosen, num_experts, most)
+    assert torch.equal(found.order, expected.order)
+    assert torch.equal(found.table, expected.table)
+    assert found.table[:, 2].sum() == chosen.numel()
+
+
+def test_tasks_where_one_expert_has_all_pairs() -> None:
+    chosen = torch.full((50, 1), 2, dtype=torch.int32)
+    found = expert_tasks(chosen, 4, FEW)
+    assert torch.equal(found.table, expert_tasks_reference(chosen, 4, FEW).table)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 8), (9, 1500)])
+def test_sums_are_in_the_order_of_the_choice(rows: int, width: int) -> None:
+    y, factors = torch.randn(rows * 4, width), torch.rand(rows, 4)
+    torch.testing.assert_close(expert_sum(y, factors), expert_sum_reference(y, factors))
+
+
+@pytest.mark.parametrize("rows", [1, MAX_ROWS_BY_PAIR, MAX_ROWS_BY_PAIR + 1, 90])
+def test_rows_of_a_mixture_do_not_depend_on_others(rows: int) -> None:
+    linears, hidden, inner = ExpertLinears(), 64, 96
+    torch.manual_seed(1)
+    first = torch.randn(NUM_EXPERTS, 2 * inner, hidden) / hidden**0.5
+    last = torch.randn(NUM_EXPERTS, hidden, inner) / inner**0.5
+    experts = linears.experts(
+        [linears.plain(each, None) for each in first],
+        [linears.plain(each, None) for each in last],
+        "silu",
+    )
+    assert experts is not None
+    x, chosen, factors = torch.randn(rows, hidden), chosen_experts(rows), torch.rand(rows, TOP_K)
+    found = experts(x, chosen, factors, partial(gate_reference, kind="silu"))
+    alone = [
+        experts(x[i : i + 1], chosen[i : i + 1], factors[i : i + 1], partial(gate_reference))
+        for i in range(min(rows, 12))
+    ]
+    assert torch.equal(found[:12], torch.cat(alone))
+    expected = torch.zeros_like(x)
+    for row in range(rows):
+        for number, factor in zip(chosen[row].tolist(), factors[row], strict=True):
+            rows_in = gate_reference((first[number] @ x[row])[None], "silu")[0]
+            expected[row] += factor * (last[number] @ rows_in)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
