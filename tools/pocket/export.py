@@ -1,6 +1,7 @@
 """Write a trained network as a checkpoint folder in the hub's format."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,6 +45,18 @@ what pocket would say. Alone it is of no use; it is there to guess pocket's next
 | how it is made | together with pocket, by `tools/pocket/train.py` |
 | licence | Apache-2.0, as the rest of localllm |
 """,
+    "pocket-experts": """# pocket-experts
+
+`pocket` with eight experts in place of each feed-forward, {parameters:,} parameters, of which a
+token takes two experts. `localllm quantize` is tried with it.
+
+| | |
+|---|---|
+| architecture | Qwen3 with experts: {layers} layers, width {width} |
+| perplexity | {perplexity:.1f} a token over {held_out}, not trained on (windows of 512) |
+| how it is made | `python tools/pocket/experts.py --books BOOKS --work WORK --out FOLDER` |
+| licence | Apache-2.0, as the rest of localllm |
+""",
 }
 CHAT_TEMPLATE = """\
 {% for message in messages -%}
@@ -66,8 +79,17 @@ class Facts:
     num_topics: int
 
 
-def write_checkpoint(network: Network, tokenizer: Tokenizer, facts: Facts, out: Path) -> None:
-    """Write bfloat16 weights, config, tokenizer and card to `out`; files there are replaced."""
+def write_checkpoint(
+    network: Network,
+    tokenizer: Tokenizer,
+    facts: Facts,
+    out: Path,
+    own: Mapping[str, object] | None = None,
+) -> None:
+    """Write bfloat16 weights, config, tokenizer and card to `out`; files there are replaced.
+
+    `own`: what the config has besides the shape, or in place of it.
+    """
     out.mkdir(parents=True, exist_ok=True)
     shape = network.shape
     ends = [tokenizer.token_to_id(token) for token in ("<|im_end|>", END_OF_TEXT)]
@@ -94,6 +116,7 @@ def write_checkpoint(network: Network, tokenizer: Tokenizer, facts: Facts, out: 
         "attention_bias": False,
         "tie_word_embeddings": True,
         "eos_token_id": ends[0],
+        **(own or {}),
     }
     generation = {
         "do_sample": True,

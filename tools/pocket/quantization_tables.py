@@ -1,6 +1,9 @@
 """Quantize pocket in every way and write what each costs as markdown tables.
 
     python tools/pocket/quantization_tables.py --books BOOKS [--samples 128] > tables.md
+    python tools/pocket/quantization_tables.py --books BOOKS --experts FOLDER > experts.md
+
+The second command quantizes the model that `experts.py` makes, once by every method.
 
 The evaluation text is from two books that neither the model nor the calibration has seen. KL
 divergences (nats a token, float32 activations) are of the result from the source; the share is
@@ -25,7 +28,6 @@ from localllm.quantize.calibrate import CalibrationRequest, WindowCounts, write_
 from localllm.quantize.recipe import GROUP_SIZES, Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
 
-MODEL = "pocket"
 CHARS_OF_EACH = 40_000
 
 
@@ -35,12 +37,13 @@ class Bench:
 
     text: str
     calibration: CalibrationRequest
+    model: str = "pocket"
 
     def measure(self, recipe: Recipe) -> tuple[Comparison, float]:
         """The comparison with the source, and the seconds that quantizing took."""
         with tempfile.TemporaryDirectory() as folder:
             request = QuantizeRequest(
-                MODEL,
+                self.model,
                 Path(folder) / "out",
                 recipe,
                 self.calibration,
@@ -49,7 +52,7 @@ class Bench:
             )
             outcome = quantize_model(request, lambda *args: None)
             config = EngineConfig(dtype="float32", max_model_len=512, max_num_seqs=1)
-            evaluation = evaluate(self.text, [str(request.out), MODEL], config)
+            evaluation = evaluate(self.text, [str(request.out), self.model], config)
         assert evaluation.against is not None
         comparison = replace(evaluation.against, perplexity=evaluation.perplexity)
         return comparison, outcome.seconds
@@ -78,10 +81,10 @@ def row(names: tuple[str, ...], found: tuple[Comparison, float], rtn: float) -> 
 
 
 def calibrations(
-    books: dict[str, list[str]], samples: int
+    books: dict[str, list[str]], samples: int, model: str
 ) -> Iterator[tuple[str, CalibrationRequest]]:
     """The sources of calibration text; the model writes its text once for all rows."""
-    loaded = open_model(MODEL, EngineConfig(max_model_len=512, max_num_seqs=64))
+    loaded = open_model(model, EngineConfig(max_model_len=512, max_num_seqs=64))
     written = write_text(loaded, WindowCounts(samples + 8, 1, 512), seed=0).windows
     yield (
         "written by the model",
@@ -100,16 +103,33 @@ def calibrations(
     )
 
 
+def every_method(bench: Bench) -> None:
+    """One row for each method, in the symmetric groups of 128 that are the default."""
+    table("Every method, against rtn with symmetric groups of 128", ("method",))
+    nearest = 0.0
+    recipes = [Recipe(method, 128, True) for method in ("rtn", "awq", "gptq", "awq+gptq")]
+    recipes += [Recipe("int8"), Recipe("fp8"), Recipe("fp8", file_format="fp8"), Recipe("mxfp4")]
+    for recipe in recipes:
+        found = bench.measure(recipe)
+        nearest = nearest or found[0].kl_mean
+        row((recipe.summary,), found, nearest)
+
+
 def main() -> None:
     """Quantize, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--books", type=Path, required=True)
     parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--experts", type=Path)
     args = parser.parse_args()
     books = read_books(args.books)
     text = "\n\n".join("\n\n".join(books[name])[:CHARS_OF_EACH] for name in HELD_OUT_BOOKS)
-    sources = dict(calibrations(books, args.samples))
+    model = "pocket" if args.experts is None else str(args.experts)
+    sources = dict(calibrations(books, args.samples, model))
     own = Bench(text, sources["written by the model"])
+    if args.experts is not None:
+        every_method(replace(own, model=model))
+        return
     table("Methods, groups and grids", ("method", "group", "grid"))
     nearest = {}
     for group, symmetric in itertools.product(GROUP_SIZES, (True, False)):
