@@ -32,7 +32,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "Exaone4ForCausalLM": ("EXAONE 4", ""),
     "Gemma2ForCausalLM": ("Gemma 2", ""),
     "Gemma3ForCausalLM": ("Gemma 3", ""),
-    "Gemma4ForCausalLM": ("Gemma 4 E2B, E4B, 31B; 26B-A4B", "26B: a GPU"),
+    "Gemma4ForCausalLM": ("Gemma 4 E2B, E4B, 31B; 26B-A4B", ""),
     "Gemma4UnifiedForCausalLM": ("Gemma 4 12B", ""),
     "Glm4ForCausalLM": ("GLM-4", ""),
     "GraniteForCausalLM": ("Granite 3", ""),

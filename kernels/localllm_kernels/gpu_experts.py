@@ -17,6 +17,8 @@ from localllm_kernels.stacked_weight import StackedWeight, pack_halves, takes_gr
 
 # Rows up to which each pair reads its expert's weight, since few of them share one.
 MAX_ROWS_BY_PAIR = 8
+# Rows from which tasks are long. Not of the pairs of an expert: the engine compiles ahead by rows.
+MIN_ROWS_OF_MANY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,7 @@ class GpuExperts:
 def _tasks(chosen: Tensor, num_experts: int) -> Tasks | None:
     if len(chosen) <= MAX_ROWS_BY_PAIR and num_experts > 1:
         return None
-    most = MANY if chosen.numel() >= MANY * num_experts else FEW
-    return expert_tasks(chosen, num_experts, most)
+    return expert_tasks(chosen, num_experts, MANY if len(chosen) >= MIN_ROWS_OF_MANY else FEW)
 
 
 class ExpertLinears:

@@ -3,9 +3,10 @@ is none, in a process where kernels are not interpreted.
 
     python counted_compilations.py KIND-ROWS-SEQS ...
 
-KIND: of the weights, bf16, int4, int8 or fp8; ROWS: the most that take fragments; SEQS: requests in
-a batch. Prints a line of JSON for each: how many kernels were compiled while the
-engine worked ahead and how many pieces that took, and those that its requests still had to have.
+KIND: of the weights, bf16, int4, int8, fp8 or mxfp4, behind "experts+" of a model with experts;
+ROWS: the most that take fragments; SEQS: requests in a batch. Prints a line of JSON for each: how
+many kernels were compiled while the engine worked ahead and how many pieces that took, and those
+that its requests still had to have.
 """
 
 import json
@@ -40,6 +41,7 @@ from localllm.text.grammar import Grammar
 from localllm_kernels import triton_ops
 
 CONTEXT = 4096
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
 SAID = 5  # the token that every step samples
 
 _Result = TypeVar("_Result")
@@ -116,6 +118,9 @@ def make_engine(kind: str, fragment_rows: int, max_num_seqs: int) -> Engine:
         "head_dim": 64,
         "max_position_embeddings": CONTEXT,
     }
+    if kind.startswith("experts"):
+        kind = kind.removeprefix("experts+")
+        raw |= {"architectures": ["Qwen3MoeForCausalLM"], **EXPERTS}
     architecture = architecture_of(raw)
     device = torch.device("cpu")
     drawn = RandomWeights(architecture, kind, device)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ COUNTED = Path(__file__).with_name("counted_compilations.py")
 
 
 # Kind of weights, most rows that take fragments, requests in a batch.
-CASES = ["bf16-0-4", "int4-0-64", "int4-64-4", "fp8-0-1"]
+CASES = ["bf16-0-4", "int4-0-64", "int4-64-4", "fp8-0-1", "experts+mxfp4-0-4"]
 
 
 @pytest.fixture(scope="module")
