@@ -30,7 +30,7 @@ class StackedProduct:
     def __call__(self, x: Tensor) -> Tensor:
         """`x`: [rows, in] -> [rows, out]."""
         chosen = torch.zeros(len(x), 1, dtype=torch.int32, device=x.device)
-        return expert_product(x, self.weight, Pairs(chosen, _tasks(chosen, 1)))
+        return expert_product(x, self.weight, Pairs(chosen, tasks_of(chosen, 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,13 @@ class GpuExperts:
         self, x: Tensor, chosen: Tensor, factors: Tensor, gate: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """The gate is part of the first product, and `gate` is not called."""
-        pairs = Pairs(chosen, _tasks(chosen, self.gate_up.num_experts))
+        pairs = Pairs(chosen, tasks_of(chosen, self.gate_up.num_experts))
         inner = expert_product(x, self.gate_up, pairs, self.kind)
         return expert_sum(expert_product(inner, self.down, pairs), factors)
 
 
-def _tasks(chosen: Tensor, num_experts: int) -> Tasks | None:
+def tasks_of(chosen: Tensor, num_experts: int) -> Tasks | None:
+    """The tasks of a choice, int32 [rows, top_k]; None if each pair is one."""
     if len(chosen) <= MAX_ROWS_BY_PAIR and num_experts > 1:
         return None
     return expert_tasks(chosen, num_experts, MANY if len(chosen) >= MIN_ROWS_OF_MANY else FEW)

@@ -4,8 +4,8 @@ Codes of 4 bits lie in groups of 32 inputs: byte j of 16 has input j in its low 
 16 + j in its high ones, so that either half of a tile is a tile of neighbouring inputs.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -64,6 +64,19 @@ class StackedWeight:
         assert codes is not None
         scales, zeros, bias = map(joined, ("scales", "zeros", "bias"))
         return cls(first.kind, codes, scales, zeros, bias, first.width_in)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that are there, [experts, ...] each."""
+        found = (self.codes, self.scales, self.zeros, self.bias)
+        return tuple(each for each in found if each is not None)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "StackedWeight":
+        """With each of its tensors changed."""
+        scales, zeros, bias = (
+            None if each is None else change(each) for each in (self.scales, self.zeros, self.bias)
+        )
+        return replace(self, codes=change(self.codes), scales=scales, zeros=zeros, bias=bias)
 
     @property
     def form(self) -> tuple[object, ...]:

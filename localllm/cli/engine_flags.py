@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, cast
 
-from localllm.cli.flag_values import parse_context, parse_size, parse_speculation
+from localllm.cli.flag_values import (
+    parse_context,
+    parse_expert_memory,
+    parse_size,
+    parse_speculation,
+)
 from localllm.cli.flags import Flags, option
 from localllm.engine.config import KV_CACHE_DTYPES, EngineConfig
 from localllm.engine.speculation_config import SpeculationConfig
@@ -115,6 +120,14 @@ class EngineFlags(Flags):
         str | None,
         option("--reserve", help="Memory to leave free, such as 512MiB or 2GiB.", metavar="SIZE"),
     ] = None
+    expert_memory: Annotated[
+        str | None,
+        option(
+            "--expert-memory",
+            help="GPU memory for experts (auto: what is left); the others stay in host memory.",
+            metavar="auto|SIZE",
+        ),
+    ] = None
     max_num_seqs: Annotated[
         int | None, option("--max-num-seqs", help="Maximum requests in a batch.")
     ] = None
@@ -134,6 +147,7 @@ class EngineFlags(Flags):
             max_model_len=parse_context(self.ctx),
             gpu_memory_utilization=self.gpu_memory_utilization,
             reserve_bytes=0 if self.reserve is None else parse_size(self.reserve, "reserve"),
+            expert_memory_bytes=parse_expert_memory(self.expert_memory),
             deterministic=self.deterministic,
             speculation=speculation,
             max_num_seqs=default_max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,

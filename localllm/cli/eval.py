@@ -57,6 +57,7 @@ EngineOfEvaluation = Annotated[
         "ctx",
         "gpu_memory_utilization",
         "reserve",
+        "expert_memory",
         "backend",
         "device",
         "threads",

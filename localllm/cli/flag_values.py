@@ -24,6 +24,13 @@ def parse_size(text: str, param: str) -> int:
     return int(float(found[1]) * unit ** " kmgt".index(found[2] or " "))
 
 
+def parse_expert_memory(text: str | None) -> int | None:
+    """Bytes, or None for `auto`. Raises: RequestError."""
+    if text is None or text.lower() == "auto":
+        return None
+    return parse_size(text, "expert-memory")
+
+
 def parse_context(text: str | None) -> int | None:
     """`4096`, `32k` (times 1,024) or `auto` (None). Raises: RequestError."""
     if text is None or text.lower() == "auto":

@@ -74,7 +74,15 @@ class MachineFlags(Flags):
 
 EngineOfPlan = Annotated[
     EngineFlags,
-    only("ctx", "kv_cache_dtype", "max_num_seqs", "gpu_memory_utilization", "reserve", "device"),
+    only(
+        "ctx",
+        "kv_cache_dtype",
+        "max_num_seqs",
+        "gpu_memory_utilization",
+        "reserve",
+        "device",
+        "expert_memory",
+    ),
 ]
 
 
@@ -173,6 +181,9 @@ def _memory_rows(plan: "ModelPlan") -> list[_Row]:
         ("weights", size(memory.weights_bytes), weights),
         ("activations", size(memory.activations_bytes), "while a step is computed"),
     ]
+    if memory.expert_slots is not None:
+        told = f"all experts; {memory.expert_slots} of a layer are on the GPU at a time"
+        rows.insert(1, ("host memory", size(memory.host_bytes), told))
     if memory.graphs_bytes:
         rows.append(("graphs", size(memory.graphs_bytes), "captured steps"))
     per_1k = size(1024 * plan.kv_token_bytes)

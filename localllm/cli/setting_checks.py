@@ -30,6 +30,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "color": check_colour,
     "cache_disk": lambda text: flag_values.parse_size(text, "cache-disk"),
     "ctx": flag_values.parse_context,
+    "expert_memory": flag_values.parse_expert_memory,
     "keepalive": flag_values.parse_keepalive,
     "overflow": flag_values.parse_overflow,
     "render": check_render_mode,

@@ -21,6 +21,22 @@ class GpuCard:
     memory_bytes: int
     bandwidth_bytes_per_s: float
     operations_per_s: float | None
+    host_bytes_per_s: float
+
+
+# Of PCI Express, copies reach about four fifths: 25 GB/s of version 4 with 16 lanes. Cards with 8
+# lanes, and those with version 5.
+_LANES_16 = 25e9
+_EIGHT_LANES = ("RTX 3050", "RTX 4060", "RTX 4070 Laptop", "RTX 5060")
+_VERSION_5 = ("RTX 50", "H100", "H200", "RTX PRO")
+
+
+def _host_rate(title: str) -> float:
+    return (
+        _LANES_16
+        * (0.5 if title.startswith(_EIGHT_LANES) else 1)
+        * (2 if title.startswith(_VERSION_5) else 1)
+    )
 
 
 # Name, title, GB of 1024^3 bytes, GB/s, TFLOP/s.
@@ -71,7 +87,13 @@ _ROWS: tuple[tuple[str, str, int, float, float | None], ...] = (
     ("rtx-pro-6000-blackwell", "RTX PRO 6000 Blackwell", 96, 1792, 503.8),
 )
 GPUS = {
-    name: GpuCard(title, memory << 30, 1e9 * bandwidth, None if rate is None else 1e12 * rate)
+    name: GpuCard(
+        title,
+        memory << 30,
+        1e9 * bandwidth,
+        None if rate is None else 1e12 * rate,
+        _host_rate(title),
+    )
     for name, title, memory, bandwidth, rate in _ROWS
 }
 

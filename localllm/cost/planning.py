@@ -16,6 +16,7 @@ from localllm.cost.gpus import GpuCard
 from localllm.cost.rates import ModelWork, best_time, measure_rates
 from localllm.cost.step_model import WITH_CARE, Gpu, predict_decode
 from localllm.engine.config import EngineConfig
+from localllm.engine.expert_memory import at_least, expert_sizes, plan_experts
 from localllm.engine.loading import (
     KV_DTYPES,
     free_bytes,
@@ -55,6 +56,10 @@ _CHAT_TOKENS = 4096
 # More than the caches of most processors hold.
 _GLANCE_BYTES = 128 << 20
 _SHORTEST_CONTEXT = 2048
+# Assumed where the card is not known: PCI Express 4 with 16 lanes.
+_HOST_BYTES_PER_S = 25e9
+# Assumed: what a launch outside a graph takes, and a look at a layer's choice of experts.
+_LAUNCH_S, _LOOK_S = 1e-5, 3e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ class Machine:
     free_bytes: int
     memory_bytes_per_s: float | None
     operations_per_s: float | None
+    # Of copies from host memory.
+    host_bytes_per_s: float = _HOST_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,8 @@ class ModelPlan:
             "free_bytes": memory.free_bytes,
             "usable_bytes": memory.budget_bytes,
             "weights_bytes": memory.weights_bytes,
+            "host_bytes": memory.host_bytes,
+            "expert_slots": memory.expert_slots,
             "activations_bytes": memory.activations_bytes,
             "graphs_bytes": memory.graphs_bytes,
             "kv_bytes_per_1k_tokens": 1024 * self.kv_token_bytes,
@@ -169,6 +178,7 @@ def machine_of(card: GpuCard) -> Machine:
         int(card.memory_bytes * _FREE_SHARE),
         card.bandwidth_bytes_per_s,
         card.operations_per_s,
+        card.host_bytes_per_s,
     )
 
 
@@ -286,16 +296,23 @@ def _plan_memory(
     shape: Shape, machine: Machine, engine: EngineConfig, num_bytes: int
 ) -> MemoryPlan:
     traits = _traits(shape, machine, engine)
-    return plan_memory(
-        shape.architecture,
-        engine,
-        max_num_batched_tokens=engine.max_num_batched_tokens or step_tokens(machine.device),
-        weights_bytes=shape.weights_bytes,
-        item_bytes=shape.dtype.itemsize,
-        row_bytes=_row_bytes(shape, engine),
-        free_bytes=num_bytes,
-        graph_rows=graph_rows(engine.max_num_seqs) if traits.captures else 0,
-        gathers=traits.gathers,
+
+    def plan(weights_bytes: int, context: int | None) -> MemoryPlan:
+        return plan_memory(
+            shape.architecture,
+            at_least(engine, context),
+            max_num_batched_tokens=engine.max_num_batched_tokens or step_tokens(machine.device),
+            weights_bytes=weights_bytes,
+            item_bytes=shape.dtype.itemsize,
+            row_bytes=_row_bytes(shape, engine),
+            free_bytes=num_bytes,
+            graph_rows=graph_rows(engine.max_num_seqs) if traits.captures else 0,
+            gathers=traits.gathers,
+        )
+
+    sizes = expert_sizes(shape.architecture, shape.linear_bytes)
+    return plan_experts(
+        plan, shape.weights_bytes, sizes, engine, shape.architecture, has_slots=traits.captures
     )
 
 
@@ -339,6 +356,8 @@ def _with_speed(
     shape: Shape, machine: Machine, engine: EngineConfig, memory: MemoryPlan
 ) -> ModelPlan:
     decode, prefill = predict_speed(shape, machine, engine)
+    if memory.expert_slots is not None:
+        decode, prefill = _from_host(shape, machine, memory, decode, prefill)
     return ModelPlan(
         shape=shape,
         machine=machine,
@@ -375,6 +394,36 @@ def predict_speed(
     return decode, share * machine.operations_per_s / operations
 
 
+def _from_host(
+    shape: Shape,
+    machine: Machine,
+    memory: MemoryPlan,
+    decode: float | None,
+    prefill: float | None,
+) -> tuple[float | None, float | None]:
+    """The same where experts without a slot are copied for each token, or for each step of a
+    prompt: as if each were chosen as often as any other.
+    """
+    assert memory.expert_slots is not None
+    mixtures = [spec.router for _, spec in shape.architecture.experts()]
+    count = max(router.num_experts for router in mixtures)
+    absent = 1 - memory.expert_slots / count
+    layer_bytes = memory.host_bytes / len(mixtures)
+    token_bytes = sum(layer_bytes * router.top_k / router.num_experts for router in mixtures)
+    launches = sum(
+        number * (block.launches(is_fused=False) + len(block.products[:4]) + 1)
+        for block, number in shape.architecture.blocks().items()
+    )
+    if decode is not None:
+        seconds = max(1 / decode, launches * _LAUNCH_S) + len(mixtures) * _LOOK_S
+        decode = 1 / (seconds + absent * token_bytes / machine.host_bytes_per_s)
+    if prefill is not None:
+        tokens = memory.max_num_batched_tokens
+        seconds = tokens / prefill + absent * memory.host_bytes / machine.host_bytes_per_s
+        prefill = tokens / seconds
+    return decode, prefill
+
+
 # Stands for the context that fits, until that is known.
 _CTX = "--ctx auto"
 
@@ -405,7 +454,11 @@ def _remedy(shape: Shape, machine: Machine, engine: EngineConfig) -> str:
         return flag.replace(_CTX, f"--ctx {plan.memory.max_model_len}")
     plans = plan_catalog(machine, EngineConfig())
     others = [
-        plan for plan in plans if plan.fits and plan.shape.num_parameters < shape.num_parameters
+        plan
+        for plan in plans
+        if plan.fits
+        and plan.memory.expert_slots is None
+        and plan.shape.num_parameters < shape.num_parameters
     ]
     if not others:
         return "a machine with more memory"

@@ -29,6 +29,8 @@ class EngineConfig:
     free.
     `deterministic` computes every row the same way, whatever else is in its step.
     `self_check` compares a GPU's kernels with torch's operators before their first use there.
+    `expert_memory_bytes` is the GPU memory for experts, of which the others stay in host memory;
+    None: all that is left.
     `cache_disk_bytes` limits the prefixes kept in `cache_dir` (None: in localllm's cache); 0: none.
     `threads` is the number of CPU threads; None: at most one per core, fewer while other processes
     use the cores. Either way the engine sets the number of torch's threads
@@ -40,6 +42,7 @@ class EngineConfig:
     kv_cache_tokens: int | None = None
     gpu_memory_utilization: float = 0.9
     reserve_bytes: int = 0
+    expert_memory_bytes: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
@@ -63,6 +66,7 @@ class EngineConfig:
             ("max_num_batched_tokens", 1),
             ("threads", 1),
             ("reserve_bytes", 0),
+            ("expert_memory_bytes", 0),
             ("cache_disk_bytes", 0),
         ):
             value = getattr(self, name)

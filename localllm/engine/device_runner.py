@@ -110,7 +110,7 @@ class DeviceRunner:
         # Shapes whose graphs did not fit into memory.
         self._without_room: set[StepShape] = set()
         # An operator whose host code reads device values cannot be captured.
-        self._captures = not model.ops.choice.to_torch & LOOKING
+        self._captures = not (model.looks or model.ops.choice.to_torch & LOOKING)
         self._tuning = tuning or iter(())
 
     def needs_ids(self, params: SamplingParams) -> bool:

@@ -19,6 +19,7 @@ from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
+from localllm.engine.expert_memory import at_least, expert_sizes, plan_experts
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.engine.ngram import NgramDrafter
@@ -35,7 +36,7 @@ from localllm.engine.step_inputs import graph_rows
 from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
-from localllm.errors import BackendError
+from localllm.errors import BackendError, GpuMemoryError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
@@ -131,19 +132,38 @@ def build_decoder(
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
     is_captured = device.type == "cuda" and ops.traits.captures
-    plan = plan_memory(
-        architecture,
+    free = free_bytes(device)
+
+    def plan_with(weights_bytes: int, context: int | None = None) -> MemoryPlan:
+        return plan_memory(
+            architecture,
+            at_least(config, context),
+            max_num_batched_tokens=config.max_num_batched_tokens or step_tokens(device.type),
+            weights_bytes=weights_bytes,
+            item_bytes=dtype.itemsize,
+            row_bytes=partial(row_bytes, dtype=kv_dtype),
+            free_bytes=free,
+            graph_rows=graph_rows(config.max_num_seqs) if is_captured else 0,
+            draft_token_bytes=_draft_token_bytes(draft) if draft else 0,
+            draft_bytes=draft.plan.activations_bytes + draft.plan.graphs_bytes if draft else 0,
+            gathers=ops.traits.gathers,
+        )
+
+    weights = source.weights if isinstance(source, CheckpointWeights) else source
+    plan = plan_experts(
+        plan_with,
+        resident_bytes(dtype.itemsize),
+        expert_sizes(architecture, lambda name: weights.linear_bytes(name, dtype.itemsize)),
         config,
-        max_num_batched_tokens=config.max_num_batched_tokens or step_tokens(device.type),
-        weights_bytes=resident_bytes(dtype.itemsize),
-        item_bytes=dtype.itemsize,
-        row_bytes=partial(row_bytes, dtype=kv_dtype),
-        free_bytes=free_bytes(device),
-        graph_rows=graph_rows(config.max_num_seqs) if is_captured else 0,
-        draft_token_bytes=_draft_token_bytes(draft) if draft else 0,
-        draft_bytes=draft.plan.activations_bytes + draft.plan.graphs_bytes if draft else 0,
-        gathers=ops.traits.gathers,
+        architecture,
+        has_slots=ops.traits.captures,
     )
+    if plan.host_bytes > free_bytes(torch.device("cpu")):
+        raise GpuMemoryError(
+            f"experts need {plan.host_bytes / (1 << 30):.1f} GiB of host memory, "
+            f"{free_bytes(torch.device('cpu')) / (1 << 30):.1f} GiB are free",
+            hint="a smaller model: localllm plan",
+        )
     listener.line(plan.describe())
     model = load_model(
         source,
@@ -153,6 +173,7 @@ def build_decoder(
         device=device,
         ops=ops,
         deterministic=config.deterministic,
+        expert_slots=plan.expert_slots,
     )
     if device.type == "cuda":
         planned, left = plan, free_bytes(device)

@@ -47,6 +47,10 @@ class MemoryPlan:
     block_size: int
     max_model_len: int
     max_num_batched_tokens: int
+    # Experts of a layer that have a slot on the device, None for all; bytes of all, if they stay
+    # in host memory.
+    expert_slots: int | None = None
+    host_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -66,8 +70,9 @@ class MemoryPlan:
     def describe(self) -> str:
         """The plan in one line for a terminal."""
         graphs = f", graphs {_gib(self.graphs_bytes)}" if self.graphs_bytes else ""
+        host = f" (all experts: {_gib(self.host_bytes)} of host memory)" if self.host_bytes else ""
         return (
-            f"memory: weights {_gib(self.weights_bytes)}, KV cache {_gib(self.kv_bytes)} for "
+            f"memory: weights {_gib(self.weights_bytes)}{host}, KV cache {_gib(self.kv_bytes)} for "
             f"{self.cached_tokens:,} tokens (context {self.max_model_len:,}), "
             f"activations {_gib(self.activations_bytes)}{graphs}; "
             f"{_gib(self.budget_bytes)} of {_gib(self.free_bytes)} free may be used"

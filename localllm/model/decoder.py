@@ -31,6 +31,8 @@ class DecoderModel:
     per_layer: PerLayerInputs | None = None
     # The layers and the final norm in one call, if that is supported for them.
     fused: FusedDecoder | None = None
+    # Whether the host looks at values in a step, as it does for experts in its memory.
+    looks: bool = False
 
     def forward(self, batch: ForwardBatch, kv_cache: PagedKVCache) -> Tensor:
         """Hidden states [padded_tokens, hidden] of the batch's tokens, after the final norm.

@@ -76,15 +76,17 @@ class RandomWeights:
         weight = self._type_of(linear).draw(shape, self._generator(linear))
         return weight if self.device == device else _moved(weight, device)
 
-    def linear_bytes(self, linear: str) -> int:
-        """Stored bytes of a linear; 0 if there is none of that name."""
+    def linear_bytes(self, linear: str, item_bytes: int = 2) -> int:
+        """Stored bytes of a linear, whose plain values take `item_bytes` each; 0 if there is none
+        of that name.
+        """
         shape = self._linear_shape(linear)
         if shape is None:
             if linear == HEAD and self.architecture.tie_word_embeddings:
-                return 2 * prod(self._head_shape)
-            return 2 * prod(self._tensors.get(f"{linear}.weight", (0,)))
+                return item_bytes * prod(self._head_shape)
+            return item_bytes * prod(self._tensors.get(f"{linear}.weight", (0,)))
         if self.kind == "bf16":
-            return 2 * prod(shape)
+            return item_bytes * prod(shape)
         return self._type_of(linear).stored_bytes(shape)
 
     def resident_bytes(self, item_bytes: int) -> int:

@@ -56,6 +56,13 @@ class WeightMap:
         found = self.quantized
         return {found[name].layout if name in found else None for name in linears}
 
+    def linear_bytes(self, linear: str, item_bytes: int) -> int:
+        """Bytes of a loaded linear without its bias; plain values take `item_bytes` each."""
+        if linear in self.quantized:
+            parts = self.quantized[linear].parts.values()
+            return int(sum(info.num_bytes for info in parts) * RESIDENT_SHARE)
+        return prod(self.plain[f"{linear}.weight"].shape) * item_bytes
+
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of the loaded weights; values of plain tensors take `item_bytes` each."""
         stored = sum(

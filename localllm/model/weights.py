@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from localllm.errors import CheckpointError
+from localllm.errors import CheckpointError, UnsupportedModelError
 from localllm.model.architecture import EMBEDDING, HEAD, Architecture, layer_name
 from localllm.model.decoder import DecoderModel
 from localllm.model.ends import Embedding, Head
@@ -37,7 +37,9 @@ from localllm.model.rope_config import RopeConfig
 from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.gate import GateKind
+from localllm_kernels.gpu_experts import GpuExperts
 from localllm_kernels.linears import ExpertsProduct
+from localllm_kernels.slotted_experts import SlottedExperts
 
 logger = logging.getLogger(__name__)
 
@@ -130,16 +132,20 @@ def load_model(
     device: torch.device,
     ops: Ops,
     deterministic: bool = False,
+    expert_slots: int | None = None,
 ) -> DecoderModel:
     """Load a decoder's tensors, one at a time, into fused weights.
 
-    `deterministic`: products give a row the same bits in any batch.
+    `deterministic`: products give a row the same bits in any batch; `expert_slots`: experts of a
+    layer that have a place on the device, None for all.
 
     Raises: CheckpointError for a quantized weight whose parts are inconsistent, and for a value
     that is not finite.
     """
     has_fixed_rows = deterministic and not ops.traits.rows_alike
-    reader = WeightReader(source, dtype, device, ops, has_fixed_rows=has_fixed_rows)
+    reader = WeightReader(
+        source, dtype, device, ops, has_fixed_rows=has_fixed_rows, expert_slots=expert_slots
+    )
     ropes = RopeTables(max_model_len, device)
     embedding = reader.embedding(architecture)
     layers = tuple(reader.layer(architecture, i, ropes) for i in range(architecture.num_layers))
@@ -161,6 +167,7 @@ def load_model(
         ops=ops,
         per_layer=per_layer,
         fused=fuse_layers(architecture, layers, norm, ops),
+        looks=expert_slots is not None,
     )
 
 
@@ -217,7 +224,8 @@ def _too_large(name: str, dtype: torch.dtype, where: str) -> CheckpointError:
 class WeightReader:
     """Reads tensors, linears and layers by name; stacks the rows of several linears.
 
-    Plain tensors are read in `dtype`. `has_fixed_rows`: see `FixedRows`.
+    Plain tensors are read in `dtype`. `has_fixed_rows`: see `FixedRows`; `expert_slots`: see
+    `load_model`.
     """
 
     def __init__(
@@ -228,7 +236,9 @@ class WeightReader:
         ops: Ops,
         *,
         has_fixed_rows: bool = False,
+        expert_slots: int | None = None,
     ) -> None:
+        self._expert_slots = expert_slots
         self._has_fixed_rows = has_fixed_rows
         self._source = source
         self._dtype, self._device = dtype, device
@@ -297,12 +307,23 @@ class WeightReader:
             # Their product gives a row the same bits in any batch.
             reader = copy(self)
             reader._linears, reader._has_fixed_rows = self._linears.of_experts, False
+        slots = self._expert_slots
+        if slots is not None:
+            reader._device = torch.device("cpu")
         first = [reader.linear(*names) for names in gate_up]
         last = [reader.linear(*names) for names in down]
         if reader._linears is not None:
             own = reader._linears.experts(first, last, kind)
-            if own is not None:
+            if isinstance(own, GpuExperts) and slots is not None:
+                return SlottedExperts.of(own, min(slots, len(first)), self._device)
+            if own is not None and slots is None:
                 return own
+        if slots is not None:
+            raise UnsupportedModelError(
+                "these experts cannot stay in host memory: no kernel takes all of them alike",
+                where=gate_up[0][0],
+                hint="a checkpoint without act-order, or --device cpu",
+            )
         if reader is not self:
             del first, last
             first = [self.linear(*names) for names in gate_up]

@@ -110,6 +110,33 @@ def test_wrong_arguments_are_exit_code_2(localllm: Run) -> None:
     assert localllm("plan", "--gpu", "list").out.count("GB/s") == len(GPUS)
 
 
+def test_experts_stay_in_host_memory_where_the_gpu_is_too_small(localllm: Run) -> None:
+    outcome = localllm("plan", "qwen3-30b-a3b", "--gpu", "rtx-4060")
+    assert outcome.code == 0
+    assert "host memory" in outcome.out
+    assert "of a layer are on the GPU at a time" in outcome.out
+
+    def planned(*flags: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            localllm("plan", "qwen3-30b-a3b", "--gpu", "rtx-4090", "--json", *flags).out
+        )
+        return found
+
+    whole, some, fewest = (
+        planned(),
+        planned("--expert-memory", "4GiB"),
+        planned("--expert-memory", "0"),
+    )
+    assert whole["expert_slots"] is None
+    assert (whole["host_bytes"], fewest["expert_slots"]) == (0, 1)
+    assert 20 < some["expert_slots"] < 60
+    for speed in ("decode_tokens_per_s", "prefill_tokens_per_s"):
+        assert whole[speed] > some[speed] > fewest[speed]
+    refused = localllm("plan", "qwen3-30b-a3b", "--device", "cpu", "--expert-memory", "1GiB")
+    assert refused.code == ExitCode.USAGE
+    assert localllm("plan", "pocket", "--expert-memory", "much").code == ExitCode.USAGE
+
+
 def test_a_token_reads_its_experts_only(localllm: Run) -> None:
     """30 billion weights, of which a token reads 3, answer faster than 14 of which it reads all."""
 

@@ -1,0 +1,118 @@
+"""How much of a GPU's memory a model's experts get, where it is too small for all of them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from localllm.engine.config import EngineConfig
+from localllm.engine.memory import MemoryPlan
+from localllm.errors import GpuMemoryError, RequestError
+from localllm.model.architecture import Architecture
+
+# The context that comes before experts, unless one is asked for.
+_CONTEXT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """`count`: experts of a layer, in the layer that has the most; `one_bytes`: of one expert of
+    every layer together.
+    """
+
+    count: int
+    one_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all experts of all layers."""
+        return self.count * self.one_bytes
+
+
+def expert_sizes(
+    architecture: Architecture, linear_bytes: Callable[[str], int]
+) -> ExpertSizes | None:
+    """None if there are no experts; `linear_bytes`: bytes of a linear by name."""
+    mixtures = list(architecture.experts())
+    if not mixtures:
+        return None
+    names = (
+        f"{layer}.{name}"
+        for layer, spec in mixtures
+        for group in spec.expert_at(0).products
+        for name in group.names
+    )
+    count = max(spec.router.num_experts for _, spec in mixtures)
+    return ExpertSizes(count, sum(map(linear_bytes, names)))
+
+
+def at_least(config: EngineConfig, context: int | None) -> EngineConfig:
+    """`config` with a context, unless it has one or `context` is None."""
+    if context is None or config.max_model_len is not None:
+        return config
+    return replace(config, max_model_len=context)
+
+
+def plan_experts(
+    plan: Callable[[int, int | None], MemoryPlan],
+    weights_bytes: int,
+    sizes: ExpertSizes | None,
+    config: EngineConfig,
+    architecture: Architecture,
+    *,
+    has_slots: bool,
+) -> MemoryPlan:
+    """The plan, with the experts of a layer that have a slot on the device.
+
+    `plan` takes the bytes of weights on the device, and the context that must fit, None for any;
+    `sizes`: None if there are no experts; `has_slots`: whether experts can stay in host memory.
+
+    Raises: GpuMemoryError as `plan`; RequestError for memory of experts where all are in it anyway.
+    """
+    wanted = config.expert_memory_bytes
+    if not has_slots and wanted is not None:
+        raise RequestError(
+            "--expert-memory is for a GPU with localllm's kernels; here experts are in one memory "
+            "with everything else",
+            param="expert_memory",
+        )
+    if sizes is None or not has_slots:
+        return plan(weights_bytes, None)
+    return _place(plan, weights_bytes, sizes, wanted, architecture.max_position_embeddings)
+
+
+def _place(
+    plan: Callable[[int, int | None], MemoryPlan],
+    weights_bytes: int,
+    sizes: ExpertSizes,
+    wanted_bytes: int | None,
+    max_positions: int,
+) -> MemoryPlan:
+    """All other weights, and a context of 4,096 tokens or the one that is asked for, come before
+    experts. `wanted_bytes`: what experts get, None for all that is left.
+    """
+    dense_bytes = weights_bytes - sizes.num_bytes
+
+    def with_slots(count: int, context: int | None) -> MemoryPlan:
+        found = plan(dense_bytes + count * sizes.one_bytes, context)
+        if count == sizes.count:
+            return found
+        return replace(found, expert_slots=count, host_bytes=sizes.num_bytes)
+
+    if wanted_bytes is not None:
+        return with_slots(min(max(1, wanted_bytes // sizes.one_bytes), sizes.count), None)
+    context = min(_CONTEXT, max_positions)
+    try:
+        with_slots(sizes.count, context)
+        return with_slots(sizes.count, None)
+    except GpuMemoryError as error:
+        too_large = error
+    low, high = 0, sizes.count
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            with_slots(middle, context)
+            low = middle
+        except GpuMemoryError:
+            high = middle
+    if low == 0:
+        raise too_large
+    return with_slots(low, None)

@@ -1,0 +1,175 @@
+"""Experts in host memory: the slots, the bits at any number of them, and the plan."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from engines import Limits, checked_step, make_engine, run
+from every_family import small_config
+from guards import needs_interpreter
+from interpreter import product_of_rows_alike
+from recording_device import RecordingDevice
+from triton.runtime.interpreter import InterpreterBuilder
+
+from localllm.engine.config import EngineConfig
+from localllm.engine.expert_memory import ExpertSizes, at_least, expert_sizes, plan_experts
+from localllm.engine.memory import MemoryPlan, plan_memory
+from localllm.engine.sampling_params import SamplingParams
+from localllm.errors import ExitCode, GpuMemoryError, RequestError
+from localllm.model.architecture import Architecture
+from localllm.model.decoder import DecoderModel
+from localllm.model.families.table import architecture_of
+from localllm.model.random_weights import RandomWeights, WeightKind
+from localllm.model.weights import load_model
+from localllm_kernels import triton_ops
+from localllm_kernels.slotted_experts import SlotTable, SlottedExperts
+
+FAMILY = "Qwen3MoeForCausalLM"
+
+
+def test_the_expert_that_was_not_used_for_longest_gives_way() -> None:
+    table = SlotTable(3)
+    assert table.take([5, 1]) == ({5: 0, 1: 1}, {5: 0, 1: 1})
+    assert table.take([5, 2]) == ({5: 0, 2: 2}, {2: 2})
+    assert table.take([7]) == ({7: 1}, {7: 1}), "1 was not used for longest"
+    # Of those that are asked for, none gives way.
+    assert table.take([2, 1, 7]) == ({2: 2, 1: 0, 7: 1}, {1: 0})
+    assert (table.num_hits, table.num_misses) == (3, 5)
+
+
+def test_rounds_begin_with_the_experts_that_are_there() -> None:
+    table = SlotTable(2)
+    table.take([3, 8])
+    assert table.rounds([1, 3, 5, 8, 9]) == [[3, 8], [1, 5], [9]]
+    assert table.rounds([]) == []
+
+
+def model_with(slots: int | None, kind: WeightKind, *, deterministic: bool = True) -> DecoderModel:
+    architecture = architecture_of(small_config(FAMILY))
+    cpu = torch.device("cpu")
+    return load_model(
+        RandomWeights(architecture, kind, cpu),
+        architecture,
+        max_model_len=256,
+        dtype=torch.float32,
+        device=cpu,
+        ops=triton_ops("cpu", deterministic=deterministic),
+        deterministic=deterministic,
+        expert_slots=slots,
+    )
+
+
+def slotted(model: DecoderModel) -> list[SlottedExperts]:
+    blocks = (sublayer.block for layer in model.layers for sublayer in layer.sublayers)
+    found = (getattr(block, "experts", None) for block in blocks)
+    return [each for each in found if isinstance(each, SlottedExperts)]
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    "kind", ["int4", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bf16", "mxfp4"))]
+)
+def test_tokens_and_bits_are_those_of_a_model_that_is_on_the_device(
+    kind: WeightKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0, 25 and 100 % of six experts, in a batch with chunks, against all in their places."""
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", product_of_rows_alike)
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    wanted = [([(7 * i) % 250 + 1 for i in range(length)], params) for length in (1, 19)]
+    limits = Limits(block_size=8, max_num_batched_tokens=13, enable_prefix_caching=True)
+    expected = run(make_engine(model_with(None, kind), limits), wanted)
+    for slots in (1, 2, 6):
+        model = model_with(slots, kind)
+        assert model.looks
+        experts = slotted(model)
+        assert len(experts) == model.architecture.num_layers
+        found = run(make_engine(model, limits), wanted)
+        for key, answer in expected.items():
+            assert found[key].token_ids == answer.token_ids
+            assert found[key].logits == answer.logits
+        tables = [each.table for each in experts]
+        # The test must press.
+        assert all((table.num_misses > slots) == (slots < 6) for table in tables)
+        assert slots == 1 or all(table.num_hits for table in tables)
+
+
+@needs_interpreter
+def test_a_step_that_looks_is_not_captured() -> None:
+    device = RecordingDevice()
+    engine = make_engine(model_with(2, "bf16", deterministic=False), Limits(device=device))
+    engine.add_request([1, 2, 3], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+    while engine.has_unfinished():
+        assert all(event.error is None for event in checked_step(engine))
+    assert not device.captured
+
+
+SHAPE: Architecture = architecture_of(small_config(FAMILY))
+
+
+def plan_for(config: EngineConfig, free: int, weights: int, context: int | None) -> MemoryPlan:
+    return plan_memory(
+        SHAPE,
+        at_least(config, context),
+        max_num_batched_tokens=32,
+        weights_bytes=weights,
+        item_bytes=2,
+        row_bytes=lambda width: 2 * width,
+        free_bytes=free,
+    )
+
+
+def place(
+    config: EngineConfig, free: int, weights: int, sizes: ExpertSizes, has_slots: bool = True
+) -> MemoryPlan:
+    plan = partial(plan_for, config, free)
+    return plan_experts(plan, weights, sizes, config, SHAPE, has_slots=has_slots)
+
+
+CONFIG = EngineConfig(max_num_seqs=2)
+DENSE, SIZES = 30_000_000, ExpertSizes(6, 20_000_000)
+WEIGHTS = DENSE + SIZES.num_bytes
+
+
+def test_experts_get_what_everything_else_leaves() -> None:
+    plan = place(CONFIG, 1 << 30, WEIGHTS, SIZES)
+    assert plan.expert_slots is None
+    assert (plan.weights_bytes, plan.host_bytes) == (WEIGHTS, 0)
+    plan = place(CONFIG, 130_000_000, WEIGHTS, SIZES)
+    slots = plan.expert_slots
+    assert slots is not None
+    assert 1 <= slots < 6
+    assert plan.weights_bytes == DENSE + slots * SIZES.one_bytes
+    assert plan.host_bytes == SIZES.num_bytes
+    assert plan.weights_bytes + plan.kv_bytes + plan.activations_bytes <= plan.budget_bytes
+    with pytest.raises(GpuMemoryError):
+        plan_for(CONFIG, 130_000_000, plan.weights_bytes + SIZES.one_bytes, 512)
+    with pytest.raises(GpuMemoryError):
+        place(CONFIG, 45_000_000, WEIGHTS, SIZES)
+
+
+@pytest.mark.parametrize(("wanted", "slots"), [(0, 1), (45_000_000, 2), (1 << 30, None)])
+def test_experts_get_what_is_asked_for(wanted: int, slots: int | None) -> None:
+    found = place(replace(CONFIG, expert_memory_bytes=wanted), 1 << 30, WEIGHTS, SIZES)
+    assert found.expert_slots == slots
+
+
+def test_where_all_memory_is_one_the_flag_is_refused() -> None:
+    asked = replace(CONFIG, expert_memory_bytes=1 << 20)
+    with pytest.raises(RequestError) as refused:
+        place(asked, 1 << 30, WEIGHTS, SIZES, has_slots=False)
+    assert refused.value.exit_code == ExitCode.USAGE
+    plan = place(CONFIG, 1 << 30, WEIGHTS, SIZES, has_slots=False)
+    assert plan.expert_slots is None
+
+
+def test_sizes_are_those_of_the_tensors(tmp_path: Path) -> None:
+    drawn = RandomWeights(SHAPE, "bf16", torch.device("cpu"))
+    sizes = expert_sizes(SHAPE, drawn.linear_bytes)
+    assert sizes is not None
+    names = [name for name in SHAPE.tensors() if ".experts." in name]
+    total = sum(2 * torch.Size(SHAPE.tensors()[name]).numel() for name in names)
+    assert (sizes.count, sizes.num_bytes) == (6, total)
+    dense = architecture_of(small_config("LlamaForCausalLM"))
+    assert expert_sizes(dense, lambda name: 1) is None
