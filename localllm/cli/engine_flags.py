@@ -15,7 +15,7 @@ from localllm.engine.speculation_config import SpeculationConfig
 
 _SPECULATION = SpeculationConfig()
 # Formats for random weights and for plans; as in `random_weights`, whose module imports torch.
-WEIGHT_KINDS = ("bf16", "int8", "int4", "fp8", "mxfp4")
+WEIGHT_KINDS = ("bf16", "int8", "int4", "fp8", "mxfp4", "mxfp4-experts")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from localllm.user.places import cache_folder, user_catalog
 BUILT_IN_MODEL = "pocket"
 # pocket, and the model that drafts for it; each a folder of the package.
 BUILT_IN_MODELS = (BUILT_IN_MODEL, "pocket-draft")
-QUANTIZATIONS = ("int4", "int8", "bf16")
+QUANTIZATIONS = ("int4", "int8", "bf16", "mxfp4-experts")
 THINKING = ("none", "hybrid", "always")
 TOOLS = (
     *("none", "hermes", "llama3", "mistral", "granite", "command", "glm4"),

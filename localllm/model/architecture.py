@@ -148,6 +148,15 @@ class Architecture:
                     case ExpertsBesideSpec(experts=experts):
                         yield layer_name(i), experts
 
+    def expert_linears(self) -> set[str]:
+        """The linears of experts, by full name."""
+        return {
+            f"{layer}.{name}"
+            for layer, spec in self.experts()
+            for number in range(spec.router.num_experts)
+            for name in spec.expert_at(number).names
+        }
+
     def shares(self) -> dict[str, float]:
         """The part of the rows that compute each of the layers' linears, by full name."""
         return {

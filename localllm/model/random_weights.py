@@ -18,16 +18,18 @@ from localllm.model.packed.table import PACKED_TYPES, PackedType, drawn_group
 from localllm.model.packed.weight import PackedWeight
 from localllm_kernels.traits import WeightLayout
 
-WeightKind = Literal["bf16", "int4", "int8", "fp8", "mxfp4"]
+WeightKind = Literal["bf16", "int4", "int8", "fp8", "mxfp4", "mxfp4-experts"]
 WEIGHT_KINDS: tuple[WeightKind, ...] = get_args(WeightKind)
+# As gpt-oss is published: everything but the experts is bfloat16.
+_EXPERTS_ALONE = "mxfp4-experts"
 
 
 @dataclass(frozen=True, slots=True)
 class RandomWeights:
     """A `WeightSource` of random weights; seed and name determine the tensor on a given device.
 
-    Linears are of `kind`. If they are quantized, the head is a separate int8 one, even where the
-    embedding is tied.
+    Linears are of `kind`, for mxfp4-experts those of experts only. If all are quantized, the head
+    is a separate int8 one, even where the embedding is tied.
     """
 
     architecture: Architecture
@@ -39,7 +41,11 @@ class RandomWeights:
     _tensors: Mapping[str, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_linears", self.architecture.quantized())
+        linears = self.architecture.quantized()
+        if self.kind == _EXPERTS_ALONE:
+            experts = self.architecture.expert_linears()
+            linears = {name: shape for name, shape in linears.items() if name in experts}
+        object.__setattr__(self, "_linears", linears)
         object.__setattr__(self, "_tensors", self.architecture.tensors())
 
     def has_plain(self, name: str) -> bool:
@@ -82,7 +88,7 @@ class RandomWeights:
         """
         shape = self._linear_shape(linear)
         if shape is None:
-            if linear == HEAD and self.architecture.tie_word_embeddings:
+            if linear == HEAD:
                 return item_bytes * prod(self._head_shape)
             return item_bytes * prod(self._tensors.get(f"{linear}.weight", (0,)))
         if self.kind == "bf16":
@@ -92,7 +98,9 @@ class RandomWeights:
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of all weights; values of plain tensors take `item_bytes` each."""
         plain = sum(prod(shape) for name, shape in self._tensors.items() if self.has_plain(name))
-        quantized = [*self._linears, HEAD] if self.kind != "bf16" else []
+        quantized = [] if self.kind == "bf16" else [*self._linears]
+        if self.has_quantized(HEAD):
+            quantized.append(HEAD)
         return plain * item_bytes + sum(map(self.linear_bytes, dict.fromkeys(quantized)))
 
     def layouts(self) -> set[WeightLayout | None]:
@@ -100,13 +108,15 @@ class RandomWeights:
         if self.kind == "bf16":
             return {None}
         widths = {width_in for name, (_, width_in) in self._linears.items() if name != HEAD}
-        return {
-            WeightLayout(self.kind, width, drawn_group(width) if self.kind == "int4" else width)
+        kind = self.kind.partition("-")[0]
+        found: set[WeightLayout | None] = {
+            WeightLayout(kind, width, drawn_group(width) if kind == "int4" else width)
             for width in widths
         }
+        return found | {None} if self.kind == _EXPERTS_ALONE else found
 
     def _type_of(self, linear: str) -> PackedType:
-        return PACKED_TYPES["int8" if linear == HEAD else self.kind]
+        return PACKED_TYPES["int8" if linear == HEAD else self.kind.partition("-")[0]]
 
     @property
     def _head_shape(self) -> tuple[int, int]:
@@ -115,6 +125,8 @@ class RandomWeights:
     def _linear_shape(self, linear: str) -> tuple[int, int] | None:
         """(out, in) of a linear, None if there is none; a quantized head is never tied."""
         if linear == HEAD:
+            if self.kind == _EXPERTS_ALONE:
+                return None
             is_own = self.kind != "bf16" or not self.architecture.tie_word_embeddings
             return self._head_shape if is_own else None
         return self._linears.get(linear)

@@ -14,6 +14,7 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import CatalogError
 from localllm.hub.catalog import CatalogEntry, load_catalog
+from localllm.hub.catalog_shape import catalog_shape
 from localllm.model.families.table import architecture_of
 from localllm.model.per_layer_inputs import TABLE
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
@@ -107,6 +108,18 @@ def test_a_checkpoint_is_counted_from_its_files(tmp_path: Path) -> None:
     assert subject.work.weight_bytes(1) == 4 * (2 * layer + 288 * 48)  # float32
     assert subject.arithmetic == "fp32"
     assert subject.engine.context_length == 512  # the model's own, which is less than was wished
+
+
+def test_experts_alone_are_quantized_as_gpt_oss_is_published() -> None:
+    architecture, _ = catalog_shape("gpt-oss-20b")
+    drawn = RandomWeights(architecture, "mxfp4-experts", CPU)
+    # The files of openai/gpt-oss-20b have 13.76 GB.
+    assert drawn.resident_bytes(2) == pytest.approx(13.76e9, rel=0.005)
+    layer = "model.layers.3"
+    assert drawn.has_quantized(f"{layer}.mlp.experts.31.down_proj")
+    assert drawn.has_plain(f"{layer}.self_attn.q_proj.weight")
+    assert drawn.has_plain("lm_head.weight")
+    assert {None if each is None else each.kind for each in drawn.layouts()} == {None, "mxfp4"}
 
 
 def test_a_shape_that_is_not_known_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_what_was_quantized_here_has_its_folder_as_its_name(
         ("mixtral", "mistral-7b"),
         ("pocket:latest", "pocket"),
         ("gemma3", ""),
-        ("gpt-oss:20b", ""),
+        ("gpt-oss:120b", "gpt-oss-20b"),
         ("phi4", ""),
         ("phi-3.5", ""),
         ("gemma", ""),
