@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engines import Limits, checked_step, make_engine, run
+from drafting import oracle_speculator
+from engines import Limits, checked_step, make_engine, run, run_alone
 from every_family import small_config
 from guards import needs_interpreter
 from interpreter import product_of_rows_alike
@@ -93,6 +94,43 @@ def test_tokens_and_bits_are_those_of_a_model_that_is_on_the_device(
         # The test must press.
         assert all((table.num_misses > slots) == (slots < 6) for table in tables)
         assert slots == 1 or all(table.num_hits for table in tables)
+
+
+@needs_interpreter
+def test_drafts_preemption_and_cached_prefixes_do_not_change_the_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", product_of_rows_alike)
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=9, ignore_eos=True)
+    wanted = [([(7 * i) % 250 + 1 for i in range(length)], params) for length in (7, 21, 8)]
+    model = model_with(None, "int4")
+    alone = {len(ids): run_alone(model, ids, params)[0].token_ids for ids, _ in wanted}
+    limits = Limits(
+        block_size=8,
+        num_blocks=6,
+        max_num_batched_tokens=16,
+        enable_prefix_caching=True,
+        speculator=lambda: oracle_speculator(
+            lambda request: alone[request.num_prompt_tokens], 0.3, 3
+        ),
+    )
+    engine = make_engine(model_with(2, "int4"), limits)
+    num_drafted = num_cached = 0
+    for _ in range(2):
+        lengths = {engine.add_request(*request): len(request[0]) for request in wanted}
+        found: dict[int, list[int]] = {length: [] for length in alone}
+        while engine.has_unfinished():
+            for event in checked_step(engine):
+                assert event.error is None
+                if event.token_id is not None:
+                    found[lengths[event.request_id]].append(event.token_id)
+                num_drafted += event.is_draft
+                num_cached += event.num_cached_tokens or 0
+        assert found == alone
+    # The test must press.
+    assert engine.scheduler.num_preemptions > 0
+    assert num_drafted > 0
+    assert num_cached > 0
 
 
 @needs_interpreter
