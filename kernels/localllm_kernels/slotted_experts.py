@@ -58,6 +58,11 @@ class SlotTable:
         self.num_misses += len(missing)
         return {expert: self._slots[expert] for expert in experts}, missing
 
+    def forget(self) -> None:
+        """Empty every slot."""
+        self._slots.clear()
+        self._free = list(reversed(range(self.num_slots)))
+
 
 @dataclass(frozen=True, slots=True)
 class SlottedExperts:
@@ -97,8 +102,12 @@ class SlottedExperts:
         outputs = x.new_empty(chosen.numel(), held.down.width_out)
         for part in self.table.rounds(sorted(set(chosen.flatten().tolist()))):
             slots, missing = self.table.take(part)
-            for expert, slot in missing.items():
-                self._copy(expert, slot)
+            try:
+                for expert, slot in missing.items():
+                    self._copy(expert, slot)
+            except BaseException:
+                self.table.forget()
+                raise
             numbers = [slots.get(expert, -1) for expert in range(num_experts)]
             pairs = Pairs(chosen, tasks, torch.tensor(numbers, dtype=torch.int32).to(x.device))
             expert_product(x, held.gate_up, pairs, held.kind, inner)

@@ -25,6 +25,7 @@ from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm.model.weights import load_model
 from localllm_kernels import triton_ops
+from localllm_kernels.gate import gate_reference
 from localllm_kernels.slotted_experts import SlotTable, SlottedExperts
 
 FAMILY = "Qwen3MoeForCausalLM"
@@ -45,6 +46,30 @@ def test_rounds_begin_with_the_experts_that_are_there() -> None:
     table.take([3, 8])
     assert table.rounds([1, 3, 5, 8, 9]) == [[3, 8], [1, 5], [9]]
     assert table.rounds([]) == []
+
+
+def test_a_table_that_forgets_copies_everything_again() -> None:
+    table = SlotTable(2)
+    table.take([3, 8])
+    table.forget()
+    assert table.take([8, 3]) == ({8: 0, 3: 1}, {8: 0, 3: 1})
+
+
+@needs_interpreter
+def test_a_copy_that_fails_leaves_no_expert_in_a_wrong_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [mixture, *_] = slotted(model_with(2, "bf16"))
+    x = torch.randn(1, mixture.held.gate_up.width_in)
+    chosen, factors = torch.tensor([[4, 1]], dtype=torch.int32), torch.ones(1, 2)
+    gate = partial(gate_reference, kind="silu")
+    expected = mixture(x, chosen, factors, gate)
+    mixture(x, torch.tensor([[0, 5]], dtype=torch.int32), factors, gate)
+    with monkeypatch.context() as patched:
+        patched.setattr(SlottedExperts, "_copy", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            mixture(x, chosen, factors, gate)
+    assert torch.equal(mixture(x, chosen, factors, gate), expected)
 
 
 def model_with(slots: int | None, kind: WeightKind, *, deterministic: bool = True) -> DecoderModel:
