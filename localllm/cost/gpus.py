@@ -24,16 +24,16 @@ class GpuCard:
     host_bytes_per_s: float
 
 
-# Of PCI Express, copies reach about four fifths: 25 GB/s of version 4 with 16 lanes. Cards with 8
-# lanes, and those with version 5.
-_LANES_16 = 25e9
+# Assumed: copies reach four fifths of PCI Express' nominal rate, which is 31.5 GB/s for version 4
+# with 16 lanes. The cards with 8 lanes, all whose title begins so, and those with version 5.
+PCIE_4_BYTES_PER_S = 25e9
 _EIGHT_LANES = ("RTX 3050", "RTX 4060", "RTX 4070 Laptop", "RTX 5060")
 _VERSION_5 = ("RTX 50", "H100", "H200", "RTX PRO")
 
 
 def _host_rate(title: str) -> float:
     return (
-        _LANES_16
+        PCIE_4_BYTES_PER_S
         * (0.5 if title.startswith(_EIGHT_LANES) else 1)
         * (2 if title.startswith(_VERSION_5) else 1)
     )

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from localllm.cost.gpus import GpuCard
+from localllm.cost.gpus import PCIE_4_BYTES_PER_S, GpuCard
 from localllm.cost.rates import ModelWork, best_time, measure_rates
 from localllm.cost.step_model import WITH_CARE, Gpu, predict_decode
 from localllm.engine.config import EngineConfig
-from localllm.engine.expert_memory import at_least, expert_sizes, plan_experts
+from localllm.engine.expert_memory import expert_sizes, plan_experts
 from localllm.engine.loading import (
     KV_DTYPES,
     free_bytes,
@@ -56,8 +56,6 @@ _CHAT_TOKENS = 4096
 # More than the caches of most processors hold.
 _GLANCE_BYTES = 128 << 20
 _SHORTEST_CONTEXT = 2048
-# Assumed where the card is not known: PCI Express 4 with 16 lanes.
-_HOST_BYTES_PER_S = 25e9
 # Assumed: what a launch outside a graph takes, and a look at a layer's choice of experts.
 _LAUNCH_S, _LOOK_S = 1e-5, 3e-5
 
@@ -74,8 +72,8 @@ class Machine:
     free_bytes: int
     memory_bytes_per_s: float | None
     operations_per_s: float | None
-    # Of copies from host memory.
-    host_bytes_per_s: float = _HOST_BYTES_PER_S
+    # Of copies from host memory; of an unknown GPU, those of PCI Express 4 with 16 lanes.
+    host_bytes_per_s: float = PCIE_4_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,16 +295,17 @@ def _plan_memory(
 ) -> MemoryPlan:
     traits = _traits(shape, machine, engine)
 
-    def plan(weights_bytes: int, context: int | None) -> MemoryPlan:
+    def plan(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
+        has_graphs = is_captured and traits.captures
         return plan_memory(
             shape.architecture,
-            at_least(engine, context),
-            max_num_batched_tokens=engine.max_num_batched_tokens or step_tokens(machine.device),
+            config,
+            max_num_batched_tokens=config.max_num_batched_tokens or step_tokens(machine.device),
             weights_bytes=weights_bytes,
             item_bytes=shape.dtype.itemsize,
-            row_bytes=_row_bytes(shape, engine),
+            row_bytes=_row_bytes(shape, config),
             free_bytes=num_bytes,
-            graph_rows=graph_rows(engine.max_num_seqs) if traits.captures else 0,
+            graph_rows=graph_rows(config.max_num_seqs) if has_graphs else 0,
             gathers=traits.gathers,
         )
 
@@ -411,7 +410,9 @@ def _from_host(
     layer_bytes = memory.host_bytes / len(mixtures)
     token_bytes = sum(layer_bytes * router.top_k / router.num_experts for router in mixtures)
     launches = sum(
-        number * (block.launches(is_fused=False) + len(block.products[:4]) + 1)
+        # One launch for a product, of however many experts, and one for the norm before the block.
+        number
+        * (1 + sum(each.copy == 0 for each in block.products) + block.launches(is_fused=False))
         for block, number in shape.architecture.blocks().items()
     )
     if decode is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from localllm.engine.config import EngineConfig
 from localllm.engine.memory import MemoryPlan
@@ -44,15 +45,17 @@ def expert_sizes(
     return ExpertSizes(count, sum(map(linear_bytes, names)))
 
 
-def at_least(config: EngineConfig, context: int | None) -> EngineConfig:
-    """`config` with a context, unless it has one or `context` is None."""
-    if context is None or config.max_model_len is not None:
-        return config
-    return replace(config, max_model_len=context)
+class Planner(Protocol):
+    """Divides the memory; see plan_memory."""
+
+    def __call__(
+        self, weights_bytes: int, config: EngineConfig, *, is_captured: bool
+    ) -> MemoryPlan:
+        """`weights_bytes`: of the weights on the device; `is_captured`: whether steps may be."""
 
 
 def plan_experts(
-    plan: Callable[[int, int | None], MemoryPlan],
+    plan: Planner,
     weights_bytes: int,
     sizes: ExpertSizes | None,
     config: EngineConfig,
@@ -62,7 +65,6 @@ def plan_experts(
 ) -> MemoryPlan:
     """The plan, with the experts of a layer that have a slot on the device.
 
-    `plan` takes the bytes of weights on the device, and the context that must fit, None for any;
     `sizes`: None if there are no experts; `has_slots`: whether experts can stay in host memory.
 
     Raises: GpuMemoryError as `plan`; RequestError for memory of experts where all are in it anyway.
@@ -75,44 +77,48 @@ def plan_experts(
             param="expert_memory",
         )
     if sizes is None or not has_slots:
-        return plan(weights_bytes, None)
-    return _place(plan, weights_bytes, sizes, wanted, architecture.max_position_embeddings)
+        return plan(weights_bytes, config, is_captured=True)
+    return _place(plan, weights_bytes, sizes, config, architecture.max_position_embeddings)
 
 
 def _place(
-    plan: Callable[[int, int | None], MemoryPlan],
+    plan: Planner,
     weights_bytes: int,
     sizes: ExpertSizes,
-    wanted_bytes: int | None,
+    config: EngineConfig,
     max_positions: int,
 ) -> MemoryPlan:
     """All other weights, and a context of 4,096 tokens or the one that is asked for, come before
-    experts. `wanted_bytes`: what experts get, None for all that is left.
+    experts.
     """
     dense_bytes = weights_bytes - sizes.num_bytes
 
-    def with_slots(count: int, context: int | None) -> MemoryPlan:
-        found = plan(dense_bytes + count * sizes.one_bytes, context)
-        if count == sizes.count:
+    def with_slots(count: int, config: EngineConfig) -> MemoryPlan:
+        is_whole = count == sizes.count
+        # The host looks at the choice of experts, which no captured step can.
+        found = plan(dense_bytes + count * sizes.one_bytes, config, is_captured=is_whole)
+        if is_whole:
             return found
         return replace(found, expert_slots=count, host_bytes=sizes.num_bytes)
 
+    wanted_bytes = config.expert_memory_bytes
     if wanted_bytes is not None:
-        return with_slots(min(max(1, wanted_bytes // sizes.one_bytes), sizes.count), None)
-    context = min(_CONTEXT, max_positions)
+        return with_slots(min(max(1, wanted_bytes // sizes.one_bytes), sizes.count), config)
+    context = config.max_model_len or min(_CONTEXT, max_positions)
+    with_context = replace(config, max_model_len=context)
     try:
-        with_slots(sizes.count, context)
-        return with_slots(sizes.count, None)
+        with_slots(sizes.count, with_context)
+        return with_slots(sizes.count, config)
     except GpuMemoryError as error:
         too_large = error
     low, high = 0, sizes.count
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            with_slots(middle, context)
+            with_slots(middle, with_context)
             low = middle
         except GpuMemoryError:
             high = middle
     if low == 0:
         raise too_large
-    return with_slots(low, None)
+    return with_slots(low, config)

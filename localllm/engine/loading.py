@@ -19,7 +19,7 @@ from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
-from localllm.engine.expert_memory import at_least, expert_sizes, plan_experts
+from localllm.engine.expert_memory import expert_sizes, plan_experts
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
 from localllm.engine.ngram import NgramDrafter
@@ -131,19 +131,19 @@ def build_decoder(
         )
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
-    is_captured = device.type == "cuda" and ops.traits.captures
     free = free_bytes(device)
 
-    def plan_with(weights_bytes: int, context: int | None = None) -> MemoryPlan:
+    def plan_with(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
+        has_graphs = is_captured and device.type == "cuda" and ops.traits.captures
         return plan_memory(
             architecture,
-            at_least(config, context),
+            config,
             max_num_batched_tokens=config.max_num_batched_tokens or step_tokens(device.type),
             weights_bytes=weights_bytes,
             item_bytes=dtype.itemsize,
             row_bytes=partial(row_bytes, dtype=kv_dtype),
             free_bytes=free,
-            graph_rows=graph_rows(config.max_num_seqs) if is_captured else 0,
+            graph_rows=graph_rows(config.max_num_seqs) if has_graphs else 0,
             draft_token_bytes=_draft_token_bytes(draft) if draft else 0,
             draft_bytes=draft.plan.activations_bytes + draft.plan.graphs_bytes if draft else 0,
             gathers=ops.traits.gathers,

@@ -302,33 +302,37 @@ class WeightReader:
         self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
     ) -> ExpertsProduct:
         """See Parts."""
-        reader = self
-        if self._linears is not None and self._linears.of_experts is not self._linears:
-            # Their product gives a row the same bits in any batch.
-            reader = copy(self)
-            reader._linears, reader._has_fixed_rows = self._linears.of_experts, False
         slots = self._expert_slots
-        if slots is not None:
-            reader._device = torch.device("cpu")
-        first = [reader.linear(*names) for names in gate_up]
-        last = [reader.linear(*names) for names in down]
-        if reader._linears is not None:
-            own = reader._linears.experts(first, last, kind)
-            if isinstance(own, GpuExperts) and slots is not None:
-                return SlottedExperts.of(own, min(slots, len(first)), self._device)
-            if own is not None and slots is None:
-                return own
-        if slots is not None:
-            raise UnsupportedModelError(
-                "these experts cannot stay in host memory: no kernel takes all of them alike",
-                where=gate_up[0][0],
-                hint="a checkpoint without act-order, or --device cpu",
+        together = self._together(gate_up, down, kind)
+        if slots is None:
+            if together is not None:
+                return together
+            first, last = (
+                tuple(self.linear(*names) for names in of_all) for of_all in (gate_up, down)
             )
-        if reader is not self:
-            del first, last
-            first = [self.linear(*names) for names in gate_up]
-            last = [self.linear(*names) for names in down]
-        return ExpertByExpert(tuple(first), tuple(last), self._row_unit)
+            return ExpertByExpert(first, last, self._row_unit)
+        if isinstance(together, GpuExperts):
+            return SlottedExperts.of(together, min(slots, len(gate_up)), self._device)
+        raise UnsupportedModelError(
+            "these experts cannot stay in host memory: no kernel takes all of them alike",
+            where=gate_up[0][0],
+            hint="a checkpoint without act-order, or --device cpu",
+        )
+
+    def _together(
+        self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
+    ) -> ExpertsProduct | None:
+        """All experts as one product, in host memory if they have slots; None without a kernel."""
+        if self._linears is None:
+            return None
+        reader = copy(self)
+        reader.without_kernel = set()
+        # Such a product gives a row the same bits in any batch.
+        reader._linears, reader._has_fixed_rows = self._linears.of_experts, False
+        if self._expert_slots is not None:
+            reader._device = torch.device("cpu")
+        first, last = ([reader.linear(*names) for names in each] for each in (gate_up, down))
+        return reader._linears.experts(first, last, kind)
 
     def embedding(self, architecture: Architecture) -> Embedding:
         """The embedding table."""

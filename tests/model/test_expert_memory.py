@@ -15,7 +15,7 @@ from recording_device import RecordingDevice
 from triton.runtime.interpreter import InterpreterBuilder
 
 from localllm.engine.config import EngineConfig
-from localllm.engine.expert_memory import ExpertSizes, at_least, expert_sizes, plan_experts
+from localllm.engine.expert_memory import ExpertSizes, expert_sizes, plan_experts
 from localllm.engine.memory import MemoryPlan, plan_memory
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, GpuMemoryError, RequestError
@@ -171,22 +171,25 @@ def test_a_step_that_looks_is_not_captured() -> None:
 SHAPE: Architecture = architecture_of(small_config(FAMILY))
 
 
-def plan_for(config: EngineConfig, free: int, weights: int, context: int | None) -> MemoryPlan:
+def plan_for(
+    free: int, weights_bytes: int, config: EngineConfig, *, is_captured: bool
+) -> MemoryPlan:
     return plan_memory(
         SHAPE,
-        at_least(config, context),
+        config,
         max_num_batched_tokens=32,
-        weights_bytes=weights,
+        weights_bytes=weights_bytes,
         item_bytes=2,
         row_bytes=lambda width: 2 * width,
         free_bytes=free,
+        graph_rows=4 if is_captured else 0,
     )
 
 
 def place(
     config: EngineConfig, free: int, weights: int, sizes: ExpertSizes, has_slots: bool = True
 ) -> MemoryPlan:
-    plan = partial(plan_for, config, free)
+    plan = partial(plan_for, free)
     return plan_experts(plan, weights, sizes, config, SHAPE, has_slots=has_slots)
 
 
@@ -207,7 +210,8 @@ def test_experts_get_what_everything_else_leaves() -> None:
     assert plan.host_bytes == SIZES.num_bytes
     assert plan.weights_bytes + plan.kv_bytes + plan.activations_bytes <= plan.budget_bytes
     with pytest.raises(GpuMemoryError):
-        plan_for(CONFIG, 130_000_000, plan.weights_bytes + SIZES.one_bytes, 512)
+        larger = plan.weights_bytes + SIZES.one_bytes
+        plan_for(130_000_000, larger, replace(CONFIG, max_model_len=512), is_captured=False)
     with pytest.raises(GpuMemoryError):
         place(CONFIG, 45_000_000, WEIGHTS, SIZES)
 
