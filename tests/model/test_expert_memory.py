@@ -209,9 +209,9 @@ def test_experts_get_what_everything_else_leaves() -> None:
     assert plan.weights_bytes == DENSE + slots * SIZES.one_bytes
     assert plan.host_bytes == SIZES.num_bytes
     assert plan.weights_bytes + plan.kv_bytes + plan.activations_bytes <= plan.budget_bytes
+    larger, short = plan.weights_bytes + SIZES.one_bytes, replace(CONFIG, max_model_len=512)
     with pytest.raises(GpuMemoryError):
-        larger = plan.weights_bytes + SIZES.one_bytes
-        plan_for(130_000_000, larger, replace(CONFIG, max_model_len=512), is_captured=False)
+        plan_for(130_000_000, larger, short, is_captured=False)
     with pytest.raises(GpuMemoryError):
         place(CONFIG, 45_000_000, WEIGHTS, SIZES)
 
