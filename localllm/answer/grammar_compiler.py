@@ -150,13 +150,16 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar, markers: Markers | None, *, is_thinking: bool) -> _Kept:
         answer = _source(grammar)
-        source = self._behind_thoughts(answer, markers, is_thinking=is_thinking)
+        may_call = grammar.kind == "calls"
+        source = self._behind_thoughts(answer, markers, is_thinking=is_thinking, may_call=may_call)
         num_bytes, cost_s = self._try(grammar, source)
         told_apart = markers
         if markers is not None and grammar.kind in ("regex", "lark"):  # no other is ambiguous
             told_apart = _told_apart(answer, markers, is_thinking=is_thinking)
         if told_apart != markers:
-            source = self._behind_thoughts(answer, told_apart, is_thinking=is_thinking)
+            source = self._behind_thoughts(
+                answer, told_apart, is_thinking=is_thinking, may_call=may_call
+            )
             num_bytes, cost_s = self._try(grammar, source)
         state = LLMatcher(self._tokens, source, log_level=0, limits=parser_limits())
         if not state.is_error():
@@ -191,18 +194,27 @@ class GrammarCompiler:
             return []
         return self._tokenizer.encode(markers.closes, add_special_tokens=False, parse_special=True)
 
-    def _behind_thoughts(self, source: str, markers: Markers | None, *, is_thinking: bool) -> str:
+    def _behind_thoughts(
+        self, source: str, markers: Markers | None, *, is_thinking: bool, may_call: bool
+    ) -> str:
+        """`may_call`: the answer may be a tool call."""
         if markers is None:
             return source
         as_lark = self._tokenizer.as_lark
         opens, closes = as_lark(markers.opens), as_lark(markers.closes)
+
+        def before_call(texts: tuple[str, ...]) -> list[str]:
+            return [as_lark(each.removesuffix(markers.call)) for each in texts if may_call]
+
+        any_end = " | ".join(f"({each})" for each in (closes, *before_call(markers.calls_behind)))
         if closes.startswith("<["):  # a token of its own, which no text has
-            thoughts = f"rest: THOUGHTS {closes} SPACE\nTHOUGHTS: {_ANY_TEXT}"
+            thoughts = f"rest: THOUGHTS ({any_end}) SPACE\nTHOUGHTS: {_ANY_TEXT}"
         else:
-            thoughts = f"rest: thoughts SPACE\nthoughts[lazy]: {_ANY_TEXT} {closes}"
+            thoughts = f"rest: thoughts SPACE\nthoughts[lazy]: {_ANY_TEXT} ({any_end})"
         ways = [f"{opens} rest"]
         if not markers.skip.startswith(markers.opens):  # otherwise `skip` is empty thoughts
             ways.append(as_lark(markers.skip))
+        ways += before_call(markers.calls_first)
         start = "rest @answer" if is_thinking else f"({' | '.join(ways)})? @answer"
         space = '""' if markers.keeps_newlines else r"/\n{0,2}/"
         around = f"%llguidance {{}}\nstart: {start}\n{thoughts}\nSPACE: {space}\n"

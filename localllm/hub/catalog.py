@@ -19,7 +19,7 @@ BUILT_IN_MODELS = (BUILT_IN_MODEL, "pocket-draft")
 QUANTIZATIONS = ("int4", "int8", "bf16", "mxfp4-experts")
 THINKING = ("none", "hybrid", "always")
 TOOLS = (
-    *("none", "hermes", "llama3", "mistral", "granite", "command", "glm4"),
+    *("none", "hermes", "llama3", "mistral", "granite", "command", "glm4", "harmony"),
     *("qwen-coder", "seed", "gemma4"),
 )
 _MAX_BYTES = 1_000_000

@@ -15,7 +15,9 @@ class Markers:
 
     `silent` are texts that belong to neither thoughts nor answer; a prompt that ends with `skip`
     makes the model answer at once; `keeps_newlines`: newlines at the beginning of an answer belong
-    to it; `around`: texts before and after an answer.
+    to it; `around`: texts before and after an answer; `calls_behind` and `calls_first`: texts that
+    lead to a tool call, behind thoughts and without any. Such a call is the answer; it begins with
+    `call`, the end of each of these texts.
     """
 
     opens: str
@@ -24,11 +26,19 @@ class Markers:
     silent: tuple[str, ...] = ()
     keeps_newlines: bool = False
     around: tuple[str, str] | None = None
+    call: str = ""
+    calls_behind: tuple[str, ...] = ()
+    calls_first: tuple[str, ...] = ()
 
     @property
     def texts(self) -> tuple[str, ...]:
         """Everything that is cut out of the model's text."""
-        return (self.opens, self.closes, *self.silent, *(self.around or ()))
+        return (self.opens, self.closes, *self.silent, *(self.around or ()), *self.calls)
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """All texts that lead to a call."""
+        return (*self.calls_behind, *self.calls_first)
 
 
 def _tags(opens: str, closes: str) -> Markers:
@@ -46,6 +56,12 @@ FAMILIES = (
             "<|end|><|start|>assistant<|channel|>analysis<|message|>",
             "<|channel|>final<|message|>",
         ),
+        call="to=functions.",
+        calls_behind=(
+            "<|end|><|start|>assistant<|channel|>commentary to=functions.",
+            "<|end|><|start|>assistant to=functions.",
+        ),
+        calls_first=("<|channel|>commentary to=functions.", " to=functions."),
     ),
     _tags("<seed:think>", "</seed:think>"),  # Seed-OSS
     _tags("[THINK]", "[/THINK]"),  # Magistral
@@ -135,9 +151,10 @@ class ThinkingSplitter:
         starts = [marker for marker in markers.texts if text.startswith(marker)]
         if starts:
             marker = max(starts, key=len)
-            self._held = text[len(marker) :]
+            is_call = marker in markers.calls
+            self._held = (markers.call if is_call else "") + text[len(marker) :]
             self._is_thinking = marker == markers.opens
-            self._may_open = not self._is_thinking and marker != markers.closes
+            self._may_open = not (self._is_thinking or is_call) and marker != markers.closes
             self._is_start = True
             return Split(), True
         if any(marker.startswith(text) for marker in markers.texts):
@@ -146,12 +163,15 @@ class ThinkingSplitter:
         return self._answer_with(self._held), False
 
     def _take_thought(self, markers: Markers) -> tuple[Split, bool]:
-        inside = (markers.closes, *markers.silent)
+        ends = (markers.closes, *markers.calls_behind)
+        inside = (*ends, *markers.silent)
         found = [(self._held.find(text), text) for text in inside if text in self._held]
         if found:
             at, marker = min(found, key=lambda each: (each[0], -len(each[1])))
             thought, self._held = self._held[:at], self._held[at + len(marker) :]
-            self._is_thinking = marker != markers.closes
+            if marker in markers.calls:
+                self._held = markers.call + self._held
+            self._is_thinking = marker not in ends
             self._is_start = True
             self._has_thought = self._has_thought or bool(thought)
             # Two thoughts are separated like two paragraphs.

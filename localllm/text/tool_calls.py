@@ -4,7 +4,9 @@ The model's own chat template shows the format. Sources: Qwen2.5 and Hermes 3 (a
 <tool_call> tags), Llama 3.1 (a lone object with "parameters"), Mistral (a list after [TOOL_CALLS];
 newer ones a name, [ARGS] and the arguments), Granite 3 (a list after <|tool_call|>), Command R7B
 and A (a numbered list in an action), GLM-4 (a line with the name, then the arguments), Qwen3-Coder
-and Seed-OSS (arguments between tags, see tagged_arguments.py), each in its template.
+and Seed-OSS (arguments between tags, see tagged_arguments.py), each in its template; gpt-oss (the
+name, a channel and a type of content, which its template and the model write in two orders), also
+in openai/harmony, docs/format.md.
 """
 
 import json
@@ -26,6 +28,10 @@ _JSON_PIECE = r'"(?:[^"\\]|\\.)*"|[{}:,]| '
 _HEAD = re.compile(r"\[TOOL_CALLS\](?P<name>[^\[\]{}]{1,200})(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]")
 # A name on a line of its own, and its arguments in the next; and what may become one.
 _LINE = re.compile(r"(?P<name>[^ \t\n{}]{1,64})\n(?=\{)(?P<id>)")
+_HARMONY = re.compile(
+    r"to=functions\.(?P<name>[^\s{}]{1,200}?)(?P<id>)(?:<\|channel\|>commentary)?"
+    r"(?: ?<\|constrain\|>json| json| )?<\|message\|>"
+)
 _BEGUN_LINE = re.compile(r"[^ \t\n{}]{0,64}|[^ \t\n{}]{1,64}\n(\{.*)?", re.DOTALL)
 # Of an answer where calls have no mark: as many characters as tell a call from a text.
 _TELLING_CHARS = 80
@@ -97,8 +103,9 @@ class ToolFormat:
     """How a call is written: `opens`, `before` NAME `between` ARGUMENTS `after`, `closes`.
 
     Several calls are joined by `joint` between `opens` and `closes`; if it is None, each call has
-    both, and if it is empty, there is only ever one. `first` may come before everything. `style`:
-    how ARGUMENTS are written, if not as JSON.
+    both, and if it is empty, there is only ever one. `first` may come before everything. `others`
+    may stand in the place of `between`. `style`: how ARGUMENTS are written, if not as JSON; `head`:
+    what comes before ARGUMENTS where the name is not in JSON.
     """
 
     opens: str
@@ -108,7 +115,9 @@ class ToolFormat:
     closes: str
     joint: str | None = None
     first: str = ""
+    others: tuple[str, ...] = ()
     style: ArgumentStyle | None = None
+    head: re.Pattern[str] = _HEAD
 
     @property
     def is_line(self) -> bool:
@@ -141,7 +150,7 @@ class ToolFormat:
     def marks(self) -> tuple[str, ...]:
         """Texts that may be special tokens, and must be shown all the same."""
         own = () if self.style is None else self.style.marks
-        return (self.first, self.opens, self.between, self.closes, *own)
+        return (self.first, self.opens, self.between, *self.others, self.closes, *own)
 
 
 _NAMED = ('{"name": "', '", "arguments": ', "}")
@@ -157,7 +166,18 @@ COMMAND = ToolFormat(
     "\n]<|END_ACTION|>",
     ",\n    ",
 )
-GLM4 = ToolFormat("", "", "\n", "", "", "")
+GLM4 = ToolFormat("", "", "\n", "", "", "", head=_LINE)
+_TYPED = "<|constrain|>json<|message|>"
+HARMONY = ToolFormat(
+    "to=functions.",
+    "",
+    f"<|channel|>commentary {_TYPED}",
+    "",
+    "",
+    joint="",
+    others=(f" {_TYPED}", "<|channel|>commentary json<|message|>"),
+    head=_HARMONY,
+)
 _FUNCTION = ("<function=", ">\n", "</function>")
 QWEN_CODER = ToolFormat(
     "<tool_call>\n", *_FUNCTION, "\n</tool_call>", style=TaggedArguments("\n", {})
@@ -183,6 +203,8 @@ def find_tool_format(template: str) -> ToolFormat | None:
         return GRANITE
     if "<|START_ACTION|>" in template:
         return COMMAND
+    if "<|channel|>commentary " in template:
+        return HARMONY
     if "<|observation|>" in template and "metadata" in template:
         return GLM4
     if "<tool_call>" in template and '"arguments"' in template.replace("\\", ""):
@@ -212,7 +234,8 @@ def tool_grammar(
 
     rules = ["%llguidance {}", "TEXT: /(.|\\n)*/", 'NUMBER: /"[0-9]{1,4}"/']
     for i, tool in enumerate(tools):
-        literals = f"{lark_literal(tool.name)} {as_lark(form.between)}"
+        between = " | ".join(f"({as_lark(each)})" for each in (form.between, *form.others))
+        literals = f"{lark_literal(tool.name)} ({between})"
         if form.is_line:
             # In one piece, so that it is as long as the text that may begin in the same way.
             literals = lark_literal(tool.name + form.between)
@@ -343,7 +366,7 @@ class ToolCallSplitter:
             return [] if call is None else [call]
         if self._form.before:
             return _read_objects(text)
-        return _read_named(text, _LINE if self._form.is_line else _HEAD)
+        return _read_named(text, self._form.head)
 
 
 class _EndOfCall:

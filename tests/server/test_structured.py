@@ -206,6 +206,14 @@ TEMPLATES = {
         "{% if tools %}Answer <|START_ACTION|>{{ tools | tojson }}{% endif %}"
         + _MESSAGES.replace("CALL", "{{ c.function | tojson }}")
     ),
+    "harmony": (
+        "{% if tools %}{{ tools | tojson }}{% endif %}"
+        + _MESSAGES.replace(
+            "CALL",
+            '{{ "to=functions." + c.function.name + "<|channel|>commentary " + "json<|message|>" }}'
+            "{{ c.function.arguments | tojson }}",
+        )
+    ),
     "glm4": (
         "{# <|observation|>, metadata #}{% if tools %}{{ tools | tojson }}{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.metadata }}\n{{ m.content }}"

@@ -14,12 +14,14 @@ from localllm.answer.grammar_compiler import GrammarCompiler
 from localllm.hub.checkpoint import open_checkpoint
 from localllm.text.grammar import Grammar
 from localllm.text.prompt import Prompt
+from localllm.text.thinking import FAMILIES, ThinkingSplitter
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.tool_calls import (
     COMMAND,
     GEMMA4,
     GLM4,
     GRANITE,
+    HARMONY,
     HERMES,
     LLAMA,
     MISTRAL,
@@ -43,6 +45,7 @@ FORMATS = {
     "granite": GRANITE,
     "command": COMMAND,
     "glm4": GLM4,
+    "harmony": HARMONY,
 }
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 PLACE = {
@@ -61,6 +64,7 @@ WRITTEN = {
     "command": f'<|START_ACTION|>[\n    {{"tool_call_id": "7", "tool_name": "weather", '
     f'"parameters": {PARIS}}}\n]<|END_ACTION|>',
     "glm4": f"weather\n{PARIS}",
+    "harmony": "to=functions.weather<|channel|>commentary <|constrain|>json<|message|>" + PARIS,
 }
 TWO = {
     "hermes": WRITTEN["hermes"] + "\n" + WRITTEN["hermes"].replace("Paris", "Oslo"),
@@ -95,7 +99,7 @@ TWO = {
         ("ByteDance-Seed-OSS", SEED),
         ("google-gemma-4-31B-it", GEMMA4),
         ("ibm-granite-granite-3.3-2B-Instruct", GRANITE),
-        ("openai-gpt-oss-120b", None),
+        ("openai-gpt-oss-120b", HARMONY),
     ],
 )
 def test_the_template_tells_how_calls_are_written(name: str, expected: ToolFormat | None) -> None:
@@ -190,6 +194,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
         "</seed:tool_call>",
     ]
     marks += ["<|START_ACTION|>", "<|END_ACTION|>"]
+    marks += ["<|channel|>", "<|constrain|>", "<|message|>", "<|start|>", "<|end|>"]
     marks += ["[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<|python_tag|>"]
     if request.param == "special tokens":
         backend.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
@@ -231,6 +236,40 @@ def test_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name: str) -
     assert allows('{"say": "hi"}', grammar("auto", answer=answer))
     assert allows(written, grammar("auto", answer=answer))
     assert not allows("Just words.", grammar("auto", answer=answer))
+
+
+CHANNEL, TYPED = "<|channel|>commentary", "<|constrain|>json<|message|>"
+END = "<|end|><|start|>assistant"
+# How gpt-oss writes a call: behind thoughts or at once, in both orders.
+BEHIND = [
+    f"<|channel|>analysis<|message|>Hm.{END}{CHANNEL} to=functions.weather {TYPED}",
+    f"<|channel|>analysis<|message|>Hm.{END} to=functions.weather{CHANNEL} {TYPED}",
+    f"{CHANNEL} to=functions.weather {TYPED}",
+    f" to=functions.weather{CHANNEL} json<|message|>",
+]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("head", BEHIND)
+def test_a_call_of_gpt_oss_ends_its_thoughts(tokenizer: Tokenizer, head: str, seed: int) -> None:
+    [markers] = [family for family in FAMILIES if family.calls]
+    thoughts, text = ThinkingSplitter(markers), head + PARIS
+    pieces = [thoughts.push(piece) for piece in cut(text, seed)] + [thoughts.flush()]
+    assert "".join(each.thinking for each in pieces) == ("Hm." if "Hm." in head else "")
+    said, [call] = split(HARMONY, [each.answer for each in pieces])
+    assert (said, call.name, json.loads(call.arguments)) == ("", "weather", {"city": "Paris"})
+
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_token_ids, frozenset({0}))
+    for way in ("required", "auto"):
+        grammar = tool_grammar(HARMONY, TOOLS, way, tokenizer.as_lark)
+        for each, is_allowed in ((text, True), (text.replace('"Paris"', "5"), False)):
+            matcher = compiler.compile(grammar, Prompt([1], markers=markers)).matcher
+            ids = tokenizer.encode(each, add_special_tokens=False, parse_special=True)
+            assert (matcher.count_allowed([*ids, 0]) == len(ids) + 1) is is_allowed
+    answer = Grammar.of_schema({"type": "object"})
+    matcher = compiler.compile(answer, Prompt([1], markers=markers)).matcher
+    ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+    assert matcher.count_allowed([*ids, 0]) <= len(ids)
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
