@@ -11,6 +11,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from localllm.errors import ExitCode, TemplateError
+from localllm.text.template_sandbox import SandboxEnvironment
 from localllm.text.tokenizer import render_chat_template
 
 CORPUS = sorted((Path(__file__).parents[3] / "shared/data/chat_templates").glob("*.jinja"))
@@ -91,6 +92,21 @@ def test_templates_of_published_models_render_as_in_transformers(path: Path) -> 
                 )
             )
             assert ours == expected
+
+
+def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, compile_one = list[str](), SandboxEnvironment.compile
+
+    def counted(self: SandboxEnvironment, source: str, *more: object) -> object:
+        compiled.append(source)
+        return compile_one(self, source, *more)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(SandboxEnvironment, "compile", counted)
+    template = "{% for m in messages %}{{ m.content }},{% endfor %} once"
+    for text in ("one", "two"):
+        asked = [{"role": "user", "content": text}]
+        assert render_chat_template(template, asked) == f"{text}, once"
+    assert compiled == [template]
 
 
 def test_strftime_now_gives_the_date() -> None:
