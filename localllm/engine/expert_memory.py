@@ -51,7 +51,9 @@ class Planner(Protocol):
     def __call__(
         self, weights_bytes: int, config: EngineConfig, *, is_captured: bool
     ) -> MemoryPlan:
-        """`weights_bytes`: of the weights on the device; `is_captured`: whether steps may be."""
+        """`weights_bytes`: of the weights on the device; `is_captured`: whether steps are captured
+        where the device can.
+        """
 
 
 def plan_experts(

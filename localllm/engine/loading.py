@@ -158,10 +158,11 @@ def build_decoder(
         architecture,
         has_slots=ops.traits.captures,
     )
-    if plan.host_bytes > free_bytes(torch.device("cpu")):
+    host_free = free_bytes(torch.device("cpu"))
+    if plan.host_bytes > host_free:
         raise GpuMemoryError(
             f"experts need {plan.host_bytes / (1 << 30):.1f} GiB of host memory, "
-            f"{free_bytes(torch.device('cpu')) / (1 << 30):.1f} GiB are free",
+            f"{host_free / (1 << 30):.1f} GiB are free",
             hint="a smaller model: localllm plan",
         )
     listener.line(plan.describe())

@@ -72,14 +72,14 @@ def render_chat_template(
 # A process renders the templates of one or two models.
 @lru_cache(maxsize=4)
 def _compile(template: str) -> CodeType:
-    """The template's code, which takes a hundred times as long as most conversations do."""
+    """The template's code. Kept, since compiling it takes far longer than rendering with it."""
     return make_environment(MIN_MAX_CHARS + 4 * len(template)).compile(template)
 
 
 @contextmanager
 def _deadline(seconds: float) -> Iterator[None]:
     """Raise LimitError at the first line of Python that runs after `seconds` of this thread's
-    processor time: on a busy machine, a template takes no more of it. No template can sleep.
+    processor time, which other programs on a busy machine do not use up. No template can sleep.
 
     A trace function needs no thread, signal or process, and a template's Python code calls it every
     few microseconds. Python removes a trace function that raises; LimitError is not an Exception,

@@ -28,6 +28,7 @@ _JSON_PIECE = r'"(?:[^"\\]|\\.)*"|[{}:,]| '
 _HEAD = re.compile(r"\[TOOL_CALLS\](?P<name>[^\[\]{}]{1,200})(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]")
 # A name on a line of its own, and its arguments in the next; and what may become one.
 _LINE = re.compile(r"(?P<name>[^ \t\n{}]{1,64})\n(?=\{)(?P<id>)")
+# A name, the channel unless it came before, and the type of the arguments.
 _HARMONY = re.compile(
     r"to=functions\.(?P<name>[^\s{}]{1,200}?)(?P<id>)(?:<\|channel\|>commentary)?"
     r"(?: ?<\|constrain\|>json| json| )?<\|message\|>"
