@@ -3,15 +3,17 @@
 from typing import Any
 
 import pytest
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import FAMILIES, architecture_of
 
-# By class, the name of its config.
+# By class, the name of its own config: other configs may load the same class.
 KINDS = {
-    name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if name in FAMILIES
+    name: kind
+    for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
+    if name in FAMILIES and CONFIG_MAPPING_NAMES[kind] == name.replace("ForCausalLM", "Config")
 } | {
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma4ForCausalLM": "gemma4_text",
