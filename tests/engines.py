@@ -35,9 +35,10 @@ from localllm.engine.scheduler import (
     Scheduler,
     SchedulerConfig,
 )
+from localllm.engine.snapshots import Snapshots
 from localllm.engine.speculation import Speculator
 from localllm.engine.thread_count import ThreadCount
-from localllm.model.architecture import Architecture
+from localllm.model.architecture import Architecture, SlotSizes
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.decoder import DecoderModel
@@ -59,6 +60,10 @@ VOCAB_SIZE = 288
 MAX_MODEL_LEN = 256
 
 
+# Snapshots that a step can take.
+SAVES = 4
+
+
 @dataclass(frozen=True)
 class Limits:
     """What shapes a run and must not shape its text."""
@@ -68,6 +73,8 @@ class Limits:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 4096
     enable_prefix_caching: bool = False
+    snapshot_bytes: int = 1 << 30
+    max_model_len: int = MAX_MODEL_LEN
     prefix_folder: Path | None = None
     # Whether a step is scheduled before the tokens of the last one are there; and which requests
     # wait for theirs.
@@ -124,6 +131,7 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "GraniteMoeHybridForCausalLM": EVERY_FAMILY["GraniteMoeHybridForCausalLM"],
+    "Lfm2ForCausalLM": EVERY_FAMILY["Lfm2ForCausalLM"],
     "Ministral3ForCausalLM": EVERY_FAMILY["Ministral3ForCausalLM"],
     **{
         name: {each: size for each, size in sizes.items() if each != "sliding_window"}
@@ -184,7 +192,12 @@ def load_tiny_model(
 
 
 def load_folder(
-    folder: Path, dtype: torch.dtype, ops: Ops = TORCH_OPS, *, deterministic: bool = False
+    folder: Path,
+    dtype: torch.dtype,
+    ops: Ops = TORCH_OPS,
+    *,
+    deterministic: bool = False,
+    max_model_len: int = MAX_MODEL_LEN,
 ) -> DecoderModel:
     """The model of a checkpoint folder."""
     architecture = read_architecture(folder)
@@ -192,7 +205,7 @@ def load_folder(
         return load_model(
             source,
             architecture,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
             dtype=dtype,
             device=torch.device("cpu"),
             ops=ops,
@@ -209,6 +222,7 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         limits.block_size,
         kv_dtype or model.embedding.table.dtype,
         torch.device("cpu"),
+        SlotSizes(limits.max_num_seqs + SAVES, max_draft=16),
     )
     threads = GivenThreads(limits.threads) if limits.threads else None
     runner: Runner = ModelRunner(model, kv_cache, threads, taps=limits.taps)
@@ -223,7 +237,7 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
     )
     if limits.device is not None:
         runner = DeviceRunner(
-            model, kv_cache, limits.device, scheduling, MAX_MODEL_LEN, taps=limits.taps
+            model, kv_cache, limits.device, scheduling, limits.max_model_len, taps=limits.taps
         )
     windows = [group.state.window for group in groups]
     if limits.speculator is not None and None not in windows:
@@ -232,13 +246,18 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         BlockGroup(BlockPool(limits.num_blocks + 1), limits.block_size, window)
         for window in windows
     ]
+    is_recurrent = bool(model.architecture.recurrent_groups)
+    snapshots = Snapshots(limits.snapshot_bytes, SAVES) if is_recurrent else None
     disk = None
     if limits.prefix_folder is not None:
         pools = [group.pool for group in blocks[: len(groups)]]
-        disk = PrefixDisk(limits.prefix_folder, 1 << 30, kv_cache, pools)
-    scheduler = Scheduler(scheduling, blocks, disk)
+        disk = PrefixDisk(limits.prefix_folder, 1 << 30, kv_cache, pools, snapshots)
+    scheduler = Scheduler(scheduling, blocks, disk, snapshots)
     vocabulary = EngineLimits(
-        model.architecture.vocab_size, MAX_MODEL_LEN, MAX_MODEL_LEN, frozenset({EOS_TOKEN_ID})
+        model.architecture.vocab_size,
+        limits.max_model_len,
+        limits.max_model_len,
+        frozenset({EOS_TOKEN_ID}),
     )
     speculator = None if limits.speculator is None else limits.speculator()
     return Engine(runner, scheduler, vocabulary, speculator, disk)
@@ -313,7 +332,8 @@ def run(
 def add(engine: Engine, prompt: list[int], params: SamplingParams) -> int:
     """Queue a request, with a matcher for its grammar."""
     matcher = None if params.grammar is None else match_bytes(params.grammar)
-    return engine.add_request(prompt, params, matcher=matcher)
+    borders = range(0, len(prompt), 19)
+    return engine.add_request(prompt, params, matcher=matcher, borders=borders)
 
 
 @cache

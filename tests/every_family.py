@@ -90,6 +90,15 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
         "position_embedding_type": "rope",
     },
     "HunYuanDenseV1ForCausalLM": {},
+    "Lfm2ForCausalLM": {
+        "head_dim": None,
+        "norm_eps": 1e-5,
+        "rms_norm_eps": None,
+        "conv_bias": True,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_hidden_layers": 3,
+    },
     "Ministral3ForCausalLM": {
         "rope_theta": None,
         "rope_parameters": {

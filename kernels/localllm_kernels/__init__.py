@@ -43,6 +43,7 @@ from localllm_kernels.rotate_and_store import rotate_and_store, rotate_and_store
 from localllm_kernels.route import Routing, route, route_reference
 from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.sample import SamplingRows, sample, sample_reference
+from localllm_kernels.short_conv import short_conv_reference
 from localllm_kernels.traits import (
     C_TRAITS,
     TORCH_TRAITS,
@@ -71,6 +72,7 @@ class Ops:
     paged_attention: Callable[..., Tensor]
     row_maxima: Callable[[Tensor], tuple[Tensor, Tensor]]
     gumbel_argmax: Callable[[Tensor, float, Tensor | None, int], int]
+    short_conv: Callable[..., Tensor] = short_conv_reference
     # Products with weights, if the library has its own; else torch's are used.
     linears: Linears | None = None
     # Samples the tokens of a whole batch in one launch, where that avoids waiting for the device.

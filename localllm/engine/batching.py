@@ -10,6 +10,7 @@ from torch import Tensor
 
 from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
 from localllm.model.inputs import ForwardBatch, GroupTables
+from localllm_kernels.state_cache import StateSave, StateSlots
 
 
 def build_forward_batch(
@@ -66,7 +67,22 @@ def build_forward_batch(
         max_query_len=max(counts),
         logit_rows=to_device(logit_rows),
         num_logit_rows=len(sampled),
+        states=StateSlots(
+            tuple(entry.request.slot for entry in scheduled),
+            (0, *accumulate(counts)),
+            tuple(starts),
+            _saves(batch),
+        ),
     )
+
+
+def _saves(batch: ScheduledBatch) -> tuple[StateSave, ...]:
+    """The snapshots of a batch, in order of rows."""
+    found = (
+        StateSave(each.index, each.position - batch.requests[each.index].start, each.slot)
+        for each in batch.state_saves
+    )
+    return tuple(sorted(found, key=lambda each: (each.request, each.num_rows)))
 
 
 def _empty_tables(scheduled: Sequence[ScheduledRequest], number: int) -> npt.NDArray[np.int32]:

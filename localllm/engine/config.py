@@ -31,6 +31,7 @@ class EngineConfig:
     `self_check` compares a GPU's kernels with torch's operators before their first use there.
     `expert_memory_bytes` is the GPU memory for experts, of which the others stay in host memory;
     None: all that is left.
+    `snapshot_bytes` limits the host memory for states of recurrences, see snapshots.py.
     `cache_disk_bytes` limits the prefixes kept in `cache_dir` (None: in localllm's cache); 0: none.
     `threads` is the number of CPU threads; None: at most one per core, fewer while other processes
     use the cores. Either way the engine sets the number of torch's threads
@@ -46,6 +47,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     enable_prefix_caching: bool = True
+    snapshot_bytes: int = 2 << 30
     cache_disk_bytes: int = 0
     cache_dir: str | None = None
     device: Literal["auto", "cuda", "cpu"] = "auto"
@@ -67,6 +69,7 @@ class EngineConfig:
             ("threads", 1),
             ("reserve_bytes", 0),
             ("expert_memory_bytes", 0),
+            ("snapshot_bytes", 0),
             ("cache_disk_bytes", 0),
         ):
             value = getattr(self, name)

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from localllm.engine.device import is_fatal, is_out_of_memory
 from localllm.engine.engine_state import EngineState, InFlight, Lost, Settled, Unsettled
@@ -82,12 +82,14 @@ class Engine:
         params: SamplingParams,
         salt: bytes = b"",
         matcher: Matcher | None = None,
+        borders: Collection[int] = (),
     ) -> int:
         """Queue a request of `params.n` samples; returns its id, which its events carry.
 
         The answer is limited to the room left in the context. Requests with different `salt`s share
         neither cached blocks nor drafts, so timing reveals nothing about another's text. `matcher`
-        must be at the start of the answer; the first sample takes it over.
+        must be at the start of the answer; the first sample takes it over. `borders`: where
+        messages of the prompt end, from which a later prompt may go on in another way.
 
         Raises: RequestError for token ids out of range; ContextLengthError for a prompt that
         leaves no room for a new token. Other requests are not affected. DeviceError: see `step`.
@@ -118,6 +120,8 @@ class Engine:
                 max_total_tokens=num_prompt + max_tokens,
                 parent=first,
                 salt=salt,
+                # The same prompt again computes its newest token, and the block in which that lies.
+                borders=frozenset({*borders, num_prompt - 1}),
                 matcher=matcher if sample == 0 or matcher is None else matcher.copy(),
                 needs_ids=matcher is not None or self._runner.needs_ids(params),
             )

@@ -21,7 +21,7 @@ from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.expert_memory import expert_sizes, plan_experts
 from localllm.engine.listener import LOGGED, Listener
-from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile
+from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile, slot_sizes
 from localllm.engine.ngram import NgramDrafter
 from localllm.engine.operator_case import Sizes
 from localllm.engine.operator_check import CheckRequest
@@ -31,12 +31,13 @@ from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request_check import EngineLimits
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
+from localllm.engine.snapshots import Snapshots
 from localllm.engine.speculation import Drafter, Speculator
 from localllm.engine.step_inputs import graph_rows
 from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
-from localllm.errors import BackendError, GpuMemoryError
+from localllm.errors import BackendError, GpuMemoryError, UnsupportedModelError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
@@ -275,6 +276,12 @@ def build_engine(
     count = ThreadCount(threads.most, is_fixed=threads.is_fixed)
     drafter: Drafter | None = None
     if draft is not None:
+        if draft.model.architecture.recurrent_groups:
+            raise UnsupportedModelError(
+                "a draft model with recurrent layers is not supported",
+                where=draft.model.architecture.name,
+                hint="a draft model with attention alone, or --spec ngram",
+            )
         table = next(i for i, group in enumerate(plan.groups) if group.window is None)
         num_groups = len(draft.model.architecture.cache_groups)
         draft_cache = _allocate(draft, config, [num_blocks[table]] * num_groups)
@@ -300,12 +307,15 @@ def build_engine(
         BlockGroup(BlockPool(group.num_blocks), config.block_size, group.window)
         for group in plan.groups
     ]
+    # The slots that the plan has beyond those of requests.
+    per_step = slot_sizes(architecture, config).num_slots - config.max_num_seqs
+    snapshots = Snapshots(config.snapshot_bytes, per_step) if per_step else None
     disk = None
     if config.cache_disk_bytes and config.enable_prefix_caching:
         folder = prefix_folder(config.cache_dir)
         pools = [group.pool for group in groups[: len(kv_cache.stacks)]]
-        disk = PrefixDisk(folder, config.cache_disk_bytes, kv_cache, pools)
-    scheduler = Scheduler(scheduling, groups, disk)
+        disk = PrefixDisk(folder, config.cache_disk_bytes, kv_cache, pools, snapshots)
+    scheduler = Scheduler(scheduling, groups, disk, snapshots)
     return Engine(runner, scheduler, limits, speculator, disk, Pacer())
 
 
@@ -320,7 +330,12 @@ def _allocate(
 ) -> PagedKVCache:
     """The cache of a decoder, with `num_blocks` blocks in each of its groups."""
     return PagedKVCache.allocate(
-        loaded.model.architecture, num_blocks, config.block_size, loaded.kv_dtype, loaded.device
+        loaded.model.architecture,
+        num_blocks,
+        config.block_size,
+        loaded.kv_dtype,
+        loaded.device,
+        slot_sizes(loaded.model.architecture, config),
     )
 
 
@@ -336,7 +351,8 @@ def _make_runner(
     """The runner of a decoder on its device; `longest`: the most tokens of a request; `threads`,
     `tables`, `taps`: see ModelRunner.
     """
-    if not loaded.model.ops.traits.captures or loaded.device.type != "cuda":
+    captures = loaded.model.ops.traits.captures and not loaded.model.architecture.recurrent_groups
+    if not captures or loaded.device.type != "cuda":
         own_threads = threads if loaded.device.type == "cpu" else None
         return ModelRunner(loaded.model, kv_cache, own_threads, tables, taps)
     device = CudaDevice()

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from localllm.engine.block_group import most_blocks
 from localllm.engine.config import EngineConfig
+from localllm.engine.snapshots import snapshots_per_step
 from localllm.engine.speculation import MAX_DRAFTED_TOKENS
 from localllm.errors import GpuMemoryError, RequestError
-from localllm.model.architecture import Architecture
+from localllm.model.architecture import Architecture, SlotSizes
 from localllm.model.blocks.block import RowBytes
 
 
@@ -35,7 +36,8 @@ class MemoryPlan:
     """Bytes for each part, tokens in a step, and the resulting context and blocks of each cache
     group.
 
-    `budget_bytes`: how much of `free_bytes` may be used in all; `graphs_bytes`: for captured steps.
+    `budget_bytes`: how much of `free_bytes` may be used in all; `graphs_bytes`: for captured steps;
+    `states_bytes`: for what recurrences keep.
     """
 
     free_bytes: int
@@ -43,6 +45,7 @@ class MemoryPlan:
     weights_bytes: int
     activations_bytes: int
     graphs_bytes: int
+    states_bytes: int
     groups: tuple[GroupMemory, ...]
     block_size: int
     max_model_len: int
@@ -69,11 +72,12 @@ class MemoryPlan:
 
     def describe(self) -> str:
         """The plan in one line for a terminal."""
+        states = f", states {_gib(self.states_bytes)}" if self.states_bytes else ""
         graphs = f", graphs {_gib(self.graphs_bytes)}" if self.graphs_bytes else ""
         host = f" (all experts: {_gib(self.host_bytes)} of host memory)" if self.host_bytes else ""
         return (
             f"memory: weights {_gib(self.weights_bytes)}{host}, KV cache {_gib(self.kv_bytes)} for "
-            f"{self.cached_tokens:,} tokens (context {self.max_model_len:,}), "
+            f"{self.cached_tokens:,} tokens (context {self.max_model_len:,}){states}, "
             f"activations {_gib(self.activations_bytes)}{graphs}; "
             f"{_gib(self.budget_bytes)} of {_gib(self.free_bytes)} free may be used"
         )
@@ -82,6 +86,14 @@ class MemoryPlan:
 def _growing(groups: Sequence[GroupMemory]) -> list[GroupMemory]:
     """The full groups, which grow with every token; all groups if none is full."""
     return [group for group in groups if group.window is None] or list(groups)
+
+
+def slot_sizes(model: Architecture, engine: EngineConfig) -> SlotSizes:
+    """The slots of recurrences: for every request, and for a step's snapshots."""
+    drafts = engine.speculation.drafter != "off"
+    max_draft = engine.speculation.max_draft if drafts else 0
+    num_saves = snapshots_per_step(model.slot_bytes(max_draft))
+    return SlotSizes(engine.max_num_seqs + num_saves, max_draft)
 
 
 def plan_memory(
@@ -112,6 +124,8 @@ def plan_memory(
     Raises: GpuMemoryError with the size of each part if not even that fits.
     """
     width = 4 * model.hidden_size + model.workspace
+    slots = slot_sizes(model, engine)
+    states_bytes = slots.num_slots * model.slot_bytes(slots.max_draft)
     drafts = engine.speculation.drafter != "off"
     num_logit_rows = engine.max_num_seqs + MAX_DRAFTED_TOKENS * drafts
     # Each captured step keeps its logits, in the model's precision and in float32.
@@ -120,7 +134,7 @@ def plan_memory(
     step_bytes += 3 * num_logit_rows * model.vocab_size * 4  # logits twice, and counts of tokens
     budget_bytes = int(free_bytes * engine.gpu_memory_utilization)
     budget_bytes = max(0, min(budget_bytes, free_bytes - engine.reserve_bytes))
-    left = budget_bytes - weights_bytes - graphs_bytes - step_bytes
+    left = budget_bytes - weights_bytes - graphs_bytes - step_bytes - states_bytes
     shares = _Shares(
         tuple(_group_memory(model, engine.block_size, row_bytes, draft_token_bytes)),
         engine.block_size,
@@ -157,6 +171,7 @@ def plan_memory(
         weights_bytes,
         step_bytes + attention_bytes(max_model_len),
         graphs_bytes,
+        states_bytes,
         shares.for_tokens(engine.kv_cache_tokens)
         if engine.kv_cache_tokens is not None
         else shares.divide(left_beside(max_model_len), max_model_len),

@@ -1,12 +1,18 @@
 """Finds blocks that already hold the beginning of a request, in memory or in a store."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import NULL_BLOCK_ID, hash_block
 from localllm.engine.request import Request, RequestStatus
+from localllm.engine.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # The most blocks to fetch from the store in a step while other requests are running.
 _FETCHED_AT_ONCE = 32
@@ -21,8 +27,16 @@ class PrefixStore(Protocol):
     def load(self, key: bytes, group: int, block_id: int) -> bool:
         """Fill `block_id`, which the caller owns; False if the store does not have the block."""
 
+    def has_state(self, key: bytes) -> bool:
+        """Whether the store may have the snapshot at the end of this block, see snapshots.py."""
+
+    def load_state(self, key: bytes) -> Tensor | None:
+        """That snapshot; None if the store does not have it."""
+
     def offer(self, keys: Sequence[bytes]) -> None:
-        """Offer the blocks of a prefix, from the first to the last, for keeping."""
+        """Offer the blocks of a prefix, from the first to the last, for keeping, and the snapshots
+        at their ends.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +74,10 @@ class PrefixCache:
         *,
         by_content: bool,
         store: PrefixStore | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
+        """`snapshots`: None for a model without recurrences."""
+        self._snapshots = snapshots
         self._groups, self._block_size, self._root = groups, block_size, root
         self._by_content, self._store = by_content, store
 
@@ -72,7 +89,9 @@ class PrefixCache:
         """
         size = self._block_size
         usable = request.num_tokens - 1
-        if (prefix := self._of_parent(request, usable)) is not None:
+        # What a recurrence keeps of the prompt, its sample 0 has already changed.
+        is_plain = self._snapshots is None
+        if is_plain and (prefix := self._of_parent(request, usable)) is not None:
             return prefix
         if not self._by_content:
             return self._prefix([], 0)
@@ -81,7 +100,10 @@ class PrefixCache:
         if self._store is not None:
             most = _FETCHED_AT_ONCE if others_wait else len(keys) * len(self._groups)
             is_whole = self._fetch(self._store, keys, most)
-        count = self._longest(keys, self._is_held)
+        count = self._longest(keys, self._is_held, self._has_state)
+        if self._snapshots is not None:
+            # A third request that begins so will find a snapshot there.
+            request.borders |= {self._longest(keys, self._is_held) * size}
         return replace(self._prefix(keys, count), is_whole=is_whole)
 
     def register(self, request: Request, num_tokens: int) -> None:
@@ -96,6 +118,23 @@ class PrefixCache:
             for i in range(request.num_registered_blocks, num_full):
                 group.pool.register(table[i], keys[i])
         request.num_registered_blocks = num_full
+
+    def state(self, request: Request, num_tokens: int) -> Tensor:
+        """The snapshot after the first `num_tokens` tokens of a prefix that was found."""
+        assert self._snapshots is not None
+        return self._snapshots.find(request.block_keys[num_tokens // self._block_size - 1])
+
+    def keep_state(self, request: Request, num_tokens: int, values: Tensor, *, rolls: bool) -> None:
+        """Make the state after the request's first `num_tokens` tokens findable; `rolls`: until
+        there is a later one.
+        """
+        if self._snapshots is None or not self._by_content:
+            return
+        key = self._keys(request, num_tokens // self._block_size)[-1]
+        self._snapshots.put(key, values, rolls=rolls)
+        if request.rolling_key not in (None, key):
+            self._snapshots.roll(request.rolling_key)
+        request.rolling_key = key
 
     def keep(self, request: Request) -> None:
         """Offer the registered blocks of a request, which is about to free them, to the store."""
@@ -130,8 +169,18 @@ class PrefixCache:
     def _is_held(self, group: int, key: bytes) -> bool:
         return self._groups[group].pool.find(key) is not None
 
-    def _longest(self, keys: Sequence[bytes], is_held: Callable[[int, bytes], bool]) -> int:
-        """The number of blocks of the longest prefix that every group can continue."""
+    def _has_state(self, key: bytes) -> bool:
+        return self._snapshots is None or self._snapshots.has(key)
+
+    def _longest(
+        self,
+        keys: Sequence[bytes],
+        is_held: Callable[[int, bytes], bool],
+        has_state: Callable[[bytes], bool] = lambda key: True,
+    ) -> int:
+        """The number of blocks of the longest prefix that every group can continue, and that ends
+        in a block that `has_state`.
+        """
         limit = len(keys)
         for number, group in enumerate(self._groups):
             if group.window is None:
@@ -146,6 +195,8 @@ class PrefixCache:
                 runs.append((group, lengths))
 
         def can_go_on(count: int) -> bool:
+            if count and not has_state(keys[count - 1]):
+                return False
             end = count * self._block_size
             return all(lengths[count] >= count - group.first_needed(end) for group, lengths in runs)
 
@@ -168,7 +219,10 @@ class PrefixCache:
         def may_be_had(group: int, key: bytes) -> bool:
             return self._is_held(group, key) or store.has(key, group)
 
-        longest = self._longest(keys, may_be_had)
+        def state_may_be_had(key: bytes) -> bool:
+            return self._has_state(key) or store.has_state(key)
+
+        longest = self._longest(keys, may_be_had, state_may_be_had)
         is_whole = True
         held: list[list[int]] = [[] for _ in self._groups]
         for number, group in enumerate(self._groups):
@@ -193,4 +247,9 @@ class PrefixCache:
                 count -= 1
         for group, own in zip(self._groups, held, strict=True):
             group.release(own)
+        if is_whole and longest and self._snapshots is not None:
+            last = keys[longest - 1]
+            values = None if self._has_state(last) else store.load_state(last)
+            if values is not None:
+                self._snapshots.put(last, values, rolls=False)
         return is_whole

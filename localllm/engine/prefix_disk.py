@@ -1,13 +1,16 @@
 """Keeps keys and values of prefixes on disk, so they need not be computed again after a restart.
 
-Each block is a file, named by the block's key (see block_pool.py) and cache group, and so by
-everything that its values depend on. It holds a digest of name and values, then the values. Several
-processes may share a folder: a file is created by a rename and never changed, and only one process
-writes at a time, under the lock of a shared count of all bytes. The least recently used files are
-deleted first; the end of a prefix goes before its beginning, without which it is useless.
+Each block is a file, and so is each snapshot of recurrences at the end of one (see snapshots.py).
+A file is named by the block's key (see block_pool.py) and cache group, and so by everything that
+its values depend on. It holds a digest of name and values, then the values. Several processes may
+share a folder: a file is created by a rename and never changed, and only one process writes at a
+time, under the lock of a shared count of all bytes. The least recently used files are deleted
+first; the end of a prefix goes before its beginning, without which it is useless.
 
 A failure here is never an error of a request: a block that cannot be read is computed.
 """
+
+from __future__ import annotations
 
 import hashlib
 import logging
@@ -20,9 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.shared_count import BusyError, shared_count
+from localllm.engine.snapshots import Snapshots
 from localllm.files.private_files import PART_SUFFIX, new_private, open_private, private_folder
 from localllm.model.inputs import PagedKVCache
 
@@ -36,6 +41,8 @@ _KEPT_SHARE = 0.9
 _MAX_OFFERED = 64
 # The file with the count of all bytes.
 _COUNT = "bytes"
+# The number of snapshots among the cache groups.
+_STATES = 255
 _WITHOUT = "prefixes are not kept on disk"
 
 
@@ -46,14 +53,21 @@ class PrefixDisk:
     """
 
     def __init__(
-        self, folder: Path, limit_bytes: int, kv_cache: PagedKVCache, pools: Sequence[BlockPool]
+        self,
+        folder: Path,
+        limit_bytes: int,
+        kv_cache: PagedKVCache,
+        pools: Sequence[BlockPool],
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """`pools`: one for each of the cache's groups."""
+        """`pools`: one for each of the cache's groups; `snapshots`: None for a model without
+        recurrences.
+        """
         # Keys and values reveal what was said in a conversation, and answers are computed from
         # them, so the folder must be private.
         is_own = private_folder(folder, _WITHOUT) is not None
         self._folder, self._limit_bytes = folder, limit_bytes
-        self._kv_cache, self._pools = kv_cache, pools
+        self._kv_cache, self._pools, self._snapshots = kv_cache, pools, snapshots
         self._offered: deque[list[bytes]] = deque(maxlen=_MAX_OFFERED)
         # The prefix that is being saved, block by block and group by group; when that began, and
         # how many entries are done.
@@ -69,23 +83,19 @@ class PrefixDisk:
 
     def load(self, key: bytes, group: int, block_id: int) -> bool:
         """See PrefixStore."""
-        entry = _Entry.of(key, group, 0)
-        path = self._path(entry)
-        if not self._is_readable:
+        values = self._read(_Entry.of(key, group, 0))
+        if values is None:
             return False
-        try:
-            with open_private(path) as file:
-                content = bytearray(file.read(self._file_bytes(group) + 1))
-        except OSError:
-            return False
-        values = memoryview(content)[_DIGEST_BYTES:]
-        is_whole = len(values) == self._kv_cache.block_bytes(group)
-        if not is_whole or content[:_DIGEST_BYTES] != _digest(entry.name, values):
-            logger.warning("deleted a damaged block of a prefix; it is computed again: %s", path)
-            _delete(path)
-            return False
-        self._kv_cache.write_block(group, block_id, torch.frombuffer(values, dtype=torch.uint8))
+        self._kv_cache.write_block(group, block_id, values)
         return True
+
+    def has_state(self, key: bytes) -> bool:
+        """See PrefixStore."""
+        return self._is_readable and self._path(_Entry.of(key, _STATES, 0)).exists()
+
+    def load_state(self, key: bytes) -> Tensor | None:
+        """See PrefixStore."""
+        return self._read(_Entry.of(key, _STATES, 0))
 
     def offer(self, keys: Sequence[bytes]) -> None:
         """See PrefixStore."""
@@ -103,11 +113,10 @@ class PrefixDisk:
                 return True  # a long prefix may have taken a while
             entry = self._entries[self._num_saved]
             self._num_saved += 1
-            held = self._pools[entry.group].find(entry.key)
-            if held is None or self._path(entry).exists():
+            if self._path(entry).exists() or (values := self._held(entry)) is None:
                 continue
             try:
-                self._save(entry, self._kv_cache.read_block(entry.group, held).numpy().data)
+                self._save(entry, values.numpy().data)
             except BusyError:
                 self._num_saved = len(self._entries)  # the rest is useless without this block
             except OSError as error:
@@ -119,21 +128,52 @@ class PrefixDisk:
 
     def _begin(self, keys: list[bytes]) -> None:
         """Save this prefix next, as much of it as would fit into the empty folder."""
-        groups = range(len(self._pools))
-        most = int(_KEPT_SHARE * self._limit_bytes) // sum(map(self._file_bytes, groups))
-        self._entries = [
-            _Entry.of(key, group, depth)
-            for depth, key in enumerate(keys[:most])
-            for group in groups
-        ]
+        left = int(_KEPT_SHARE * self._limit_bytes)
+        self._entries = []
+        for depth, key in enumerate(keys):
+            groups = [*range(len(self._pools))]
+            if self._snapshots is not None and self._snapshots.has(key):
+                groups.append(_STATES)
+            left -= sum(map(self._file_bytes, groups))
+            if left < 0:
+                break
+            self._entries += [_Entry.of(key, group, depth) for group in groups]
         self._num_saved, self._began_ns = 0, time.time_ns()
         for entry in self._entries:
             self._touch(entry)
 
-    def _file_bytes(self, group: int) -> int:
-        return _DIGEST_BYTES + self._kv_cache.block_bytes(group)
+    def _held(self, entry: _Entry) -> Tensor | None:
+        """What memory holds of an entry, uint8; None if nothing."""
+        if entry.group == _STATES:
+            assert self._snapshots is not None
+            return self._snapshots.find(entry.key) if self._snapshots.has(entry.key) else None
+        held = self._pools[entry.group].find(entry.key)
+        return None if held is None else self._kv_cache.read_block(entry.group, held)
 
-    def _save(self, entry: "_Entry", values: memoryview) -> None:
+    def _read(self, entry: _Entry) -> Tensor | None:
+        """What the disk holds of an entry, uint8; None if nothing, or if it is damaged."""
+        path, file_bytes = self._path(entry), self._file_bytes(entry.group)
+        if not self._is_readable:
+            return None
+        try:
+            with open_private(path) as file:
+                content = bytearray(file.read(file_bytes + 1))
+        except OSError:
+            return None
+        values = memoryview(content)[_DIGEST_BYTES:]
+        is_whole = len(content) == file_bytes
+        if not is_whole or content[:_DIGEST_BYTES] != _digest(entry.name, values):
+            logger.warning("deleted a damaged block of a prefix; it is computed again: %s", path)
+            _delete(path)
+            return None
+        return torch.frombuffer(values, dtype=torch.uint8)
+
+    def _file_bytes(self, group: int) -> int:
+        is_state = group == _STATES
+        kept = self._kv_cache.state_bytes if is_state else self._kv_cache.block_bytes(group)
+        return _DIGEST_BYTES + kept
+
+    def _save(self, entry: _Entry, values: memoryview) -> None:
         if private_folder(self._folder, _WITHOUT) is None:  # it may have been deleted
             self._is_writable = False
             return
@@ -184,7 +224,7 @@ class PrefixDisk:
                 found.append((stat.st_mtime, stat.st_size, Path(entry.path)))
         return found
 
-    def _touch(self, entry: "_Entry") -> None:
+    def _touch(self, entry: _Entry) -> None:
         """Mark an entry as used now; earlier blocks of its prefix get slightly later times."""
         at = self._began_ns - entry.depth * 1000
         try:
@@ -192,13 +232,15 @@ class PrefixDisk:
         except OSError:
             return  # not on disk
 
-    def _path(self, entry: "_Entry") -> Path:
+    def _path(self, entry: _Entry) -> Path:
         return self._folder / entry.name.hex()
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A block of a prefix in one cache group. `name`: its file's; `depth`: its index there."""
+    """A block of a prefix in one cache group, or the snapshot at its end. `name`: its file's;
+    `depth`: the block's index in the prefix.
+    """
 
     key: bytes
     group: int
@@ -206,7 +248,7 @@ class _Entry:
     name: bytes
 
     @classmethod
-    def of(cls, key: bytes, group: int, depth: int) -> "_Entry":
+    def of(cls, key: bytes, group: int, depth: int) -> _Entry:
         name = hashlib.sha256(key + bytes([group])).digest() if group else key
         return cls(key, group, depth, name)
 

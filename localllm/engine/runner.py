@@ -156,7 +156,11 @@ class ModelRunner:
         inputs = build_forward_batch(
             batch, self._tables, self._kv_cache.block_size, self._row_multiple, self._device
         )
+        for load in batch.state_loads:
+            self._kv_cache.write_state(load.slot, load.position, load.values)
         hidden, taps = self._model.forward_last(inputs, self._kv_cache, self._taps)
+        for save in batch.state_saves:
+            save.values = self._kv_cache.read_state(save.slot, save.position)
         self._hidden = tuple(tap[: inputs.num_tokens] for tap in taps)
         if inputs.num_logit_rows == 0:
             return torch.empty((0, self._model.architecture.vocab_size), device=self._device)

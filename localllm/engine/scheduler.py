@@ -14,12 +14,14 @@ from admission until it ends, is preempted, or the block falls out of a window. 
 belongs to its request alone, or is copied first.
 """
 
+from __future__ import annotations
+
 import sys
 from array import array
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import NULL_BLOCK_ID
@@ -31,7 +33,11 @@ from localllm.engine.request import (
     TokenEvent,
     TokenLogprobs,
 )
+from localllm.engine.snapshots import Snapshots, positions
 from localllm.errors import RequestError, StepMemoryError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # When memory runs out, a request's steps are not made smaller than this many tokens.
 MIN_CHUNK = 64
@@ -92,11 +98,35 @@ class BlockCopy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class StateLoad:
+    """The snapshot that a request starts from: `values` are of the tokens before `position`."""
+
+    slot: int
+    position: int
+    values: Tensor
+
+
+@dataclass(slots=True)
+class StateSave:
+    """A snapshot of the state of the batch's request `index` at `position`, within a step, which
+    copies it to `slot`; the runner then fills in `values`. `rolls`: see snapshots.py.
+    """
+
+    index: int
+    position: int
+    slot: int
+    rolls: bool
+    values: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """One step's work. `block_copies` must be done first, in order."""
+    """One step's work. `block_copies` and `state_loads` must be done first, in order."""
 
     requests: list[ScheduledRequest] = field(default_factory=list)
     block_copies: list[BlockCopy] = field(default_factory=list)
+    state_loads: list[StateLoad] = field(default_factory=list)
+    state_saves: list[StateSave] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +148,12 @@ class Scheduler:
         config: SchedulerConfig,
         groups: Sequence[BlockGroup],
         store: PrefixStore | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """`store` keeps prefixes longer than the pools do."""
+        """`store` keeps prefixes longer than the pools do; `snapshots`: None for a model without
+        recurrences.
+        """
+        self._snapshots = snapshots
         self.config = config
         self.groups = groups
         self._prefixes = PrefixCache(
@@ -128,6 +162,7 @@ class Scheduler:
             config.cache_root,
             by_content=config.enable_prefix_caching,
             store=store,
+            snapshots=snapshots,
         )
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -235,6 +270,7 @@ class Scheduler:
             budget -= self._admit(batch, min(budget, of_prompts))
         if drafts:
             self._add_drafts(batch, drafts, budget)
+        self._take_snapshots(batch)
         for entry in batch.requests:
             entry.request.num_computed_tokens = entry.end
             entry.request.num_pending += entry.num_samples
@@ -249,13 +285,14 @@ class Scheduler:
         """
         events = []
         rows = iter(sampled)
-        for entry in batch.requests:
+        for i, entry in enumerate(batch.requests):
             request = entry.request
             request.steps_under_way -= 1
             tokens = next(rows) if entry.catches_up else []
             if request.status is RequestStatus.FINISHED:
                 continue  # it ended while the batch was computed
-            events += self._book(entry, tokens)
+            saves = [each for each in batch.state_saves if each.index == i]
+            events += self._book(entry, tokens, saves)
         assert next(rows, None) is None
         return events
 
@@ -273,7 +310,11 @@ class Scheduler:
                 request.num_computed_tokens = entry.start
                 self._roll_back(request)
                 tables = enumerate(request.tables)
-                if any((i, block_id) in targets for i, table in tables for block_id in table):
+                is_written = any(
+                    (i, block_id) in targets for i, table in tables for block_id in table
+                )
+                # A recurrence's state has gone on, and cannot go back.
+                if is_written or self._snapshots is not None:
                     self._preempt(request)
 
     def relieve(self, batch: ScheduledBatch) -> list[TokenEvent]:
@@ -373,6 +414,22 @@ class Scheduler:
             )
             budget -= count
 
+    def _take_snapshots(self, batch: ScheduledBatch) -> None:
+        """Choose where the batch takes snapshots, as many as it can, those that stay first."""
+        if self._snapshots is None or not self.config.enable_prefix_caching:
+            return
+        found = [
+            (rolls, position, index)
+            for index, entry in enumerate(batch.requests)
+            for position, rolls in positions(
+                entry.start, entry.known_end, entry.request.borders, self.config.block_size
+            )
+        ]
+        found.sort()
+        for i, (rolls, position, index) in enumerate(found[: self._snapshots.per_step]):
+            slot = self.config.max_num_seqs + i
+            batch.state_saves.append(StateSave(index, position, slot, rolls))
+
     def _admit(self, batch: ScheduledBatch, budget: int) -> int:
         """Start waiting requests in order, as far as budget, slots and blocks allow; returns how
         many of their tokens were scheduled.
@@ -397,6 +454,9 @@ class Scheduler:
             if request.num_preemptions == 0:
                 request.num_cached_tokens = prefix.num_tokens
             request.slot = self._free_slots.pop()
+            if self._snapshots is not None and prefix.num_tokens:
+                values = self._prefixes.state(request, prefix.num_tokens)
+                batch.state_loads.append(StateLoad(request.slot, prefix.num_tokens, values))
             self._num_admissions += 1
             request.admission = self._num_admissions
             count = _count(request, budget)
@@ -439,10 +499,19 @@ class Scheduler:
         return (
             parent is not None
             and parent.status is not RequestStatus.FINISHED
-            and parent.num_computed_tokens < parent.num_prompt_tokens
+            and (
+                parent.num_computed_tokens < parent.num_prompt_tokens
+                # Snapshots are found once their step is booked.
+                or (self._snapshots is not None and parent.num_generated_tokens == 0)
+            )
         )
 
-    def _book(self, entry: ScheduledRequest, tokens: Sequence[SampledToken]) -> list[TokenEvent]:
+    def _book(
+        self,
+        entry: ScheduledRequest,
+        tokens: Sequence[SampledToken],
+        saves: Sequence[StateSave] = (),
+    ) -> list[TokenEvent]:
         """Apply one request's tokens, up to its end, and return their events; all tokens but the
         last were drafted.
         """
@@ -477,6 +546,9 @@ class Scheduler:
             num_computed = entry.known_end + max(0, len(tokens) - 1)
             settled = min(num_computed, len(request.token_ids))
             self._prefixes.register(request, settled)
+            for save in saves:
+                assert save.values is not None
+                self._prefixes.keep_state(request, save.position, save.values, rolls=save.rolls)
             if entry.draft:
                 request.num_computed_tokens = num_computed
                 self._roll_back(request)

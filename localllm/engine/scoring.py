@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
+from localllm_kernels.state_cache import StateSlots
 
 BLOCK_SIZE = 16
 # Tokens in one forward pass, and rows of logits held at once; both limit memory.
@@ -28,7 +30,12 @@ class WindowScorer:
         # Block 0 is the null block.
         counts = [1 + self._num_blocks] * len(groups)
         self._kv_cache = PagedKVCache.allocate(
-            model.architecture, counts, BLOCK_SIZE, dtype, self._device
+            model.architecture,
+            counts,
+            BLOCK_SIZE,
+            dtype,
+            self._device,
+            SlotSizes(1),
         )
 
     @torch.inference_mode()
@@ -55,4 +62,5 @@ class WindowScorer:
             max_query_len=end - start,
             logit_rows=torch.empty(0, dtype=torch.int64, device=self._device),
             num_logit_rows=0,
+            states=StateSlots((0,), (0, end - start), (start,)),
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from localllm.model.blocks.attention import AttentionSpec
-from localllm.model.blocks.block import BlockSpec, KVState, LinearGroup, RowBytes
+from localllm.model.blocks.block import BlockSpec, KVState, LinearGroup, RecurrentState, RowBytes
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.experts_beside import ExpertsBesideSpec
 from localllm.model.config_fields import DType
@@ -36,6 +36,24 @@ class CacheGroup:
     def token_bytes(self, row_bytes: RowBytes) -> int:
         """Bytes per token, over all layers of the group."""
         return len(self.layers) * self.state.token_bytes(row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentGroup:
+    """Layers whose recurrences keep the same, by index."""
+
+    state: RecurrentState
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSizes:
+    """How many requests and snapshots recurrences keep a state for, and how many drafted tokens a
+    step may have to undo.
+    """
+
+    num_slots: int
+    max_draft: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +119,8 @@ class Architecture:
         """The number of layers up to the last one that keeps state. The layers after it compute
         only the rows that somebody reads.
         """
-        return max((i + 1 for i, layer in enumerate(self.layers) if layer.state), default=0)
+        kept = (layer.state or layer.recurrence for layer in self.layers)
+        return max((i + 1 for i, state in enumerate(kept) if state), default=0)
 
     def token_bytes(self, row_bytes: RowBytes) -> int:
         """Bytes of cache per token, over all layers."""
@@ -125,6 +144,21 @@ class Architecture:
             if layer.state is not None:
                 found.setdefault(layer.state, []).append(i)
         return tuple(CacheGroup(state, tuple(layers)) for state, layers in found.items())
+
+    @property
+    def recurrent_groups(self) -> tuple[RecurrentGroup, ...]:
+        """The layers that are recurrences, grouped by what they keep."""
+        found: dict[RecurrentState, list[int]] = {}
+        for i, layer in enumerate(self.layers):
+            if layer.recurrence is not None:
+                found.setdefault(layer.recurrence, []).append(i)
+        return tuple(RecurrentGroup(state, tuple(layers)) for state, layers in found.items())
+
+    def slot_bytes(self, more_rows: int = 0) -> int:
+        """Bytes of what all recurrences keep of one request, see `RecurrentState.num_bytes`."""
+        return sum(
+            len(group.layers) * group.state.num_bytes(more_rows) for group in self.recurrent_groups
+        )
 
     def groups(self) -> Iterator[tuple[str, LinearGroup]]:
         """Every product of the layers: the prefix of its layer, and its linears."""

@@ -89,7 +89,15 @@ class DecoderModel:
             place = kv_cache.places[i]
             tables = None if place is None else batch.tables[place[0]]
             own_input = None if per_layer is None else per_layer[i]
-            inputs = BlockInputs(ops, batch, rotations, kv_cache.layer(i), tables, own_input)
+            inputs = BlockInputs(
+                ops,
+                batch,
+                rotations,
+                kv_cache.layer(i),
+                tables,
+                own_input,
+                kv_cache.recurrent.get(i),
+            )
             for sublayer in layer.sublayers:
                 output, norm = sublayer.output(x, inputs), next(next_norms)
                 is_plain_sum = sublayer.factor == 1 and not sublayer.place.shares_input

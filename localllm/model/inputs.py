@@ -1,15 +1,16 @@
 """The inputs of a forward pass besides the weights: one batch, and the paged KV cache."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from localllm.model.architecture import Architecture
+from localllm.model.architecture import Architecture, SlotSizes
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache
+from localllm_kernels.state_cache import StateCache, StateSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class ForwardBatch:
     max_query_len: int  # the largest number of new tokens in a request
     logit_rows: Tensor  # int64 [padded_rows], the rows whose logits are wanted
     num_logit_rows: int
+    # Where recurrences keep their state, None if the model has none.
+    states: StateSlots | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -62,11 +65,13 @@ class PagedKVCache:
     """The caches of all layers.
 
     `stacks` has one entry per group; its tensors have the group's layers as their first dimension.
-    `places`: each layer's group and its place in it, see `Architecture.cache_places`.
+    `places`: each layer's group and its place in it, see `Architecture.cache_places`. `recurrent`:
+    for each layer that is a recurrence, by index, what it keeps of every slot.
     """
 
     stacks: tuple[KVCache, ...]
     places: tuple[tuple[int, int] | None, ...]
+    recurrent: Mapping[int, StateCache] = field(default_factory=dict)
 
     def layer(self, index: int) -> KVCache | None:
         """The cache of one layer, None if it has none."""
@@ -90,8 +95,11 @@ class PagedKVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        slots: SlotSizes | None = None,
     ) -> "PagedKVCache":
-        """Zeroed caches; `num_blocks` has one entry per cache group."""
+        """Zeroed caches; `num_blocks` has one entry per cache group. `slots`: those of recurrences,
+        if the model has any.
+        """
         groups = architecture.cache_groups
         stacks = tuple(
             empty_cache(
@@ -101,7 +109,8 @@ class PagedKVCache:
             )
             for group, count in zip(groups, num_blocks, strict=True)
         )
-        return cls(stacks, architecture.cache_places)
+        recurrent = {} if slots is None else _recurrent_caches(architecture, slots, device)
+        return cls(stacks, architecture.cache_places, recurrent)
 
     def copy_block(self, group: int, source: int, target: int) -> None:
         """Copy a whole block in all layers of a group."""
@@ -117,6 +126,21 @@ class PagedKVCache:
         own = self.stacks[group]
         parts = [part[:, block_id].contiguous().view(torch.uint8) for part in _parts(own)]
         return torch.cat([part.flatten() for part in parts]).cpu()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the result of `read_state`, where as many tokens lie before as are needed."""
+        return sum(4 * each.num_rows * each.rows.shape[-1] for each in self.recurrent.values())
+
+    def read_state(self, slot: int, position: int) -> Tensor:
+        """What recurrences keep in a slot of the tokens before `position`, uint8, on the host."""
+        return torch.cat([each.read(slot, position) for each in self.recurrent.values()])
+
+    def write_state(self, slot: int, position: int, values: Tensor) -> None:
+        """Fill a slot with the result of `read_state`."""
+        start = 0
+        for each in self.recurrent.values():
+            start += each.write(slot, position, values[start:])
 
     def write_block(self, group: int, block_id: int, values: Tensor) -> None:
         """Fill a block with the result of `read_block`."""
@@ -139,6 +163,18 @@ def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
         return KVCache(key, value)
     scales = (_zeros(shape[:-1], torch.float32, device) for _ in range(2))
     return KVCache(key, value, *scales)
+
+
+def _recurrent_caches(
+    architecture: Architecture, slots: SlotSizes, device: torch.device
+) -> dict[int, StateCache]:
+    found: dict[int, StateCache] = {}
+    for group in architecture.recurrent_groups:
+        ring = group.state.num_rows + slots.max_draft
+        shape = (len(group.layers), slots.num_slots, ring, group.state.width)
+        stack = StateCache(_zeros(shape, torch.float32, device), group.state.num_rows)
+        found |= {layer: stack.layer(place) for place, layer in enumerate(group.layers)}
+    return found
 
 
 def _parts(cache: KVCache) -> list[Tensor]:

@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localllm.model.blocks.block import Block, BlockInputs, BlockSpec, KVState, Parts
+from localllm.model.blocks.block import (
+    Block,
+    BlockInputs,
+    BlockSpec,
+    KVState,
+    Parts,
+    RecurrentState,
+)
 from localllm.model.norm import Norm, NormSpec
 
 if TYPE_CHECKING:
@@ -64,6 +71,12 @@ class LayerPlan:
         return next((p.block.reads for p in self.places if p.block.reads is not None), None)
 
     @property
+    def recurrence(self) -> RecurrentState | None:
+        """What the one block that is a recurrence keeps, None if there is none."""
+        kept = (place.block.recurrence for place in self.places)
+        return next((each for each in kept if each is not None), None)
+
+    @property
     def workspace(self) -> int:
         """Values per token that its blocks hold."""
         return sum(place.block.workspace for place in self.places)
@@ -88,7 +101,7 @@ class LayerPlan:
             if has_bias:
                 shapes[f"{name}.bias"] = shape[:1]
         for place in self.places:
-            shapes |= {name: (width,) for name, width in place.block.vectors.items()}
+            shapes |= place.block.vectors
             shapes |= {f"{norm.name}.weight": (self.hidden_size,) for norm in place.norms}
             if place.factor is not None:
                 shapes[place.factor] = (1,)

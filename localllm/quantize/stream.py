@@ -14,6 +14,7 @@ from localllm.model.rope import RopeTables
 from localllm.model.weights import WeightReader
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.state_cache import StateCache, StateSlots
 
 # Tokens that are in a layer at once; they bound the memory besides the layer itself.
 BATCH_TOKENS = 4096
@@ -182,6 +183,10 @@ class CalibrationStream:
         if state is not None:
             shape = (num_seqs + 1, state.num_heads, length, state.width)
             cache = KVCache(*(torch.zeros(shape, dtype=x.dtype, device=device) for _ in range(2)))
+        recurrent = None
+        if block.recurrence is not None:
+            rows = (num_seqs, block.recurrence.num_rows, block.recurrence.width)
+            recurrent = StateCache(torch.zeros(rows, device=device), block.recurrence.num_rows)
         nothing = torch.empty(0, dtype=torch.int64, device=device)
         batch = ForwardBatch(
             input_ids=nothing,
@@ -192,6 +197,11 @@ class CalibrationStream:
             max_query_len=length,
             logit_rows=nothing,
             num_logit_rows=0,
+            states=StateSlots(
+                tuple(range(num_seqs)),
+                tuple(range(0, num_tokens + 1, length)),
+                (0,) * num_seqs,
+            ),
         )
         tables = GroupTables(
             torch.arange(length, length + num_tokens, device=device),
@@ -201,7 +211,7 @@ class CalibrationStream:
         per_layer = None
         if self._per_layer is not None:
             per_layer = self._parts(self._per_layer[self._layer])[part].flatten(0, 1).to(device)
-        return BlockInputs(self.ops, batch, rotations, cache, tables, per_layer)
+        return BlockInputs(self.ops, batch, rotations, cache, tables, per_layer, recurrent)
 
 
 def _moved(cache: KVCache, device: torch.device) -> KVCache:

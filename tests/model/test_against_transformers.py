@@ -59,6 +59,14 @@ GLM4_MOE = {
     "partial_rotary_factor": 0.5,
     "first_k_dense_replace": 1,
 }
+LFM2: dict[str, Any] = {
+    "head_dim": None,
+    "rms_norm_eps": None,
+    "norm_eps": 1e-5,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "block_auto_adjust_ff_dim": False,
+}
 GRANITE4 = {
     **GRANITE,
     "model_type": "granitemoehybrid",
@@ -204,6 +212,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             # As published; transformers 5.23 gives windowed layers no other base.
             "rope_theta": 500000.0,
             "rope_scaling": {**YARN, "attention_factor": 1.2},
+        },
+    ),
+    "lfm2": ("Lfm2ForCausalLM", LFM2),
+    "lfm2, biased, four taps, adjusted inner size": (
+        "Lfm2ForCausalLM",
+        {
+            **LFM2,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_auto_adjust_ff_dim": True,
+            "block_multiple_of": 24,
+            "block_ffn_dim_multiplier": 1.5,
+            "layer_types": ["conv", "full_attention", "full_attention", "conv"],
         },
     ),
     "granite": ("GraniteForCausalLM", GRANITE),

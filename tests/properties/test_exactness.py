@@ -39,6 +39,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "gemma 4 with keys of other layers": ("Gemma4ForCausalLM", 20),
     "sinks and a window of 20": (WITH_SINKS, 20),
     "experts": ("Qwen3MoeForCausalLM", None),
+    "lfm2": ("Lfm2ForCausalLM",),
 }
 if shutil.which("cc") is not None:
     # With the C library integer products are exact whatever the rest is stored in.
@@ -48,6 +49,7 @@ if shutil.which("cc") is not None:
     )
     MODELS["gemma 4 in 4 bits in C"] = ("Gemma4ForCausalLM", 20, torch.float32, INT4, "auto")
     MODELS["experts in C"] = ("Glm4MoeForCausalLM", None, torch.float32, None, "auto")
+    MODELS["lfm2 in 4 bits in C"] = ("Lfm2ForCausalLM", None, torch.bfloat16, INT4, "auto")
     MODELS["sinks in C"] = (WITH_SINKS, 20, torch.float32, None, "auto")
     MODELS["qwen3 in 4 bits in C"] = ("Qwen3ForCausalLM", None, torch.bfloat16, INT4, "auto")
     MODELS["qwen2 in C, keys in 8 bits"] = ("Qwen2ForCausalLM", None, torch.float32, None, "auto")

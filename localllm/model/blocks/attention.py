@@ -82,7 +82,8 @@ class AttentionSpec:
     values are the keys before their norm and rotation; `reads`: the layer whose keys and values it
     takes, since it has none; `has_sinks`: each head has a sink, see paged_attention_reference;
     `has_gate`: the checkpoint's queries have a gate for each of their values, behind those of a
-    head, whose sigmoid is a factor on what the head has found (Qwen3-Next).
+    head, whose sigmoid is a factor on what the head has found (Qwen3-Next); `output`: the last
+    linear's name.
     """
 
     hidden_size: int
@@ -102,6 +103,7 @@ class AttentionSpec:
     reads: int | None = None
     has_sinks: bool = False
     has_gate: bool = False
+    output: str = "self_attn.o_proj"
 
     @property
     def score_scale(self) -> float:
@@ -144,7 +146,7 @@ class AttentionSpec:
         values: InputRows | InputsFrom = InputsFrom.OTHER
         if len(qkv) != 2 and self.reads is None and not (self.norms and self.norms.has_value):
             values = InputRows(qkv[-1][0], self.num_kv_heads, group, self.head_dim, first_value)
-        output = (("self_attn.o_proj", self.hidden_size),)
+        output = ((self.output, self.hidden_size),)
         return (
             LinearGroup("qkv", qkv, self.hidden_size, self.qkv_bias),
             LinearGroup("output", output, queries, self.o_bias, inputs=values),
@@ -156,10 +158,10 @@ class AttentionSpec:
         return True
 
     @property
-    def vectors(self) -> Mapping[str, int]:
+    def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
-        widths = self._norm_widths()
-        return {**widths, _SINKS: self.num_heads} if self.has_sinks else widths
+        shapes = {name: (width,) for name, width in self._norm_widths().items()}
+        return {**shapes, _SINKS: (self.num_heads,)} if self.has_sinks else shapes
 
     def _norm_widths(self) -> dict[str, int]:
         """The widths of the norms' weights: that of queries, and that of keys if there are keys."""
@@ -179,6 +181,10 @@ class AttentionSpec:
     def state(self) -> KVState | None:
         """See BlockSpec."""
         return self._seen if self.reads is None else None
+
+    @property
+    def recurrence(self) -> None:
+        """See BlockSpec."""
 
     @property
     def unread(self) -> tuple[str, ...]:

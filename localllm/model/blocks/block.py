@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from localllm_kernels.gate import GateKind
     from localllm_kernels.kv_cache import KVCache
     from localllm_kernels.linears import ExpertsProduct
+    from localllm_kernels.state_cache import StateCache
 
 # From the number of values in a row of the KV cache to its bytes.
 RowBytes = Callable[[int], int]
@@ -106,6 +107,20 @@ class KVState:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """What a recurrence keeps of all tokens of a request so far: its inputs at the last `num_rows`
+    positions, of `width` values each.
+    """
+
+    num_rows: int
+    width: int
+
+    def num_bytes(self, more_rows: int = 0) -> int:
+        """Bytes of one request's state, in float32, with room for `more_rows`."""
+        return 4 * (self.num_rows + more_rows) * self.width
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """The cost of a token besides its products: bytes of state that it reads, and operations."""
 
@@ -144,7 +159,8 @@ class Rotation:
 @dataclass(frozen=True, slots=True)
 class BlockInputs:
     """The inputs of a block besides its rows; `cache` and `tables` are those of the state that it
-    keeps or reads, None if there is none. `per_layer`: see PerLayerInputs, [num_tokens, width].
+    keeps or reads, `recurrent` what it keeps as a recurrence, None if there is none. `per_layer`:
+    see PerLayerInputs, [num_tokens, width].
     """
 
     ops: Ops
@@ -153,6 +169,7 @@ class BlockInputs:
     cache: KVCache | None
     tables: GroupTables | None
     per_layer: Tensor | None = None
+    recurrent: StateCache | None = None
 
 
 class Block(Protocol):
@@ -183,8 +200,8 @@ class BlockSpec(Protocol):
         """Whether its last product gives its outputs, so that `Block.inner` has inputs for it."""
 
     @property
-    def vectors(self) -> Mapping[str, int]:
-        """The widths of its other tensors, by name in the layer."""
+    def vectors(self) -> Mapping[str, tuple[int, ...]]:
+        """The shapes of its other tensors, by name in the layer."""
 
     @property
     def state(self) -> KVState | None:
@@ -193,6 +210,10 @@ class BlockSpec(Protocol):
     @property
     def reads(self) -> int | None:
         """The layer whose state it reads in place of its own."""
+
+    @property
+    def recurrence(self) -> RecurrentState | None:
+        """What it keeps of a request besides the state of single tokens, None if nothing."""
 
     @property
     def workspace(self) -> int:
@@ -220,7 +241,7 @@ class Stateless:
     __slots__ = ()
 
     @property
-    def vectors(self) -> Mapping[str, int]:
+    def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
         return {}
 
@@ -231,6 +252,11 @@ class Stateless:
     @property
     def reads(self) -> None:
         """See BlockSpec."""
+
+    @property
+    def recurrence(self) -> RecurrentState | None:
+        """See BlockSpec."""
+        return None
 
     def gathered_bytes(self, context: int) -> int:
         """See BlockSpec."""

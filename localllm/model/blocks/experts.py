@@ -75,10 +75,10 @@ class ExpertsSpec(Stateless):
         return False
 
     @property
-    def vectors(self) -> Mapping[str, int]:
+    def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
         names = (self.router.correction, self.router.scales)
-        return {name: self.router.num_experts for name in names if name is not None}
+        return {name: (self.router.num_experts,) for name in names if name is not None}
 
     @property
     def workspace(self) -> int:

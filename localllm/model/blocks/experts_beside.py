@@ -51,11 +51,11 @@ class ExpertsBesideSpec(Stateless):
         return False
 
     @property
-    def vectors(self) -> Mapping[str, int]:
+    def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
         width = self.mlp.hidden_size
-        norms = {f"{norm.name}.weight": width for norm in self.norms}
-        return {**norms, self.router_scale: width, **self.experts.vectors}
+        norms = {f"{norm.name}.weight": (width,) for norm in self.norms}
+        return {**norms, self.router_scale: (width,), **self.experts.vectors}
 
     @property
     def workspace(self) -> int:

@@ -46,6 +46,16 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8,
         "sliding_window": 4096,
     },
+    "Lfm2ForCausalLM": {
+        **_sizes(2560, 12288, 32, 32, 65536, 128000),
+        "num_key_value_heads": 8,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "conv_L_cache": 3,
+        "block_multiple_of": 256,
+        "block_auto_adjust_ff_dim": True,
+        "rope_theta": 1000000.0,
+    },
     "Qwen2ForCausalLM": {
         **_sizes(4096, 22016, 32, 32, 151936, 32768),
         "num_key_value_heads": 32,

@@ -1,0 +1,96 @@
+"""States of recurrences, kept in host memory for requests that begin alike.
+
+Keys and values lie in blocks, which any request can go on from. A recurrence has one state, of all
+tokens before it, so a request can only go on where that state was copied: a **snapshot**, at the
+end of a block, found by the key of that block. `positions` says where to take them. A snapshot
+that lies at no border **rolls**: the request's next one replaces it, so that a long answer keeps
+one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Snapshots that stay lie this many tokens apart at most; those of an answer, which roll, come
+# every so many tokens.
+STRIDE, ROLL = 1024, 32
+# Snapshots in a step: at least and at most so many, and between these as many as take so few bytes.
+_LEAST, _MOST, _STEP_BYTES = 4, 32, 256 << 20
+
+
+def snapshots_per_step(slot_bytes: int) -> int:
+    """How many snapshots a step can take, of `slot_bytes` each; 0 if there is nothing to take."""
+    return min(_MOST, max(_LEAST, _STEP_BYTES // slot_bytes)) if slot_bytes else 0
+
+
+def positions(
+    start: int, end: int, borders: Collection[int], block_size: int
+) -> list[tuple[int, bool]]:
+    """The positions after `start`, up to `end`, at which a step over these tokens takes snapshots,
+    and of each whether it rolls.
+
+    `borders`: where messages end. A snapshot lies at the last end of a block before one.
+    """
+    stay = {border // block_size * block_size for border in borders}
+    stay |= set(range(start // STRIDE * STRIDE, end + 1, STRIDE))
+    found = {position: False for position in stay if start < position <= end}
+    last = end // block_size * block_size
+    is_due = end - start > 1 or last % ROLL == 0
+    if start < last and is_due:
+        found.setdefault(last, True)
+    return sorted(found.items())
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    values: Tensor
+    rolls: bool
+
+
+class Snapshots:
+    """Snapshots by key, at most `quota_bytes` of them; the ones unused for longest go first.
+
+    A step can take `per_step` of them.
+    """
+
+    def __init__(self, quota_bytes: int, per_step: int) -> None:
+        self.quota_bytes, self.per_step = quota_bytes, per_step
+        self.num_bytes = 0
+        self._held: OrderedDict[bytes, _Snapshot] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def has(self, key: bytes) -> bool:
+        """Whether there is a snapshot at the end of the block `key`."""
+        return key in self._held
+
+    def find(self, key: bytes) -> Tensor:
+        """The snapshot at the end of the block `key`, which must be there."""
+        self._held.move_to_end(key)
+        return self._held[key].values
+
+    def put(self, key: bytes, values: Tensor, *, rolls: bool) -> None:
+        """Keep a snapshot at the end of the block `key`, unless it is larger than the quota."""
+        if key in self._held:
+            self._held[key].rolls &= rolls
+            self._held.move_to_end(key)
+            return
+        if values.nbytes > self.quota_bytes:
+            return
+        self._held[key] = _Snapshot(values, rolls)
+        self.num_bytes += values.nbytes
+        while self.num_bytes > self.quota_bytes:
+            _, oldest = self._held.popitem(last=False)
+            self.num_bytes -= oldest.values.nbytes
+
+    def roll(self, key: bytes) -> None:
+        """Drop the snapshot at the end of the block `key`, if it is there and rolls."""
+        if key in self._held and self._held[key].rolls:
+            self.num_bytes -= self._held.pop(key).values.nbytes
