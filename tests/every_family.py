@@ -41,6 +41,14 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
         "use_qk_norm": True,
     },
 }
+WITH_EXPERTS["Lfm2MoeForCausalLM"] = {
+    **_EXPERTS,
+    "head_dim": None,
+    "num_experts": 6,
+    "num_dense_layers": 1,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_hidden_layers": 3,
+}
 EVERY_FAMILY: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 24},
@@ -98,6 +106,20 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
         "layer_types": ["conv", "full_attention", "conv"],
         "num_hidden_layers": 3,
+    },
+    "Lfm3ForCausalLM": {
+        "layer_types": ["conv", "sliding_attention", "full_attention"],
+        "num_hidden_layers": 3,
+        "sliding_window": 24,
+        "rope_theta": None,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.5,
+                "rope_theta": 100000.0,
+            },
+        },
     },
     "Ministral3ForCausalLM": {
         "rope_theta": None,

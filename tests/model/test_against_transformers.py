@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import tiny_config, write_checkpoint
+from every_family import EVERY_FAMILY
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from localllm import LLM, SamplingParams
@@ -66,6 +67,23 @@ LFM2: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", "conv", "full_attention", "conv"],
     "block_auto_adjust_ff_dim": False,
+}
+LFM2_MOE = {
+    **LFM2,
+    "model_type": "lfm2_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "num_dense_layers": 1,
+    "routed_scaling_factor": 1.5,
+}
+LFM3 = {
+    **EVERY_FAMILY["Lfm3ForCausalLM"],
+    "pad_token_id": 0,
+    "rms_norm_eps": None,
+    "norm_eps": 1e-5,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
 }
 GRANITE4 = {
     **GRANITE,
@@ -225,6 +243,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "block_multiple_of": 24,
             "block_ffn_dim_multiplier": 1.5,
             "layer_types": ["conv", "full_attention", "full_attention", "conv"],
+        },
+    ),
+    "lfm2, experts": ("Lfm2MoeForCausalLM", LFM2_MOE),
+    "lfm2, experts, no bias, factors as they are": (
+        "Lfm2MoeForCausalLM",
+        {**LFM2_MOE, "use_expert_bias": False, "norm_topk_prob": False, "num_dense_layers": 0},
+    ),
+    "lfm3": ("Lfm3ForCausalLM", LFM3),
+    "lfm3, biased, no gates, no norms after": (
+        "Lfm3ForCausalLM",
+        {
+            **LFM3,
+            "attention_bias": True,
+            "conv_bias": True,
+            "use_attention_gate": False,
+            "use_sandwich_norm": False,
         },
     ),
     "granite": ("GraniteForCausalLM", GRANITE),

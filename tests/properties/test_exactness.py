@@ -40,6 +40,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "sinks and a window of 20": (WITH_SINKS, 20),
     "experts": ("Qwen3MoeForCausalLM", None),
     "lfm2": ("Lfm2ForCausalLM",),
+    "lfm2 with experts": ("Lfm2MoeForCausalLM",),
 }
 if shutil.which("cc") is not None:
     # With the C library integer products are exact whatever the rest is stored in.

@@ -83,7 +83,7 @@ class AttentionSpec:
     takes, since it has none; `has_sinks`: each head has a sink, see paged_attention_reference;
     `has_gate`: the checkpoint's queries have a gate for each of their values, behind those of a
     head, whose sigmoid is a factor on what the head has found (Qwen3-Next); `output`: the last
-    linear's name.
+    linear's name; `head_gate`: that of one whose sigmoids are factors on each head (LFM3).
     """
 
     hidden_size: int
@@ -104,6 +104,7 @@ class AttentionSpec:
     has_sinks: bool = False
     has_gate: bool = False
     output: str = "self_attn.o_proj"
+    head_gate: str | None = None
 
     @property
     def score_scale(self) -> float:
@@ -119,7 +120,8 @@ class AttentionSpec:
     def has_plain_rows(self) -> bool:
         """Whether its first product gives queries, keys and values, which are cached as given."""
         has_value_norm = self.norms is not None and self.norms.has_value
-        is_plain = self.has_values and self.reads is None and not self.has_gate
+        has_gate = self.has_gate or self.head_gate is not None
+        is_plain = self.has_values and self.reads is None and not has_gate
         return is_plain and not has_value_norm
 
     @property
@@ -147,10 +149,14 @@ class AttentionSpec:
         if len(qkv) != 2 and self.reads is None and not (self.norms and self.norms.has_value):
             values = InputRows(qkv[-1][0], self.num_kv_heads, group, self.head_dim, first_value)
         output = ((self.output, self.hidden_size),)
-        return (
+        products = (
             LinearGroup("qkv", qkv, self.hidden_size, self.qkv_bias),
             LinearGroup("output", output, queries, self.o_bias, inputs=values),
         )
+        if self.head_gate is None:
+            return products
+        gate = ((self.head_gate, self.num_heads),)
+        return (LinearGroup("head gate", gate, self.hidden_size, is_kept=True), *products)
 
     @property
     def ends_in_product(self) -> bool:
@@ -230,13 +236,14 @@ class AttentionSpec:
             "keys of another layer": self.reads is not None,
             "sinks": self.has_sinks,
             "a gate": self.has_gate,
+            "a gate for each head": self.head_gate is not None,
         }
         words = "".join(f", {name}" for name, is_there in parts.items() if is_there)
         return f"{self.num_heads} heads of {self.head_dim} with {self.num_kv_heads} of keys{words}"
 
     def build(self, parts: Parts) -> Attention:
         """See BlockSpec."""
-        qkv, output = self.products
+        *_, qkv, output = self.products
         norms = None
         if self.norms is not None:
             found = [self._norm(parts, name) for name in self._norm_widths()]
@@ -248,6 +255,7 @@ class AttentionSpec:
             norms,
             parts.rope(self.rope, self.head_dim),
             parts.vector(_SINKS).float() if self.has_sinks else None,
+            None if self.head_gate is None else parts.linear(self.head_gate),
         )
 
     def _norm(self, parts: Parts, name: str) -> Norm:
@@ -271,7 +279,7 @@ class AttentionSpec:
         starts = [head * stride for head in range(self.num_heads)]
         starts += [first_key + head * width for head in range(num_keys)]
         rows = [start + i for start in starts for i in turned]
-        rows += range(first_key + num_keys * width, self.products[0].width_out)
+        rows += range(first_key + num_keys * width, self.products[-2].width_out)
         if self.has_gate:
             starts = [head * stride + width for head in range(self.num_heads)]
             rows += [start + i for start in starts for i in range(width)]
@@ -296,11 +304,13 @@ class Attention:
     norms: HeadNorms | None
     rope: RopeTable
     sinks: Tensor | None = None  # float32 [num_heads]
+    head_gate: Projection | None = None
 
     @property
     def products(self) -> tuple[Projection, ...]:
         """See Block."""
-        return self.qkv_proj, self.o_proj
+        first = () if self.head_gate is None else (self.head_gate,)
+        return *first, self.qkv_proj, self.o_proj
 
     def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block."""
@@ -328,8 +338,11 @@ class Attention:
             window=spec.window,
             cap=spec.cap,
             sinks=self.sinks,
-        ).flatten(1)
+        )
         # Not torch's sigmoid, whose vector loop and scalar tail may differ in the last bit.
+        if self.head_gate is not None:
+            attended = attended / (1 + (-self.head_gate(x)).exp())[:, :, None]
+        attended = attended.flatten(1)
         return attended if gate is None else attended / (1 + (-gate).exp())
 
     def _split_gate(self, qkv: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -1,44 +1,80 @@
-"""LFM2: short convolutions in most layers, attention with norms on each head in the others."""
+"""LFM2 and LFM2-MoE: short convolutions in most layers, attention with norms on each head in the
+others. LFM2-MoE has experts behind its first layers, chosen by the sigmoids of their scores.
 
+transformers adds 1e-6 to the sum that the experts' factors are divided by, and this does not: as
+sums of sigmoids are near 1 or more, results differ by a millionth.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.model.architecture import Architecture
-from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.attention import QueryKeyNorms
+from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.model.blocks.router import RouterSpec
 from localllm.model.blocks.short_conv import ShortConvSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.families.common import (
     FULL,
     read_attention,
     read_decoder,
+    read_eps,
+    read_expert,
     read_gated_mlp,
     read_hidden_size,
+    read_num_experts,
     read_num_layers,
 )
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 
-_NAMES = ("feed_forward.w1", "feed_forward.w3", "feed_forward.w2")
-_CONV = "conv"
+CONV = "conv"
+MLP_NAMES = ("feed_forward.w1", "feed_forward.w3", "feed_forward.w2")
+LAST_NORM = "model.embedding_norm"
+_EXPERT = "feed_forward.experts.{}."
+_EXPERT_NAMES = (f"{_EXPERT}w1", f"{_EXPERT}w3", f"{_EXPERT}w2")
 
 
 def read_lfm2(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    given = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
-    raw = {
-        **fields.raw,
-        **{to: fields.raw[name] for name, to in given.items() if name in fields.raw},
-    }
-    fields = ConfigFields({**raw, "rms_norm_eps": raw.get("norm_eps")}, fields.where)
-    attention, conv, mlp = read_lfm2_attention(fields), read_short_conv(fields), _read_mlp(fields)
-    layers = [lfm2_layer(fields, attention if is_full else conv, mlp) for is_full in _kinds(fields)]
-    return read_decoder(fields, layers, norm=_norm(fields, "model.embedding_norm"))
+    fields = with_usual_names(fields)
+    mlp = _read_adjusted_mlp(fields)
+    return _read(fields, [mlp] * read_num_layers(fields))
 
 
-def read_lfm2_attention(fields: ConfigFields) -> AttentionSpec:
+def read_lfm2_moe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    norms = QueryKeyNorms(_norm(fields, "").eps, "self_attn.q_layernorm", "self_attn.k_layernorm")
-    return replace(read_attention(fields, norms=norms), output="self_attn.out_proj")
+    fields = with_usual_names(fields)
+    num_experts, top_k = read_num_experts(fields)
+    router = RouterSpec(
+        num_experts,
+        top_k,
+        linear="feed_forward.gate",
+        is_sigmoid=True,
+        renormalises=fields.flag("norm_topk_prob", default=True),
+        factor=fields.number("routed_scaling_factor", 0.0, 1e6, default=1.0),
+        correction="feed_forward.expert_bias" if fields.flag("use_expert_bias") else None,
+    )
+    experts = ExpertsSpec(read_expert(fields, "moe_intermediate_size", _EXPERT_NAMES), router)
+    dense = replace(read_gated_mlp(fields), names=MLP_NAMES)
+    num_layers = read_num_layers(fields)
+    num_dense = fields.integer("num_dense_layers", 0, num_layers)
+    return _read(fields, [dense] * num_dense + [experts] * (num_layers - num_dense))
+
+
+def with_usual_names(fields: ConfigFields) -> ConfigFields:
+    """The config with the usual names for what these families name in their own way."""
+    raw = dict(fields.raw)
+    own = {
+        "norm_eps": "rms_norm_eps",
+        "tie_embedding": "tie_word_embeddings",
+        "block_ff_dim": "intermediate_size",
+    }
+    for name, usual in own.items():
+        if name in raw:
+            raw[usual] = raw[name]
+    return ConfigFields(raw, fields.where)
 
 
 def read_short_conv(fields: ConfigFields) -> ShortConvSpec:
@@ -47,21 +83,25 @@ def read_short_conv(fields: ConfigFields) -> ShortConvSpec:
     return ShortConvSpec(read_hidden_size(fields), taps, fields.flag("conv_bias"))
 
 
-def lfm2_layer(
-    fields: ConfigFields, mixer: AttentionSpec | ShortConvSpec, mlp: GatedMLPSpec
-) -> LayerPlan:
-    """A mixer and a feed-forward, each after its own norm."""
-    places = (
-        Place(_norm(fields, "operator_norm"), mixer),
-        Place(_norm(fields, "ffn_norm"), mlp),
-    )
-    return LayerPlan(places, read_hidden_size(fields))
+def _read(fields: ConfigFields, seconds: Sequence[GatedMLPSpec | ExpertsSpec]) -> Architecture:
+    """A decoder with one of `seconds` in each layer."""
+    eps, conv = read_eps(fields), read_short_conv(fields)
+    norms = QueryKeyNorms(eps, "self_attn.q_layernorm", "self_attn.k_layernorm")
+    attention = replace(read_attention(fields, norms=norms), output="self_attn.out_proj")
+    before = NormSpec("operator_norm", eps), NormSpec("ffn_norm", eps)
+
+    layers = []
+    for is_full, second in zip(_kinds(fields), seconds, strict=True):
+        mixer = attention if is_full else conv
+        places = Place(before[0], mixer), Place(before[1], second)
+        layers.append(LayerPlan(places, attention.hidden_size))
+    return read_decoder(fields, layers, norm=NormSpec(LAST_NORM, eps))
 
 
 def _kinds(fields: ConfigFields) -> list[bool]:
     """Of each layer whether it is attention: by `layer_types`, or those of `full_attn_idxs`."""
     num_layers = read_num_layers(fields)
-    found = fields.choices("layer_types", (FULL, _CONV), num_layers)
+    found = fields.choices("layer_types", (FULL, CONV), num_layers)
     if found is not None:
         return [each == FULL for each in found]
     full = fields.raw.get("full_attn_idxs")
@@ -72,16 +112,12 @@ def _kinds(fields: ConfigFields) -> list[bool]:
     return [i in full for i in range(num_layers)]
 
 
-def _read_mlp(fields: ConfigFields) -> GatedMLPSpec:
+def _read_adjusted_mlp(fields: ConfigFields) -> GatedMLPSpec:
     """The feed-forward, whose inner size the config gives before it is adjusted."""
-    mlp = replace(read_gated_mlp(fields), names=_NAMES)
+    mlp = replace(read_gated_mlp(fields), names=MLP_NAMES)
     if not fields.flag("block_auto_adjust_ff_dim"):
         return mlp
     factor = fields.number("block_ffn_dim_multiplier", 0.0, 64.0, default=1.0)
     multiple = fields.integer("block_multiple_of", 1, 1 << 20)
     inner_size = int(factor * int(2 * mlp.inner_size / 3))
     return replace(mlp, inner_size=-(-inner_size // multiple) * multiple)
-
-
-def _norm(fields: ConfigFields, name: str) -> NormSpec:
-    return NormSpec(name, fields.number("norm_eps", 0.0, 1.0))

@@ -22,7 +22,8 @@ from localllm.model.families.glm4_moe import read_glm4_moe
 from localllm.model.families.gpt_oss import read_gpt_oss
 from localllm.model.families.granite import read_granite, read_granite4, read_granite_moe
 from localllm.model.families.hunyuan import read_hunyuan
-from localllm.model.families.lfm2 import read_lfm2
+from localllm.model.families.lfm2 import read_lfm2, read_lfm2_moe
+from localllm.model.families.lfm3 import read_lfm3
 from localllm.model.families.llama import read_llama
 from localllm.model.families.ministral3 import read_ministral3
 from localllm.model.families.mistral import read_mistral
@@ -61,6 +62,8 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
     "GraniteMoeHybridForCausalLM": read_granite4,
     "HunYuanDenseV1ForCausalLM": read_hunyuan,
     "Lfm2ForCausalLM": read_lfm2,
+    "Lfm2MoeForCausalLM": read_lfm2_moe,
+    "Lfm3ForCausalLM": read_lfm3,
     "Ministral3ForCausalLM": read_ministral3,
     "MixtralForCausalLM": read_mixtral,
     "Olmo2ForCausalLM": read_olmo2,

@@ -1,0 +1,74 @@
+"""LFM3: LFM2's convolutions with more taps, windows in every second attention, a gate on each of
+its heads, and norms after the blocks too.
+"""
+
+from dataclasses import replace
+
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.short_conv import ShortConvSpec
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    FULL,
+    SLIDING,
+    read_attention,
+    read_decoder,
+    read_eps,
+    read_gated_mlp,
+    read_max_positions,
+    read_num_layers,
+    read_window,
+)
+from localllm.model.families.lfm2 import (
+    CONV,
+    LAST_NORM,
+    MLP_NAMES,
+    read_short_conv,
+    with_usual_names,
+)
+from localllm.model.layer import LayerPlan, Place
+from localllm.model.norm import NormSpec
+from localllm.model.rope_config import read_rope
+
+
+def read_lfm3(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    fields = with_usual_names(fields)
+    eps, positions = read_eps(fields), read_max_positions(fields)
+    has_bias = fields.flag("attention_bias")
+    attention = replace(
+        read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=QueryKeyNorms(eps)),
+        head_gate="self_attn.g_proj" if fields.flag("use_attention_gate", default=True) else None,
+    )
+    mixers: dict[str, AttentionSpec | ShortConvSpec] = {
+        CONV: read_short_conv(fields),
+        FULL: replace(attention, rope=read_rope(fields, positions, FULL)),
+        SLIDING: replace(
+            attention, rope=read_rope(fields, positions, SLIDING), window=read_window(fields)
+        ),
+    }
+    mlp = replace(read_gated_mlp(fields), names=MLP_NAMES)
+    is_sandwiched = fields.flag("use_sandwich_norm", default=True)
+
+    def layer(mixer: AttentionSpec | ShortConvSpec) -> LayerPlan:
+        def after(name: str) -> NormSpec | None:
+            return NormSpec(name, eps) if is_sandwiched else None
+
+        places = (
+            Place(NormSpec("operator_norm", eps), mixer, after("post_operator_norm")),
+            Place(NormSpec("ffn_norm", eps), mlp, after("post_ffn_norm")),
+        )
+        return LayerPlan(places, attention.hidden_size)
+
+    layers = [layer(mixers[kind]) for kind in _kinds(fields)]
+    return read_decoder(fields, layers, norm=NormSpec(LAST_NORM, eps))
+
+
+def _kinds(fields: ConfigFields) -> list[str]:
+    """The kind of each layer: by `layer_types`, or with every second one a convolution."""
+    num_layers = read_num_layers(fields)
+    found = fields.choices("layer_types", (FULL, SLIDING, CONV), num_layers)
+    if found is not None:
+        return list(found)
+    usual = [SLIDING, CONV, FULL, CONV]
+    return [CONV if i == 0 else usual[i % 4] for i in range(num_layers)]
