@@ -208,5 +208,6 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         paged_attention=own.paged_attention,
         row_maxima=own.row_maxima,
         gumbel_argmax=own.gumbel_argmax,
+        short_conv=own.short_conv,
         linears=CpuLinears(library),
     )

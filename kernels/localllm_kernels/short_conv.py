@@ -1,10 +1,12 @@
-"""A causal convolution of few taps over each channel by itself, from step to step.
+"""A causal convolution of few taps over each channel by itself, between two gates, from step to
+step. Of the gates b and c and the values v of position p:
 
-    y[p] = bias + Σ_j weight[:, j] · x[p − taps + 1 + j],   x = 0 before position 0
+    x[p] = b[p] · v[p],   x = 0 before position 0
+    y[p] = c[p] · (bias + Σ_j weight[j] · x[p − taps + 1 + j])
 
 The sum is over the taps in order, in float32, and rounded once, so that a row's result does not
 depend on the rows computed beside it.
-Source: Poli et al. 2023 (Hyena), section 3; the form is that of LFM2's and Mamba's blocks.
+Source: LFM2's modeling file in transformers; Poli et al. 2023 (Hyena), section 3.
 """
 
 import torch
@@ -14,30 +16,31 @@ from localllm_kernels.state_cache import StateCache, StateSlots
 
 
 def short_conv_reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None, cache: StateCache, states: StateSlots
+    rows: Tensor, weight: Tensor, bias: Tensor | None, cache: StateCache, states: StateSlots
 ) -> Tensor:
-    """`x`: [padded_tokens, width], the rows of all requests one after another; `weight`: float32
-    [width, taps]; `bias`: float32 [width] -> the shape and dtype of `x`.
+    """`rows`: [padded_tokens, 3 · width], b, c and v of all requests, one after another; `weight`:
+    float32 [taps, width]; `bias`: float32 [width] -> [padded_tokens, width] in the dtype of rows.
 
-    Reads the inputs before each request's first row from its slot, and writes the new ones there
-    and to the slots of the copies.
+    Reads the x before each request's first row from its slot, and writes the new ones there and to
+    the slots of the copies. Padding rows give zeros.
     """
-    out = torch.zeros_like(x)
-    taps = weight.shape[1]
+    before, after, values = rows.chunk(3, dim=-1)
+    x, taps = (before * values).float(), len(weight)
+    out = torch.zeros_like(before)
     for i, slot in enumerate(states.slots):
         first, end, start = states.bounds[i], states.bounds[i + 1], states.starts[i]
         held = cache.rows[slot, cache.places(start)]
         missing = held.new_zeros((taps - 1 - len(held), x.shape[1]))
-        seen, count = torch.cat([missing, held, x[first:end].float()]), end - first
+        seen, count = torch.cat([missing, held, x[first:end]]), end - first
         total = torch.zeros_like(seen[:count]) if bias is None else bias.expand(count, -1)
         for tap in range(taps):
-            total = total + seen[tap : tap + count] * weight[:, tap]
-        out[first:end] = total.to(x.dtype)
+            total = total + seen[tap : tap + count] * weight[tap]
+        out[first:end] = total.to(out.dtype)
         for save in states.saves:
             if save.request == i:
                 _keep(cache.rows[save.slot], seen[: taps - 1 + save.num_rows], start, taps)
         _keep(cache.rows[slot], seen, start, taps)
-    return out
+    return after * out
 
 
 def _keep(ring: Tensor, seen: Tensor, start: int, taps: int) -> None:

@@ -62,7 +62,9 @@ class TextEngine:
         matcher = None
         if params.grammar is not None:
             matcher, prompt = form or self.compile(params.grammar, prompt)
-        request_id = self.engine.add_request(prompt.token_ids, params, salt, matcher)
+        request_id = self.engine.add_request(
+            prompt.token_ids, params, salt, matcher, prompt.borders
+        )
         for sample in range(params.n):
             self._assemblers[request_id, sample] = _TextAssembler(self.tokenizer, prompt, params)
         self._inboxes[request_id] = deque()

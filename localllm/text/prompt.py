@@ -48,7 +48,7 @@ class Prompt:
     `is_thinking`: the prompt ends inside the model's thoughts. `num_said`: how many tokens at its
     end are the beginning of the answer. `num_context`: how many tokens before those are text that
     the answer continues, so that a space between them is kept. `marks` are texts of special tokens
-    to show in the answer, besides the markers.
+    to show in the answer, besides the markers. `borders`: where its messages end.
     """
 
     token_ids: Sequence[int]
@@ -57,6 +57,7 @@ class Prompt:
     num_context: int = 0
     num_said: int = 0
     marks: tuple[str, ...] = ()
+    borders: tuple[int, ...] = ()
 
     @property
     def shown(self) -> str:

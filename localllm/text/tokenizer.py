@@ -192,7 +192,13 @@ class Tokenizer:
             token_ids = self.encode(text, add_special_tokens=False, parse_special=True)
         markers = self.markers
         is_thinking = markers is not None and text.rstrip().endswith(markers.opens.rstrip())
-        return Prompt(token_ids, markers, is_thinking)
+        return Prompt(token_ids, markers, is_thinking, borders=self._ends_of_text(token_ids))
+
+    def _ends_of_text(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Where a special token follows text: templates end messages so, and begin them."""
+        special = self._special_ids
+        is_special = [token_id in special for token_id in token_ids]
+        return tuple(i for i in range(1, len(is_special)) if is_special[i] > is_special[i - 1])
 
     def count_at_least(self, text: str, limit: int) -> int:
         """A lower bound on the tokens of `text`; counting stops once it is over `limit`."""

@@ -202,3 +202,22 @@ def test_threads_that_encode_do_not_disturb_each_other() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(encode, range(200)))
+
+
+def test_a_conversation_says_where_its_messages_end(make_checkpoint) -> None:  # type: ignore[no-untyped-def]
+    tokenizer = Tokenizer.from_folder(make_checkpoint())
+    said = ["Be brief.", "Hello!", "Good day.", "Who are you?"]
+    roles = ["system", "user", "assistant", "user"]
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+    prompt = tokenizer.encode_chat(messages)
+    before = [tokenizer.decode(prompt.token_ids[:border]) for border in prompt.borders]
+    for text in said:
+        assert any(each.endswith(text) for each in before)
+    # Where the last message is another one, all before it is the same.
+    other = tokenizer.encode_chat([*messages[:3], {"role": "user", "content": "Why?"}])
+    [same] = [
+        border
+        for border, text in zip(prompt.borders, before, strict=True)
+        if text.endswith("Good day.")
+    ]
+    assert prompt.token_ids[:same] == other.token_ids[:same]

@@ -13,6 +13,7 @@ from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
 from localllm_kernels.gate import GATE_KINDS, GateKind
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.route import Routing
+from localllm_kernels.state_cache import StateCache, StateSlots
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -30,6 +31,8 @@ class CpuOps:
         self._rotate_and_store.argtypes = [*3 * [_POINTER], _LONG]
         self._route = library.route
         self._route.argtypes = [_POINTER, _LONG]
+        self._short_conv = library.short_conv
+        self._short_conv.argtypes = [*2 * [_POINTER], _LONG]
         self._paged_attention = library.paged_attention
         self._paged_attention.argtypes = [*6 * [_POINTER], *3 * [_LONG]]
         self._gumbel_argmax = library.gumbel_argmax
@@ -95,6 +98,42 @@ class CpuOps:
         if self._route(ctypes.addressof(asked), torch.get_num_threads()):
             raise MemoryError("out of memory for the choice of experts")
         return chosen, factors
+
+    def short_conv(
+        self,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        cache: StateCache,
+        states: StateSlots,
+    ) -> Tensor:
+        """See short_conv_reference."""
+        taps, width = weight.shape
+        out = torch.zeros(rows.shape[0], width)
+        # These arrays must live as long as the call.
+        saves = [each for save in states.saves for each in (save.request, save.num_rows, save.slot)]
+        slots, bounds, starts, copies = (
+            (ctypes.c_int64 * len(each))(*each)
+            for each in (states.slots, states.bounds, states.starts, saves)
+        )
+        where = structs.StateSlots(
+            *map(ctypes.addressof, (slots, bounds, starts, copies)),
+            len(states.slots),
+            len(states.saves),
+        )
+        conv = structs.ShortConv(
+            rows.data_ptr(),
+            weight.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            cache.rows.data_ptr(),
+            out.data_ptr(),
+            width,
+            taps,
+            cache.rows.shape[1],
+        )
+        threads = torch.get_num_threads()
+        self._short_conv(ctypes.addressof(conv), ctypes.addressof(where), threads)
+        return out
 
     def rotate_and_store(
         self,

@@ -51,6 +51,34 @@ class Product(Structure):
     _fields_ = (("kind", c_int64), ("weight", c_void_p))
 
 
+class StateSlots(Structure):
+    """See short_conv.h."""
+
+    _fields_ = (
+        ("slots", c_void_p),
+        ("bounds", c_void_p),
+        ("starts", c_void_p),
+        ("saves", c_void_p),
+        ("num_requests", c_int64),
+        ("num_saves", c_int64),
+    )
+
+
+class ShortConv(Structure):
+    """See short_conv.h."""
+
+    _fields_ = (
+        ("rows", c_void_p),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("kept", c_void_p),
+        ("out", c_void_p),
+        ("width", c_int64),
+        ("taps", c_int64),
+        ("ring", c_int64),
+    )
+
+
 class Routing(Structure):
     """See route.h."""
 

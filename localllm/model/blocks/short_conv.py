@@ -76,8 +76,8 @@ class ShortConvSpec(Stateless):
         return Work(self.recurrence.num_bytes(more_rows=1), 2 * self.taps * self.hidden_size)
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the gate before, the convolution, and the gate after it."""
-        return 3
+        """See BlockSpec: the convolution with its gates."""
+        return 1
 
     def describe(self) -> str:
         """See BlockSpec."""
@@ -90,7 +90,7 @@ class ShortConvSpec(Stateless):
         return ShortConv(
             parts.linear(*before.names),
             parts.linear(*after.names),
-            parts.vector(f"{_CONV}.weight").float().flatten(1).contiguous(),
+            parts.vector(f"{_CONV}.weight").float().flatten(1).T.contiguous(),
             bias,
         )
 
@@ -101,7 +101,7 @@ class ShortConv:
 
     in_proj: Projection
     out_proj: Projection
-    weight: Tensor  # float32 [hidden_size, taps]
+    weight: Tensor  # float32 [taps, hidden_size]
     bias: Tensor | None  # float32 [hidden_size]
 
     @property
@@ -118,6 +118,4 @@ class ShortConv:
         states, cache = inputs.batch.states, inputs.recurrent
         assert states is not None
         assert cache is not None
-        before, after, values = self.in_proj(x).chunk(3, dim=-1)
-        mixed = inputs.ops.short_conv(before * values, self.weight, self.bias, cache, states)
-        return after * mixed
+        return inputs.ops.short_conv(self.in_proj(x), self.weight, self.bias, cache, states)
