@@ -12,10 +12,14 @@ from checkpoints import tiny_config, write_checkpoint
 from engines import Answer, Limits, drain, load_folder, make_engine
 from every_family import EVERY_FAMILY
 
+from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
+from localllm.engine.memory import slot_sizes
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.snapshots import ROLL, STRIDE, Snapshots, positions
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.model.decoder import DecoderModel
+from localllm.model.inputs import PagedKVCache
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 LONGEST = 4096
@@ -142,3 +146,15 @@ def test_a_quota_drops_the_oldest_and_rolling_ones_are_replaced() -> None:
     held.put(b"e", values, rolls=False)
     held.roll(b"e")
     assert held.has(b"e")
+
+
+def test_slots_take_the_bytes_that_the_plan_says() -> None:
+    architecture = model().architecture
+    config = EngineConfig(max_num_seqs=3, speculation=SpeculationConfig("ngram", max_draft=5))
+    slots = slot_sizes(architecture, config)
+    cpu = torch.device("cpu")
+    cache = PagedKVCache.allocate(architecture, [2], 16, torch.float32, cpu, slots)
+    kept = sum(each.rows.nbytes for each in cache.recurrent.values())
+    assert kept == slots.num_slots * architecture.slot_bytes(slots.max_draft)
+    assert slots.num_slots > 3
+    assert cache.read_state(0, 100).nbytes == cache.state_bytes == architecture.slot_bytes()
