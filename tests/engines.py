@@ -132,6 +132,7 @@ _OWN_SIZES: dict[str, dict[str, Any]] = {
     },
     "GraniteMoeHybridForCausalLM": EVERY_FAMILY["GraniteMoeHybridForCausalLM"],
     "Lfm2ForCausalLM": EVERY_FAMILY["Lfm2ForCausalLM"],
+    "Qwen3_5ForCausalLM": EVERY_FAMILY["Qwen3_5ForCausalLM"],
     "Ministral3ForCausalLM": EVERY_FAMILY["Ministral3ForCausalLM"],
     **{
         name: {each: size for each, size in sizes.items() if each != "sliding_window"}

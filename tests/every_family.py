@@ -49,11 +49,24 @@ WITH_EXPERTS["Lfm2MoeForCausalLM"] = {
     "layer_types": ["conv", "full_attention", "conv"],
     "num_hidden_layers": 3,
 }
+_DELTA_NET: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "partial_rotary_factor": 0.5,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+}
+_BESIDE = {**_EXPERTS, **_DELTA_NET, "num_experts": 6, "shared_expert_intermediate_size": 96}
+WITH_EXPERTS["Qwen3NextForCausalLM"] = {**_BESIDE, "model_type": "qwen3_next"}
+WITH_EXPERTS["Qwen3_5MoeForCausalLM"] = {**_BESIDE, "model_type": "qwen3_5_moe_text"}
 EVERY_FAMILY: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 24},
     "Qwen2ForCausalLM": {},
     "Qwen3ForCausalLM": {},
+    "Qwen3_5ForCausalLM": {**_DELTA_NET, "model_type": "qwen3_5_text"},
     "Cohere2ForCausalLM": {**_TWO_KINDS, "layer_norm_eps": 1e-5, "logit_scale": 0.5},
     "Ernie4_5ForCausalLM": {"use_bias": True},
     "Exaone4ForCausalLM": _TWO_KINDS,

@@ -19,6 +19,7 @@ from localllm_kernels.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.delta_net import delta_net_reference
 from localllm_kernels.driver import DriverError, start_driver
 from localllm_kernels.gate import GateKind, gate, gate_reference
 from localllm_kernels.gpu_linears import GpuLinears
@@ -73,6 +74,7 @@ class Ops:
     row_maxima: Callable[[Tensor], tuple[Tensor, Tensor]]
     gumbel_argmax: Callable[[Tensor, float, Tensor | None, int], int]
     short_conv: Callable[..., Tensor] = short_conv_reference
+    delta_net: Callable[..., Tensor] = delta_net_reference
     # Products with weights, if the library has its own; else torch's are used.
     linears: Linears | None = None
     # Samples the tokens of a whole batch in one launch, where that avoids waiting for the device.

@@ -38,14 +38,6 @@ def short_conv_reference(
         out[first:end] = total.to(out.dtype)
         for save in states.saves:
             if save.request == i:
-                _keep(cache.rows[save.slot], seen[: taps - 1 + save.num_rows], start, taps)
-        _keep(cache.rows[slot], seen, start, taps)
+                cache.keep(save.slot, seen[: taps - 1 + save.num_rows], start + save.num_rows)
+        cache.keep(slot, seen, start + count)
     return after * out
-
-
-def _keep(ring: Tensor, seen: Tensor, start: int, taps: int) -> None:
-    """Write the last of `seen`, whose first row is that of position `start - taps + 1`."""
-    end = start - taps + 1 + len(seen)
-    count = min(end, len(seen), ring.shape[0])
-    places = torch.arange(end - count, end, device=ring.device) % ring.shape[0]
-    ring[places] = seen[len(seen) - count :]

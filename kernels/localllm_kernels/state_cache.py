@@ -13,32 +13,52 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StateCache:
-    """`rows`: float32 [num_slots, ring, width]; `num_rows`: inputs that are needed."""
+    """`rows`: float32 [num_slots, ring, width]; `num_rows`: inputs that are needed; `matrix`:
+    float32 [num_slots, ...], of recurrences that have one.
+    """
 
     rows: Tensor
     num_rows: int
+    matrix: Tensor | None = None
 
     def layer(self, index: int) -> "StateCache":
         """One layer of caches whose tensors have a first dimension of layers."""
-        return StateCache(self.rows[index], self.num_rows)
+        matrix = None if self.matrix is None else self.matrix[index]
+        return StateCache(self.rows[index], self.num_rows, matrix)
+
+    def between(self, first: int, end: int) -> Tensor:
+        """The places in a slot of the inputs of positions from `first` to `end`, int64."""
+        return torch.arange(first, end, device=self.rows.device) % self.rows.shape[-2]
 
     def places(self, position: int) -> Tensor:
         """The places in a slot of the inputs needed at `position`, int64 [at most num_rows]."""
-        first = max(0, position - self.num_rows)
-        return torch.arange(first, position, device=self.rows.device) % self.rows.shape[-2]
+        return self.between(max(0, position - self.num_rows), position)
+
+    def keep(self, slot: int, inputs: Tensor, position: int) -> None:
+        """Write the inputs before `position`, of which `inputs` are the last ones, to their places;
+        those before position 0 have none.
+        """
+        count = min(position, len(inputs), self.rows.shape[1])
+        self.rows[slot, self.between(position - count, position)] = inputs[len(inputs) - count :]
 
     def read(self, slot: int, position: int) -> Tensor:
         """What the slot holds of the tokens before `position`, uint8, on the host."""
-        return self.rows[slot, self.places(position)].view(torch.uint8).flatten().cpu()
+        parts = [self.rows[slot, self.places(position)]]
+        if self.matrix is not None:
+            parts.append(self.matrix[slot].contiguous())
+        return torch.cat([part.flatten().view(torch.uint8) for part in parts]).cpu()
 
     def write(self, slot: int, position: int, values: Tensor) -> int:
         """Fill a slot with the start of `values`, which `read` gave; returns how many bytes."""
-        places = self.places(position)
-        own = values[: len(places) * self.rows.shape[-1] * self.rows.itemsize]
+        places, width = self.places(position), self.rows.shape[-1]
+        count = len(places) * width
+        size = 0 if self.matrix is None else self.matrix[slot].numel()
         # A view as another dtype needs an aligned start, which the clone has.
-        rows = own.clone().view(self.rows.dtype).view(len(places), -1)
-        self.rows[slot, places] = rows.to(self.rows.device)
-        return len(own)
+        own = values[: 4 * (count + size)].clone().view(torch.float32).to(self.rows.device)
+        self.rows[slot, places] = own[:count].view(-1, width)
+        if self.matrix is not None:
+            self.matrix[slot] = own[count:].view(self.matrix[slot].shape)
+        return own.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +78,14 @@ class StateSlots:
     """The slot of each request of a batch, and the copies to make, in order of rows.
 
     `bounds`: where each request's rows start, and one past the last row; `starts`: the position of
-    each request's first row.
+    each request's first row. `stands`: the position before which each slot's matrix has seen all
+    tokens, at most the longest draft before `starts`; `settled`: that to leave it at, behind the
+    rows that are no drafts.
     """
 
     slots: tuple[int, ...]
     bounds: tuple[int, ...]
     starts: tuple[int, ...]
+    stands: tuple[int, ...]
+    settled: tuple[int, ...]
     saves: tuple[StateSave, ...] = ()

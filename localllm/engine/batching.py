@@ -71,6 +71,8 @@ def build_forward_batch(
             tuple(entry.request.slot for entry in scheduled),
             (0, *accumulate(counts)),
             tuple(starts),
+            tuple(entry.stands for entry in scheduled),
+            tuple(entry.known_end for entry in scheduled),
             _saves(batch),
         ),
     )

@@ -98,6 +98,8 @@ class Request:
     # blocks are registered in the prefix cache.
     block_keys: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0
+    # The position before which the states of recurrences have seen all tokens.
+    state_position: int = 0
     # Where messages of the prompt end, and where it was seen to part from another request; and the
     # key of the newest snapshot that rolls, see snapshots.py.
     borders: frozenset[int] = frozenset()

@@ -59,7 +59,7 @@ class ScheduledRequest:
     """`num_scheduled_tokens` tokens of a request, from position `start` on, its `draft` last.
 
     `catches_up`: whether they include its newest token, so that the next can be sampled; otherwise
-    there is no draft.
+    there is no draft. `stands`: where the states of recurrences stand, see StateSlots.
     """
 
     request: Request
@@ -67,6 +67,7 @@ class ScheduledRequest:
     num_scheduled_tokens: int
     catches_up: bool
     draft: Sequence[int] = ()
+    stands: int = 0
 
     @property
     def end(self) -> int:
@@ -249,7 +250,7 @@ class Scheduler:
                 index += 1
                 continue
             is_decoding = _is_decoding(request)
-            count = _count(request, budget if is_decoding else min(budget, of_prompts))
+            count = self._count(request, budget if is_decoding else min(budget, of_prompts))
             if count == 0:
                 index += 1
                 continue
@@ -273,6 +274,7 @@ class Scheduler:
         self._take_snapshots(batch)
         for entry in batch.requests:
             entry.request.num_computed_tokens = entry.end
+            entry.request.state_position = entry.known_end
             entry.request.num_pending += entry.num_samples
             entry.request.steps_under_way += 1
         return batch
@@ -414,21 +416,38 @@ class Scheduler:
             )
             budget -= count
 
+    def _count(self, request: Request, budget: int) -> int:
+        """How many of a request's tokens to compute next."""
+        start = request.num_computed_tokens
+        missing = request.num_tokens - start
+        count = min(missing, budget, request.max_chunk or missing)
+        if self._snapshots is None or count < 2:
+            return count
+        stay = [
+            position for position, rolls in self._positions(request, start + count) if not rolls
+        ]
+        most = self._snapshots.per_step
+        return count if len(stay) <= most else stay[most - 1] - start
+
+    def _positions(self, request: Request, end: int) -> list[tuple[int, bool]]:
+        """See `positions`, of a step up to `end`."""
+        start, size = request.num_computed_tokens, self.config.block_size
+        return positions(start, end, request.borders, size)
+
     def _take_snapshots(self, batch: ScheduledBatch) -> None:
-        """Choose where the batch takes snapshots, as many as it can, those that stay first."""
+        """Choose where the batch takes snapshots. If requests together want more than there are
+        slots, those that roll are left out first, and then the earliest.
+        """
         if self._snapshots is None or not self.config.enable_prefix_caching:
             return
         found = [
-            (rolls, position, index)
+            (rolls, -position, index)
             for index, entry in enumerate(batch.requests)
-            for position, rolls in positions(
-                entry.start, entry.known_end, entry.request.borders, self.config.block_size
-            )
+            for position, rolls in self._positions(entry.request, entry.known_end)
         ]
-        found.sort()
-        for i, (rolls, position, index) in enumerate(found[: self._snapshots.per_step]):
+        for i, (rolls, negative, index) in enumerate(sorted(found)[: self._snapshots.per_step]):
             slot = self.config.max_num_seqs + i
-            batch.state_saves.append(StateSave(index, position, slot, rolls))
+            batch.state_saves.append(StateSave(index, -negative, slot, rolls))
 
     def _admit(self, batch: ScheduledBatch, budget: int) -> int:
         """Start waiting requests in order, as far as budget, slots and blocks allow; returns how
@@ -449,7 +468,7 @@ class Scheduler:
                 self._waiting.appendleft(request)
                 break
             request.tables = [array("i", table) for table in prefix.tables]
-            request.num_computed_tokens = prefix.num_tokens
+            request.num_computed_tokens = request.state_position = prefix.num_tokens
             request.num_registered_blocks = prefix.num_tokens // self.config.block_size
             if request.num_preemptions == 0:
                 request.num_cached_tokens = prefix.num_tokens
@@ -459,7 +478,7 @@ class Scheduler:
                 batch.state_loads.append(StateLoad(request.slot, prefix.num_tokens, values))
             self._num_admissions += 1
             request.admission = self._num_admissions
-            count = _count(request, budget)
+            count = self._count(request, budget)
             reserved = self._reserve(request, count, batch)
             assert reserved
             request.status = RequestStatus.RUNNING
@@ -581,15 +600,10 @@ def _is_decoding(request: Request) -> bool:
     return request.num_tokens - request.num_computed_tokens <= 1
 
 
-def _count(request: Request, budget: int) -> int:
-    """How many of a request's tokens to compute next."""
-    missing = request.num_tokens - request.num_computed_tokens
-    return min(missing, budget, request.max_chunk or missing)
-
-
 def _scheduled(request: Request, count: int) -> ScheduledRequest:
     start = request.num_computed_tokens
-    return ScheduledRequest(request, start, count, start + count == request.num_tokens)
+    catches_up = start + count == request.num_tokens
+    return ScheduledRequest(request, start, count, catches_up, stands=request.state_position)
 
 
 def _complete(last: TokenEvent) -> TokenEvent:

@@ -62,5 +62,5 @@ class WindowScorer:
             max_query_len=end - start,
             logit_rows=torch.empty(0, dtype=torch.int64, device=self._device),
             num_logit_rows=0,
-            states=StateSlots((0,), (0, end - start), (start,)),
+            states=StateSlots((0,), (0, end - start), (start,), (start,), (end,)),
         )

@@ -130,7 +130,9 @@ class PagedKVCache:
     @property
     def state_bytes(self) -> int:
         """Bytes of the result of `read_state`, where as many tokens lie before as are needed."""
-        return sum(4 * each.num_rows * each.rows.shape[-1] for each in self.recurrent.values())
+        matrices = (each.matrix[0] for each in self.recurrent.values() if each.matrix is not None)
+        rows = sum(4 * each.num_rows * each.rows.shape[-1] for each in self.recurrent.values())
+        return rows + sum(matrix.nbytes for matrix in matrices)
 
     def read_state(self, slot: int, position: int) -> Tensor:
         """What recurrences keep in a slot of the tokens before `position`, uint8, on the host."""
@@ -172,7 +174,10 @@ def _recurrent_caches(
     for group in architecture.recurrent_groups:
         ring = group.state.num_rows + slots.max_draft
         shape = (len(group.layers), slots.num_slots, ring, group.state.width)
-        stack = StateCache(_zeros(shape, torch.float32, device), group.state.num_rows)
+        rows, matrix = _zeros(shape, torch.float32, device), None
+        if group.state.matrix is not None:
+            matrix = _zeros((*shape[:2], *group.state.matrix), torch.float32, device)
+        stack = StateCache(rows, group.state.num_rows, matrix)
         found |= {layer: stack.layer(place) for place, layer in enumerate(group.layers)}
     return found
 

@@ -23,6 +23,8 @@ TOWERS = (
     "Gemma4UnifiedForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
 )
 TEXT_MODELS = {
     "gemma3_text": "Gemma3ForCausalLM",
@@ -30,6 +32,8 @@ TEXT_MODELS = {
     "gemma4_unified_text": "Gemma4UnifiedForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
 }
 # What the outer config says for both, unless the text model says it itself.

@@ -185,8 +185,12 @@ class CalibrationStream:
             cache = KVCache(*(torch.zeros(shape, dtype=x.dtype, device=device) for _ in range(2)))
         recurrent = None
         if block.recurrence is not None:
-            rows = (num_seqs, block.recurrence.num_rows, block.recurrence.width)
-            recurrent = StateCache(torch.zeros(rows, device=device), block.recurrence.num_rows)
+            kept = block.recurrence
+            rows = torch.zeros((num_seqs, kept.num_rows, kept.width), device=device)
+            matrix = None
+            if kept.matrix is not None:
+                matrix = torch.zeros((num_seqs, *kept.matrix), device=device)
+            recurrent = StateCache(rows, kept.num_rows, matrix)
         nothing = torch.empty(0, dtype=torch.int64, device=device)
         batch = ForwardBatch(
             input_ids=nothing,
@@ -201,6 +205,8 @@ class CalibrationStream:
                 tuple(range(num_seqs)),
                 tuple(range(0, num_tokens + 1, length)),
                 (0,) * num_seqs,
+                (0,) * num_seqs,
+                (length,) * num_seqs,
             ),
         )
         tables = GroupTables(

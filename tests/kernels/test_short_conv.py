@@ -36,7 +36,9 @@ def step(
     cache: StateCache,
     saves: list[StateSave],
 ) -> torch.Tensor:
-    states = StateSlots((1,), (0, len(rows)), (start,), tuple(saves))
+    states = StateSlots(
+        (1,), (0, len(rows)), (start,), (start,), (start + len(rows),), tuple(saves)
+    )
     return conv(rows, weight, None, cache, states)
 
 
@@ -63,7 +65,7 @@ def test_steps_give_the_convolution_of_the_whole(conv: Conv, taps: int, sizes: l
 def test_requests_side_by_side_and_a_bias(conv: Conv) -> None:
     rows, weight, bias = rows_of(12), torch.randn(3, WIDTH), torch.randn(WIDTH)
     cache = StateCache(torch.zeros(2, RING, WIDTH), 2)
-    states = StateSlots((1, 0), (0, 4, 11), (0, 0))
+    states = StateSlots((1, 0), (0, 4, 11), (0, 0), (0, 0), (4, 7))
     found = conv(rows, weight, bias, cache, states)
     for each in (slice(0, 4), slice(4, 11)):
         expected = whole(rows[each], weight, bias)
@@ -106,7 +108,7 @@ def test_c_gives_what_torch_gives(taps: int) -> None:
     for sizes in ([9, 1], [1, 4], [3, 20], [1, 1]):
         rows = rows_of(sum(sizes))
         saves = (StateSave(0, 1, 3), StateSave(1, sizes[1], 4))
-        states = StateSlots((2, 0), (0, sizes[0], sum(sizes)), tuple(starts), saves)
+        states = StateSlots((2, 0), (0, sizes[0], sum(sizes)), *3 * [tuple(starts)], saves)
         found, expected = (
             each(rows, weight, bias, cache, states)
             for each, cache in zip((own, short_conv_reference), caches, strict=True)

@@ -18,6 +18,8 @@ KINDS = {
     "Gemma3ForCausalLM": "gemma3_text",
     "Gemma4ForCausalLM": "gemma4_text",
     "Gemma4UnifiedForCausalLM": "gemma4_unified_text",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
 }
 # A checkpoint without experts and Mamba says so.
 SAID: dict[str, dict[str, Any]] = {

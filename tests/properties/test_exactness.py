@@ -41,6 +41,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "experts": ("Qwen3MoeForCausalLM", None),
     "lfm2": ("Lfm2ForCausalLM",),
     "lfm2 with experts": ("Lfm2MoeForCausalLM",),
+    "qwen3.5 with experts": ("Qwen3_5MoeForCausalLM",),
 }
 if shutil.which("cc") is not None:
     # With the C library integer products are exact whatever the rest is stored in.
@@ -50,6 +51,7 @@ if shutil.which("cc") is not None:
     )
     MODELS["gemma 4 in 4 bits in C"] = ("Gemma4ForCausalLM", 20, torch.float32, INT4, "auto")
     MODELS["experts in C"] = ("Glm4MoeForCausalLM", None, torch.float32, None, "auto")
+    MODELS["qwen3.5 in C"] = ("Qwen3_5ForCausalLM", None, torch.float32, None, "auto")
     MODELS["lfm2 in 4 bits in C"] = ("Lfm2ForCausalLM", None, torch.bfloat16, INT4, "auto")
     MODELS["sinks in C"] = (WITH_SINKS, 20, torch.float32, None, "auto")
     MODELS["qwen3 in 4 bits in C"] = ("Qwen3ForCausalLM", None, torch.bfloat16, INT4, "auto")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import prod
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -109,15 +110,17 @@ class KVState:
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
     """What a recurrence keeps of all tokens of a request so far: its inputs at the last `num_rows`
-    positions, of `width` values each.
+    positions, of `width` values each, and a `matrix` that all inputs have changed.
     """
 
     num_rows: int
     width: int
+    matrix: tuple[int, ...] | None = None
 
     def num_bytes(self, more_rows: int = 0) -> int:
         """Bytes of one request's state, in float32, with room for `more_rows`."""
-        return 4 * (self.num_rows + more_rows) * self.width
+        size = 0 if self.matrix is None else prod(self.matrix)
+        return 4 * ((self.num_rows + more_rows) * self.width + size)
 
 
 @dataclass(frozen=True, slots=True)

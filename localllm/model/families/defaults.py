@@ -22,6 +22,20 @@ def _sizes(
     }
 
 
+_DELTA_NET = {
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
+_DELTA_NET_EXPERTS = {
+    **_DELTA_NET,
+    "num_key_value_heads": 2,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 _GEMMA = {
     "num_key_value_heads": 4,
     "head_dim": 256,
@@ -45,6 +59,23 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         **_sizes(4096, 14336, 32, 32, 32000, 131072),
         "num_key_value_heads": 8,
         "sliding_window": 4096,
+    },
+    "Qwen3NextForCausalLM": {
+        **_sizes(2048, 5632, 48, 16, 151936, 32768),
+        **_DELTA_NET_EXPERTS,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+    },
+    "Qwen3_5ForCausalLM": {
+        **_sizes(4096, 12288, 32, 16, 248320, 32768),
+        **_DELTA_NET,
+        "num_key_value_heads": 4,
+    },
+    "Qwen3_5MoeForCausalLM": {
+        **_sizes(2048, 0, 40, 16, 248320, 32768),
+        **_DELTA_NET_EXPERTS,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
     },
     "Lfm2ForCausalLM": {
         **_sizes(2560, 12288, 32, 32, 65536, 128000),

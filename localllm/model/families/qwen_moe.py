@@ -27,14 +27,14 @@ from localllm.model.families.common import (
 
 _EXPERT, _OWN = "mlp.experts.{}.", "mlp.shared_expert."
 EXPERT_NAMES = (f"{_EXPERT}gate_proj", f"{_EXPERT}up_proj", f"{_EXPERT}down_proj")
-_SHARED = (f"{_OWN}gate_proj", f"{_OWN}up_proj", f"{_OWN}down_proj")
+SHARED_NAMES = (f"{_OWN}gate_proj", f"{_OWN}up_proj", f"{_OWN}down_proj")
 
 
 def read_qwen2_moe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     has_bias = fields.flag("qkv_bias", default=True)
     shared = replace(
-        read_expert(fields, "shared_expert_intermediate_size", _SHARED),
+        read_expert(fields, "shared_expert_intermediate_size", SHARED_NAMES),
         row_gate="mlp.shared_expert_gate",
     )
     num_layers = read_num_layers(fields)
@@ -71,7 +71,7 @@ def _read_qwen_moe(
     experts = ExpertsSpec(read_expert(fields, "moe_intermediate_size", EXPERT_NAMES), router)
     dense = read_gated_mlp(fields)
     every = fields.integer("decoder_sparse_step", 1, 1024, default=1)
-    kept = _dense_layers(fields)
+    kept = read_dense_layers(fields)
     layers = []
     for i, window in enumerate(windows):
         own = replace(attention, window=window)
@@ -82,7 +82,8 @@ def _read_qwen_moe(
     return read_decoder(fields, layers)
 
 
-def _dense_layers(fields: ConfigFields) -> list[int]:
+def read_dense_layers(fields: ConfigFields) -> list[int]:
+    """The layers without experts, by index. Raises: CheckpointError."""
     found = fields.raw.get("mlp_only_layers") or []
     if not isinstance(found, list) or not all(type(each) is int for each in found):
         fields.fail("mlp_only_layers", "a list of whole numbers")

@@ -34,6 +34,11 @@ from localllm.model.families.olmoe import read_olmoe
 from localllm.model.families.phi3 import read_phi3
 from localllm.model.families.qwen2 import read_qwen2
 from localllm.model.families.qwen3 import read_qwen3
+from localllm.model.families.qwen3_5 import (
+    read_qwen3_5,
+    read_qwen3_5_moe,
+    read_qwen3_next,
+)
 from localllm.model.families.qwen_moe import read_qwen2_moe, read_qwen3_moe
 from localllm.model.families.seed_oss import read_seed_oss
 from localllm.model.families.smollm3 import read_smollm3
@@ -72,6 +77,9 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
     "Phi3ForCausalLM": read_phi3,
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
+    "Qwen3NextForCausalLM": read_qwen3_next,
+    "Qwen3_5ForCausalLM": read_qwen3_5,
+    "Qwen3_5MoeForCausalLM": read_qwen3_5_moe,
     "SeedOssForCausalLM": read_seed_oss,
     "SmolLM3ForCausalLM": read_smollm3,
 }

@@ -1,0 +1,190 @@
+"""The gated delta net of Qwen3.5: a matrix for each head that is read and corrected by each token,
+in place of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localllm.model.blocks.block import (
+    BlockInputs,
+    InputsFrom,
+    LinearGroup,
+    Parts,
+    RecurrentState,
+    RowBytes,
+    Stateless,
+    Work,
+)
+from localllm.model.norm import Norm, NormSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from localllm.model.linear import Projection
+    from localllm_kernels.delta_net import DeltaHeads, DeltaWeights
+
+_OWN = "linear_attn."
+_NORM, _CONV = f"{_OWN}norm", f"{_OWN}conv1d.weight"
+_DECAY, _BIAS = f"{_OWN}A_log", f"{_OWN}dt_bias"
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetSpec(Stateless):
+    """The sizes of a gated delta net: heads of keys and of values, their widths, and the taps of
+    the convolution before it; see delta_net.py of the kernels.
+
+    `is_stored_whole`: the checkpoint has one linear for queries, keys, values and gate and one for
+    both factors, with the rows of each key head side by side (Qwen3-Next).
+    """
+
+    hidden_size: int
+    num_keys: int
+    num_values: int
+    key_width: int
+    value_width: int
+    taps: int
+    eps: float
+    is_stored_whole: bool = False
+
+    @property
+    def _values(self) -> int:
+        return self.num_values * self.value_width
+
+    @property
+    def _conv_width(self) -> int:
+        return 2 * self.num_keys * self.key_width + self._values
+
+    @property
+    def products(self) -> tuple[LinearGroup, ...]:
+        """See BlockSpec."""
+        inputs: tuple[tuple[str, int], ...]
+        factors: tuple[tuple[str, int], ...]
+        inputs = ((f"{_OWN}in_proj_qkv", self._conv_width), (f"{_OWN}in_proj_z", self._values))
+        factors = ((f"{_OWN}in_proj_b", self.num_values), (f"{_OWN}in_proj_a", self.num_values))
+        if self.is_stored_whole:
+            inputs = ((f"{_OWN}in_proj_qkvz", self._conv_width + self._values),)
+            factors = ((f"{_OWN}in_proj_ba", 2 * self.num_values),)
+        output = ((f"{_OWN}out_proj", self.hidden_size),)
+        return (
+            LinearGroup("factors", factors, self.hidden_size, is_kept=True),
+            LinearGroup("qkv and gate", inputs, self.hidden_size),
+            LinearGroup("output", output, self._values, inputs=InputsFrom.OTHER),
+        )
+
+    @property
+    def ends_in_product(self) -> bool:
+        """See BlockSpec."""
+        return True
+
+    @property
+    def vectors(self) -> Mapping[str, tuple[int, ...]]:
+        """See BlockSpec."""
+        return {
+            _CONV: (self._conv_width, 1, self.taps),
+            _DECAY: (self.num_values,),
+            _BIAS: (self.num_values,),
+            f"{_NORM}.weight": (self.value_width,),
+        }
+
+    @property
+    def recurrence(self) -> RecurrentState:
+        """See BlockSpec."""
+        matrix = (self.num_values, self.key_width, self.value_width)
+        return RecurrentState(self.taps - 1, self._conv_width + 2 * self.num_values, matrix)
+
+    @property
+    def workspace(self) -> int:
+        """See BlockSpec."""
+        return 3 * self._conv_width + 4 * self._values
+
+    def work(self, context: int, row_bytes: RowBytes) -> Work:
+        """See BlockSpec."""
+        values = self.num_values * self.key_width * self.value_width
+        # The state is read and written.
+        return Work(2 * self.recurrence.num_bytes(), 8 * values + 2 * self.taps * self._conv_width)
+
+    def launches(self, *, is_fused: bool) -> int:
+        """See BlockSpec: the convolution with the rule, and the norm with its gate."""
+        return 2
+
+    def describe(self) -> str:
+        """See BlockSpec."""
+        return (
+            f"a delta rule of {self.num_values} heads of {self.key_width} by {self.value_width} "
+            f"with {self.num_keys} of keys"
+        )
+
+    def build(self, parts: Parts) -> DeltaNet:
+        """See BlockSpec."""
+        from localllm_kernels.delta_net import DeltaHeads, DeltaWeights
+
+        factors, inputs, output = self.products
+        norm = NormSpec(_NORM, self.eps).with_weight(parts.vector(f"{_NORM}.weight"))
+        weights = DeltaWeights(
+            parts.vector(_CONV).float().flatten(1).T.contiguous(),
+            -parts.vector(_DECAY).float().exp(),
+            parts.vector(_BIAS).float(),
+        )
+        heads = DeltaHeads(self.num_keys, self.num_values, self.key_width, self.value_width)
+        share = self.num_values // self.num_keys
+        values = share * self.value_width
+        return DeltaNet(
+            parts.linear(*factors.names, order=self._order(share, share)),
+            parts.linear(
+                *inputs.names, order=self._order(self.key_width, self.key_width, values, values)
+            ),
+            parts.linear(*output.names),
+            weights,
+            heads,
+            norm,
+        )
+
+    def _order(self, *widths: int) -> list[int] | None:
+        """The rows of parts of `widths` that stand side by side for each key head, part by part;
+        None where they are stored so.
+        """
+        if not self.is_stored_whole:
+            return None
+        stride, first, rows = sum(widths), 0, list[int]()
+        for width in widths:
+            starts = [head * stride + first for head in range(self.num_keys)]
+            rows += [start + i for start in starts for i in range(width)]
+            first += width
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """A gated delta net with its weights."""
+
+    factors: Projection
+    in_proj: Projection
+    out_proj: Projection
+    weights: DeltaWeights
+    heads: DeltaHeads
+    norm: Norm
+
+    @property
+    def products(self) -> tuple[Projection, ...]:
+        """See Block."""
+        return self.factors, self.in_proj, self.out_proj
+
+    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block."""
+        return self.out_proj(self.inner(x, inputs))
+
+    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block: [num_tokens, num_values · value_width]."""
+        states, cache = inputs.batch.states, inputs.recurrent
+        assert states is not None
+        assert cache is not None
+        factors, mixed, width = self.factors(x), self.in_proj(x), self.heads.conv_width
+        rows = mixed.new_empty((len(mixed), self.heads.row_width))
+        rows[:, :width], rows[:, width:] = mixed[:, :width], factors
+        found = inputs.ops.delta_net(rows, self.weights, self.heads, cache, states)
+        gate = mixed[:, width:]
+        normed = self.norm(found.view(-1, self.heads.value_width), inputs.ops).view_as(found)
+        return normed * (gate / (1 + (-gate).exp()))

@@ -1,0 +1,121 @@
+"""Qwen3-Next, and Qwen3.5, 3.6 and 3.8: a gated delta net in three of four layers, and attention
+with a gate and a partial rotation in the others; dense or with experts.
+"""
+
+from dataclasses import replace
+
+from localllm.model.architecture import FINAL_NORM, Architecture
+from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.block import BlockSpec
+from localllm.model.blocks.delta_net import DeltaNetSpec
+from localllm.model.blocks.experts import ExpertsSpec, StackedNames
+from localllm.model.blocks.router import RouterSpec
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    FULL,
+    read_attention,
+    read_decoder,
+    read_eps,
+    read_expert,
+    read_gated_mlp,
+    read_hidden_size,
+    read_num_experts,
+    read_num_layers,
+)
+from localllm.model.families.qwen_moe import EXPERT_NAMES, SHARED_NAMES, read_dense_layers
+from localllm.model.layer import LayerPlan, Place
+from localllm.model.norm import NormSpec
+
+_LINEAR = "linear_attention"
+
+
+def read_qwen3_5(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    mlp = (read_gated_mlp(fields),)
+    return _read(fields, [mlp] * read_num_layers(fields))
+
+
+def read_qwen3_5_moe(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    return _read(fields, [_read_experts(fields)] * read_num_layers(fields))
+
+
+def read_qwen3_next(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    experts, mlp = _read_experts(fields), (read_gated_mlp(fields),)
+    every = fields.integer("decoder_sparse_step", 1, 1024, default=1)
+    kept = read_dense_layers(fields)
+    is_dense = [i in kept or (i + 1) % every > 0 for i in range(read_num_layers(fields))]
+    return _read(fields, [mlp if each else experts for each in is_dense], is_stored_whole=True)
+
+
+def _read(
+    fields: ConfigFields, seconds: list[tuple[BlockSpec, ...]], *, is_stored_whole: bool = False
+) -> Architecture:
+    """A decoder with the blocks of `seconds`, over the same input, after each layer's mixer."""
+    eps = read_eps(fields)
+    attention = _read_attention(fields, eps)
+    delta_net = replace(_read_delta_net(fields, eps), is_stored_whole=is_stored_whole)
+
+    def norm(name: str) -> NormSpec:
+        return NormSpec(name, eps, offset=1.0)
+
+    layers = []
+    for kind, blocks in zip(_kinds(fields), seconds, strict=True):
+        mixer = delta_net if kind == _LINEAR else attention
+        places = [Place(norm("input_layernorm"), mixer)]
+        first, last = norm("post_attention_layernorm"), len(blocks) - 1
+        places += [
+            Place(None if i else first, block, shares_input=i < last)
+            for i, block in enumerate(blocks)
+        ]
+        layers.append(LayerPlan(tuple(places), attention.hidden_size))
+    return read_decoder(fields, layers, norm=norm(FINAL_NORM))
+
+
+def _read_attention(fields: ConfigFields, eps: float) -> AttentionSpec:
+    has_bias = fields.flag("attention_bias")
+    if fields.raw.get("partial_rotary_factor") is None:
+        fields = ConfigFields({**fields.raw, "partial_rotary_factor": 0.25}, fields.where)
+    norms = QueryKeyNorms(eps, offset=1.0)
+    attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)
+    return replace(attention, has_gate=True)
+
+
+def _read_delta_net(fields: ConfigFields, eps: float) -> DeltaNetSpec:
+    num_keys = fields.integer("linear_num_key_heads", 1, 4096)
+    num_values = fields.integer("linear_num_value_heads", 1, 4096)
+    if num_values % num_keys:
+        fields.fail("linear_num_value_heads", f"a multiple of linear_num_key_heads ({num_keys})")
+    return DeltaNetSpec(
+        read_hidden_size(fields),
+        num_keys,
+        num_values,
+        fields.integer("linear_key_head_dim", 1, 1024),
+        fields.integer("linear_value_head_dim", 1, 1024),
+        fields.integer("linear_conv_kernel_dim", 2, 64),
+        eps,
+    )
+
+
+def _read_experts(fields: ConfigFields) -> tuple[BlockSpec, ...]:
+    """The experts, and the feed-forward beside them."""
+    router = RouterSpec(
+        *read_num_experts(fields), renormalises=fields.flag("norm_topk_prob", default=True)
+    )
+    expert = read_expert(fields, "moe_intermediate_size", EXPERT_NAMES)
+    # Qwen3.5's own files hold the experts stacked; Qwen3-Next's, and quantized ones, do not.
+    stacked = StackedNames("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    experts = ExpertsSpec(expert, router, stacked=stacked)
+    shared = read_expert(fields, "shared_expert_intermediate_size", SHARED_NAMES)
+    return experts, replace(shared, row_gate="mlp.shared_expert_gate")
+
+
+def _kinds(fields: ConfigFields) -> list[str]:
+    """The kind of each layer: by `layer_types`, else attention in one of so many."""
+    num_layers = read_num_layers(fields)
+    found = fields.choices("layer_types", (FULL, _LINEAR), num_layers)
+    if found is not None:
+        return list(found)
+    every = fields.integer("full_attention_interval", 1, 1024, default=4)
+    return [_LINEAR if (i + 1) % every else FULL for i in range(num_layers)]
