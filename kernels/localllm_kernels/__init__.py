@@ -211,5 +211,6 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         row_maxima=own.row_maxima,
         gumbel_argmax=own.gumbel_argmax,
         short_conv=own.short_conv,
+        delta_net=own.delta_net,
         linears=CpuLinears(library),
     )

@@ -1,9 +1,9 @@
 """The gated delta rule behind a short convolution, from step to step. Of a request's rows, each the
-inputs of queries, keys and values, then b and a for each value head:
+inputs of queries, keys and values and a gate, and b and a for each value head:
 
     q, k, v = silu(conv(inputs));   q, k normed to length 1, q divided by √key_width
     S ← exp(decay · softplus(a + bias)) · S
-    S ← S + k ⊗ (sigmoid(b) · (v − Sᵀk));   out = Sᵀq
+    S ← S + k ⊗ (sigmoid(b) · (v − Sᵀk));   out = norm(Sᵀq) · silu(gate)
 
 S is a matrix [key_width, value_width] for each value head; consecutive value heads share a key
 head. All of it is in float32, token by token in order, so that a row's result does not depend on
@@ -42,7 +42,7 @@ class DeltaHeads:
 
     @property
     def row_width(self) -> int:
-        """Those, and b and a."""
+        """Those, and b and a: what is kept of a token."""
         return self.conv_width + 2 * self.num_values
 
     @property
@@ -53,22 +53,33 @@ class DeltaHeads:
 
 @dataclass(frozen=True, slots=True)
 class DeltaWeights:
-    """`conv`: float32 [taps, conv_width]; `decay`, negative, and `bias`: float32 [num_values]."""
+    """`conv`: float32 [taps, conv_width]; `decay`, negative, and `bias`: float32 [num_values];
+    `norm`: float32 [value_width], of each head, and its `eps`.
+    """
 
     conv: Tensor
     decay: Tensor
     bias: Tensor
+    norm: Tensor
+    eps: float
 
 
 def delta_net_reference(
-    rows: Tensor, weights: DeltaWeights, heads: DeltaHeads, cache: StateCache, states: StateSlots
+    mixed: Tensor,
+    factors: Tensor,
+    weights: DeltaWeights,
+    heads: DeltaHeads,
+    cache: StateCache,
+    states: StateSlots,
 ) -> Tensor:
-    """`rows`: [padded_tokens, row_width] -> [padded_tokens, num_values · value_width], of the same
-    dtype. Padding rows give zeros.
+    """`mixed`: [padded_tokens, conv_width + num_values · value_width], with the gate; `factors`:
+    [padded_tokens, 2 · num_values], b and a -> [padded_tokens, num_values · value_width], in the
+    dtype of `mixed`. Padding rows give zeros.
     """
     assert cache.matrix is not None
-    taps, inputs = len(weights.conv), rows.float()
-    out = inputs.new_zeros((len(rows), heads.num_values, heads.value_width))
+    taps, width = len(weights.conv), heads.conv_width
+    inputs = torch.cat([mixed[:, :width], factors], dim=1).float()
+    out = inputs.new_zeros((len(mixed), heads.num_values, heads.value_width))
     for i, slot in enumerate(states.slots):
         first, end, start = states.bounds[i], states.bounds[i + 1], states.starts[i]
         stands = states.stands[i]
@@ -93,7 +104,9 @@ def delta_net_reference(
             count = position - stands + taps - 1
             cache.keep(target, seen[:count], position)
         cache.keep(slot, seen, start + end - first)
-    return out.flatten(1).to(rows.dtype)
+    normed = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + weights.eps) * weights.norm
+    gate = mixed[:, width:].float()
+    return (normed.flatten(1) * (gate / (1 + (-gate).exp()))).to(mixed.dtype)
 
 
 def _operands(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
+from localllm_kernels.delta_net import DeltaHeads, DeltaWeights
 from localllm_kernels.gate import GATE_KINDS, GateKind
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.route import Routing
@@ -33,6 +34,8 @@ class CpuOps:
         self._route.argtypes = [_POINTER, _LONG]
         self._short_conv = library.short_conv
         self._short_conv.argtypes = [*2 * [_POINTER], _LONG]
+        self._delta_net = library.delta_net
+        self._delta_net.argtypes = [*2 * [_POINTER], _LONG]
         self._paged_attention = library.paged_attention
         self._paged_attention.argtypes = [*6 * [_POINTER], *3 * [_LONG]]
         self._gumbel_argmax = library.gumbel_argmax
@@ -110,17 +113,7 @@ class CpuOps:
         """See short_conv_reference."""
         taps, width = weight.shape
         out = torch.zeros(rows.shape[0], width)
-        # These arrays must live as long as the call.
-        saves = [each for save in states.saves for each in (save.request, save.num_rows, save.slot)]
-        slots, bounds, starts, copies = (
-            (ctypes.c_int64 * len(each))(*each)
-            for each in (states.slots, states.bounds, states.starts, saves)
-        )
-        where = structs.StateSlots(
-            *map(ctypes.addressof, (slots, bounds, starts, copies)),
-            len(states.slots),
-            len(states.saves),
-        )
+        where, arrays = _slots_in_c(states)
         conv = structs.ShortConv(
             rows.data_ptr(),
             weight.data_ptr(),
@@ -133,6 +126,54 @@ class CpuOps:
         )
         threads = torch.get_num_threads()
         self._short_conv(ctypes.addressof(conv), ctypes.addressof(where), threads)
+        del arrays  # which must live as long as the call
+        return out
+
+    def delta_net(
+        self,
+        mixed: Tensor,
+        factors: Tensor,
+        weights: DeltaWeights,
+        heads: DeltaHeads,
+        cache: StateCache,
+        states: StateSlots,
+    ) -> Tensor:
+        """See delta_net_reference."""
+        assert cache.matrix is not None
+        values = heads.num_values * heads.value_width
+        out = torch.zeros(len(mixed), values)
+        where, arrays = _slots_in_c(states)
+        conv = structs.ConvWeights(weights.conv.data_ptr(), None, *weights.conv.shape)
+        net = structs.DeltaNet(
+            conv,
+            *(each.data_ptr() for each in (weights.decay, weights.bias, weights.norm)),
+            heads.num_keys,
+            heads.num_values,
+            heads.key_width,
+            heads.value_width,
+            weights.eps,
+        )
+        inputs = structs.Inputs(
+            mixed.data_ptr(),
+            factors.data_ptr(),
+            mixed.shape[1],
+            factors.shape[1],
+            heads.conv_width,
+            2 * heads.num_values,
+            cache.rows.data_ptr(),
+            cache.rows.shape[1],
+        )
+        call = structs.DeltaCall(
+            ctypes.pointer(net),
+            inputs,
+            mixed.data_ptr() + 4 * heads.conv_width,
+            cache.matrix.data_ptr(),
+            out.data_ptr(),
+        )
+        pointers = ctypes.addressof(call), ctypes.addressof(where)
+        if self._delta_net(*pointers, torch.get_num_threads()):
+            raise MemoryError("out of memory for a delta rule")
+        del arrays  # which must live as long as the call
         return out
 
     def rotate_and_store(
@@ -258,3 +299,21 @@ def routing_struct(how: Routing, num_experts: int) -> structs.Routing:
         chosen_groups=how.chosen_groups,
         factor=how.factor,
     )
+
+
+def _slots_in_c(states: StateSlots) -> tuple[structs.StateSlots, tuple[object, ...]]:
+    """The slots, and the arrays that they point to."""
+    saves = [each for save in states.saves for each in (save.request, save.num_rows, save.slot)]
+    arrays = tuple(
+        (ctypes.c_int64 * len(each))(*each)
+        for each in (
+            states.slots,
+            states.bounds,
+            states.starts,
+            states.stands,
+            states.settled,
+            saves,
+        )
+    )
+    pointers = map(ctypes.addressof, arrays)
+    return structs.StateSlots(*pointers, len(states.slots), len(states.saves)), arrays

@@ -52,12 +52,14 @@ class Product(Structure):
 
 
 class StateSlots(Structure):
-    """See short_conv.h."""
+    """See state_slots.h."""
 
     _fields_ = (
         ("slots", c_void_p),
         ("bounds", c_void_p),
         ("starts", c_void_p),
+        ("stands", c_void_p),
+        ("settled", c_void_p),
         ("saves", c_void_p),
         ("num_requests", c_int64),
         ("num_saves", c_int64),
@@ -76,6 +78,55 @@ class ShortConv(Structure):
         ("width", c_int64),
         ("taps", c_int64),
         ("ring", c_int64),
+    )
+
+
+class Inputs(Structure):
+    """See state_slots.h."""
+
+    _fields_ = (
+        ("first", c_void_p),
+        ("second", c_void_p),
+        ("first_stride", c_int64),
+        ("second_stride", c_int64),
+        ("width", c_int64),
+        ("second_width", c_int64),
+        ("kept", c_void_p),
+        ("ring", c_int64),
+    )
+
+
+class ConvWeights(Structure):
+    """See state_slots.h."""
+
+    _fields_ = (("conv", c_void_p), ("bias", c_void_p), ("taps", c_int64), ("width", c_int64))
+
+
+class DeltaNet(Structure):
+    """See delta_net.h."""
+
+    _fields_ = (
+        ("conv", ConvWeights),
+        ("decay", c_void_p),
+        ("bias", c_void_p),
+        ("norm", c_void_p),
+        ("keys", c_int64),
+        ("values", c_int64),
+        ("key_width", c_int64),
+        ("value_width", c_int64),
+        ("eps", c_float),
+    )
+
+
+class DeltaCall(Structure):
+    """See delta_net.h."""
+
+    _fields_ = (
+        ("net", ctypes.POINTER(DeltaNet)),
+        ("inputs", Inputs),
+        ("gate", c_void_p),
+        ("matrices", c_void_p),
+        ("out", c_void_p),
     )
 
 
@@ -324,13 +375,23 @@ STRUCTURES: tuple[type[Structure], ...] = (
 # In the order of experts.c's `expert_struct_bytes`.
 EXPERT_STRUCTURES: tuple[type[Structure], ...] = (Expert, Experts, Routed, Routing, Mixture)
 
+# In the order of delta_net.c's `delta_net_struct_bytes`.
+DELTA_NET_STRUCTURES: tuple[type[Structure], ...] = (
+    StateSlots,
+    Inputs,
+    ConvWeights,
+    DeltaNet,
+    DeltaCall,
+)
+
 
 def find_difference(library: ctypes.CDLL) -> str:
     """The structure whose size in the library differs from its size here; empty if all agree."""
-    structures = (*STRUCTURES, *EXPERT_STRUCTURES)
+    structures = (*STRUCTURES, *EXPERT_STRUCTURES, *DELTA_NET_STRUCTURES)
     sizes = [
         *(c_int64 * len(STRUCTURES)).in_dll(library, "struct_bytes"),
         *(c_int64 * len(EXPERT_STRUCTURES)).in_dll(library, "expert_struct_bytes"),
+        *(c_int64 * len(DELTA_NET_STRUCTURES)).in_dll(library, "delta_net_struct_bytes"),
     ]
     for structure, num_bytes in zip(structures, sizes, strict=True):
         if ctypes.sizeof(structure) != num_bytes:

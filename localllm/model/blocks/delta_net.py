@@ -18,7 +18,6 @@ from localllm.model.blocks.block import (
     Stateless,
     Work,
 )
-from localllm.model.norm import Norm, NormSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,8 +106,8 @@ class DeltaNetSpec(Stateless):
         return Work(2 * self.recurrence.num_bytes(), 8 * values + 2 * self.taps * self._conv_width)
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the convolution with the rule, and the norm with its gate."""
-        return 2
+        """See BlockSpec."""
+        return 1
 
     def describe(self) -> str:
         """See BlockSpec."""
@@ -122,11 +121,12 @@ class DeltaNetSpec(Stateless):
         from localllm_kernels.delta_net import DeltaHeads, DeltaWeights
 
         factors, inputs, output = self.products
-        norm = NormSpec(_NORM, self.eps).with_weight(parts.vector(f"{_NORM}.weight"))
         weights = DeltaWeights(
             parts.vector(_CONV).float().flatten(1).T.contiguous(),
             -parts.vector(_DECAY).float().exp(),
             parts.vector(_BIAS).float(),
+            parts.vector(f"{_NORM}.weight").float(),
+            self.eps,
         )
         heads = DeltaHeads(self.num_keys, self.num_values, self.key_width, self.value_width)
         share = self.num_values // self.num_keys
@@ -139,7 +139,6 @@ class DeltaNetSpec(Stateless):
             parts.linear(*output.names),
             weights,
             heads,
-            norm,
         )
 
     def _order(self, *widths: int) -> list[int] | None:
@@ -165,7 +164,6 @@ class DeltaNet:
     out_proj: Projection
     weights: DeltaWeights
     heads: DeltaHeads
-    norm: Norm
 
     @property
     def products(self) -> tuple[Projection, ...]:
@@ -181,10 +179,5 @@ class DeltaNet:
         states, cache = inputs.batch.states, inputs.recurrent
         assert states is not None
         assert cache is not None
-        factors, mixed, width = self.factors(x), self.in_proj(x), self.heads.conv_width
-        rows = mixed.new_empty((len(mixed), self.heads.row_width))
-        rows[:, :width], rows[:, width:] = mixed[:, :width], factors
-        found = inputs.ops.delta_net(rows, self.weights, self.heads, cache, states)
-        gate = mixed[:, width:]
-        normed = self.norm(found.view(-1, self.heads.value_width), inputs.ops).view_as(found)
-        return normed * (gate / (1 + (-gate).exp()))
+        mixed, factors = self.in_proj(x), self.factors(x)
+        return inputs.ops.delta_net(mixed, factors, self.weights, self.heads, cache, states)
