@@ -186,10 +186,13 @@ def _memory_rows(plan: "ModelPlan") -> list[_Row]:
         rows.insert(1, ("host memory", size(memory.host_bytes), told))
     if memory.graphs_bytes:
         rows.append(("graphs", size(memory.graphs_bytes), "captured steps"))
+    if memory.states_bytes:
+        rows.append(("states", size(memory.states_bytes), "of recurrent layers"))
     per_1k = size(1024 * plan.kv_token_bytes)
     rows.append(("KV cache", size(memory.kv_bytes), f"{per_1k} for 1,024 tokens"))
-    needed = memory.weights_bytes + memory.activations_bytes + memory.graphs_bytes + memory.kv_bytes
-    rows.append(("total", size(needed), f"of {size(memory.budget_bytes)} that may be used"))
+    rows.append(
+        ("total", size(memory.needed_bytes), f"of {size(memory.budget_bytes)} that may be used")
+    )
     return rows
 
 

@@ -120,7 +120,10 @@ class ModelPlan:
     @property
     def chats_at_once(self) -> int:
         """Conversations of 4,096 tokens, or of the whole context where that is shorter."""
-        return self.cached_tokens // min(_CHAT_TOKENS, max(1, self.memory.max_model_len))
+        each = min(_CHAT_TOKENS, max(1, self.memory.max_model_len))
+        # The states of the first one are part of the plan; those of others take room of the cache.
+        state_tokens = self.shape.architecture.slot_bytes() // max(1, self.kv_token_bytes)
+        return (self.cached_tokens + state_tokens) // (each + state_tokens)
 
     def as_json(self) -> dict[str, Any]:
         """The plan as one flat object."""
@@ -137,6 +140,7 @@ class ModelPlan:
             "expert_slots": memory.expert_slots,
             "activations_bytes": memory.activations_bytes,
             "graphs_bytes": memory.graphs_bytes,
+            "states_bytes": memory.states_bytes,
             "kv_bytes_per_1k_tokens": 1024 * self.kv_token_bytes,
             "context": memory.max_model_len,
             "model_context": self.shape.architecture.max_position_embeddings,

@@ -61,6 +61,12 @@ class MemoryPlan:
         return sum(group.num_bytes for group in self.groups)
 
     @property
+    def needed_bytes(self) -> int:
+        """Bytes of all parts."""
+        fixed = self.weights_bytes + self.activations_bytes + self.graphs_bytes
+        return fixed + self.states_bytes + self.kv_bytes
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of each further token: in full groups, or in all groups if there are none."""
         return sum(group.block_bytes for group in _growing(self.groups)) // self.block_size
