@@ -19,7 +19,6 @@ from localllm_kernels.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
-from localllm_kernels.delta_net import delta_net_reference
 from localllm_kernels.driver import DriverError, start_driver
 from localllm_kernels.gate import GateKind, gate, gate_reference
 from localllm_kernels.gpu_linears import GpuLinears
@@ -34,6 +33,7 @@ from localllm_kernels.paged_attention_decode import (
     paged_attention_decode,
 )
 from localllm_kernels.paged_attention_prefill import paged_attention_prefill
+from localllm_kernels.recurrence import recurrence_reference
 from localllm_kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
@@ -74,7 +74,7 @@ class Ops:
     row_maxima: Callable[[Tensor], tuple[Tensor, Tensor]]
     gumbel_argmax: Callable[[Tensor, float, Tensor | None, int], int]
     short_conv: Callable[..., Tensor] = short_conv_reference
-    delta_net: Callable[..., Tensor] = delta_net_reference
+    recurrence: Callable[..., Tensor] = recurrence_reference
     # Products with weights, if the library has its own; else torch's are used.
     linears: Linears | None = None
     # Samples the tokens of a whole batch in one launch, where that avoids waiting for the device.
@@ -211,6 +211,6 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         row_maxima=own.row_maxima,
         gumbel_argmax=own.gumbel_argmax,
         short_conv=own.short_conv,
-        delta_net=own.delta_net,
+        recurrence=own.recurrence,
         linears=CpuLinears(library),
     )

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
-from localllm_kernels.delta_net import DeltaHeads, DeltaWeights
 from localllm_kernels.gate import GATE_KINDS, GateKind
 from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.recurrence import Heads, RecurrenceRows, RecurrenceWeights
 from localllm_kernels.route import Routing
 from localllm_kernels.state_cache import StateCache, StateSlots
 
@@ -34,8 +34,8 @@ class CpuOps:
         self._route.argtypes = [_POINTER, _LONG]
         self._short_conv = library.short_conv
         self._short_conv.argtypes = [*2 * [_POINTER], _LONG]
-        self._delta_net = library.delta_net
-        self._delta_net.argtypes = [*2 * [_POINTER], _LONG]
+        self._recurrence = library.recurrence
+        self._recurrence.argtypes = [*2 * [_POINTER], _LONG]
         self._paged_attention = library.paged_attention
         self._paged_attention.argtypes = [*6 * [_POINTER], *3 * [_LONG]]
         self._gumbel_argmax = library.gumbel_argmax
@@ -129,50 +129,39 @@ class CpuOps:
         del arrays  # which must live as long as the call
         return out
 
-    def delta_net(
+    def recurrence(
         self,
-        mixed: Tensor,
-        factors: Tensor,
-        weights: DeltaWeights,
-        heads: DeltaHeads,
+        rows: RecurrenceRows,
+        weights: RecurrenceWeights,
+        heads: Heads,
         cache: StateCache,
         states: StateSlots,
     ) -> Tensor:
-        """See delta_net_reference."""
+        """See recurrence_reference."""
         assert cache.matrix is not None
-        values = heads.num_values * heads.value_width
-        out = torch.zeros(len(mixed), values)
+        out = torch.zeros(len(rows.inputs), heads.values)
         where, arrays = _slots_in_c(states)
-        conv = structs.ConvWeights(weights.conv.data_ptr(), None, *weights.conv.shape)
-        net = structs.DeltaNet(
-            conv,
-            *(each.data_ptr() for each in (weights.decay, weights.bias, weights.norm)),
-            heads.num_keys,
-            heads.num_values,
-            heads.key_width,
-            heads.value_width,
-            weights.eps,
-        )
-        inputs = structs.Inputs(
-            mixed.data_ptr(),
-            factors.data_ptr(),
-            mixed.shape[1],
-            factors.shape[1],
-            heads.conv_width,
-            2 * heads.num_values,
-            cache.rows.data_ptr(),
-            cache.rows.shape[1],
-        )
-        call = structs.DeltaCall(
+        net = recurrence_struct(weights, heads)
+        call = structs.RecurrenceCall(
             ctypes.pointer(net),
-            inputs,
-            mixed.data_ptr() + 4 * heads.conv_width,
+            structs.Inputs(
+                rows.inputs.data_ptr(),
+                rows.factors.data_ptr(),
+                rows.inputs.stride(0),
+                rows.factors.stride(0),
+                heads.conv_width,
+                heads.factors,
+                cache.rows.data_ptr(),
+                cache.rows.shape[1],
+            ),
+            rows.gate.data_ptr(),
+            rows.gate.stride(0),
             cache.matrix.data_ptr(),
             out.data_ptr(),
         )
         pointers = ctypes.addressof(call), ctypes.addressof(where)
-        if self._delta_net(*pointers, torch.get_num_threads()):
-            raise MemoryError("out of memory for a delta rule")
+        if self._recurrence(*pointers, torch.get_num_threads()):
+            raise MemoryError("out of memory for a recurrence")
         del arrays  # which must live as long as the call
         return out
 
@@ -317,3 +306,21 @@ def _slots_in_c(states: StateSlots) -> tuple[structs.StateSlots, tuple[object, .
     )
     pointers = map(ctypes.addressof, arrays)
     return structs.StateSlots(*pointers, len(states.slots), len(states.saves)), arrays
+
+
+def recurrence_struct(weights: RecurrenceWeights, heads: Heads) -> structs.Recurrence:
+    """The weights, which must live as long as what is returned."""
+
+    def pointer(tensor: Tensor | None) -> int | None:
+        return None if tensor is None else tensor.data_ptr()
+
+    vectors = weights.decay, weights.bias, weights.skip, weights.norm
+    sizes = heads.num_keys, heads.num_values, heads.key_width, heads.value_width
+    return structs.Recurrence(
+        structs.ConvWeights(pointer(weights.conv), pointer(weights.conv_bias), *weights.conv.shape),
+        *map(pointer, vectors),
+        *sizes,
+        *heads.firsts,
+        heads.is_delta,
+        weights.eps,
+    )

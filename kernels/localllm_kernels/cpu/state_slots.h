@@ -17,8 +17,8 @@ typedef struct {
   int64_t num_requests, num_saves;
 } StateSlots;
 
-/* The inputs of a convolution with what its recurrence needs besides: those of a batch in two parts,
- * and those of earlier tokens in rings, where a row has both. */
+/* The inputs of a convolution with what its recurrence needs besides: those of a batch in two
+ * parts, and those of earlier tokens in rings, where a row has both. */
 typedef struct {
   const float *first, *second;         /* [rows, ...] */
   int64_t first_stride, second_stride; /* between rows */
@@ -73,19 +73,12 @@ INLINE void convolve(const Inputs *x, const ConvWeights *w, const Request *r, in
   }
 }
 
-/* The inputs of positions from `from` to `to`, of some columns, in the ring of `slot`; they may be
- * there already. */
-INLINE void keep_inputs(const Inputs *x, const Request *r, int64_t slot, int64_t from, int64_t to,
-                        int64_t channel, int64_t count) {
+/* The inputs of positions from `from` to `to` in the ring of `slot`. */
+INLINE void keep_inputs(const Inputs *x, const Request *r, int64_t slot, int64_t from, int64_t to) {
   if (from < to - x->ring) from = to - x->ring;
-  for (int64_t p = from < 0 ? 0 : from; p < to; p++)
-    memmove(kept_at(x, slot, p) + channel, input_at(x, r, p, channel),
-            (size_t)count * sizeof(float));
-}
-INLINE void keep_second(const Inputs *x, const Request *r, int64_t slot, int64_t from, int64_t to,
-                        int64_t column, int64_t count) {
-  if (from < to - x->ring) from = to - x->ring;
-  for (int64_t p = from < 0 ? 0 : from; p < to; p++)
-    memmove(kept_at(x, slot, p) + x->width + column, second_at(x, r, p, column),
-            (size_t)count * sizeof(float));
+  for (int64_t p = from < 0 ? 0 : from; p < to; p++) {
+    float *kept = kept_at(x, slot, p);
+    memcpy(kept, input_at(x, r, p, 0), (size_t)x->width * sizeof(float));
+    memcpy(kept + x->width, second_at(x, r, p, 0), (size_t)x->second_width * sizeof(float));
+  }
 }

@@ -102,29 +102,35 @@ class ConvWeights(Structure):
     _fields_ = (("conv", c_void_p), ("bias", c_void_p), ("taps", c_int64), ("width", c_int64))
 
 
-class DeltaNet(Structure):
-    """See delta_net.h."""
+class Recurrence(Structure):
+    """See recurrence.h."""
 
     _fields_ = (
         ("conv", ConvWeights),
         ("decay", c_void_p),
         ("bias", c_void_p),
+        ("skip", c_void_p),
         ("norm", c_void_p),
         ("keys", c_int64),
         ("values", c_int64),
         ("key_width", c_int64),
         ("value_width", c_int64),
+        ("query", c_int64),
+        ("key", c_int64),
+        ("value", c_int64),
+        ("is_delta", c_int64),
         ("eps", c_float),
     )
 
 
-class DeltaCall(Structure):
-    """See delta_net.h."""
+class RecurrenceCall(Structure):
+    """See recurrence.h."""
 
     _fields_ = (
-        ("net", ctypes.POINTER(DeltaNet)),
+        ("net", ctypes.POINTER(Recurrence)),
         ("inputs", Inputs),
         ("gate", c_void_p),
+        ("gate_stride", c_int64),
         ("matrices", c_void_p),
         ("out", c_void_p),
     )
@@ -375,23 +381,23 @@ STRUCTURES: tuple[type[Structure], ...] = (
 # In the order of experts.c's `expert_struct_bytes`.
 EXPERT_STRUCTURES: tuple[type[Structure], ...] = (Expert, Experts, Routed, Routing, Mixture)
 
-# In the order of delta_net.c's `delta_net_struct_bytes`.
-DELTA_NET_STRUCTURES: tuple[type[Structure], ...] = (
+# In the order of recurrence.c's `recurrence_struct_bytes`.
+RECURRENCE_STRUCTURES: tuple[type[Structure], ...] = (
     StateSlots,
     Inputs,
     ConvWeights,
-    DeltaNet,
-    DeltaCall,
+    Recurrence,
+    RecurrenceCall,
 )
 
 
 def find_difference(library: ctypes.CDLL) -> str:
     """The structure whose size in the library differs from its size here; empty if all agree."""
-    structures = (*STRUCTURES, *EXPERT_STRUCTURES, *DELTA_NET_STRUCTURES)
+    structures = (*STRUCTURES, *EXPERT_STRUCTURES, *RECURRENCE_STRUCTURES)
     sizes = [
         *(c_int64 * len(STRUCTURES)).in_dll(library, "struct_bytes"),
         *(c_int64 * len(EXPERT_STRUCTURES)).in_dll(library, "expert_struct_bytes"),
-        *(c_int64 * len(DELTA_NET_STRUCTURES)).in_dll(library, "delta_net_struct_bytes"),
+        *(c_int64 * len(RECURRENCE_STRUCTURES)).in_dll(library, "recurrence_struct_bytes"),
     ]
     for structure, num_bytes in zip(structures, sizes, strict=True):
         if ctypes.sizeof(structure) != num_bytes:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm.model.linear import Projection
-    from localllm_kernels.delta_net import DeltaHeads, DeltaWeights
+    from localllm_kernels.recurrence import Heads, RecurrenceWeights
 
 _OWN = "linear_attn."
 _NORM, _CONV = f"{_OWN}norm", f"{_OWN}conv1d.weight"
@@ -33,7 +33,7 @@ _DECAY, _BIAS = f"{_OWN}A_log", f"{_OWN}dt_bias"
 @dataclass(frozen=True, slots=True)
 class DeltaNetSpec(Stateless):
     """The sizes of a gated delta net: heads of keys and of values, their widths, and the taps of
-    the convolution before it; see delta_net.py of the kernels.
+    the convolution before it; see recurrence.py of the kernels.
 
     `is_stored_whole`: the checkpoint has one linear for queries, keys, values and gate and one for
     both factors, with the rows of each key head side by side (Qwen3-Next).
@@ -47,6 +47,13 @@ class DeltaNetSpec(Stateless):
     taps: int
     eps: float
     is_stored_whole: bool = False
+
+    @property
+    def heads(self) -> Heads:
+        """As the kernels take them."""
+        from localllm_kernels.recurrence import Heads
+
+        return Heads(self.num_keys, self.num_values, self.key_width, self.value_width, True)
 
     @property
     def _values(self) -> int:
@@ -118,17 +125,18 @@ class DeltaNetSpec(Stateless):
 
     def build(self, parts: Parts) -> DeltaNet:
         """See BlockSpec."""
-        from localllm_kernels.delta_net import DeltaHeads, DeltaWeights
+        from localllm_kernels.recurrence import RecurrenceWeights
 
         factors, inputs, output = self.products
-        weights = DeltaWeights(
+        weights = RecurrenceWeights(
             parts.vector(_CONV).float().flatten(1).T.contiguous(),
+            None,
             -parts.vector(_DECAY).float().exp(),
             parts.vector(_BIAS).float(),
+            None,
             parts.vector(f"{_NORM}.weight").float(),
             self.eps,
         )
-        heads = DeltaHeads(self.num_keys, self.num_values, self.key_width, self.value_width)
         share = self.num_values // self.num_keys
         values = share * self.value_width
         return DeltaNet(
@@ -138,7 +146,7 @@ class DeltaNetSpec(Stateless):
             ),
             parts.linear(*output.names),
             weights,
-            heads,
+            self.heads,
         )
 
     def _order(self, *widths: int) -> list[int] | None:
@@ -162,8 +170,8 @@ class DeltaNet:
     factors: Projection
     in_proj: Projection
     out_proj: Projection
-    weights: DeltaWeights
-    heads: DeltaHeads
+    weights: RecurrenceWeights
+    heads: Heads
 
     @property
     def products(self) -> tuple[Projection, ...]:
@@ -176,8 +184,11 @@ class DeltaNet:
 
     def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """See Block: [num_tokens, num_values · value_width]."""
+        from localllm_kernels.recurrence import RecurrenceRows
+
         states, cache = inputs.batch.states, inputs.recurrent
         assert states is not None
         assert cache is not None
-        mixed, factors = self.in_proj(x), self.factors(x)
-        return inputs.ops.delta_net(mixed, factors, self.weights, self.heads, cache, states)
+        mixed, width = self.in_proj(x), self.heads.conv_width
+        rows = RecurrenceRows(mixed[:, :width], mixed[:, width:], self.factors(x))
+        return inputs.ops.recurrence(rows, self.weights, self.heads, cache, states)

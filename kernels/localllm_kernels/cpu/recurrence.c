@@ -1,0 +1,279 @@
+/* Token by token. A thread takes a few value heads of a request that share a key head. It computes
+ * the operands of a tile of tokens, then takes a stripe of a matrix's columns, which know nothing
+ * of each other, through all of them: a stripe fits the first cache. */
+
+#include "recurrence.h"
+
+#define TILE 16
+#define STRIPE (2 * LANES)
+#define MOST_HEADS 4
+
+/* Of the tokens of a tile: [TILE, width]; `stripe`: [key_width, STRIPE]; `drafted`: the matrices
+ * behind drafted tokens, [heads of a unit, key_width, value_width]. */
+typedef struct {
+  float *queries, *keys, *values, *found, *stripe, *drafted;
+  float decay[TILE], beta[TILE];
+} Scratch;
+
+/* A thread's work at a time: value heads of a request. */
+typedef struct {
+  int64_t request, first, count;
+} Unit;
+
+static int64_t heads_of_unit(const Recurrence *net) {
+  const int64_t share = net->values / net->keys;
+  return share < MOST_HEADS ? share : MOST_HEADS;
+}
+static int64_t units_of_key(const Recurrence *net) {
+  const int64_t share = net->values / net->keys, most = heads_of_unit(net);
+  return (share + most - 1) / most;
+}
+static Unit unit_at(const Recurrence *net, int64_t i) {
+  const int64_t each = units_of_key(net), share = net->values / net->keys;
+  const int64_t most = heads_of_unit(net), head = i / each % net->keys, part = i % each * most;
+  const int64_t left = share - part;
+  return (Unit){i / each / net->keys, head * share + part, left < most ? left : most};
+}
+
+static int64_t divide(const Recurrence *net, char *memory, Scratch *parts) {
+  const int64_t heads = heads_of_unit(net), key = net->key_width, value = net->value_width;
+  float **floats[] = {&parts->queries, &parts->keys,   &parts->values,
+                      &parts->found,   &parts->stripe, &parts->drafted};
+  const int64_t sizes[] = {TILE * key,   TILE * key,   TILE * value,
+                           TILE * value, key * STRIPE, heads * key * value};
+  int64_t taken = 0;
+  for (int i = 0; i < 6; i++) {
+    if (memory) *floats[i] = (float *)(memory + taken);
+    taken += (sizes[i] * (int64_t)sizeof(float) + 63) / 64 * 64;
+  }
+  return taken;
+}
+
+int64_t recurrence_scratch_bytes(const Recurrence *net) {
+  Scratch parts;
+  return divide(net, NULL, &parts);
+}
+
+static float sum_squares(const float *x, int64_t width) {
+  f32x16 total = splat(0.0f);
+  for (int64_t i = 0; i < width; i += LANES) {
+    const f32x16 v = load_part(x + i, width - i < LANES ? width - i : LANES, 0.0f);
+    total = fma16(v, v, total);
+  }
+  return sum_lanes(total);
+}
+
+static void scale(float *x, float factor, int64_t width) {
+  for (int64_t i = 0; i < width; i++) x[i] *= factor;
+}
+
+static void keys_and_queries(const RecurrenceCall *c, const Request *r, int64_t head, int64_t from,
+                             int64_t count, const Scratch *s) {
+  const Recurrence *net = c->net;
+  const int64_t width = net->key_width;
+  const float shrink = 1.0f / sqrtf((float)width);
+  for (int64_t t = 0; t < count; t++) {
+    float *query = s->queries + t * width, *key = s->keys + t * width;
+    convolve(&c->inputs, &net->conv, r, from + t, net->query + head * width, width, query);
+    convolve(&c->inputs, &net->conv, r, from + t, net->key + head * width, width, key);
+    if (!net->is_delta) continue;
+    scale(query, shrink / sqrtf(sum_squares(query, width) + 1e-6f), width);
+    scale(key, 1.0f / sqrtf(sum_squares(key, width) + 1e-6f), width);
+  }
+}
+
+static void values_of_head(const RecurrenceCall *c, const Request *r, int64_t head, int64_t from,
+                           int64_t count, Scratch *s) {
+  const Recurrence *net = c->net;
+  const int64_t width = net->value_width;
+  for (int64_t t = 0; t < count; t++) {
+    convolve(&c->inputs, &net->conv, r, from + t, net->value + head * width, width,
+             s->values + t * width);
+    const float *factors = second_at(&c->inputs, r, from + t, head);
+    const float a = factors[net->is_delta ? net->values : 0] + net->bias[head];
+    const float grown = (a > 0.0f ? a : 0.0f) + log1pf(expf(-fabsf(a)));
+    s->decay[t] = expf(net->decay[head] * grown);
+    s->beta[t] = net->is_delta ? 1.0f / (1.0f + expf(-factors[0])) : grown;
+  }
+}
+
+/* Columns of a matrix, from `source` (NULL: zeros) to `target`, through `count` tokens. */
+/* Callers pass `is_delta` as a constant. */
+INLINE void take_stripe_of(const Recurrence *net, const Scratch *s, const float *source,
+                           float *target, int64_t column, int64_t count, int is_delta) {
+  const int64_t keys = net->key_width, width = net->value_width, left = width - column;
+  const int64_t low = left < LANES ? left : LANES;
+  const int64_t high = left - low < LANES ? left - low : LANES;
+  f32x16 seen[2] = {splat(0.0f), splat(0.0f)}; /* what the matrix holds for the next key */
+  for (int64_t i = 0; i < keys; i++) {
+    const float *row = source + i * width + column;
+    const f32x16 key = splat(s->keys[i]);
+    const f32x16 values[2] = {source ? load_part(row, low, 0.0f) : splat(0.0f),
+                              source ? load_part(row + low, high, 0.0f) : splat(0.0f)};
+    for (int j = 0; j < 2; j++) {
+      store(s->stripe + i * STRIPE + j * LANES, values[j]);
+      if (is_delta) seen[j] = fma16(values[j], key, seen[j]);
+    }
+  }
+  for (int64_t t = 0; t < count; t++) {
+    const float *query = s->queries + t * keys, *key = s->keys + t * keys;
+    const float *next = t + 1 < count ? key + keys : key, *value = s->values + t * width + column;
+    const f32x16 keep = splat(s->decay[t]);
+    const f32x16 values[2] = {load_part(value, low, 0.0f), load_part(value + low, high, 0.0f)};
+    f32x16 delta[2], out[2] = {splat(0.0f), splat(0.0f)};
+    for (int j = 0; j < 2; j++) {
+      delta[j] = s->beta[t] * (is_delta ? values[j] - keep * seen[j] : values[j]);
+      seen[j] = splat(0.0f);
+    }
+    for (int64_t i = 0; i < keys; i++) {
+      const f32x16 k = splat(key[i]), q = splat(query[i]), n = splat(next[i]);
+      for (int j = 0; j < 2; j++) {
+        float *at = s->stripe + i * STRIPE + j * LANES;
+        const f32x16 now = fma16(k, delta[j], load(at) * keep);
+        store(at, now);
+        out[j] = fma16(now, q, out[j]);
+        if (is_delta) seen[j] = fma16(now, n, seen[j]);
+      }
+    }
+    store_part(s->found + t * width + column, out[0], low);
+    store_part(s->found + t * width + column + low, out[1], high);
+  }
+  for (int64_t i = 0; i < keys; i++)
+    memcpy(target + i * width + column, s->stripe + i * STRIPE,
+           (size_t)(low + high) * sizeof(float));
+}
+
+static void take_stripe(const Recurrence *net, const Scratch *s, const float *source, float *target,
+                        int64_t column, int64_t count) {
+  if (net->is_delta)
+    take_stripe_of(net, s, source, target, column, count, 1);
+  else
+    take_stripe_of(net, s, source, target, column, count, 0);
+}
+
+INLINE f32x16 silu16(f32x16 x) { return x / (1.0f + exp16(-x)); }
+
+/* y = x, normed as one and weighed, times `gates`, if there are any; y may be x. */
+static void norm_row(const float *x, const float *weight, const float *gates, float eps, float *y,
+                     int64_t width) {
+  const float factor = 1.0f / sqrtf(sum_squares(x, width) / (float)width + eps);
+  for (int64_t i = 0; i < width; i += LANES) {
+    const int64_t here = width - i < LANES ? width - i : LANES;
+    f32x16 normed = load_part(x + i, here, 0.0f) * factor * load_part(weight + i, here, 0.0f);
+    if (gates) normed *= silu16(load_part(gates + i, here, 0.0f));
+    store_part(y + i, normed, here);
+  }
+}
+
+/* What was found for a head, for the tokens that are rows of the batch: the delta rule's outputs,
+ * or Mamba's before their norm, which is of several heads. */
+static void finish_rows(const RecurrenceCall *c, const Request *r, int64_t head, int64_t from,
+                        int64_t count, const Scratch *s) {
+  const Recurrence *net = c->net;
+  const int64_t width = net->value_width, all = net->values * width;
+  for (int64_t t = r->start > from ? r->start - from : 0; t < count; t++) {
+    const int64_t row = r->row + from + t - r->start;
+    const float *found = s->found + t * width, *values = s->values + t * width;
+    const float *gates = c->gate + row * c->gate_stride + head * width;
+    float *out = c->out + row * all + head * width;
+    if (net->is_delta) {
+      norm_row(found, net->norm, gates, net->eps, out, width);
+      continue;
+    }
+    const f32x16 skip = splat(net->skip ? net->skip[head] : 0.0f);
+    for (int64_t i = 0; i < width; i += LANES) {
+      const int64_t here = width - i < LANES ? width - i : LANES;
+      const f32x16 value = load_part(values + i, here, 0.0f);
+      const f32x16 both = fma16(skip, value, load_part(found + i, here, 0.0f));
+      store_part(out + i, both * silu16(load_part(gates + i, here, 0.0f)), here);
+    }
+  }
+}
+
+static void take_unit(const RecurrenceCall *c, const StateSlots *states, Unit unit, Scratch *s) {
+  const Recurrence *net = c->net;
+  const Request r = request_at(states, unit.request);
+  const int64_t size = net->key_width * net->value_width;
+  const int64_t head = unit.first / (net->values / net->keys);
+  const int64_t of_slot = net->values * size, of_unit = unit.first * size;
+  const StateSave *save = states->saves, *last = save + states->num_saves;
+  while (save < last && save->request < unit.request) save++;
+  float *own = c->matrices + r.slot * of_slot + of_unit;
+  const float *source = r.stands ? own : NULL;
+  int64_t from = r.stands;
+  while (from < r.end) {
+    int64_t to = from + TILE < r.end ? from + TILE : r.end;
+    if (from < r.settled && to > r.settled) to = r.settled;
+    if (save < last && save->request == unit.request && to > r.start + save->num_rows)
+      to = r.start + save->num_rows;
+    float *target = to > r.settled ? s->drafted : own;
+    keys_and_queries(c, &r, head, from, to - from, s);
+    for (int64_t i = 0; i < unit.count; i++) {
+      values_of_head(c, &r, unit.first + i, from, to - from, s);
+      for (int64_t column = 0; column < net->value_width; column += STRIPE)
+        take_stripe(net, s, source ? source + i * size : NULL, target + i * size, column,
+                    to - from);
+      finish_rows(c, &r, unit.first + i, from, to - from, s);
+    }
+    for (; save < last && save->request == unit.request && r.start + save->num_rows == to; save++)
+      memcpy(c->matrices + save->slot * of_slot + of_unit, target,
+             (size_t)(unit.count * size) * sizeof(float));
+    source = target, from = to;
+  }
+}
+
+/* The inputs of a request's new tokens, in its ring and in those of the copies. */
+static void keep_request(const RecurrenceCall *c, const StateSlots *states, int64_t request) {
+  const Request r = request_at(states, request);
+  const int64_t taps = c->net->conv.taps;
+  for (const StateSave *save = states->saves; save < states->saves + states->num_saves; save++) {
+    const int64_t to = r.start + save->num_rows;
+    if (save->request == request) keep_inputs(&c->inputs, &r, save->slot, to - taps + 1, to);
+  }
+  keep_inputs(&c->inputs, &r, r.slot, r.start, r.end);
+}
+
+void team_recurrence(const Team *team, const RecurrenceCall *call, const StateSlots *states,
+                    char *scratch) {
+  const Recurrence *net = call->net;
+  const int64_t units = states->num_requests * net->keys * units_of_key(net);
+  const int64_t requests = states->num_requests, rows = states->bounds[requests];
+  const int64_t width = net->values / net->keys * net->value_width;
+  Scratch parts;
+  divide(net, scratch + team->index * recurrence_scratch_bytes(net), &parts);
+  for (int64_t i = team_next(team); i < units; i = team_next(team))
+    take_unit(call, states, unit_at(net, i), &parts);
+  team_meet(team);
+  TEAM_FOR(team, i, requests) keep_request(call, states, i);
+  if (!net->is_delta) {
+    TEAM_FOR(team, i, rows * net->keys) {
+      float *out = call->out + i * width;
+      norm_row(out, net->norm + i % net->keys * width, NULL, net->eps, out, width);
+    }
+  }
+  team_meet(team);
+}
+
+typedef struct {
+  const RecurrenceCall *call;
+  const StateSlots *states;
+  char *scratch;
+} Arguments;
+
+static void recurrence_alone(const Team *team, void *arguments) {
+  const Arguments *a = arguments;
+  team_recurrence(team, a->call, a->states, a->scratch);
+}
+
+/* Returns 1 if memory runs out. */
+int recurrence(const RecurrenceCall *call, const StateSlots *states, int64_t threads) {
+  char *scratch = aligned_alloc(64, (size_t)(threads * recurrence_scratch_bytes(call->net)));
+  if (!scratch) return 1;
+  run_team(threads, recurrence_alone, &(Arguments){call, states, scratch});
+  free(scratch);
+  return 0;
+}
+
+/* For structs.py, which describes the same structures in this order. */
+const int64_t recurrence_struct_bytes[] = {sizeof(StateSlots), sizeof(Inputs), sizeof(ConvWeights),
+                                           sizeof(Recurrence), sizeof(RecurrenceCall)};

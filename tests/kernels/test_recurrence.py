@@ -1,0 +1,163 @@
+"""A recurrence gives the same bits whatever the steps and drafts; the C one what torch's gives."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from localllm.engine.loading import library_folder
+from localllm_kernels import cpu_ops
+from localllm_kernels.recurrence import (
+    Heads,
+    RecurrenceRows,
+    RecurrenceWeights,
+    recurrence_reference,
+)
+from localllm_kernels.state_cache import StateCache, StateSave, StateSlots
+
+DELTA = Heads(num_keys=2, num_values=6, key_width=24, value_width=40, is_delta=True)
+MAMBA = Heads(num_keys=2, num_values=12, key_width=24, value_width=40, is_delta=False)
+LENGTH, RING = 45, 9
+Rule = Callable[..., torch.Tensor]
+Case = tuple[Rule, Heads]
+
+
+@pytest.fixture(params=["torch", "C"])
+def rule(request: pytest.FixtureRequest) -> Rule:
+    if request.param == "torch":
+        return recurrence_reference
+    return cpu_ops(library_folder()).recurrence
+
+
+@pytest.fixture(params=[DELTA, MAMBA], ids=["delta", "mamba"])
+def case(rule: Rule, request: pytest.FixtureRequest) -> Case:
+    return rule, request.param
+
+
+def weights_of(heads: Heads, taps: int = 4) -> RecurrenceWeights:
+    decay, bias = -torch.rand(heads.num_values), torch.randn(heads.num_values)
+    norm = 1 + 0.2 * torch.randn(heads.value_width if heads.is_delta else heads.values)
+    conv = torch.randn(taps, heads.conv_width) / 2
+    if heads.is_delta:
+        return RecurrenceWeights(conv, None, decay, bias, None, norm, 1e-6)
+    skip, conv_bias = torch.randn(heads.num_values), torch.randn(heads.conv_width)
+    return RecurrenceWeights(conv, conv_bias, decay, bias, skip, norm, 1e-6)
+
+
+def rows_of(heads: Heads, count: int) -> torch.Tensor:
+    return torch.randn(count, heads.values + heads.row_width)
+
+
+def columns(rows: torch.Tensor, heads: Heads) -> RecurrenceRows:
+    """As they follow one another in Mamba's product."""
+    return RecurrenceRows(
+        rows[:, heads.values : heads.values + heads.conv_width],
+        rows[:, : heads.values],
+        rows[:, heads.values + heads.conv_width :],
+    )
+
+
+def cache_of(heads: Heads, slots: int, ring: int = RING, taps: int = 4) -> StateCache:
+    """What a slot held before is not read."""
+    rows = torch.full((slots, ring, heads.row_width), torch.nan)
+    return StateCache(rows, taps - 1, torch.full((slots, *heads.matrix), torch.nan))
+
+
+def step(
+    case: Case,
+    rows: torch.Tensor,
+    start: int,
+    weights: RecurrenceWeights,
+    cache: StateCache,
+    saves: tuple[StateSave, ...] = (),
+) -> torch.Tensor:
+    """One without drafts, of the request in slot 1."""
+    rule, heads = case
+    end = start + len(rows)
+    states = StateSlots((1,), (0, len(rows)), (start,), (start,), (end,), saves)
+    return rule(columns(rows, heads), weights, heads, cache, states)
+
+
+@pytest.mark.parametrize("sizes", [[1] * LENGTH, [3, 1, 16, 2, 23], [7, 38], [17, 28]])
+def test_steps_give_the_same_bits_as_the_whole(case: Case, sizes: list[int]) -> None:
+    rows, weights = rows_of(case[1], LENGTH), weights_of(case[1])
+    cache, found, start = cache_of(case[1], 3), [], 0
+    for size in sizes:
+        found.append(step(case, rows[start : start + size], start, weights, cache))
+        start += size
+    once = cache_of(case[1], 2, ring=3)
+    assert torch.cat(found).equal(step(case, rows, 0, weights, once))
+    assert cache.rows[[0, 2]].isnan().all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 21, 35])
+def test_a_copy_within_a_step_is_the_state_there(case: Case, num_rows: int) -> None:
+    rows, weights = rows_of(case[1], LENGTH), weights_of(case[1])
+    cache, other = cache_of(case[1], 3), cache_of(case[1], 2, ring=4)
+    step(case, rows[:5], 0, weights, cache)
+    step(case, rows[5:40], 5, weights, cache, (StateSave(0, num_rows, 2),))
+    position = 5 + num_rows
+    assert other.write(1, position, cache.read(2, position)) == cache.read(2, position).numel()
+    found = step(case, rows[position:], position, weights, other)
+    assert found.equal(step(case, rows, 0, weights, cache_of(case[1], 2))[position:])
+
+
+@pytest.mark.parametrize("accepted", [0, 2, 5])
+def test_a_step_goes_on_behind_accepted_drafts(case: Case, accepted: int) -> None:
+    rule, heads = case
+    rows, weights = rows_of(heads, LENGTH), weights_of(heads)
+    cache, drafts = cache_of(heads, 3), rows_of(heads, 5 - accepted)
+    step(case, rows[:20], 0, weights, cache)
+    # One settled row, then five drafts.
+    states = StateSlots((1,), (0, 6), (20,), (20,), (21,))
+    drafted = torch.cat([rows[20 : 21 + accepted], drafts])
+    rule(columns(drafted, heads), weights, heads, cache, states)
+    start = 21 + accepted
+    states = StateSlots((1,), (0, LENGTH - start), (start,), (21,), (LENGTH,))
+    found = rule(columns(rows[start:], heads), weights, heads, cache, states)
+    assert found.equal(step(case, rows, 0, weights, cache_of(heads, 2))[start:])
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        DELTA,
+        Heads(1, 1, 7, 5, is_delta=True),
+        Heads(2, 4, 64, 128, is_delta=True),
+        Heads(1, 3, 128, 64, is_delta=True),
+        MAMBA,
+        Heads(1, 6, 64, 16, is_delta=False),
+        Heads(2, 2, 128, 64, is_delta=False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("taps", [2, 4])
+def test_c_gives_what_torch_gives(heads: Heads, taps: int) -> None:
+    weights, rules = weights_of(heads, taps), (cpu_ops(library_folder()).recurrence,)
+    caches = [cache_of(heads, 5, ring=taps + 4, taps=taps) for _ in range(2)]
+    starts, stands = [0, 0], [0, 0]
+    # Of each request: its rows, how many of them are drafts, and how many of these are accepted.
+    for sizes, drafts, accepted in (
+        ([20, 1], [0, 0], [0, 0]),
+        ([1, 5], [0, 4], [0, 3]),
+        ([4, 18], [3, 2], [0, 0]),
+        ([3, 1], [0, 0], [0, 0]),
+    ):
+        rows = columns(rows_of(heads, sum(sizes) + 1), heads)
+        ends = [start + size for start, size in zip(starts, sizes, strict=True)]
+        settled = [end - count for end, count in zip(ends, drafts, strict=True)]
+        saves = (StateSave(0, 1, 3), StateSave(1, sizes[1] - drafts[1], 4))
+        states = StateSlots(
+            (2, 0), (0, sizes[0], sum(sizes)), tuple(starts), tuple(stands), tuple(settled), saves
+        )
+        found, expected = (
+            each(rows, weights, heads, cache, states)
+            for each, cache in zip((*rules, recurrence_reference), caches, strict=True)
+        )
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        assert not found[-1].any()  # a padding row
+        stands = settled
+        starts = [each + count for each, count in zip(settled, accepted, strict=True)]
+        for slot, position in ((2, settled[0]), (0, settled[1]), (4, settled[1])):
+            held = [cache.read(slot, position).view(torch.float32) for cache in caches]
+            torch.testing.assert_close(*held, atol=1e-4, rtol=1e-4)
