@@ -59,6 +59,14 @@ _DELTA_NET: dict[str, Any] = {
     "num_hidden_layers": 3,
 }
 _BESIDE = {**_EXPERTS, **_DELTA_NET, "num_experts": 6, "shared_expert_intermediate_size": 96}
+_MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "mamba_d_conv": 4,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "num_hidden_layers": 3,
+}
 WITH_EXPERTS["Qwen3NextForCausalLM"] = {**_BESIDE, "model_type": "qwen3_next"}
 WITH_EXPERTS["Qwen3_5MoeForCausalLM"] = {**_BESIDE, "model_type": "qwen3_5_moe_text"}
 EVERY_FAMILY: dict[str, dict[str, Any]] = {
@@ -107,8 +115,8 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
         "logits_scaling": 3.0,
         "shared_intermediate_size": 96,
         "num_local_experts": 0,
-        "layer_types": ["attention"] * 2,
         "position_embedding_type": "rope",
+        **_MAMBA,
     },
     "HunYuanDenseV1ForCausalLM": {},
     "Lfm2ForCausalLM": {

@@ -48,6 +48,7 @@ class ScriptedEngine:
         params: SamplingParams,
         salt: bytes = b"",
         matcher: Matcher | None = None,
+        borders: Sequence[int] = (),
     ) -> int:
         if len(prompt) >= self.context_length:
             raise ContextLengthError(f"the prompt has {len(prompt)} tokens", param="prompt")

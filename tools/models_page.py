@@ -38,7 +38,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "GraniteForCausalLM": ("Granite 3", ""),
     "GptOssForCausalLM": ("gpt-oss", ""),
     "GraniteMoeForCausalLM": ("Granite 3 with experts", ""),
-    "GraniteMoeHybridForCausalLM": ("Granite 4 dense", "experts, Mamba layers"),
+    "GraniteMoeHybridForCausalLM": ("Granite 4", ""),
     "Glm4MoeForCausalLM": ("GLM-4.5 Air, 4.6 with experts", ""),
     "MixtralForCausalLM": ("Mixtral", ""),
     "OlmoeForCausalLM": ("OLMoE", ""),

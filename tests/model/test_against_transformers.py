@@ -81,6 +81,13 @@ GRANITE4 = {
     "layer_types": ["attention"] * 2,
     "position_embedding_type": "rope",
 }
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 24,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "num_hidden_layers": 3,
+}
 COHERE2 = {
     "layer_norm_eps": 1e-5,
     "logit_scale": 0.5,
@@ -262,6 +269,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "position_embedding_type": "nope",
             "tie_word_embeddings": True,
+        },
+    ),
+    "granite4, mamba": ("GraniteMoeHybridForCausalLM", {**GRANITE4, **MAMBA}),
+    "granite4, mamba, experts": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **GRANITE4,
+            **MAMBA,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "mamba_n_groups": 1,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "position_embedding_type": "nope",
         },
     ),
     "glm4": ("Glm4ForCausalLM", {"partial_rotary_factor": 0.5, "pad_token_id": 0}),

@@ -23,7 +23,6 @@ KINDS = {
 }
 # A checkpoint without experts and Mamba says so.
 SAID: dict[str, dict[str, Any]] = {
-    "GraniteMoeHybridForCausalLM": {"num_local_experts": 0, "layer_types": ["attention"] * 32},
     "HunYuanDenseV1ForCausalLM": {"num_hidden_layers": 32},
     # 96 heads do not divide the default width.
     "Glm4MoeForCausalLM": {"head_dim": 128},

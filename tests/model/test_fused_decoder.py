@@ -53,7 +53,6 @@ def generate(model: DecoderModel) -> list[TokenEvent]:
         ("Gemma3ForCausalLM", 12),
         ("GraniteForCausalLM", None),
         ("Exaone4ForCausalLM", 12),
-        ("GraniteMoeHybridForCausalLM", None),
         ("HunYuanDenseV1ForCausalLM", None),
         ("Ministral3ForCausalLM", None),
         ("Olmo2ForCausalLM", None),

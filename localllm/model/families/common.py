@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from localllm.model.architecture import FINAL_NORM, Architecture
 from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
+from localllm.model.blocks.block import BlockSpec
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.config_fields import ConfigFields
@@ -105,22 +106,29 @@ def read_windowed_layers(fields: ConfigFields, every: int) -> list[bool]:
 
 def pre_norm_layer(
     fields: ConfigFields,
-    attention: AttentionSpec,
+    mixer: BlockSpec,
     mlp: GatedMLPSpec | ExpertsSpec,
     shared: GatedMLPSpec | None = None,
     *,
     scale: float = 1.0,
 ) -> LayerPlan:
-    """Attention and feed-forward, each after its own norm; `shared`: a second feed-forward beside
-    experts; `scale`: of their outputs.
+    """A mixer of tokens and a feed-forward, each after its own norm; `shared`: a second
+    feed-forward beside experts; `scale`: of their outputs.
     """
     names = ("input_layernorm", "post_attention_layernorm")
     first, second = (NormSpec(name, read_eps(fields)) for name in names)
-    places = [Place(first, attention, scale=scale)]
+    places = [Place(first, mixer, scale=scale)]
     places.append(Place(second, mlp, scale=scale, shares_input=shared is not None))
     if shared is not None:
         places.append(Place(None, shared, scale=scale))
     return LayerPlan(tuple(places), read_hidden_size(fields))
+
+
+def refuse_step_limits(fields: ConfigFields) -> None:
+    """Limits on Mamba's steps, where they are any. Raises: UnsupportedModelError."""
+    limits = fields.raw.get("time_step_limit")
+    if limits not in (None, [0.0, float("inf")]):
+        fields.refuse("limits on the steps of Mamba are")
 
 
 def read_expert(fields: ConfigFields, inner: str, names: tuple[str, str, str]) -> GatedMLPSpec:

@@ -206,6 +206,7 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         **_sizes(4096, 11008, 32, 32, 32000, 2048),
         "shared_intermediate_size": 1024,
         "num_local_experts": 8,
+        "num_experts_per_tok": 2,
     },
     "HunYuanDenseV1ForCausalLM": {
         **_sizes(4096, 11008, 32, 32, 290943, 2048),

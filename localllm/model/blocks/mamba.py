@@ -1,0 +1,171 @@
+"""Mamba-2: a matrix for each head that fades and that each token adds to, in place of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localllm.model.blocks.block import (
+    BlockInputs,
+    InputsFrom,
+    LinearGroup,
+    Parts,
+    RecurrentState,
+    RowBytes,
+    Stateless,
+    Work,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from localllm.model.linear import Projection
+    from localllm_kernels.recurrence import Heads, RecurrenceWeights
+
+
+@dataclass(frozen=True, slots=True)
+class MambaSpec(Stateless):
+    """The sizes of a Mamba-2 block: heads of `head_width`, the width of B and C, of which each
+    group of consecutive heads has its own, and the taps of the convolution before it; see
+    recurrence.py of the kernels.
+
+    `name`: of the block within the layer.
+    """
+
+    hidden_size: int
+    num_heads: int
+    head_width: int
+    num_groups: int
+    state_width: int
+    taps: int
+    eps: float
+    has_bias: bool = False
+    has_conv_bias: bool = True
+    name: str = "mamba"
+
+    @property
+    def heads(self) -> Heads:
+        """As the kernels take them."""
+        from localllm_kernels.recurrence import Heads
+
+        sizes = self.num_groups, self.num_heads, self.state_width, self.head_width
+        return Heads(*sizes, is_delta=False)
+
+    @property
+    def _values(self) -> int:
+        return self.num_heads * self.head_width
+
+    @property
+    def _conv_width(self) -> int:
+        return self._values + 2 * self.num_groups * self.state_width
+
+    @property
+    def products(self) -> tuple[LinearGroup, ...]:
+        """See BlockSpec."""
+        # The gate, the convolution's inputs, and the factors.
+        before = (self._named("in_proj"), self._values + self._conv_width + self.num_heads)
+        after = (self._named("out_proj"), self.hidden_size)
+        return (
+            LinearGroup("gate and inputs", (before,), self.hidden_size, self.has_bias),
+            LinearGroup("output", (after,), self._values, self.has_bias, inputs=InputsFrom.OTHER),
+        )
+
+    @property
+    def ends_in_product(self) -> bool:
+        """See BlockSpec."""
+        return True
+
+    @property
+    def vectors(self) -> Mapping[str, tuple[int, ...]]:
+        """See BlockSpec."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "conv1d.weight": (self._conv_width, 1, self.taps),
+            "A_log": (self.num_heads,),
+            "dt_bias": (self.num_heads,),
+            "D": (self.num_heads,),
+            "norm.weight": (self._values,),
+        }
+        if self.has_conv_bias:
+            shapes["conv1d.bias"] = (self._conv_width,)
+        return {self._named(name): shape for name, shape in shapes.items()}
+
+    @property
+    def recurrence(self) -> RecurrentState:
+        """See BlockSpec."""
+        matrix = (self.num_heads, self.state_width, self.head_width)
+        return RecurrentState(self.taps - 1, self._conv_width + self.num_heads, matrix)
+
+    @property
+    def workspace(self) -> int:
+        """See BlockSpec."""
+        return 3 * self._conv_width + 4 * self._values
+
+    def work(self, context: int, row_bytes: RowBytes) -> Work:
+        """See BlockSpec."""
+        values = self._values * self.state_width
+        # The state is read and written.
+        return Work(2 * self.recurrence.num_bytes(), 6 * values + 2 * self.taps * self._conv_width)
+
+    def launches(self, *, is_fused: bool) -> int:
+        """See BlockSpec: the recurrence, and the norm with its gate."""
+        return 2
+
+    def describe(self) -> str:
+        """See BlockSpec."""
+        return (
+            f"Mamba-2 of {self.num_heads} heads of {self.state_width} by {self.head_width} "
+            f"in {self.num_groups} groups"
+        )
+
+    def build(self, parts: Parts) -> Mamba:
+        """See BlockSpec."""
+        from localllm_kernels.recurrence import RecurrenceWeights
+
+        def vector(name: str) -> Tensor:
+            return parts.vector(self._named(name)).float()
+
+        before, after = self.products
+        weights = RecurrenceWeights(
+            vector("conv1d.weight").flatten(1).T.contiguous(),
+            vector("conv1d.bias") if self.has_conv_bias else None,
+            -vector("A_log").exp(),
+            vector("dt_bias"),
+            vector("D"),
+            vector("norm.weight"),
+            self.eps,
+        )
+        return Mamba(parts.linear(*before.names), parts.linear(*after.names), weights, self.heads)
+
+    def _named(self, name: str) -> str:
+        return f"{self.name}.{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """A Mamba-2 block with its weights."""
+
+    in_proj: Projection
+    out_proj: Projection
+    weights: RecurrenceWeights
+    heads: Heads
+
+    @property
+    def products(self) -> tuple[Projection, ...]:
+        """See Block."""
+        return self.in_proj, self.out_proj
+
+    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block."""
+        return self.out_proj(self.inner(x, inputs))
+
+    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block: [num_tokens, num_heads · head_width]."""
+        from localllm_kernels.recurrence import RecurrenceRows
+
+        states, cache, heads = inputs.batch.states, inputs.recurrent, self.heads
+        assert states is not None
+        assert cache is not None
+        found, first, last = self.in_proj(x), heads.values, heads.values + heads.conv_width
+        rows = RecurrenceRows(found[:, first:last], found[:, :first], found[:, last:])
+        return inputs.ops.recurrence(rows, self.weights, heads, cache, states)
