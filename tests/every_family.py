@@ -155,6 +155,13 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
         },
     },
     "Olmo2ForCausalLM": {},
+    "OlmoHybridForCausalLM": {
+        **_DELTA_NET,
+        "model_type": "olmo_hybrid",
+        "pad_token_id": 0,
+        "partial_rotary_factor": None,
+        "rope_parameters": {"rope_type": "default", "rope_theta": None},
+    },
     "Olmo3ForCausalLM": _TWO_KINDS,
     "Phi3ForCausalLM": {"head_dim": None},
     "SeedOssForCausalLM": {"attention_bias": True},

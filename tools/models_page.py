@@ -54,6 +54,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "Ministral3ForCausalLM": ("Ministral 3", ""),
     "Olmo2ForCausalLM": ("OLMo 2", ""),
     "Olmo3ForCausalLM": ("OLMo 3", ""),
+    "OlmoHybridForCausalLM": ("OLMo hybrid", ""),
     "Phi3ForCausalLM": ("Phi-3, 3.5, 4", ""),
     "SeedOssForCausalLM": ("Seed-OSS", ""),
     "SmolLM3ForCausalLM": ("SmolLM3", ""),

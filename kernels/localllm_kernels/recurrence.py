@@ -6,7 +6,7 @@ and factors for each value head:
 
 Delta rule: q, k normed to length 1, q divided by √key_width; a second factor b
     S ← exp(decay · grown) · S
-    S ← S + k ⊗ (sigmoid(b) · (v − Sᵀk));   out = norm(Sᵀq) · silu(gate)
+    S ← S + k ⊗ (most · sigmoid(b) · (v − Sᵀk));   out = norm(Sᵀq) · silu(gate)
 
 Mamba-2, which calls them C, B and x
     S ← exp(decay · grown) · S + k ⊗ (grown · v);   out = norm((Sᵀq + skip · v) · silu(gate))
@@ -89,7 +89,8 @@ class Heads:
 class RecurrenceWeights:
     """All in float32. `conv`: [taps, conv_width], `conv_bias`: [conv_width] or None; `decay`,
     negative, and `bias`: [num_values]; `skip`: [num_values], of Mamba-2; `norm`: [value_width] of
-    the delta rule, [values] of Mamba-2, and its `eps`.
+    the delta rule, [values] of Mamba-2, and its `eps`; `most`: how much of a correction is written
+    at most, of the delta rule.
     """
 
     conv: Tensor
@@ -99,6 +100,7 @@ class RecurrenceWeights:
     skip: Tensor | None
     norm: Tensor
     eps: float
+    most: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ def _operands(
     grown = beta = a.clamp(min=0) + torch.log1p((-a.abs()).exp())
     if heads.is_delta:
         q, k = _unit(q) * heads.key_width**-0.5, _unit(k)
-        beta = 1 / (1 + (-seen[taps - 1 :, width : width + heads.num_values]).exp())
+        beta = weights.most / (1 + (-seen[taps - 1 :, width : width + heads.num_values]).exp())
     return (
         q.repeat_interleave(share, 1),
         k.repeat_interleave(share, 1),

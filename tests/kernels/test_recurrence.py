@@ -39,7 +39,7 @@ def weights_of(heads: Heads, taps: int = 4) -> RecurrenceWeights:
     norm = 1 + 0.2 * torch.randn(heads.value_width if heads.is_delta else heads.values)
     conv = torch.randn(taps, heads.conv_width) / 2
     if heads.is_delta:
-        return RecurrenceWeights(conv, None, decay, bias, None, norm, 1e-6)
+        return RecurrenceWeights(conv, None, decay, bias, None, norm, 1e-6, most=2.0)
     skip, conv_bias = torch.randn(heads.num_values), torch.randn(heads.conv_width)
     return RecurrenceWeights(conv, conv_bias, decay, bias, skip, norm, 1e-6)
 

@@ -285,6 +285,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "position_embedding_type": "nope",
         },
     ),
+    "olmo hybrid": ("OlmoHybridForCausalLM", EVERY_FAMILY["OlmoHybridForCausalLM"]),
+    "olmo hybrid, rotated, corrections below one": (
+        "OlmoHybridForCausalLM",
+        {
+            **EVERY_FAMILY["OlmoHybridForCausalLM"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "linear_allow_neg_eigval": False,
+            "linear_key_head_dim": None,
+            "linear_value_head_dim": None,
+        },
+    ),
     "glm4": ("Glm4ForCausalLM", {"partial_rotary_factor": 0.5, "pad_token_id": 0}),
     "glm4, no bias, a quarter turns": (
         "Glm4ForCausalLM",

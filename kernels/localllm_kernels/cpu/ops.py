@@ -323,4 +323,5 @@ def recurrence_struct(weights: RecurrenceWeights, heads: Heads) -> structs.Recur
         *heads.firsts,
         heads.is_delta,
         weights.eps,
+        weights.most,
     )

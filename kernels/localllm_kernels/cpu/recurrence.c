@@ -93,7 +93,7 @@ static void values_of_head(const RecurrenceCall *c, const Request *r, int64_t he
     const float a = factors[net->is_delta ? net->values : 0] + net->bias[head];
     const float grown = (a > 0.0f ? a : 0.0f) + log1pf(expf(-fabsf(a)));
     s->decay[t] = expf(net->decay[head] * grown);
-    s->beta[t] = net->is_delta ? 1.0f / (1.0f + expf(-factors[0])) : grown;
+    s->beta[t] = net->is_delta ? net->most / (1.0f + expf(-factors[0])) : grown;
   }
 }
 

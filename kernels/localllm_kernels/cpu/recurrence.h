@@ -14,7 +14,8 @@ typedef struct {
   int64_t keys, values, key_width, value_width; /* heads, and widths of theirs */
   int64_t query, key, value;
   int64_t is_delta;
-  float eps; /* of the norm */
+  float eps;  /* of the norm */
+  float most; /* how much of a correction is written */
 } Recurrence;
 
 typedef struct {

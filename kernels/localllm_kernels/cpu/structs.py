@@ -120,6 +120,7 @@ class Recurrence(Structure):
         ("value", c_int64),
         ("is_delta", c_int64),
         ("eps", c_float),
+        ("most", c_float),
     )
 
 

@@ -26,17 +26,47 @@ if TYPE_CHECKING:
     from localllm_kernels.recurrence import Heads, RecurrenceWeights
 
 _OWN = "linear_attn."
-_NORM, _CONV = f"{_OWN}norm", f"{_OWN}conv1d.weight"
 _DECAY, _BIAS = f"{_OWN}A_log", f"{_OWN}dt_bias"
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNetSpec(Stateless):
-    """The sizes of a gated delta net: heads of keys and of values, their widths, and the taps of
-    the convolution before it; see recurrence.py of the kernels.
+class DeltaNetNames:
+    """How a checkpoint stores the linears of queries, keys, values and gate, those of the factors b
+    and a, the output, the convolution, and the norm.
 
-    `is_stored_whole`: the checkpoint has one linear for queries, keys, values and gate and one for
-    both factors, with the rows of each key head side by side (Qwen3-Next).
+    `is_whole`: one linear each for the first and the second, with the rows of each key head side by
+    side (Qwen3-Next).
+    """
+
+    inputs: tuple[str, ...]
+    factors: tuple[str, ...]
+    output: str
+    conv: tuple[str, ...]
+    norm: str
+    is_whole: bool = False
+
+
+# Of Qwen3.5, of Qwen3-Next, and of OLMo hybrid.
+PARTS = DeltaNetNames(
+    ("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a"), "out_proj", ("conv1d",), "norm"
+)
+WHOLE = DeltaNetNames(
+    ("in_proj_qkvz",), ("in_proj_ba",), "out_proj", ("conv1d",), "norm", is_whole=True
+)
+EACH = DeltaNetNames(
+    ("q_proj", "k_proj", "v_proj", "g_proj"),
+    ("b_proj", "a_proj"),
+    "o_proj",
+    ("q_conv1d", "k_conv1d", "v_conv1d"),
+    "o_norm",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetSpec(Stateless):
+    """The sizes of a gated delta net: heads of keys and of values, their widths, the taps of the
+    convolution before it, the `eps` of its norm, and how much of a correction is written at `most`;
+    see recurrence.py of the kernels.
     """
 
     hidden_size: int
@@ -46,7 +76,8 @@ class DeltaNetSpec(Stateless):
     value_width: int
     taps: int
     eps: float
-    is_stored_whole: bool = False
+    most: float = 1.0
+    names: DeltaNetNames = PARTS
 
     @property
     def heads(self) -> Heads:
@@ -56,28 +87,45 @@ class DeltaNetSpec(Stateless):
         return Heads(self.num_keys, self.num_values, self.key_width, self.value_width, True)
 
     @property
+    def _keys(self) -> int:
+        return self.num_keys * self.key_width
+
+    @property
     def _values(self) -> int:
         return self.num_values * self.value_width
 
     @property
     def _conv_width(self) -> int:
-        return 2 * self.num_keys * self.key_width + self._values
+        return 2 * self._keys + self._values
+
+    @property
+    def _convs(self) -> tuple[str, ...]:
+        return tuple(f"{_OWN}{name}.weight" for name in self.names.conv)
+
+    @property
+    def _norm(self) -> str:
+        return f"{_OWN}{self.names.norm}.weight"
+
+    def _linears(
+        self, names: tuple[str, ...], widths: tuple[int, ...]
+    ) -> tuple[tuple[str, int], ...]:
+        return tuple((f"{_OWN}{name}", width) for name, width in zip(names, widths, strict=True))
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
         """See BlockSpec."""
-        inputs: tuple[tuple[str, int], ...]
-        factors: tuple[tuple[str, int], ...]
-        inputs = ((f"{_OWN}in_proj_qkv", self._conv_width), (f"{_OWN}in_proj_z", self._values))
-        factors = ((f"{_OWN}in_proj_b", self.num_values), (f"{_OWN}in_proj_a", self.num_values))
-        if self.is_stored_whole:
-            inputs = ((f"{_OWN}in_proj_qkvz", self._conv_width + self._values),)
-            factors = ((f"{_OWN}in_proj_ba", 2 * self.num_values),)
-        output = ((f"{_OWN}out_proj", self.hidden_size),)
+        keys, values = self._keys, self._values
+        widths = {1: (2 * keys + 2 * values,), 2: (2 * keys + values, values)}
+        inputs = self._linears(
+            self.names.inputs, widths.get(len(self.names.inputs), (keys, keys, values, values))
+        )
+        count = len(self.names.factors)
+        factors = self._linears(self.names.factors, (2 * self.num_values // count,) * count)
+        output = self._linears((self.names.output,), (self.hidden_size,))
         return (
             LinearGroup("factors", factors, self.hidden_size, is_kept=True),
             LinearGroup("qkv and gate", inputs, self.hidden_size),
-            LinearGroup("output", output, self._values, inputs=InputsFrom.OTHER),
+            LinearGroup("output", output, values, inputs=InputsFrom.OTHER),
         )
 
     @property
@@ -88,12 +136,13 @@ class DeltaNetSpec(Stateless):
     @property
     def vectors(self) -> Mapping[str, tuple[int, ...]]:
         """See BlockSpec."""
-        return {
-            _CONV: (self._conv_width, 1, self.taps),
-            _DECAY: (self.num_values,),
-            _BIAS: (self.num_values,),
-            f"{_NORM}.weight": (self.value_width,),
+        keys, values = self._keys, self._values
+        widths = (self._conv_width,) if len(self._convs) == 1 else (keys, keys, values)
+        shapes: dict[str, tuple[int, ...]] = {
+            name: (width, 1, self.taps) for name, width in zip(self._convs, widths, strict=True)
         }
+        heads = {_DECAY: (self.num_values,), _BIAS: (self.num_values,)}
+        return {**shapes, **heads, self._norm: (self.value_width,)}
 
     @property
     def recurrence(self) -> RecurrentState:
@@ -125,17 +174,21 @@ class DeltaNetSpec(Stateless):
 
     def build(self, parts: Parts) -> DeltaNet:
         """See BlockSpec."""
+        import torch
+
         from localllm_kernels.recurrence import RecurrenceWeights
 
         factors, inputs, output = self.products
+        convs = [parts.vector(name).float().flatten(1) for name in self._convs]
         weights = RecurrenceWeights(
-            parts.vector(_CONV).float().flatten(1).T.contiguous(),
+            torch.cat(convs).T.contiguous(),
             None,
             -parts.vector(_DECAY).float().exp(),
             parts.vector(_BIAS).float(),
             None,
-            parts.vector(f"{_NORM}.weight").float(),
+            parts.vector(self._norm).float(),
             self.eps,
+            self.most,
         )
         share = self.num_values // self.num_keys
         values = share * self.value_width
@@ -153,7 +206,7 @@ class DeltaNetSpec(Stateless):
         """The rows of parts of `widths` that stand side by side for each key head, part by part;
         None where they are stored so.
         """
-        if not self.is_stored_whole:
+        if not self.names.is_whole:
             return None
         stride, first, rows = sum(widths), 0, list[int]()
         for width in widths:

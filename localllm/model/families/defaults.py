@@ -225,6 +225,10 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 500000.0,
         "sliding_window": 4096,
     },
+    "OlmoHybridForCausalLM": {
+        **_sizes(3840, 11008, 32, 30, 100352, 65536),
+        "rms_norm_eps": 1e-6,
+    },
     "Phi3ForCausalLM": {
         **_sizes(3072, 8192, 32, 32, 32064, 4096),
         "original_max_position_embeddings": 4096,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from localllm.model.architecture import FINAL_NORM, Architecture
 from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
 from localllm.model.blocks.block import BlockSpec
-from localllm.model.blocks.delta_net import DeltaNetSpec
+from localllm.model.blocks.delta_net import PARTS, WHOLE, DeltaNetNames, DeltaNetSpec
 from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.blocks.router import RouterSpec
 from localllm.model.config_fields import ConfigFields
@@ -46,16 +46,16 @@ def read_qwen3_next(fields: ConfigFields) -> Architecture:
     every = fields.integer("decoder_sparse_step", 1, 1024, default=1)
     kept = read_dense_layers(fields)
     is_dense = [i in kept or (i + 1) % every > 0 for i in range(read_num_layers(fields))]
-    return _read(fields, [mlp if each else experts for each in is_dense], is_stored_whole=True)
+    return _read(fields, [mlp if each else experts for each in is_dense], WHOLE)
 
 
 def _read(
-    fields: ConfigFields, seconds: list[tuple[BlockSpec, ...]], *, is_stored_whole: bool = False
+    fields: ConfigFields, seconds: list[tuple[BlockSpec, ...]], names: DeltaNetNames = PARTS
 ) -> Architecture:
     """A decoder with the blocks of `seconds`, over the same input, after each layer's mixer."""
     eps = read_eps(fields)
     attention = _read_attention(fields, eps)
-    delta_net = replace(_read_delta_net(fields, eps), is_stored_whole=is_stored_whole)
+    delta_net = replace(read_delta_net(fields, eps), names=names)
 
     def norm(name: str) -> NormSpec:
         return NormSpec(name, eps, offset=1.0)
@@ -82,7 +82,8 @@ def _read_attention(fields: ConfigFields, eps: float) -> AttentionSpec:
     return replace(attention, has_gate=True)
 
 
-def _read_delta_net(fields: ConfigFields, eps: float) -> DeltaNetSpec:
+def read_delta_net(fields: ConfigFields, eps: float) -> DeltaNetSpec:
+    """`eps`: of its norm. Raises: CheckpointError."""
     num_keys = fields.integer("linear_num_key_heads", 1, 4096)
     num_values = fields.integer("linear_num_value_heads", 1, 4096)
     if num_values % num_keys:

@@ -30,6 +30,7 @@ from localllm.model.families.mistral import read_mistral
 from localllm.model.families.mixtral import read_mixtral
 from localllm.model.families.olmo2 import read_olmo2
 from localllm.model.families.olmo3 import read_olmo3
+from localllm.model.families.olmo_hybrid import read_olmo_hybrid
 from localllm.model.families.olmoe import read_olmoe
 from localllm.model.families.phi3 import read_phi3
 from localllm.model.families.qwen2 import read_qwen2
@@ -73,6 +74,7 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
     "MixtralForCausalLM": read_mixtral,
     "Olmo2ForCausalLM": read_olmo2,
     "Olmo3ForCausalLM": read_olmo3,
+    "OlmoHybridForCausalLM": read_olmo_hybrid,
     "OlmoeForCausalLM": read_olmoe,
     "Phi3ForCausalLM": read_phi3,
     "Qwen2MoeForCausalLM": read_qwen2_moe,

@@ -1,0 +1,70 @@
+"""OLMo hybrid: a gated delta net in three of four layers, with norms before the blocks, and the
+layer of OLMo 2 in the others, mostly without a rotation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from localllm.model.architecture import FINAL_NORM, Architecture
+from localllm.model.blocks.delta_net import EACH, DeltaNetSpec
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    FULL,
+    post_norm_layer,
+    read_decoder,
+    read_eps,
+    read_gated_mlp,
+    read_hidden_size,
+    read_num_layers,
+)
+from localllm.model.families.olmo2 import read_olmo_attention
+from localllm.model.families.qwen3_5 import read_delta_net
+from localllm.model.layer import LayerPlan, Place
+from localllm.model.norm import NormSpec
+from localllm.model.rope_config import NO_ROPE
+
+_LINEAR = "linear_attention"
+# The norm of a delta net has one of its own, whatever the config says.
+_NORM_EPS = 1e-5
+
+
+def read_olmo_hybrid(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError."""
+    attention, delta_net = read_olmo_attention(fields), _read_delta_net(fields)
+    rope = fields.raw.get("rope_parameters")
+    if isinstance(rope, Mapping) and rope.get("rope_theta", 0) is None:
+        attention = replace(attention, rope=NO_ROPE)
+    mlp, eps = read_gated_mlp(fields), read_eps(fields)
+    names = ("input_layernorm", "post_attention_layernorm")
+    first, second = (NormSpec(name, eps, rounds_last=True) for name in names)
+    full = post_norm_layer(fields, attention, mlp, rounds_last=True)
+    places = (Place(first, delta_net), Place(second, mlp))
+    linear = LayerPlan(places, read_hidden_size(fields))
+    layers = [linear if kind == _LINEAR else full for kind in _kinds(fields)]
+    return read_decoder(fields, layers, norm=NormSpec(FINAL_NORM, eps, rounds_last=True))
+
+
+def _kinds(fields: ConfigFields) -> tuple[str, ...]:
+    count = read_num_layers(fields)
+    found = fields.choices("layer_types", (FULL, _LINEAR), count)
+    if found is not None:
+        return found
+    # Attention every fourth layer, and at least once.
+    kinds = [FULL if i % 4 == 3 else _LINEAR for i in range(count)]
+    return (*kinds[:-1], kinds[-1] if FULL in kinds else FULL)
+
+
+def _read_delta_net(fields: ConfigFields) -> DeltaNetSpec:
+    raw, heads = dict(fields.raw), fields.integer("num_attention_heads", 1, 1 << 16)
+    for name in ("linear_num_key_heads", "linear_num_value_heads"):
+        if raw.get(name) is None:
+            raw[name] = heads
+    own = ConfigFields(raw, fields.where)
+    if raw.get("linear_key_head_dim") is None:
+        count = own.integer("linear_num_key_heads", 1, 4096)
+        raw["linear_key_head_dim"] = int(0.75 * read_hidden_size(fields) / count)
+    if raw.get("linear_value_head_dim") is None:
+        raw["linear_value_head_dim"] = 2 * own.integer("linear_key_head_dim", 1, 1024)
+    raw.setdefault("linear_conv_kernel_dim", 4)
+    most = 2.0 if fields.flag("linear_allow_neg_eigval", default=True) else 1.0
+    return replace(read_delta_net(own, _NORM_EPS), most=most, names=EACH)
