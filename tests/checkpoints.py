@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.experts import ExpertsSpec, StackedNames
 from localllm.model.families.table import architecture_of
+from localllm.model.stored_names import named_for_files
 
 VOCAB_SIZE = 288
 END_OF_TEXT = "<|endoftext|>"
@@ -116,7 +117,9 @@ def write_checkpoint(
     """Write config, weights and tokenizer to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = stacked(random_tensors(config, seed), architecture_of(config))
+    architecture = architecture_of(config)
+    tensors = stacked(random_tensors(config, seed), architecture)
+    tensors = named_for_files(tensors, architecture)
     if num_shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     else:

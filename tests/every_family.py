@@ -67,6 +67,23 @@ _MAMBA: dict[str, Any] = {
     "layer_types": ["mamba", "attention", "mamba"],
     "num_hidden_layers": 3,
 }
+WITH_EXPERTS["NemotronHForCausalLM"] = {
+    "model_type": "nemotron_h",
+    "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba"],
+    "num_hidden_layers": 5,
+    "head_dim": 16,
+    "layer_norm_epsilon": 1e-5,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 24,
+    "n_groups": 2,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "moe_shared_expert_intermediate_size": 96,
+    "routed_scaling_factor": 1.7,
+    "hidden_act": None,
+}
 WITH_EXPERTS["Qwen3NextForCausalLM"] = {**_BESIDE, "model_type": "qwen3_next"}
 WITH_EXPERTS["Qwen3_5MoeForCausalLM"] = {**_BESIDE, "model_type": "qwen3_5_moe_text"}
 EVERY_FAMILY: dict[str, dict[str, Any]] = {

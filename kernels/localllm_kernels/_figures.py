@@ -140,6 +140,7 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ("gate", "_gate_kernel bf16, silu"): Figure(32, 1),
     ("gate", "_gate_kernel bf16, gelu"): Figure(35, 1),
     ("gate", "_gate_kernel bf16, clamped"): Figure(38, 1),
+    ("gate", "_gate_kernel bf16, relu2"): Figure(18, 0),
     ("rotate_and_store", "_rotate_and_store_kernel plain cache"): Figure(50, 0),
     ("rotate_and_store", "_rotate_and_store_kernel int8 cache"): Figure(90, 0),
     ("rotate_and_store", "_rotate_and_store_kernel fp8 cache"): Figure(98, 0),

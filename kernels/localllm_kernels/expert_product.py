@@ -23,7 +23,13 @@ from torch import Tensor
 from localllm_kernels.aot import AotSpec, Work
 from localllm_kernels.e4m3 import from_e4m3
 from localllm_kernels.expert_tasks import Tasks
-from localllm_kernels.gate import GateKind, gate_constants, gate_reference, gated
+from localllm_kernels.gate import (
+    GateKind,
+    gate_constants,
+    gate_reference,
+    gated,
+    parts_of,
+)
 from localllm_kernels.launch import present
 from localllm_kernels.stacked_weight import (
     STACKED_KINDS,
@@ -186,6 +192,7 @@ def _experts_kernel(
     STEP: tl.constexpr,
 ):
     """`top_k`: pairs that read the same row of x; GATE: -1 for none."""
+    has_up: tl.constexpr = GATE >= 0 and GATE != 3
     task = tl.program_id(1)
     inside = tl.arange(0, PAIRS)
     if HAS_TASKS:
@@ -203,7 +210,7 @@ def _experts_kernel(
         expert = tl.load(slots_ptr + expert)
     if (count == 0) | (expert < 0):
         return
-    outputs = width_out if GATE < 0 else width_out // 2
+    outputs = width_out // 2 if has_up else width_out
     columns = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_column = columns < outputs
     row_at = (pairs // top_k).to(tl.int64) * width_in
@@ -219,7 +226,7 @@ def _experts_kernel(
             acc, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns, is_column,
             start, width_in, num_groups, KIND, GROUP, HAS_ZEROS, STEP,
         )  # fmt: skip
-        if GATE >= 0:
+        if has_up:
             up = _add_step(
                 up, x_ptr, codes_ptr, scales_ptr, zeros_ptr, row_at, is_row, columns + outputs,
                 is_column, start, width_in, num_groups, KIND, GROUP, HAS_ZEROS, STEP,
@@ -228,7 +235,7 @@ def _experts_kernel(
         bias_ptr += of_expert
         acc += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[:, None]
     if GATE >= 0:
-        if HAS_BIAS:
+        if HAS_BIAS and has_up:
             bias = tl.load(bias_ptr + outputs + columns, mask=is_column, other=0.0)
             up += bias.to(tl.float32)[:, None]
         acc = gated(acc, up, GATE, SLOPE, CUBE, STEEP, LIMIT)
@@ -267,7 +274,7 @@ def expert_product(
     """
     x = x.contiguous()
     num_pairs = pairs.chosen.numel()
-    outputs = weight.width_out if gate is None else weight.width_out // 2
+    outputs = weight.width_out // (1 if gate is None else parts_of(gate))
     if out is None:
         out = x.new_empty(num_pairs, outputs)
     if num_pairs == 0:

@@ -7,10 +7,12 @@ or gpt-oss's, of values within ±LIMIT, the gate below LIMIT alone:
 
     gate / (1 + exp(−STEEP · gate)) · (up + 1)
 
+or no gate at all, but max(0, up)² (relu2).
+
 Written out instead of `torch.nn.functional.silu`, whose vector loop and scalar tail differ in the
 last bit, so that a row's result would depend on its place in the batch (torch 2.13, CPU).
 Sources: Shazeer 2020, section 2; Hendrycks and Gimpel 2016, section 2; gpt-oss' modeling file in
-transformers.
+transformers; So et al. 2021 (Primer), section 3.
 """
 
 from typing import Literal, get_args
@@ -21,7 +23,7 @@ from torch import Tensor
 
 from localllm_kernels.aot import AotSpec, Work
 
-GateKind = Literal["silu", "gelu", "clamped"]
+GateKind = Literal["silu", "gelu", "clamped", "relu2"]
 # A kind's place is its number in operators.h and in the kernel.
 GATE_KINDS: tuple[GateKind, ...] = get_args(GateKind)
 BLOCK = 1024
@@ -39,7 +41,10 @@ def gated(
     STEEP: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """The gate in a kernel, of values in float32."""
+    """The gate in a kernel, of values in float32; kind 3 reads the first alone."""
+    if KIND == 3:
+        positive = tl.where(gate < 0.0, 0.0, gate)
+        return positive * positive
     steep = gate
     if KIND == 1:
         steep = SLOPE * (gate + CUBE * gate * gate * gate)
@@ -66,9 +71,11 @@ def _gate_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    at = gate_up_ptr + row * 2 * width + columns
+    at = gate_up_ptr + row * (1 if KIND == 3 else 2) * width + columns
     gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
+    up = gate
+    if KIND != 3:
+        up = tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
     value = gated(gate, up, KIND, SLOPE, CUBE, STEEP, LIMIT)
     tl.store(out_ptr + row * width + columns, value.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -76,7 +83,7 @@ def _gate_kernel(
 def gate(gate_up: Tensor, kind: GateKind) -> Tensor:
     """See gate_reference."""
     gate_up = gate_up.contiguous()
-    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    num_rows, width = gate_up.shape[0], gate_up.shape[1] // parts_of(kind)
     out = gate_up.new_empty(num_rows, width)
     grid = (num_rows, triton.cdiv(width, BLOCK))
     _gate_kernel[grid](gate_up, out, width, **gate_constants(kind), BLOCK=BLOCK)
@@ -84,7 +91,11 @@ def gate(gate_up: Tensor, kind: GateKind) -> Tensor:
 
 
 def gate_reference(gate_up: Tensor, kind: GateKind) -> Tensor:
-    """`gate_up`: [num_tokens, 2 · width], gate first; returns [num_tokens, width]."""
+    """`gate_up`: [num_tokens, 2 · width], gate first; [num_tokens, width] without a gate. Returns
+    [num_tokens, width].
+    """
+    if parts_of(kind) == 1:
+        return gate_up.float().clamp(min=0).square().to(gate_up.dtype)
     gate, up = gate_up.float().chunk(2, dim=-1)
     steep = gate
     if kind == "gelu":
@@ -93,6 +104,11 @@ def gate_reference(gate_up: Tensor, kind: GateKind) -> Tensor:
         gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT) + 1
         steep = STEEP * gate
     return (gate / (1 + (-steep).exp()) * up).to(gate_up.dtype)
+
+
+def parts_of(kind: GateKind) -> int:
+    """How many linears of the inner width a feed-forward has before the gate."""
+    return 1 if kind == "relu2" else 2
 
 
 def gate_constants(kind: GateKind) -> dict[str, float]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from localllm.errors import CheckpointError
 from localllm.model.architecture import EMBEDDING, HEAD, Architecture
 from localllm.model.safetensors_header import TensorInfo, read_headers
-from localllm.model.tower import text_tensors
+from localllm.model.stored_names import own_tensors
 from localllm.model.weight_files import find_weight_files
 
 # Compared at once, so that heads that differ are read no further.
@@ -23,8 +23,7 @@ def has_other_head(folder: Path, architecture: Architecture) -> bool:
         found = read_headers(find_weight_files(folder))
     except CheckpointError:
         return False
-    if architecture.has_tower:
-        found = text_tensors(found)
+    found = own_tensors(found, architecture)
     head, table = found.get(f"{HEAD}.weight"), found.get(EMBEDDING)
     if head is None or table is None or (head.dtype, head.shape) != (table.dtype, table.shape):
         return False

@@ -11,13 +11,15 @@ from localllm.model.packed.scheme import Scheme, StoredTensor
 from localllm.model.quantization_config import read_quantization
 from localllm.model.safetensors_header import TensorInfo, read_headers
 from localllm.model.stacked_experts import unstack
-from localllm.model.tower import text_tensors
+from localllm.model.stored_names import own_tensors
 from localllm_kernels.traits import WeightLayout
 
 LOADABLE_DTYPES = ("F32", "F16", "BF16")
 # Buffers that old exports stored with the weights, although they follow from the config; and static
 # scales of a quantized KV cache, which ours does not use.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
+# Layers that predict further tokens, which stand beside the model's own.
+_FURTHER = "mtp."
 # Upper bound on loaded over stored bytes: zeros are unpacked, codes repacked. A test checks it.
 RESIDENT_SHARE = 1.15
 
@@ -79,10 +81,7 @@ def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
     unsupported dtype, or of a shape that contradicts the config; UnsupportedModelError for an
     unknown quantization.
     """
-    found = read_headers(files)
-    if architecture.has_tower:
-        found = text_tensors(found)
-    found = unstack(found, architecture)
+    found = unstack(own_tensors(read_headers(files), architecture), architecture)
     expected = {
         name: StoredTensor((shape,), LOADABLE_DTYPES)
         for name, shape in architecture.tensors().items()
@@ -110,7 +109,8 @@ def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
         is_tied_head = name == f"{HEAD}.weight" and architecture.tie_word_embeddings
         is_unread = name.rpartition(".")[0] in unread
         is_known = name in plain or name in claimed or is_tied_head or is_unread
-        if not is_known and not name.endswith(IGNORED_SUFFIXES):
+        is_ignored = name.endswith(IGNORED_SUFFIXES) or name.startswith(_FURTHER)
+        if not is_known and not is_ignored:
             raise CheckpointError(
                 f"tensor {name!r} is left over: {architecture.name} has no place for it",
                 where=str(info.file),

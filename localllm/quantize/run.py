@@ -24,6 +24,7 @@ from localllm.files.model_file import read_model_file
 from localllm.hub.checkpoint import Checkpoint
 from localllm.model.architecture import EMBEDDING, HEAD, layer_name
 from localllm.model.rope import RopeTables
+from localllm.model.stored_names import named_for_files
 from localllm.model.tower import text_config
 from localllm.model.weight_files import fingerprint
 from localllm.model.weights import WeightReader, open_weights
@@ -203,7 +204,7 @@ class _Job:
             scheme = Recipe(method="int8").scheme
             int8 = round_int8(head.float())
             tensors |= stored_tensors(HEAD, int8, scheme, self._stored_dtype)
-        self._work.write(_REST, tensors, {})
+        self._work.write(_REST, named_for_files(tensors, self._source.architecture), {})
 
     def finish(self, started: float) -> Outcome:
         """Assemble the checkpoint, measure it, and write its report."""

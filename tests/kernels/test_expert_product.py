@@ -19,7 +19,7 @@ from localllm_kernels.expert_product import (
 )
 from localllm_kernels.expert_sum import expert_sum, expert_sum_reference
 from localllm_kernels.expert_tasks import expert_tasks, expert_tasks_reference
-from localllm_kernels.gate import GateKind, gate_reference
+from localllm_kernels.gate import GateKind, gate_reference, parts_of
 from localllm_kernels.gpu_experts import MAX_ROWS_BY_PAIR, ExpertLinears
 from localllm_kernels.stacked_weight import (
     StackedKind,
@@ -159,27 +159,29 @@ def test_sums_are_in_the_order_of_the_choice(rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, MAX_ROWS_BY_PAIR, MAX_ROWS_BY_PAIR + 1, 90])
-def test_rows_of_a_mixture_do_not_depend_on_others(rows: int) -> None:
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+def test_rows_of_a_mixture_do_not_depend_on_others(kind: GateKind, rows: int) -> None:
     linears, hidden, inner = ExpertLinears(), 64, 96
     torch.manual_seed(1)
-    first = torch.randn(NUM_EXPERTS, 2 * inner, hidden) / hidden**0.5
+    first = torch.randn(NUM_EXPERTS, parts_of(kind) * inner, hidden) / hidden**0.5
     last = torch.randn(NUM_EXPERTS, hidden, inner) / inner**0.5
     experts = linears.experts(
         [linears.plain(each, None) for each in first],
         [linears.plain(each, None) for each in last],
-        "silu",
+        kind,
     )
     assert experts is not None
+    gate = partial(gate_reference, kind=kind)
     x, chosen, factors = torch.randn(rows, hidden), chosen_experts(rows), torch.rand(rows, TOP_K)
-    found = experts(x, chosen, factors, partial(gate_reference, kind="silu"))
+    found = experts(x, chosen, factors, gate)
     alone = [
-        experts(x[i : i + 1], chosen[i : i + 1], factors[i : i + 1], partial(gate_reference))
+        experts(x[i : i + 1], chosen[i : i + 1], factors[i : i + 1], gate)
         for i in range(min(rows, 12))
     ]
     assert torch.equal(found[:12], torch.cat(alone))
     expected = torch.zeros_like(x)
     for row in range(rows):
         for number, factor in zip(chosen[row].tolist(), factors[row], strict=True):
-            rows_in = gate_reference((first[number] @ x[row])[None], "silu")[0]
+            rows_in = gate_reference((first[number] @ x[row])[None], kind)[0]
             expected[row] += factor * (last[number] @ rows_in)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

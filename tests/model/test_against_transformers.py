@@ -296,6 +296,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_value_head_dim": None,
         },
     ),
+    "nemotron-h": ("NemotronHForCausalLM", EVERY_FAMILY["NemotronHForCausalLM"]),
+    "nemotron-h, groups of experts, biased": (
+        "NemotronHForCausalLM",
+        {
+            **EVERY_FAMILY["NemotronHForCausalLM"],
+            "layers_block_type": ["moe", "mamba", "attention", "mamba", "mlp"],
+            "n_group": 2,
+            "topk_group": 1,
+            "mlp_bias": True,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "norm_topk_prob": False,
+        },
+    ),
     "glm4": ("Glm4ForCausalLM", {"partial_rotary_factor": 0.5, "pad_token_id": 0}),
     "glm4, no bias, a quarter turns": (
         "Glm4ForCausalLM",

@@ -25,7 +25,7 @@ from localllm.quantize.layer import LEAST_ROWS
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.run import QuantizeRequest, quantize_model
 from localllm_kernels import TORCH_OPS, Ops, cpu_ops
-from localllm_kernels.gate import GATE_KINDS, GateKind
+from localllm_kernels.gate import GATE_KINDS, GateKind, parts_of
 from localllm_kernels.route import Routing, route_reference
 
 CPU = torch.device("cpu")
@@ -33,7 +33,9 @@ HIDDEN, INNER, NUM_EXPERTS, TOP_K = 64, 96, 5, 2
 C_COMPILER = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 
-def experts(kind: str, ops: Ops) -> tuple[list[Projection], list[Projection]]:
+def experts(
+    kind: str, ops: Ops, gate: GateKind = "silu"
+) -> tuple[list[Projection], list[Projection]]:
     """Both products of each expert, of weights drawn the same way each time."""
     assert ops.linears is not None
     generator = torch.Generator().manual_seed(1)
@@ -46,7 +48,7 @@ def experts(kind: str, ops: Ops) -> tuple[list[Projection], list[Projection]]:
         weight = torch.randn(width_out, width_in, generator=generator) / width_in**0.5
         return ops.linears.plain(weight.to(getattr(torch, kind)), None)
 
-    gate_up = [product(2 * INNER, HIDDEN) for _ in range(NUM_EXPERTS)]
+    gate_up = [product(parts_of(gate) * INNER, HIDDEN) for _ in range(NUM_EXPERTS)]
     return gate_up, [product(HIDDEN, INNER) for _ in range(NUM_EXPERTS)]
 
 
@@ -64,7 +66,7 @@ def test_one_call_gives_each_row_what_it_gets_alone(kind: str, gate_kind: GateKi
     ops = cpu_ops(library_folder())
     assert ops.linears is not None
     gate = partial(ops.gate, kind=gate_kind)
-    gate_up, down = experts(kind, ops)
+    gate_up, down = experts(kind, ops, gate_kind)
     together = ops.linears.experts(gate_up, down, gate_kind)
     assert together is not None
     x, chosen, factors = routed(40)

@@ -32,7 +32,7 @@ static int64_t divide(const Experts *e, int64_t rows, int64_t top_k, char *memor
   int64_t **numbers[] = {&parts->starts, &parts->row_of, &parts->place_of, &parts->expert_of,
                          &parts->taken};
   float **floats[] = {&parts->in, &parts->gate_up, &parts->inner, &parts->out};
-  const int64_t widths[] = {e->hidden, 2 * e->inner, e->inner, e->hidden};
+  const int64_t widths[] = {e->hidden, gate_parts(e->gate) * e->inner, e->inner, e->hidden};
   int64_t taken = 0, rounded = 0, widest = 0;
   int are_integers = 1;
   for (int i = 0; i < 5; i++) {
@@ -86,7 +86,7 @@ static void product_by_product(const Team *team, const Experts *e, const Scratch
   const float *x = is_down ? s->inner : s->in;
   float *y = is_down ? s->out : s->gate_up;
   const int64_t width_in = is_down ? e->inner : e->hidden;
-  const int64_t width_out = is_down ? e->hidden : 2 * e->inner;
+  const int64_t width_out = is_down ? e->hidden : gate_parts(e->gate) * e->inner;
   for (int64_t i = 0; i < e->count; i++) {
     const int64_t from = s->starts[i], rows = s->starts[i + 1] - from;
     const Product *p = is_down ? &e->experts[i].down : &e->experts[i].gate_up;
@@ -100,7 +100,7 @@ static void all_products(const Team *team, const Experts *e, const Scratch *s, c
                          int is_down, int64_t pairs) {
   float *y = is_down ? s->out : s->gate_up;
   const int64_t width_in = is_down ? e->inner : e->hidden;
-  const int64_t width_out = is_down ? e->hidden : 2 * e->inner;
+  const int64_t width_out = is_down ? e->hidden : gate_parts(e->gate) * e->inner;
 #define WEIGHT(i) ((const IntegerWeight *)(is_down ? e->experts[i].down : e->experts[i].gate_up).weight)
   TEAM_FOR(team, pair, pairs) {
     const int64_t i = s->expert_of[pair], from = s->starts[i];

@@ -30,7 +30,9 @@ typedef struct {
 } FloatWeight;
 
 /* The functions of a gate, see gate.py. */
-enum { GATE_SILU, GATE_GELU, GATE_CLAMPED };
+enum { GATE_SILU, GATE_GELU, GATE_CLAMPED, GATE_RELU2 };
+/* How many rows of the inner width a gate reads. */
+static inline int64_t gate_parts(int64_t kind) { return kind == GATE_RELU2 ? 1 : 2; }
 
 enum { FLOAT32, BFLOAT16, INTEGER };
 typedef struct {
@@ -81,7 +83,7 @@ void team_add_rms_norm(const Team *team, const float *x, const float *residual, 
 /* x += y; y *= factor; all [rows, width]. */
 void team_add(const Team *team, const float *y, float *x, int64_t rows, int64_t width);
 void team_scale(const Team *team, float *y, float factor, int64_t rows, int64_t width);
-/* kind: a GATE_. */
+/* kind: a GATE_; gate_up: [rows, gate_parts(kind) * width]. */
 void team_gate(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width,
                int64_t kind);
 /* The first heads of each row of x, in place; rows are `stride` apart. */

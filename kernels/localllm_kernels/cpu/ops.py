@@ -10,7 +10,7 @@ from torch import Tensor
 
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
-from localllm_kernels.gate import GATE_KINDS, GateKind
+from localllm_kernels.gate import GATE_KINDS, GateKind, parts_of
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.recurrence import Heads, RecurrenceRows, RecurrenceWeights
 from localllm_kernels.route import Routing
@@ -83,7 +83,7 @@ class CpuOps:
 
     def gate(self, gate_up: Tensor, kind: GateKind) -> Tensor:
         """See gate_reference."""
-        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        rows, width = gate_up.shape[0], gate_up.shape[1] // parts_of(kind)
         out = gate_up.new_empty(rows, width)
         number, threads = GATE_KINDS.index(kind), torch.get_num_threads()
         self._gate(gate_up.data_ptr(), out.data_ptr(), rows, width, number, threads)

@@ -94,6 +94,10 @@ void team_scale_rows(const Team *team, float *x, const float *factors, int64_t r
 /* See gate.py for the formulas. Comparisons with NaN are false, so that it passes. */
 INLINE f32x16 gated(f32x16 g, f32x16 u, int64_t kind) {
   f32x16 steep = g;
+  if (kind == GATE_RELU2) {
+    const f32x16 zero = splat(0.0f), positive = select16(g < zero, zero, g);
+    return positive * positive;
+  }
   if (kind == GATE_GELU) steep = 1.5957691216f * (g + 0.044715f * g * g * g);
   if (kind == GATE_CLAMPED) {
     const f32x16 limit = splat(7.0f);
@@ -115,15 +119,17 @@ INLINE void gate_row(const float *gate, const float *up, float *y, int64_t width
   }
 }
 
-/* gate_up: [rows, 2 · width], gate first. */
+/* The gate first, if there is one. */
 void team_gate(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width,
                int64_t kind) {
   TEAM_FOR(team, row, rows) {
-    const float *gate = gate_up + 2 * row * width, *up = gate + width;
+    const float *gate = gate_up + gate_parts(kind) * row * width;
+    const float *up = kind == GATE_RELU2 ? gate : gate + width;
     float *to = y + row * width;
     switch (kind) {
       case GATE_SILU: gate_row(gate, up, to, width, GATE_SILU); break;
       case GATE_GELU: gate_row(gate, up, to, width, GATE_GELU); break;
+      case GATE_RELU2: gate_row(gate, up, to, width, GATE_RELU2); break;
       case GATE_CLAMPED: gate_row(gate, up, to, width, GATE_CLAMPED); break;
     }
   }

@@ -104,6 +104,7 @@ class AttentionSpec:
     has_sinks: bool = False
     has_gate: bool = False
     output: str = "self_attn.o_proj"
+    name: str = "self_attn"
     head_gate: str | None = None
 
     @property
@@ -136,9 +137,9 @@ class AttentionSpec:
         """See BlockSpec."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         qkv: tuple[tuple[str, int], ...] = (
-            ("self_attn.q_proj", (2 if self.has_gate else 1) * queries),
-            ("self_attn.k_proj", keys),
-            ("self_attn.v_proj", keys),
+            (f"{self.name}.q_proj", (2 if self.has_gate else 1) * queries),
+            (f"{self.name}.k_proj", keys),
+            (f"{self.name}.v_proj", keys),
         )
         qkv = qkv[:1] if self.reads is not None else qkv if self.has_values else qkv[:2]
         group, first_value = self.num_heads // self.num_kv_heads, 0

@@ -1,4 +1,4 @@
-"""A feed-forward with a gate; gate and up are one product."""
+"""A feed-forward with a gate, where gate and up are one product, or with relu² in its place."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class GatedMLPSpec(Stateless):
     """The sizes of a feed-forward.
 
     `names`: the linears of gate, up and down in the checkpoint, or of gate and up in one, and down;
-    `gate`: its function, see kernels' gate.py; `row_gate`: the linear whose sigmoid is a factor on
-    each row's output.
+    with relu2, which has no gate, of up and down. `gate`: its function, see kernels' gate.py;
+    `row_gate`: the linear whose sigmoid is a factor on each row's output.
     """
 
     hidden_size: int
@@ -49,14 +49,21 @@ class GatedMLPSpec(Stateless):
     def products(self) -> tuple[LinearGroup, ...]:
         """See BlockSpec."""
         *before, last = self.names
-        width = 2 * self.inner_size // len(before)
+        is_gated = self.gate != "relu2"
+        width = (2 if is_gated else 1) * self.inner_size // len(before)
         gate_up = tuple((name, width) for name in before)
         down = ((last, self.hidden_size),)
         rows: InputRows | InputsFrom = InputsFrom.OTHER
-        if self.gate != "clamped":  # which is not linear in up
+        if self.gate in ("silu", "gelu"):  # the others are not linear in up
             rows = InputRows(before[-1], 1, 1, self.inner_size, width - self.inner_size)
         products = (
-            LinearGroup("gate and up", gate_up, self.hidden_size, self.has_bias, is_gated=True),
+            LinearGroup(
+                "gate and up" if is_gated else "up",
+                gate_up,
+                self.hidden_size,
+                self.has_bias,
+                is_gated=is_gated,
+            ),
             LinearGroup("down", down, self.inner_size, self.has_bias, inputs=rows),
         )
         if self.row_gate is None:

@@ -218,6 +218,14 @@ CLASS_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "head_dim": 128,
         "rms_norm_eps": 1e-5,
     },
+    "NemotronHForCausalLM": {
+        **_sizes(4096, 21504, 4, 32, 131072, 4096),
+        "num_key_value_heads": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+    },
     "Olmo2ForCausalLM": {**_sizes(4096, 11008, 32, 32, 50304, 2048), "rms_norm_eps": 1e-5},
     "Olmo3ForCausalLM": {
         **_sizes(4096, 11008, 32, 32, 50304, 2048),

@@ -28,6 +28,7 @@ from localllm.model.families.llama import read_llama
 from localllm.model.families.ministral3 import read_ministral3
 from localllm.model.families.mistral import read_mistral
 from localllm.model.families.mixtral import read_mixtral
+from localllm.model.families.nemotron_h import read_nemotron_h
 from localllm.model.families.olmo2 import read_olmo2
 from localllm.model.families.olmo3 import read_olmo3
 from localllm.model.families.olmo_hybrid import read_olmo_hybrid
@@ -72,6 +73,7 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
     "Lfm3ForCausalLM": read_lfm3,
     "Ministral3ForCausalLM": read_ministral3,
     "MixtralForCausalLM": read_mixtral,
+    "NemotronHForCausalLM": read_nemotron_h,
     "Olmo2ForCausalLM": read_olmo2,
     "Olmo3ForCausalLM": read_olmo3,
     "OlmoHybridForCausalLM": read_olmo_hybrid,

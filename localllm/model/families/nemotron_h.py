@@ -1,0 +1,134 @@
+"""Nemotron-H: each layer is one block behind a norm, of Mamba-2, attention without a rotation, a
+feed-forward with relu², or experts of the same kind beside one that all rows share.
+"""
+
+from dataclasses import replace
+
+from localllm.model.architecture import FINAL_NORM, Architecture
+from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.experts import ExpertsSpec
+from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.model.blocks.mamba import MambaSpec
+from localllm.model.blocks.router import Groups, RouterSpec
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import (
+    FULL,
+    read_attention,
+    read_decoder,
+    read_hidden_size,
+    read_num_experts,
+    refuse_step_limits,
+)
+from localllm.model.layer import LayerPlan, Place
+from localllm.model.norm import NormSpec
+from localllm.model.rope_config import NO_ROPE
+
+_MAMBA, _EXPERTS, _MLP = "linear_attention", "moe", "mlp"
+# As they are called in lists of layers, new and old, and in patterns.
+_KINDS = {
+    "mamba": _MAMBA,
+    "attention": FULL,
+    **{kind: kind for kind in (_MAMBA, FULL, _EXPERTS, _MLP)},
+    **{"M": _MAMBA, "*": FULL, "E": _EXPERTS, "-": _MLP},
+}
+_DEFAULT = (_MAMBA, _EXPERTS, FULL, _MLP)
+
+
+def read_nemotron_h(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError, UnsupportedModelError."""
+    kinds, eps = _read_kinds(fields), fields.number("layer_norm_epsilon", 0.0, 1.0, default=1e-5)
+    plans = {kind: _read_layer(fields, kind, eps) for kind in dict.fromkeys(kinds)}
+    return read_decoder(fields, [plans[kind] for kind in kinds], norm=NormSpec(FINAL_NORM, eps))
+
+
+def _read_layer(fields: ConfigFields, kind: str, eps: float) -> LayerPlan:
+    norm, places = NormSpec("norm", eps), list[Place]()
+    match kind:
+        case "linear_attention":
+            places.append(Place(norm, _read_mamba(fields, eps)))
+        case "full_attention":
+            places.append(Place(norm, _read_attention(fields)))
+        case "mlp":
+            places.append(Place(norm, _read_mlp(fields, "intermediate_size", "mixer.")))
+        case _:
+            experts, shared = _read_experts(fields)
+            places += [Place(norm, experts, shares_input=True), Place(None, shared)]
+    return LayerPlan(tuple(places), read_hidden_size(fields))
+
+
+def _read_kinds(fields: ConfigFields) -> list[str]:
+    """The kind of each layer, by a list, or by a pattern of one character for each."""
+    raw = fields.raw
+    for name in ("layers_block_type", "layer_types", "hybrid_override_pattern"):
+        found = raw.get(name)
+        if found is not None:
+            known = isinstance(found, list | str) and all(
+                isinstance(each, str) and each in _KINDS for each in found
+            )
+            if not known or not found:
+                fields.fail(name, f"one of {', '.join(map(repr, _KINDS))} for each layer")
+            return [_KINDS[each] for each in found]
+    return list(_DEFAULT)
+
+
+def _read_mamba(fields: ConfigFields, eps: float) -> MambaSpec:
+    refuse_step_limits(fields)
+    num_heads = fields.integer("mamba_num_heads", 1, 1 << 16, default=128)
+    num_groups = fields.integer("n_groups", 1, num_heads, default=8)
+    if num_heads % num_groups:
+        fields.fail("n_groups", f"a divisor of mamba_num_heads ({num_heads})")
+    return MambaSpec(
+        read_hidden_size(fields),
+        num_heads,
+        fields.integer("mamba_head_dim", 1, 1 << 16, default=64),
+        num_groups,
+        fields.integer("ssm_state_size", 1, 1 << 16, default=128),
+        fields.integer("conv_kernel", 2, 64, default=4),
+        eps,
+        has_bias=fields.flag("use_bias"),
+        has_conv_bias=fields.flag("use_conv_bias", default=True),
+        name="mixer",
+    )
+
+
+def _read_attention(fields: ConfigFields) -> AttentionSpec:
+    raw = {"head_dim": 128, **fields.raw}
+    attention = read_attention(ConfigFields(raw, fields.where))
+    return replace(attention, rope=NO_ROPE, name="mixer", output="mixer.o_proj")
+
+
+def _read_mlp(fields: ConfigFields, inner: str, own: str) -> GatedMLPSpec:
+    activation = fields.raw.get("mlp_hidden_act", "relu2")
+    if activation != "relu2":
+        fields.refuse(f"feed-forwards with {activation!r:.40} are")
+    return GatedMLPSpec(
+        read_hidden_size(fields),
+        fields.integer(inner, 1, 1 << 22),
+        fields.flag("mlp_bias"),
+        (f"{own}up_proj", f"{own}down_proj"),
+        gate="relu2",
+    )
+
+
+def _read_experts(fields: ConfigFields) -> tuple[ExpertsSpec, GatedMLPSpec]:
+    """The experts, and the feed-forward beside them."""
+    if fields.raw.get("moe_latent_size") is not None:
+        fields.refuse("experts that work in a latent space are")
+    num_experts, top_k = read_num_experts(fields, "n_routed_experts")
+    count = fields.integer("n_group", 1, num_experts, default=1)
+    if num_experts % count or (count > 1 and num_experts < 2 * count):
+        fields.fail("n_group", f"a divisor of n_routed_experts ({num_experts}), two in each")
+    router = RouterSpec(
+        num_experts,
+        top_k,
+        linear="mixer.gate",
+        is_sigmoid=True,
+        renormalises=fields.flag("norm_topk_prob", default=True),
+        factor=fields.number("routed_scaling_factor", 0.0, 1e6, default=1.0),
+        groups=None if count == 1 else Groups(count, fields.integer("topk_group", 1, count)),
+        correction="mixer.gate.e_score_correction_bias",
+    )
+    expert = _read_mlp(fields, "moe_intermediate_size", "mixer.experts.{}.")
+    expert = replace(expert, has_bias=False)
+    shared = "moe_shared_expert_intermediate_size"
+    return ExpertsSpec(expert, router), _read_mlp(fields, shared, "mixer.shared_experts.")
