@@ -20,7 +20,7 @@ from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.driver import DriverError, start_driver
-from localllm_kernels.gate import GateKind, gate, gate_reference
+from localllm_kernels.gate import GateKind, gate, gate_reference, sigmoid_gate_reference
 from localllm_kernels.gpu_linears import GpuLinears
 from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
 from localllm_kernels.kv_cache import KVCache
@@ -74,6 +74,7 @@ class Ops:
     row_maxima: Callable[[Tensor], tuple[Tensor, Tensor]]
     gumbel_argmax: Callable[[Tensor, float, Tensor | None, int], int]
     short_conv: Callable[..., Tensor] = short_conv_reference
+    sigmoid_gate: Callable[[Tensor, Tensor], Tensor] = sigmoid_gate_reference
     recurrence: Callable[..., Tensor] = recurrence_reference
     # Products with weights, if the library has its own; else torch's are used.
     linears: Linears | None = None
@@ -212,5 +213,6 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         gumbel_argmax=own.gumbel_argmax,
         short_conv=own.short_conv,
         recurrence=own.recurrence,
+        sigmoid_gate=own.sigmoid_gate,
         linears=CpuLinears(library),
     )

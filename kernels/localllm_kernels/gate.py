@@ -106,6 +106,13 @@ def gate_reference(gate_up: Tensor, kind: GateKind) -> Tensor:
     return (gate / (1 + (-steep).exp()) * up).to(gate_up.dtype)
 
 
+def sigmoid_gate_reference(x: Tensor, gate: Tensor) -> Tensor:
+    """x · sigmoid(gate), both [num_tokens, width]. Not torch's sigmoid, whose vector loop and
+    scalar tail may differ in the last bit.
+    """
+    return x / (1 + (-gate).exp())
+
+
 def parts_of(kind: GateKind) -> int:
     """How many linears of the inner width a feed-forward has before the gate."""
     return 1 if kind == "relu2" else 2

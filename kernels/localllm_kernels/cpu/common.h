@@ -32,11 +32,16 @@ INLINE f32x16 splat(float x) { return x - (f32x16){0}; }
 
 /* The first `count` lanes; the others are `rest`. */
 INLINE f32x16 load_part(const float *p, int64_t count, float rest) {
+  if (count == LANES) return load(p);
   f32x16 v = splat(rest);
   memcpy(&v, p, (size_t)count * sizeof(float));
   return v;
 }
 INLINE void store_part(float *p, f32x16 v, int64_t count) {
+  if (count == LANES) {
+    store(p, v);
+    return;
+  }
   memcpy(p, &v, (size_t)count * sizeof(float));
 }
 

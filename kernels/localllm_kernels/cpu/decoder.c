@@ -3,6 +3,7 @@
  * takes microseconds too. */
 
 #include "experts.h"
+#include "recurrence.h"
 
 /* How queries and keys are normed: each head before it is rotated, or after, or all heads of a row
  * as one. */
@@ -15,6 +16,10 @@ typedef struct {
   const float *sinks;                 /* [heads], or NULL */
   Product qkv, output, gate_up, down;
   const Mixture *mixture; /* in place of gate_up and down, or NULL */
+  const Recurrence *recurrence; /* in place of attention, or NULL; `qkv` is its first product */
+  Product factors;              /* of the recurrence, if the first product does not give them */
+  int64_t inputs_at, gate_at, factors_at; /* columns of the first product; -1: `factors` gives them */
+  int64_t first_width;                    /* of its outputs */
   int64_t window; /* 0: none */
   int64_t group, place; /* of its keys and values: the cache group, and the place in it */
   int64_t rotation;     /* which of the batch's */
@@ -29,7 +34,16 @@ typedef struct {
   float share;      /* of a block's output that joins the residual stream */
   int64_t gate;     /* a GATE_ */
   int64_t norm_kind; /* of queries and keys */
+  int64_t has_gate;  /* attention's outputs have gates, the last outputs of the first product */
+  /* The most of any layer: outputs of the first product, inputs of the second, and factors. */
+  int64_t first_width, mixed_width, factors_width;
 } Decoder;
+
+/* Where a recurrent layer keeps what it needs; see Inputs and RecurrenceCall. */
+typedef struct {
+  float *kept, *matrices;
+  int64_t ring;
+} State;
 
 /* Angles of the batch's positions, [rows, head_dim / 2]. */
 typedef struct {
@@ -42,6 +56,8 @@ typedef struct {
   const int32_t *starts;
   const int64_t *lengths;
   int64_t rows, num_stored, seqs;
+  const StateSlots *slots; /* NULL without recurrences */
+  const State *states;     /* of each layer */
 } Batch;
 
 /* A cache group: where the batch's keys and values are in it, the cache of its first layer, and the
@@ -55,20 +71,19 @@ typedef struct {
 } Group;
 
 typedef struct {
-  float *normed, *qkv, *query, *attended, *projected, *gate_up, *inner;
+  float *normed, *qkv, *query, *mixed, *projected, *gate_up, *inner, *factors;
   char *rounded; /* inputs of a product */
   char *mixture;
 } Scratch;
 
 /* Places the parts in `memory`, unless it is NULL; returns the bytes they take. */
 static int64_t divide(const Decoder *d, int64_t rows, char *memory, Scratch *parts) {
-  const int64_t q_width = d->heads * d->head_dim, kv_width = d->kv_heads * d->head_dim;
-  float **floats[] = {&parts->normed,    &parts->qkv,     &parts->query, &parts->attended,
-                      &parts->projected, &parts->gate_up, &parts->inner};
-  const int64_t widths[] = {d->hidden, q_width + 2 * kv_width, q_width, q_width,
-                            d->hidden, 2 * d->inner,           d->inner};
+  float **floats[] = {&parts->normed,    &parts->qkv,     &parts->query, &parts->mixed,
+                      &parts->projected, &parts->gate_up, &parts->inner, &parts->factors};
+  const int64_t widths[] = {d->hidden, d->first_width, d->heads * d->head_dim, d->mixed_width,
+                            d->hidden, 2 * d->inner,   d->inner,               d->factors_width};
   int64_t taken = 0, rounded = 0, mixture = 0;
-  for (int i = 0; i < 7; i++) {
+  for (int i = 0; i < 8; i++) {
     if (memory) *floats[i] = (float *)(memory + taken);
     taken += (rows * widths[i] * (int64_t)sizeof(float) + 63) / 64 * 64;
   }
@@ -82,6 +97,10 @@ static int64_t divide(const Decoder *d, int64_t rows, char *memory, Scratch *par
     }
     for (int j = 0; j < 4 && products[j]; j++) {
       const int64_t bytes = product_bytes(products[j], rows);
+      if (bytes > rounded) rounded = bytes;
+    }
+    if (layer->recurrence && layer->factors_at < 0) {
+      const int64_t bytes = product_bytes(&layer->factors, rows);
       if (bytes > rounded) rounded = bytes;
     }
   }
@@ -115,6 +134,7 @@ typedef struct {
   float *const *taps;
   float *x;
   Scratch scratch;
+  char *of_threads; /* scratch of the recurrences */
 } Forward;
 
 /* What a block has projected joins the residual stream x; returns the input of the next block, after
@@ -140,7 +160,8 @@ static void rotate(const Team *team, const Forward *f, const Layer *layer, Rotat
   const Decoder *d = f->decoder;
   const Scratch *s = &f->scratch;
   const int64_t rows = f->batch->rows, dim = d->head_dim, q_width = d->heads * dim;
-  const int64_t width = q_width + 2 * d->kv_heads * dim;
+  const int64_t width = layer->first_width;
+  rotation.stride = width;
   if (d->norm_kind == NORM_HEADS) {
     rotation.query_norm = layer->query_norm, rotation.key_norm = layer->key_norm;
   } else {
@@ -157,30 +178,63 @@ static void rotate(const Team *team, const Forward *f, const Layer *layer, Rotat
   if (f->batch->growth) team_scale_rows(team, s->query, f->batch->growth, rows, q_width);
 }
 
+/* From the outputs of the first product to the inputs of the second. */
+static void attend(const Team *team, const Forward *f, const Layer *layer) {
+  const Decoder *d = f->decoder;
+  const Batch *b = f->batch;
+  const Scratch *s = &f->scratch;
+  const Group *group = f->groups + layer->group;
+  const Angles *angles = b->rotations + layer->rotation;
+  const Rotation rotation = {.cos = angles->cos, .sin = angles->sin, .eps = d->eps,
+                             .slots = group->slots, .cache = cache_of_layer(group, layer->place),
+                             .rows = b->rows, .num_stored = b->num_stored, .heads = d->heads,
+                             .has_values = 1};
+  const AttentionShape shape = {rotation.cache, d->heads, layer->window,
+                                d->scale, d->cap, layer->sinks};
+  rotate(team, f, layer, rotation);
+  team_attention(team, &shape, f->tasks[layer->group], f->num_tasks, s->query, s->mixed);
+  if (d->has_gate) {
+    const int64_t width = d->heads * d->head_dim;
+    team_sigmoid_gate(team, s->mixed, s->qkv + layer->first_width - width, layer->first_width,
+                      s->mixed, b->rows, width);
+  }
+}
+
+static void recur(const Team *team, const Forward *f, const Layer *layer, const State *state,
+                  const float *input) {
+  const Batch *b = f->batch;
+  const Scratch *s = &f->scratch;
+  const Recurrence *net = layer->recurrence;
+  const int64_t width = layer->first_width, count = net->is_delta ? 2 * net->values : net->values;
+  const int is_apart = layer->factors_at < 0;
+  if (is_apart) team_product(team, &layer->factors, input, s->factors, b->rows, s->rounded);
+  const Inputs inputs = {s->qkv + layer->inputs_at,
+                         is_apart ? s->factors : s->qkv + layer->factors_at,
+                         width, is_apart ? count : width, net->conv.width, count, state->kept,
+                         state->ring};
+  const RecurrenceCall call = {net, inputs, s->qkv + layer->gate_at, width, state->matrices,
+                               s->mixed};
+  team_recurrence(team, &call, b->slots, f->of_threads);
+}
+
 static void team_forward(const Team *team, void *arguments) {
   const Forward *f = arguments;
   const Decoder *d = f->decoder;
   const Batch *b = f->batch;
   const Scratch *s = &f->scratch;
   float *x = f->x;
-  AttentionShape shape = {f->groups->first, d->heads, 0, d->scale, d->cap, NULL};
-  Rotation rotation = {.eps = d->eps, .rows = b->rows, .num_stored = b->num_stored,
-                       .heads = d->heads, .has_values = 1};
   const float *first = d->layers[0].input_norm, *input = first ? s->normed : x;
   if (first) team_rms_norm(team, x, first, d->eps, s->normed, b->rows, d->hidden);
   for (int64_t i = 0; i < d->num_layers; i++) {
     const Layer *layer = d->layers + i;
     const int is_last = i + 1 == d->num_layers;
     const float *next = is_last ? d->last_norm : layer[1].input_norm;
-    const Group *group = f->groups + layer->group;
-    const Angles *angles = b->rotations + layer->rotation;
-    rotation.cos = angles->cos, rotation.sin = angles->sin;
-    rotation.slots = group->slots, rotation.cache = cache_of_layer(group, layer->place);
-    shape.cache = rotation.cache, shape.window = layer->window, shape.sinks = layer->sinks;
     team_product(team, &layer->qkv, input, s->qkv, b->rows, s->rounded);
-    rotate(team, f, layer, rotation);
-    team_attention(team, &shape, f->tasks[layer->group], f->num_tasks, s->query, s->attended);
-    team_product(team, &layer->output, s->attended, s->projected, b->rows, s->rounded);
+    if (layer->recurrence)
+      recur(team, f, layer, b->states + i, input);
+    else
+      attend(team, f, layer);
+    team_product(team, &layer->output, s->mixed, s->projected, b->rows, s->rounded);
     input = join(team, f, layer->attention_after, layer->mlp_norm);
     if (layer->mixture) {
       team_mixture(team, layer->mixture, input, s->projected, b->rows, s->mixture, s->rounded);
@@ -216,12 +270,22 @@ int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64
                                groups[i].max_blocks, &shape, &forward.num_tasks);
     failed = !tasks[i];
   }
-  /* Padding rows attend to nothing; their values must be finite. */
+  int64_t each = 0;
+  for (int64_t i = 0; i < d->num_layers; i++) {
+    const Recurrence *net = d->layers[i].recurrence;
+    const int64_t bytes = net ? recurrence_scratch_bytes(net) : 0;
+    if (bytes > each) each = bytes;
+  }
+  if (each && !failed) {
+    forward.of_threads = aligned_alloc(64, (size_t)(threads * each));
+    failed = !forward.of_threads;
+  }
+  /* Padding rows are mixed with nothing; their values must be finite. */
   if (!failed) {
-    memset(forward.scratch.attended, 0,
-           (size_t)(b->rows * d->heads * d->head_dim) * sizeof(float));
+    memset(forward.scratch.mixed, 0, (size_t)(b->rows * d->mixed_width) * sizeof(float));
     run_team(threads, team_forward, &forward);
   }
+  free(forward.of_threads);
   for (int64_t i = 0; i < num_groups; i++) free(tasks[i]);
   free(tasks);
   return failed;
@@ -231,5 +295,5 @@ int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64
 const int64_t struct_bytes[] = {
     sizeof(IntegerWeight), sizeof(FloatWeight), sizeof(Product), sizeof(KVCache),
     sizeof(AttentionShape), sizeof(Rotation), sizeof(Layer), sizeof(Decoder),
-    sizeof(Angles), sizeof(Batch), sizeof(Group),
+    sizeof(Angles), sizeof(Batch), sizeof(Group), sizeof(State),
 };

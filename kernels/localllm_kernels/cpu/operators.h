@@ -73,6 +73,7 @@ typedef struct {
   KVCache cache;
   int64_t rows, num_stored, heads;
   int64_t has_values, norms_values; /* else keys are values; values are normed, without a weight */
+  int64_t stride; /* between rows of queries, keys and values */
 } Rotation;
 
 void team_rms_norm(const Team *team, const float *x, const float *weight, float eps, float *y,
@@ -86,6 +87,9 @@ void team_scale(const Team *team, float *y, float factor, int64_t rows, int64_t 
 /* kind: a GATE_; gate_up: [rows, gate_parts(kind) * width]. */
 void team_gate(const Team *team, const float *gate_up, float *y, int64_t rows, int64_t width,
                int64_t kind);
+/* x · sigmoid(gate), x and y: [rows, width], y may be x; rows of the gate are `stride` apart. */
+void team_sigmoid_gate(const Team *team, const float *x, const float *gate, int64_t stride, float *y,
+                       int64_t rows, int64_t width);
 /* The first heads of each row of x, in place; rows are `stride` apart. */
 void team_rotate(const Team *team, const Rotation *r, float *x, int64_t stride, int64_t heads);
 /* The first `count` stretches of `width` of each row of x, each by itself, in place. */

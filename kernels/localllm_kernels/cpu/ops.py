@@ -34,6 +34,9 @@ class CpuOps:
         self._route.argtypes = [_POINTER, _LONG]
         self._short_conv = library.short_conv
         self._short_conv.argtypes = [*2 * [_POINTER], _LONG]
+        self._sigmoid_gate = library.sigmoid_gate
+        self._sigmoid_gate.argtypes = [*2 * [_POINTER], _LONG, _POINTER, *3 * [_LONG]]
+        self._sigmoid_gate.restype = None
         self._recurrence = library.recurrence
         self._recurrence.argtypes = [*2 * [_POINTER], _LONG]
         self._paged_attention = library.paged_attention
@@ -112,8 +115,8 @@ class CpuOps:
     ) -> Tensor:
         """See short_conv_reference."""
         taps, width = weight.shape
-        out = torch.zeros(rows.shape[0], width)
-        where, arrays = _slots_in_c(states)
+        out = _rows_of(rows.shape[0], width, states)
+        where, arrays = slots_in_c(states)
         conv = structs.ShortConv(
             rows.data_ptr(),
             weight.data_ptr(),
@@ -139,8 +142,8 @@ class CpuOps:
     ) -> Tensor:
         """See recurrence_reference."""
         assert cache.matrix is not None
-        out = torch.zeros(len(rows.inputs), heads.values)
-        where, arrays = _slots_in_c(states)
+        out = _rows_of(len(rows.inputs), heads.values, states)
+        where, arrays = slots_in_c(states)
         net = recurrence_struct(weights, heads)
         call = structs.RecurrenceCall(
             ctypes.pointer(net),
@@ -197,12 +200,20 @@ class CpuOps:
             heads,
             has_values,
             norms_values,
+            all_heads * head_dim,
         )
         threads = torch.get_num_threads()
         pointer = ctypes.addressof(rotation)
         if self._rotate_and_store(pointer, qkv.data_ptr(), query.data_ptr(), threads):
             raise ValueError(f"head size {head_dim} is too large")
         return query
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See sigmoid_gate_reference."""
+        out, threads = torch.empty_like(x), torch.get_num_threads()
+        pointers = x.data_ptr(), gate.data_ptr(), gate.stride(0), out.data_ptr()
+        self._sigmoid_gate(*pointers, *x.shape, threads)
+        return out
 
     def row_maxima(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """See row_maxima_reference."""
@@ -290,7 +301,17 @@ def routing_struct(how: Routing, num_experts: int) -> structs.Routing:
     )
 
 
-def _slots_in_c(states: StateSlots) -> tuple[structs.StateSlots, tuple[object, ...]]:
+def _rows_of(padded: int, width: int, states: StateSlots) -> Tensor:
+    """Memory for the rows of a batch, with zeros in those behind them. Not torch.zeros, whose
+    threads would go on spinning beside ours.
+    """
+    out = torch.empty(padded, width)
+    for row in range(states.bounds[-1], padded):
+        out[row] = 0
+    return out
+
+
+def slots_in_c(states: StateSlots) -> tuple[structs.StateSlots, tuple[object, ...]]:
     """The slots, and the arrays that they point to."""
     saves = [each for save in states.saves for each in (save.request, save.num_rows, save.slot)]
     arrays = tuple(

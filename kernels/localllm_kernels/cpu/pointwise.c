@@ -151,6 +151,36 @@ void gate(const float *gate_up, float *y, int64_t rows, int64_t width, int64_t k
   run_team(rows > 1 ? threads : 1, gate_all, &(Gate){gate_up, y, rows, width, kind});
 }
 
+void team_sigmoid_gate(const Team *team, const float *x, const float *gate, int64_t stride, float *y,
+                       int64_t rows, int64_t width) {
+  TEAM_FOR(team, row, rows) {
+    const float *from = x + row * width, *gates = gate + row * stride;
+    for (int64_t i = 0; i < width; i += LANES) {
+      const int64_t count = width - i < LANES ? width - i : LANES;
+      const f32x16 steep = exp16(-load_part(gates + i, count, 0.0f));
+      store_part(y + row * width + i, load_part(from + i, count, 0.0f) / (1.0f + steep), count);
+    }
+  }
+  team_meet(team);
+}
+
+typedef struct {
+  const float *x, *gate;
+  int64_t stride;
+  float *y;
+  int64_t rows, width;
+} SigmoidGate;
+
+static void sigmoid_gate_all(const Team *team, void *arguments) {
+  const SigmoidGate *a = arguments;
+  team_sigmoid_gate(team, a->x, a->gate, a->stride, a->y, a->rows, a->width);
+}
+void sigmoid_gate(const float *x, const float *gate, int64_t stride, float *y, int64_t rows,
+                  int64_t width, int64_t threads) {
+  run_team(rows > 1 ? threads : 1, sigmoid_gate_all,
+           &(SigmoidGate){x, gate, stride, y, rows, width});
+}
+
 /* Rotates a head by its position, after a norm if there is a weight; y may be x without a norm. */
 INLINE void turn_head(const float *x, const float *norm, float eps, const float *cos_row,
                       const float *sin_row, float *y, int64_t head_dim) {
@@ -180,12 +210,12 @@ void team_rotate(const Team *team, const Rotation *r, float *x, int64_t stride, 
   team_meet(team);
 }
 
-/* qkv: [rows, heads + 2 · kv_heads, head_dim]; without the values' heads where keys are values. */
+/* qkv: the heads of queries, keys, and values, unless keys are values. */
 void team_rotate_and_store(const Team *team, const Rotation *r, const float *qkv, float *query) {
   const KVCache *cache = &r->cache;
   const int64_t dim = cache->head_dim, heads = r->heads, kv_heads = cache->kv_heads;
   TEAM_FOR(team, row, r->rows) {
-    const float *x = qkv + row * (heads + (r->has_values ? 2 : 1) * kv_heads) * dim;
+    const float *x = qkv + row * r->stride;
     const float *cos_row = r->cos ? r->cos + row * (dim / 2) : NULL;
     const float *sin_row = r->cos ? r->sin + row * (dim / 2) : NULL;
     for (int64_t head = 0; head < heads; head++, x += dim)

@@ -6,6 +6,7 @@
 
 #define TILE 16
 #define STRIPE (2 * LANES)
+#define ROWS_AHEAD 16
 #define MOST_HEADS 4
 
 /* Of the tokens of a tile: [TILE, width]; `stripe`: [key_width, STRIPE]; `drafted`: the matrices
@@ -97,22 +98,47 @@ static void values_of_head(const RecurrenceCall *c, const Request *r, int64_t he
   }
 }
 
-/* Columns of a matrix, from `source` (NULL: zeros) to `target`, through `count` tokens. */
-/* Callers pass `is_delta` as a constant. */
+/* What a token finds in two vectors of columns, and what the next key would. Rows with even and odd
+ * numbers are added up apart, so that an addition does not wait for the last one. */
+typedef struct {
+  f32x16 out[2][2], seen[2][2];
+} Sums;
+
+/* Row `i` of a stripe: fades, takes its part of `delta`, and is added to the sums. */
+INLINE void take_row(float *stripe, int64_t i, const float *key, const float *query,
+                     const float *next, f32x16 keep, const f32x16 *delta, Sums *sums,
+                     int odd, int is_delta) {
+  const f32x16 k = splat(key[i]), q = splat(query[i]), n = splat(next[i]);
+  for (int j = 0; j < 2; j++) {
+    float *at = stripe + i * STRIPE + j * LANES;
+    const f32x16 now = fma16(k, delta[j], load(at) * keep);
+    store(at, now);
+    sums->out[odd][j] = fma16(now, q, sums->out[odd][j]);
+    if (is_delta) sums->seen[odd][j] = fma16(now, n, sums->seen[odd][j]);
+  }
+}
+
+/* Columns of a matrix, from `source` (NULL: zeros) to `target`, through `count` tokens. Callers pass
+ * `is_delta` as a constant. */
 INLINE void take_stripe_of(const Recurrence *net, const Scratch *s, const float *source,
                            float *target, int64_t column, int64_t count, int is_delta) {
   const int64_t keys = net->key_width, width = net->value_width, left = width - column;
   const int64_t low = left < LANES ? left : LANES;
   const int64_t high = left - low < LANES ? left - low : LANES;
-  f32x16 seen[2] = {splat(0.0f), splat(0.0f)}; /* what the matrix holds for the next key */
+  Sums sums;
+  memset(&sums, 0, sizeof sums);
   for (int64_t i = 0; i < keys; i++) {
     const float *row = source + i * width + column;
     const f32x16 key = splat(s->keys[i]);
+    /* The other stripes' columns too: whole rows come faster than parts of them. */
+    if (source && column == 0)
+      for (int64_t each = 0; each < width; each += LANES)
+        __builtin_prefetch(row + ROWS_AHEAD * width + each);
     const f32x16 values[2] = {source ? load_part(row, low, 0.0f) : splat(0.0f),
                               source ? load_part(row + low, high, 0.0f) : splat(0.0f)};
     for (int j = 0; j < 2; j++) {
       store(s->stripe + i * STRIPE + j * LANES, values[j]);
-      if (is_delta) seen[j] = fma16(values[j], key, seen[j]);
+      if (is_delta) sums.seen[i & 1][j] = fma16(values[j], key, sums.seen[i & 1][j]);
     }
   }
   for (int64_t t = 0; t < count; t++) {
@@ -120,23 +146,20 @@ INLINE void take_stripe_of(const Recurrence *net, const Scratch *s, const float 
     const float *next = t + 1 < count ? key + keys : key, *value = s->values + t * width + column;
     const f32x16 keep = splat(s->decay[t]);
     const f32x16 values[2] = {load_part(value, low, 0.0f), load_part(value + low, high, 0.0f)};
-    f32x16 delta[2], out[2] = {splat(0.0f), splat(0.0f)};
+    f32x16 delta[2];
     for (int j = 0; j < 2; j++) {
-      delta[j] = s->beta[t] * (is_delta ? values[j] - keep * seen[j] : values[j]);
-      seen[j] = splat(0.0f);
+      const f32x16 held = keep * (sums.seen[0][j] + sums.seen[1][j]);
+      delta[j] = s->beta[t] * (is_delta ? values[j] - held : values[j]);
     }
-    for (int64_t i = 0; i < keys; i++) {
-      const f32x16 k = splat(key[i]), q = splat(query[i]), n = splat(next[i]);
-      for (int j = 0; j < 2; j++) {
-        float *at = s->stripe + i * STRIPE + j * LANES;
-        const f32x16 now = fma16(k, delta[j], load(at) * keep);
-        store(at, now);
-        out[j] = fma16(now, q, out[j]);
-        if (is_delta) seen[j] = fma16(now, n, seen[j]);
-      }
+    memset(&sums, 0, sizeof sums);
+    int64_t i = 0;
+    for (; i + 2 <= keys; i += 2) {
+      take_row(s->stripe, i, key, query, next, keep, delta, &sums, 0, is_delta);
+      take_row(s->stripe, i + 1, key, query, next, keep, delta, &sums, 1, is_delta);
     }
-    store_part(s->found + t * width + column, out[0], low);
-    store_part(s->found + t * width + column + low, out[1], high);
+    if (i < keys) take_row(s->stripe, i, key, query, next, keep, delta, &sums, 0, is_delta);
+    store_part(s->found + t * width + column, sums.out[0][0] + sums.out[1][0], low);
+    store_part(s->found + t * width + column + low, sums.out[0][1] + sums.out[1][1], high);
   }
   for (int64_t i = 0; i < keys; i++)
     memcpy(target + i * width + column, s->stripe + i * STRIPE,

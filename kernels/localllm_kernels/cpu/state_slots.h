@@ -57,19 +57,36 @@ INLINE const float *second_at(const Inputs *x, const Request *r, int64_t positio
   return x->second + (r->row + position - r->start) * x->second_stride + column;
 }
 
+#define MOST_TAPS 64
+
+/* Up to 16 channels, of `count`; `rows`: the inputs at each tap. */
+INLINE void convolve_lanes(const float *const *rows, const float *weights, const float *bias,
+                           int64_t taps, int64_t width, int64_t count, float *out) {
+  f32x16 total = bias ? load_part(bias, count, 0.0f) : splat(0.0f);
+  for (int64_t tap = 0; tap < taps; tap++)
+    total = fma16(load_part(rows[tap], count, 0.0f),
+                  load_part(weights + tap * width, count, 0.0f), total);
+  store_part(out, total / (1.0f + exp16(-total)), count);
+}
+
 /* silu(bias + the sum over the taps, in order) of `count` channels from `channel` on. */
 INLINE void convolve(const Inputs *x, const ConvWeights *w, const Request *r, int64_t position,
                      int64_t channel, int64_t count, float *out) {
+  const float *rows[MOST_TAPS], *here[MOST_TAPS];
+  const int64_t first = position - w->taps + 1, before = first < 0 ? -first : 0;
+  const int64_t taps = w->taps - before;
+  const float *weights = w->conv + before * w->width + channel;
+  for (int64_t tap = 0; tap < taps; tap++)
+    rows[tap] = input_at(x, r, first + before + tap, channel);
   for (int64_t i = 0; i < count; i += LANES) {
-    const int64_t here = count - i < LANES ? count - i : LANES, at = channel + i;
-    f32x16 total = w->bias ? load_part(w->bias + at, here, 0.0f) : splat(0.0f);
-    for (int64_t tap = 0; tap < w->taps; tap++) {
-      const int64_t seen = position - w->taps + 1 + tap;
-      if (seen < 0) continue;
-      total = fma16(load_part(input_at(x, r, seen, at), here, 0.0f),
-                    load_part(w->conv + tap * w->width + at, here, 0.0f), total);
-    }
-    store_part(out + i, total / (1.0f + exp16(-total)), here);
+    const float *bias = w->bias ? w->bias + channel + i : NULL;
+    for (int64_t tap = 0; tap < taps; tap++) here[tap] = rows[tap] + i;
+    if (count - i < LANES)
+      convolve_lanes(here, weights + i, bias, taps, w->width, count - i, out + i);
+    else if (taps == 4)
+      convolve_lanes(here, weights + i, bias, 4, w->width, LANES, out + i);
+    else
+      convolve_lanes(here, weights + i, bias, taps, w->width, LANES, out + i);
   }
 }
 

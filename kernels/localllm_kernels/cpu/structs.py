@@ -275,6 +275,7 @@ class Rotation(Structure):
         ("heads", c_int64),
         ("has_values", c_int64),
         ("norms_values", c_int64),
+        ("stride", c_int64),
     )
 
 
@@ -302,6 +303,12 @@ class Layer(Structure):
         ("gate_up", Product),
         ("down", Product),
         ("mixture", ctypes.POINTER(Mixture)),
+        ("recurrence", ctypes.POINTER(Recurrence)),
+        ("factors", Product),
+        ("inputs_at", c_int64),
+        ("gate_at", c_int64),
+        ("factors_at", c_int64),
+        ("first_width", c_int64),
         ("window", c_int64),
         ("group", c_int64),
         ("place", c_int64),
@@ -327,7 +334,17 @@ class Decoder(Structure):
         ("share", c_float),
         ("gate", c_int64),
         ("norm_kind", c_int64),
+        ("has_gate", c_int64),
+        ("first_width", c_int64),
+        ("mixed_width", c_int64),
+        ("factors_width", c_int64),
     )
+
+
+class State(Structure):
+    """See decoder.c."""
+
+    _fields_ = (("kept", c_void_p), ("matrices", c_void_p), ("ring", c_int64))
 
 
 class Angles(Structure):
@@ -347,6 +364,8 @@ class Batch(Structure):
         ("rows", c_int64),
         ("num_stored", c_int64),
         ("seqs", c_int64),
+        ("slots", ctypes.POINTER(StateSlots)),
+        ("states", ctypes.POINTER(State)),
     )
 
 
@@ -376,6 +395,7 @@ STRUCTURES: tuple[type[Structure], ...] = (
     Angles,
     Batch,
     Group,
+    State,
 )
 
 

@@ -119,15 +119,18 @@ class AttentionSpec:
 
     @property
     def has_plain_rows(self) -> bool:
-        """Whether its first product gives queries, keys and values, which are cached as given."""
+        """Whether its first product gives queries, keys and values, which are cached as given, and
+        maybe gates.
+        """
         has_value_norm = self.norms is not None and self.norms.has_value
-        has_gate = self.has_gate or self.head_gate is not None
-        is_plain = self.has_values and self.reads is None and not has_gate
+        is_plain = self.has_values and self.reads is None and self.head_gate is None
         return is_plain and not has_value_norm
 
     @property
     def is_plain(self) -> bool:
         """Whether all of it is two products, the rotation and attention itself as Llama has it."""
+        if self.has_gate:
+            return False
         has_plain_norms = self.norms is None or self.has_head_norms
         has_plain_scores = self.cap is None and not self.has_sinks and self.growth is None
         return self.has_plain_rows and has_plain_norms and has_plain_scores
@@ -344,7 +347,7 @@ class Attention:
         if self.head_gate is not None:
             attended = attended / (1 + (-self.head_gate(x)).exp())[:, :, None]
         attended = attended.flatten(1)
-        return attended if gate is None else attended / (1 + (-gate).exp())
+        return attended if gate is None else inputs.ops.sigmoid_gate(attended, gate)
 
     def _split_gate(self, qkv: Tensor) -> tuple[Tensor, Tensor | None]:
         """Queries, keys and values, and the gates, [num_tokens, num_heads · head_dim]."""

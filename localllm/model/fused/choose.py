@@ -26,7 +26,7 @@ def fuse_layers(
     products = [product for layer in uniform for product in layer.products]
     match ops.linears:
         case CpuLinears() as own if all(isinstance(each, CProduct) for each in products):
-            places = [place for place in architecture.cache_places if place is not None]
+            places = architecture.cache_places
             share = architecture.layers[0].places[0].scale
             return CpuDecoder(own.library, uniform, places, last_norm, share)
         case GpuLinears() as own if all(isinstance(each, Int4Product) for each in products):

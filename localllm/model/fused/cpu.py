@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.attention import Attention, AttentionSpec
 from localllm.model.blocks.block import Rotation
+from localllm.model.blocks.delta_net import DeltaNet
 from localllm.model.blocks.experts import MixtureOfExperts
+from localllm.model.blocks.mamba import Mamba
 from localllm.model.fused.decoder import UniformLayer
 from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
 from localllm.model.norm import Norm
@@ -16,9 +18,10 @@ from localllm.model.rope import RopeTable
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.experts import CExperts
 from localllm_kernels.cpu.linear import CProduct
-from localllm_kernels.cpu.ops import routing_struct
+from localllm_kernels.cpu.ops import recurrence_struct, routing_struct, slots_in_c
 from localllm_kernels.gate import GATE_KINDS
 from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.state_cache import StateCache
 
 
 class CpuDecoder:
@@ -31,19 +34,22 @@ class CpuDecoder:
         self,
         library: ctypes.CDLL,
         layers: Sequence[UniformLayer],
-        places: Sequence[tuple[int, int]],
+        places: Sequence[tuple[int, int] | None],
         last_norm: Norm,
         share: float,
     ) -> None:
-        """`places`: each layer's cache group and its place in that group; `share`: the factor on
-        the blocks' outputs.
+        """`places`: each attention's cache group and its place in that group; `share`: the factor
+        on the blocks' outputs.
         """
         # Keep alive the tensors that the structures point to.
         self._layers, self._last_norm = layers, last_norm
-        sizes = layers[0].attention.spec
-        self._ropes = list(dict.fromkeys(layer.attention.rope for layer in layers))
-        numbers = [self._ropes.index(layer.attention.rope) for layer in layers]
-        self._structs = (structs.Layer * len(layers))(*map(_layer, layers, places, numbers))
+        attentions = [layer.mixer for layer in layers if isinstance(layer.mixer, Attention)]
+        sizes = attentions[0].spec
+        self._ropes = list(dict.fromkeys(each.rope for each in attentions))
+        self._structs = (structs.Layer * len(layers))()
+        for i, (layer, place) in enumerate(zip(layers, places, strict=True)):
+            self._structs[i] = _layer(layer, place, self._ropes)
+        widest = _widths(self._structs, sizes.num_heads * sizes.head_dim)
         self._decoder = structs.Decoder(
             self._structs,
             last_norm.weight.data_ptr(),
@@ -59,6 +65,8 @@ class CpuDecoder:
             share,
             _gate(layers[0]),
             _norm_kind(sizes),
+            sizes.has_gate,
+            *widest,
         )
         self._growth = sizes.growth
         self._forward = library.decoder_forward
@@ -95,6 +103,12 @@ class CpuDecoder:
         turns = [rotations[rope] for rope in self._ropes]
         angles = [structs.Angles(turn.cos.data_ptr(), turn.sin.data_ptr()) for turn in turns]
         growth = None if self._growth is None else self._growth.factors(batch.positions)
+        slots, arrays = None, None
+        if batch.states is not None:
+            slots, arrays = slots_in_c(batch.states)
+        states = (structs.State * len(self._layers))()
+        for i, cache in kv_cache.recurrent.items():
+            states[i] = _state(cache)
         asked = structs.Batch(
             (structs.Angles * len(angles))(*angles),
             _pointer(growth),
@@ -103,6 +117,8 @@ class CpuDecoder:
             rows,
             batch.tables[0].slot_mapping.shape[0],
             len(batch.seq_lens),
+            None if slots is None else ctypes.pointer(slots),
+            states,
         )
         groups = (structs.Group * len(kv_cache.stacks))(*map(_group, batch.tables, kv_cache.stacks))
         streams = {i: torch.empty_like(out) for i in taps if i < len(self._layers)}
@@ -120,8 +136,9 @@ class CpuDecoder:
             self._scratch.data_ptr(),
             torch.get_num_threads(),
         )
+        del arrays  # which the slots point to
         if failed:
-            raise MemoryError("out of memory for the attention's tasks")
+            raise MemoryError("out of memory for the layers' tasks")
         return out, streams
 
 
@@ -137,31 +154,63 @@ def _group(tables: GroupTables, stack: KVCache) -> structs.Group:
     )
 
 
-def _layer(layer: UniformLayer, place: tuple[int, int], rotation: int) -> structs.Layer:
-    norms = layer.attention.norms
-    vectors = (
-        *layer.norms,
-        None if norms is None else norms.query,
-        None if norms is None else norms.key,
-    )
-    qkv, output = map(_product, layer.attention.products)
-    gate_up = down = structs.Product()
-    mixture = None
+def _state(cache: StateCache) -> structs.State:
+    return structs.State(cache.rows.data_ptr(), _pointer(cache.matrix), cache.rows.shape[1])
+
+
+def _layer(
+    layer: UniformLayer, place: tuple[int, int] | None, ropes: Sequence[RopeTable]
+) -> structs.Layer:
+    found = structs.Layer()
+    names = ("input_norm", "attention_after", "mlp_norm", "mlp_after")
+    for name, norm in zip(names, layer.norms, strict=True):
+        setattr(found, name, _pointer(None if norm is None else norm.weight))
+    match layer.mixer:
+        case Attention() as attention:
+            _set_attention(found, attention)
+            found.group, found.place = place or (0, 0)
+            found.rotation = ropes.index(attention.rope)
+        case mixer:
+            _set_recurrence(found, mixer)
     if isinstance(layer.mlp, MixtureOfExperts):
-        mixture = ctypes.pointer(_mixture(layer.mlp))
+        found.mixture = ctypes.pointer(_mixture(layer.mlp))
     else:
-        gate_up, down = map(_product, layer.mlp.products)
-    return structs.Layer(
-        *(_pointer(None if norm is None else norm.weight) for norm in vectors),
-        _pointer(layer.attention.sinks),
-        qkv,
-        output,
-        gate_up,
-        down,
-        mixture,
-        layer.attention.spec.window or 0,
-        *place,
-        rotation,
+        found.gate_up, found.down = map(_product, layer.mlp.products)
+    return found
+
+
+def _set_attention(found: structs.Layer, attention: Attention) -> None:
+    norms = attention.norms
+    if norms is not None:
+        assert norms.key is not None
+        found.query_norm, found.key_norm = (_pointer(n.weight) for n in (norms.query, norms.key))
+    found.sinks = _pointer(attention.sinks)
+    found.qkv, found.output = map(_product, attention.products)
+    found.first_width = _c_product(attention.qkv_proj).weight.width_out
+    found.window = attention.spec.window or 0
+
+
+def _set_recurrence(found: structs.Layer, mixer: DeltaNet | Mamba) -> None:
+    heads = mixer.heads
+    found.recurrence = ctypes.pointer(recurrence_struct(mixer.weights, heads))
+    found.qkv, found.output = _product(mixer.in_proj), _product(mixer.out_proj)
+    found.first_width = _c_product(mixer.in_proj).weight.width_out
+    if isinstance(mixer, DeltaNet):
+        found.factors = _product(mixer.factors)
+        found.inputs_at, found.gate_at, found.factors_at = 0, heads.conv_width, -1
+    else:
+        found.inputs_at, found.gate_at = heads.values, 0
+        found.factors_at = heads.values + heads.conv_width
+
+
+def _widths(layers: ctypes.Array[structs.Layer], heads_width: int) -> tuple[int, int, int]:
+    """The most outputs of a first product, inputs of a second one, and factors."""
+    recurrences = [layer.recurrence.contents for layer in layers if layer.recurrence]
+    values = [each.values * each.value_width for each in recurrences]
+    return (
+        max(layer.first_width for layer in layers),
+        max([heads_width, *values]),
+        max([0, *(2 * each.values for each in recurrences)]),
     )
 
 

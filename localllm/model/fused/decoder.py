@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from localllm.model.blocks.attention import Attention, AttentionSpec
+from localllm.model.blocks.delta_net import DeltaNet, DeltaNetSpec
 from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
 from localllm.model.blocks.gated_mlp import GatedMLP, GatedMLPSpec
+from localllm.model.blocks.mamba import Mamba, MambaSpec
 from localllm.model.norm import Norm, NormSpec
 from localllm.model.rope_config import NO_ROPE
 
@@ -45,26 +47,29 @@ class FusedDecoder(Protocol):
 
 
 def supports(plans: Sequence[LayerPlan], last_norm: NormSpec) -> bool:
-    """Whether every layer is an attention and a gated feed-forward, or experts, each with norms
-    around it or not, and all layers are alike except for windows and rotations.
+    """Whether every layer is an attention or a recurrence and a gated feed-forward, or experts,
+    each with norms around it or not; some layers have attention; and all attentions and all
+    feed-forwards are alike, except for windows and rotations.
     """
-    shapes, norms = set(), [last_norm]
+    attentions, seconds, norms = set(), set(), [last_norm]
     for plan in plans:
         match [place.block for place in plan.places]:
             case [AttentionSpec() as attention, GatedMLPSpec() | ExpertsSpec() as mlp] if (
                 attention.has_plain_rows
             ):
-                shape = replace(attention, window=None, rope=NO_ROPE)
-                shapes |= {(shape, mlp, place.scale) for place in plan.places}
+                attentions.add(replace(attention, window=None, rope=NO_ROPE))
+                if attention.norms is not None:
+                    norms.append(NormSpec("", attention.norms.eps))
+            case [DeltaNetSpec() | MambaSpec(), GatedMLPSpec() | ExpertsSpec() as mlp]:
+                pass
             case _:
                 return False
+        seconds |= {(mlp, place.scale) for place in plan.places}
         norms += [norm for place in plan.places for norm in place.norms]
-        if attention.norms is not None:
-            norms.append(NormSpec("", attention.norms.eps))
         if any(place.shares_input or place.factor is not None for place in plan.places):
             return False
     are_alike = len({norm.eps for norm in norms}) == 1 and not any(n.is_centred for n in norms)
-    return are_alike and len(shapes) == 1
+    return are_alike and len(attentions) == len(seconds) == 1
 
 
 def is_plain(plans: Sequence[LayerPlan]) -> bool:
@@ -74,7 +79,9 @@ def is_plain(plans: Sequence[LayerPlan]) -> bool:
     places = [place for plan in plans for place in plan.places]
     attentions = [place.block for place in places if isinstance(place.block, AttentionSpec)]
     gates = {each.block.gate for each in places if isinstance(each.block, GatedMLPSpec)}
-    if any(isinstance(each.block, ExpertsSpec) for each in places):
+    if any(isinstance(each.block, ExpertsSpec) for each in places) or 2 * len(attentions) < len(
+        places
+    ):
         return False
     are_plain = all(each.is_plain for each in places) and all(each.is_plain for each in attentions)
     return are_plain and len({each.rope for each in attentions}) == 1 and gates <= {"silu"}
@@ -84,16 +91,16 @@ def is_plain(plans: Sequence[LayerPlan]) -> bool:
 class UniformLayer:
     """A layer of the supported kind."""
 
-    attention: Attention
+    mixer: Attention | DeltaNet | Mamba
     mlp: GatedMLP | MixtureOfExperts
-    # Before and after attention, before and after the feed-forward.
+    # Before and after the mixer, before and after the feed-forward.
     norms: tuple[Norm | None, Norm | None, Norm | None, Norm | None]
 
     @classmethod
     def of(cls, layer: Layer) -> UniformLayer:
         """From `layer`, whose plan must be supported."""
         first, second = layer.sublayers
-        assert isinstance(first.block, Attention)
+        assert isinstance(first.block, Attention | DeltaNet | Mamba)
         assert isinstance(second.block, GatedMLP | MixtureOfExperts)
         norms = (first.norm, first.after, second.norm, second.after)
         return cls(first.block, second.block, norms)
@@ -101,4 +108,10 @@ class UniformLayer:
     @property
     def products(self) -> tuple[Projection, ...]:
         """Its products, in the order of computation."""
-        return *self.attention.products, *self.mlp.products
+        return *self.mixer.products, *self.mlp.products
+
+    @property
+    def attention(self) -> Attention:
+        """The mixer of a layer that is known to have attention."""
+        assert isinstance(self.mixer, Attention)
+        return self.mixer
