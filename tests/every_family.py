@@ -43,6 +43,7 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
 }
 WITH_EXPERTS["Lfm2MoeForCausalLM"] = {
     **_EXPERTS,
+    "model_type": "lfm2_moe",
     "head_dim": None,
     "num_experts": 6,
     "num_dense_layers": 1,
@@ -146,6 +147,7 @@ EVERY_FAMILY: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
     },
     "Lfm3ForCausalLM": {
+        "pad_token_id": 0,
         "layer_types": ["conv", "sliding_attention", "full_attention"],
         "num_hidden_layers": 3,
         "sliding_window": 24,

@@ -80,7 +80,7 @@ class StateSlots:
     `bounds`: where each request's rows start, and one past the last row; `starts`: the position of
     each request's first row. `stands`: the position before which each slot's matrix has seen all
     tokens, at most the longest draft before `starts`; `settled`: that to leave it at, behind the
-    rows that are no drafts.
+    rows that are no drafts. `tables`: see `on`.
     """
 
     slots: tuple[int, ...]
@@ -89,3 +89,21 @@ class StateSlots:
     stands: tuple[int, ...]
     settled: tuple[int, ...]
     saves: tuple[StateSave, ...] = ()
+    tables: tuple[Tensor, Tensor] | None = None
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The same for kernels, `tables` if they are there. Of each request int64 [8]: its slot,
+        first row, position of that and one past its last, where its matrix stands and is to be
+        left, and its first copy and one past its last. Of each copy int64 [2]: position and slot.
+        """
+        if self.tables is not None:
+            return self.tables
+        ends = [start + self.bounds[i + 1] - self.bounds[i] for i, start in enumerate(self.starts)]
+        first = [sum(each.request < i for each in self.saves) for i in range(len(ends) + 1)]
+        columns = self.slots, self.bounds[:-1], self.starts, ends, self.stands, self.settled
+        requests = zip(*columns, first[:-1], first[1:], strict=True)
+        saves = [(self.starts[each.request] + each.num_rows, each.slot) for each in self.saves]
+        # One that is not read, so that there is an address.
+        pairs = [list(requests), saves or [(0, 0)]]
+        found = [torch.tensor(each, dtype=torch.int64).to(device) for each in pairs]
+        return found[0], found[1]

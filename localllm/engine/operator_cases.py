@@ -21,7 +21,7 @@ from localllm.model.norm import NormSpec
 from localllm.model.weights import WeightSource
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
-from localllm_kernels.gate import GateKind
+from localllm_kernels.gate import GateKind, parts_of
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache, dequantize_rows, quantize_rows
 from localllm_kernels.route import route_reference
 from localllm_kernels.sample import SamplingRows, sample_reference
@@ -121,7 +121,7 @@ class _Cases:
 
     def gate(self, rows: int, inner: int, kind: GateKind) -> OperatorCase:
         """The gate, `inner` values wide."""
-        gate_up = self._values(rows, 2 * inner)
+        gate_up = self._values(rows, parts_of(kind) * inner)
         return self._case(Piece.GATE, f"gate, {kind}", lambda o, x: (o.gate(x, kind),), gate_up)
 
     def route(self, rows: int, router: RouterSpec) -> OperatorCase:

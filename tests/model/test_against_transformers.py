@@ -8,10 +8,10 @@ import pytest
 import torch
 from checkpoints import tiny_config, write_checkpoint
 from every_family import EVERY_FAMILY
-from transformers import AutoModelForCausalLM, DynamicCache
+from oracle import logprobs_of, record_logits
+from transformers import AutoModelForCausalLM
 
 from localllm import LLM, SamplingParams
-from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.speculation_config import SpeculationConfig
 
 # Float32 sums in another order; the models are two layers of width 48.
@@ -592,31 +592,6 @@ def assert_like_transformers(folder: Path) -> None:
     assert (found - expected).abs().max().item() < limit
     chosen = expected.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     assert (expected.amax(-1) - chosen).max().item() < limit
-
-
-@torch.no_grad()
-def logprobs_of(oracle: Any, ids: list[int], sizes: list[int]) -> torch.Tensor:
-    """Logprobs after each token, [len(ids), vocab], computed in chunks of `sizes`."""
-    cache, parts = DynamicCache(config=oracle.config), []
-    for chunk in torch.tensor([ids]).split(sizes, dim=1):
-        parts.append(oracle(chunk, past_key_values=cache, use_cache=True).logits[0].float())
-    return torch.log_softmax(torch.cat(parts), -1)
-
-
-def record_logits(llm: LLM) -> list[torch.Tensor]:
-    """A list that grows by the logits of every step that samples."""
-    runner = llm.model.text_engine.engine._runner
-    recorded: list[torch.Tensor] = []
-    forward = runner.forward
-
-    def forward_recorded(batch: ScheduledBatch) -> torch.Tensor:
-        logits = forward(batch)
-        if len(logits):
-            recorded.append(logits)
-        return logits
-
-    runner.forward = forward_recorded  # type: ignore[method-assign]
-    return recorded
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -79,9 +79,8 @@ def is_plain(plans: Sequence[LayerPlan]) -> bool:
     places = [place for plan in plans for place in plan.places]
     attentions = [place.block for place in places if isinstance(place.block, AttentionSpec)]
     gates = {each.block.gate for each in places if isinstance(each.block, GatedMLPSpec)}
-    if any(isinstance(each.block, ExpertsSpec) for each in places) or 2 * len(attentions) < len(
-        places
-    ):
+    has_experts = any(isinstance(each.block, ExpertsSpec) for each in places)
+    if has_experts or len(attentions) < len(plans):
         return False
     are_plain = all(each.is_plain for each in places) and all(each.is_plain for each in attentions)
     return are_plain and len({each.rope for each in attentions}) == 1 and gates <= {"silu"}
