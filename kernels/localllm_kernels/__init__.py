@@ -34,6 +34,7 @@ from localllm_kernels.paged_attention_decode import (
 )
 from localllm_kernels.paged_attention_prefill import paged_attention_prefill
 from localllm_kernels.recurrence import recurrence_reference
+from localllm_kernels.recurrence_launch import recurrence
 from localllm_kernels.rms_norm import (
     add_rms_norm,
     add_rms_norm_reference,
@@ -45,6 +46,7 @@ from localllm_kernels.route import Routing, route, route_reference
 from localllm_kernels.row_maxima import row_maxima_reference
 from localllm_kernels.sample import SamplingRows, sample, sample_reference
 from localllm_kernels.short_conv import short_conv_reference
+from localllm_kernels.short_conv_launch import short_conv
 from localllm_kernels.traits import (
     C_TRAITS,
     TORCH_TRAITS,
@@ -192,6 +194,8 @@ def triton_ops(
         row_maxima=row_maxima_reference,
         gumbel_argmax=gumbel_argmax_reference,
         linears=GpuLinears(workspace, choice),
+        short_conv=own(Piece.RECURRENCES, short_conv, short_conv_reference),
+        recurrence=own(Piece.RECURRENCES, recurrence, recurrence_reference),
         sample=own(Piece.SAMPLING, sample, sample_reference),
         choice=choice,
     )

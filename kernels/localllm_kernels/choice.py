@@ -19,13 +19,19 @@ class Piece(StrEnum):
     EXPERTS = "experts"
     ROUTE = "choice of experts"
     SAMPLING = "sampling"
+    RECURRENCES = "recurrences"
     # Alternative ways, used only where they were found right and faster than the first.
     FRAGMENTS = "int4 products by fragments"
     KEY_FRAGMENTS = "attention over 8-bit keys by fragments"
 
 
 # Pieces whose torch operator waits for values that the device computes.
-LOOKING = frozenset((Piece.ROTATION, Piece.FEW_QUERIES, Piece.MANY_QUERIES, Piece.EXPERTS))
+LOOKING = frozenset(
+    (
+        *(Piece.ROTATION, Piece.FEW_QUERIES, Piece.MANY_QUERIES),
+        *(Piece.EXPERTS, Piece.RECURRENCES),
+    )
+)
 # The pieces of a layer in few launches.
 FUSED = frozenset((Piece.NORMS, Piece.ROTATION, Piece.FEW_QUERIES, Piece.INT4))
 

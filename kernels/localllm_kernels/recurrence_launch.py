@@ -15,8 +15,9 @@ from localllm_kernels.aot import AotSpec
 from localllm_kernels.launch import present
 from localllm_kernels.recurrence import LENGTH_EPS, Heads, RecurrenceRows, RecurrenceWeights
 from localllm_kernels.state_cache import StateCache, StateSlots
+from localllm_kernels.state_rings import keep_inputs
 
-COLUMNS, CHANNELS = 16, 512
+COLUMNS = 16
 
 
 @triton.jit
@@ -170,53 +171,6 @@ def _matrices_kernel(
 
 
 @triton.jit
-def _rings_kernel(
-    inputs_ptr,
-    factors_ptr,
-    requests_ptr,
-    saves_ptr,
-    kept_ptr,
-    input_stride,
-    factor_stride,
-    kept_stride,
-    ring,
-    width,
-    num_needed,
-    CHANNELS: tl.constexpr,
-):
-    """Some columns of what is kept of a request's tokens: first for the copies, then its own."""
-    about = requests_ptr + tl.program_id(1) * 8
-    slot, first_row = tl.load(about), tl.load(about + 1)
-    start, end = tl.load(about + 2), tl.load(about + 3)
-    columns = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    is_input, is_factor = columns < width, (columns >= width) & (columns < kept_stride)
-    own = kept_ptr + slot * ring * kept_stride + columns
-    for save in range(tl.load(about + 6), tl.load(about + 7)):
-        position, to = tl.load(saves_ptr + 2 * save), tl.load(saves_ptr + 2 * save + 1)
-        target = kept_ptr + to * ring * kept_stride + columns
-        for seen in range(tl.maximum(position - num_needed, 0), position):
-            row = (first_row + seen - start).to(tl.int64)
-            is_new = seen >= start
-            x = tl.load(
-                inputs_ptr + row * input_stride + columns, mask=is_input & is_new, other=0.0
-            )
-            factor_at = factors_ptr + row * factor_stride + columns - width
-            factor = tl.load(factor_at, mask=is_factor & is_new, other=0.0)
-            place = seen % ring * kept_stride
-            is_kept = (is_input | is_factor) & (seen < start)
-            held = tl.load(own + place, mask=is_kept, other=0.0)
-            value = x.to(tl.float32) + factor.to(tl.float32) + held
-            tl.store(target + place, value, mask=is_input | is_factor)
-    for seen in range(tl.maximum(start, end - ring), end):
-        row = (first_row + seen - start).to(tl.int64)
-        x = tl.load(inputs_ptr + row * input_stride + columns, mask=is_input, other=0.0)
-        factor_at = factors_ptr + row * factor_stride + columns - width
-        factor = tl.load(factor_at, mask=is_factor, other=0.0)
-        value = x.to(tl.float32) + factor.to(tl.float32)
-        tl.store(own + seen % ring * kept_stride, value, mask=is_input | is_factor)
-
-
-@triton.jit
 def _finish_kernel(
     found_ptr,
     gate_ptr,
@@ -290,18 +244,7 @@ def recurrence(
         **_constants(heads, weights),
         COLUMNS=columns,
     )
-    _rings_kernel[triton.cdiv(heads.row_width, CHANNELS), num_requests](
-        rows.inputs,
-        rows.factors,
-        requests,
-        saves,
-        cache.rows,
-        *strides,
-        ring,
-        heads.conv_width,
-        cache.num_rows,
-        CHANNELS=CHANNELS,
-    )
+    keep_inputs(rows.inputs, rows.factors, heads.conv_width, cache, states)
     _finish_kernel[count, heads.values // heads.norm_width](
         found,
         rows.gate,
@@ -359,12 +302,6 @@ AOT_SPECS = [
             },
         )
         for is_delta in (True, False)
-    ),
-    AotSpec(
-        _rings_kernel,
-        "bf16",
-        {**_INPUTS, **_TABLES, **dict.fromkeys((*_INTEGERS, "num_needed"), "i32")},
-        {"CHANNELS": CHANNELS},
     ),
     *(
         AotSpec(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from localllm.engine.operator_case import TOLERANCE, OperatorCase, Sizes, distance, unit_of
 from localllm.engine.product_cases import product_cases
+from localllm.engine.recurrence_cases import recurrence_cases
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
@@ -70,6 +71,7 @@ def operator_cases(
             yield cases.attention(Piece.MANY_QUERIES, requests, attention, alone, TORCH_OPS)
         # A prompt and a decoding request in one step, which takes both kernels.
         yield cases.attention(Piece.FEW_QUERIES, [(_CONTEXT, _NEW), (_CONTEXT, 1)], attention)
+    yield from recurrence_cases(architecture, sizes.dtype, device, own)
     if own.sample is not None:
         yield cases.sampling(own.sample)
     yield from product_cases(source, sizes, device, tables)

@@ -22,13 +22,16 @@ from localllm.engine.operator_case import Sizes, distance, unit_of
 from localllm.engine.operator_cases import operator_cases
 from localllm.engine.operator_check import CheckRequest
 from localllm.engine.operator_choice import describe_finding, find_verdict
+from localllm.engine.recurrence_cases import recurrence_cases
 from localllm.engine.self_check import CheckError, Patience, check_operators
 from localllm.engine.verdict import Outcome, Verdict, VerdictFile
 from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
 from localllm_kernels import TORCH_OPS, Ops, triton_ops
 from localllm_kernels.choice import Choice, Piece
+from localllm_kernels.recurrence import recurrence_reference
 from localllm_kernels.route import route_reference
+from localllm_kernels.short_conv import short_conv_reference
 
 FAULTY = Path(__file__).with_name("faulty_operators.py")
 PATIENT = Patience(begin=120, compile=120, run=60)
@@ -259,6 +262,35 @@ def test_what_a_family_adds_is_checked(family: str) -> None:
     assert ("rotation of queries alone" in names) == (family == "Gemma4ForCausalLM")
 
 
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("Qwen3_5ForCausalLM", "delta rule"),
+        ("GraniteMoeHybridForCausalLM", "Mamba-2"),
+        ("Lfm2ForCausalLM", "short convolution"),
+    ],
+)
+def test_recurrences_are_checked(family: str, name: str) -> None:
+    architecture, device = architecture_of(small_config(family)), torch.device("cpu")
+    for ops, is_right in ((triton_ops("cpu"), True), (wrong_recurrences(), False)):
+        found = list(recurrence_cases(architecture, torch.float16, device, ops))
+        assert {case.name for case in found} == {name}
+        assert all((case.distance() < 0.6) == is_right for case in found)
+
+
+def wrong_recurrences() -> Ops:
+    """They see other inputs."""
+    return replace(
+        TORCH_OPS,
+        recurrence=lambda rows, *given: recurrence_reference(
+            replace(rows, inputs=-rows.inputs), *given
+        ),
+        short_conv=lambda rows, *given: short_conv_reference(rows + 1, *given),
+    )
+
+
 def test_what_torch_computes_stands_in_the_keys_of_cached_prefixes() -> None:
     asked = request()
     assert isinstance(asked.weights, RandomWeights)
@@ -281,8 +313,10 @@ def test_a_table_without_a_piece_has_torchs(piece: Piece) -> None:
         Piece.ROTATION: ("rotate_and_store",),
         Piece.GATE: ("gate",),
         Piece.ROUTE: ("route",),
+        Piece.RECURRENCES: ("short_conv", "recurrence"),
     }
-    for name in ("rms_norm", "add_rms_norm", "rotate_and_store", "gate", "route"):
+    pieces = ("rms_norm", "add_rms_norm", "rotate_and_store", "gate", "route")
+    for name in (*pieces, "short_conv", "recurrence"):
         of = TORCH_OPS if name in names.get(piece, ()) else whole
         assert getattr(ops, name) is getattr(of, name)
     assert (ops.sample is whole.sample) == (piece is not Piece.SAMPLING)

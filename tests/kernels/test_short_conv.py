@@ -1,24 +1,32 @@
-"""The short convolution gives what torch's gives, whatever the steps; the C one what ours gives."""
+"""The short convolution gives what torch's gives, whatever the steps; those in C and for a GPU give
+what ours gives.
+"""
 
 from collections.abc import Callable
 
 import pytest
 import torch
+import triton
 
 from localllm.engine.loading import library_folder
 from localllm_kernels import cpu_ops
 from localllm_kernels.short_conv import short_conv_reference
+from localllm_kernels.short_conv_launch import short_conv
 from localllm_kernels.state_cache import StateCache, StateSave, StateSlots
 
 WIDTH, RING = 300, 5
 Conv = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(params=["torch", "C"])
+@pytest.fixture(params=["torch", "C", "triton"])
 def conv(request: pytest.FixtureRequest) -> Conv:
-    return (
-        short_conv_reference if request.param == "torch" else cpu_ops(library_folder()).short_conv
-    )
+    if request.param == "torch":
+        return short_conv_reference
+    if request.param == "triton":
+        if not triton.knobs.runtime.interpret:
+            pytest.skip("Triton's interpreter is off")
+        return short_conv
+    return cpu_ops(library_folder()).short_conv
 
 
 def whole(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -100,9 +108,8 @@ def test_a_rejected_draft_is_overwritten(conv: Conv) -> None:
 
 
 @pytest.mark.parametrize("taps", [3, 7])
-def test_c_gives_what_torch_gives(taps: int) -> None:
+def test_it_gives_what_torch_gives(conv: Conv, taps: int) -> None:
     weight, bias = torch.randn(taps, WIDTH), torch.randn(WIDTH)
-    own = cpu_ops(library_folder()).short_conv
     caches = [StateCache(torch.zeros(5, taps + 3, WIDTH), taps - 1) for _ in range(2)]
     starts = [0, 0]
     for sizes in ([9, 1], [1, 4], [3, 20], [1, 1]):
@@ -111,7 +118,7 @@ def test_c_gives_what_torch_gives(taps: int) -> None:
         states = StateSlots((2, 0), (0, sizes[0], sum(sizes)), *3 * [tuple(starts)], saves)
         found, expected = (
             each(rows, weight, bias, cache, states)
-            for each, cache in zip((own, short_conv_reference), caches, strict=True)
+            for each, cache in zip((conv, short_conv_reference), caches, strict=True)
         )
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         starts = [start + size for start, size in zip(starts, sizes, strict=True)]
