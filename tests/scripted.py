@@ -36,6 +36,7 @@ class ScriptedEngine:
     prefill_steps: int = 0
     context_length: int = 32768
     way_to_longer_context: str = "another model"
+    keeps_states: bool = False
     prompts: list[list[int]] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     _running: dict[int, list[int]] = field(default_factory=dict)

@@ -28,6 +28,10 @@ class Answerer(Protocol):
         """Tokens of prompt and answer together."""
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether prompts go on from kept states, which stand here and there."""
+
+    @property
     def way_to_longer_context(self) -> str:
         """What a user can do to get a longer context."""
 

@@ -31,6 +31,10 @@ class TextSource(EventSource, Protocol):
         """See Answerer."""
 
     @property
+    def keeps_states(self) -> bool:
+        """See Answerer."""
+
+    @property
     def way_to_longer_context(self) -> str:
         """See Answerer."""
 
@@ -62,6 +66,11 @@ class LoadedModel:
     def context_length(self) -> int:
         """See Answerer."""
         return self.text_engine.context_length
+
+    @property
+    def keeps_states(self) -> bool:
+        """See Answerer."""
+        return self.text_engine.keeps_states
 
     @property
     def way_to_longer_context(self) -> str:

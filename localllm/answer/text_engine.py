@@ -39,6 +39,11 @@ class TextEngine:
         return self.engine.context_length
 
     @property
+    def keeps_states(self) -> bool:
+        """See Engine."""
+        return self.engine.keeps_states
+
+    @property
     def way_to_longer_context(self) -> str:
         """See Engine."""
         return self.engine.way_to_longer_context

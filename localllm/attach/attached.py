@@ -97,6 +97,11 @@ class AttachedEngine:
         return self._described.context_length
 
     @property
+    def keeps_states(self) -> bool:
+        """See TextSource."""
+        return self._described.keeps_states
+
+    @property
     def way_to_longer_context(self) -> str:
         """See TextSource."""
         return self._described.longer_context

@@ -49,6 +49,7 @@ def describe(engine: TextEngine, asked: Open) -> ModelInfo:
         pid=os.getpid(),
         owner_pid=os.getppid() if asked.keepalive_s is None else None,
         started_s=time.time(),
+        keeps_states=engine.keeps_states,
     )
 
 

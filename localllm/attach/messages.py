@@ -96,6 +96,7 @@ class ModelInfo:
     pid: Number
     owner_pid: Number | None
     started_s: float
+    keeps_states: bool = False
 
 
 @dataclass(frozen=True, slots=True)

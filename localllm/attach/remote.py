@@ -104,6 +104,7 @@ class RemoteModel:
     # The server has the template, and ignores what it does not know about thinking.
     has_chat_template = can_think = True
     way_to_longer_context = "another server"
+    keeps_states = False  # as far as is known
 
     def __init__(self, endpoint: Endpoint, name: str, context_length: int, load_s: float) -> None:
         self._endpoint = endpoint

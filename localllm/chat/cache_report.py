@@ -32,7 +32,8 @@ class CacheReport:
     """How many tokens of a prompt were cached, and why not more.
 
     Its first `num_shared` tokens are those of the request before it, which had `num_earlier`;
-    `difference` is None if the prompt continues all of them.
+    `difference` is None if the prompt continues all of them. `keeps_states`: prompts go on from
+    kept states, not from any token.
     """
 
     num_prompt: int
@@ -40,6 +41,7 @@ class CacheReport:
     num_shared: int
     num_earlier: int
     difference: FirstDifference | None
+    keeps_states: bool = False
 
     @property
     def num_lost(self) -> int:
@@ -57,6 +59,8 @@ def report_cache(
     prompt: Sequence[int],
     messages: Sequence[ChatMessage],
     num_cached: int,
+    *,
+    keeps_states: bool = False,
 ) -> CacheReport:
     """Compare a prompt, written from `messages`, with the tokens of the request before it."""
     shared = sum(
@@ -72,7 +76,7 @@ def report_cache(
             before=_excerpt(decode, earlier, shared),
             now=_excerpt(decode, prompt, shared),
         )
-    return CacheReport(len(prompt), num_cached, shared, len(earlier), difference)
+    return CacheReport(len(prompt), num_cached, shared, len(earlier), difference, keeps_states)
 
 
 def _message_at(

@@ -185,6 +185,7 @@ class ChatSession:
             completion.prompt.token_ids,
             messages,
             completion.num_cached_tokens,
+            keeps_states=self.model.keeps_states,
         )
 
     def undo(self) -> Turn | None:

@@ -38,6 +38,14 @@ class PrefixCacheFlags(Flags):
     cache_dir: Annotated[
         str | None, option("--cache-dir", help="Folder of prompts' keys and values.", metavar="DIR")
     ] = None
+    snapshot_memory: Annotated[
+        str,
+        option(
+            "--snapshot-memory",
+            help="Host memory for states of recurrent layers, from which other prompts go on.",
+            metavar="SIZE",
+        ),
+    ] = "2GiB"
 
 
 _WITH_CACHE = PrefixCacheFlags()
@@ -155,6 +163,7 @@ class EngineFlags(Flags):
             enable_prefix_caching=not cache.no_prefix_cache,
             cache_disk_bytes=parse_size(cache.cache_disk, "cache-disk") if cache.cache_disk else 0,
             cache_dir=cache.cache_dir,
+            snapshot_bytes=parse_size(cache.snapshot_memory, "snapshot-memory"),
             threads=self.threads,
             self_check=self.self_check,
             backend=cast(Literal["auto"], self.backend),

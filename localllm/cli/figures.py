@@ -88,6 +88,16 @@ def describe_cache(report: "CacheReport", completion: "Completion") -> list[str]
             cost = duration(report.num_lost / completion.prefill_tokens_per_s)
             lines.append(f"  so {report.num_lost:,} tokens were computed again, about {cost}")
     gone = report.num_shared - report.num_cached
-    if gone > _BLOCK_TOKENS:
+    if report.keeps_states:
+        lines += _describe_state(report, max(0, gone))
+    elif gone > _BLOCK_TOKENS:
         lines.append(f"  {gone:,} tokens before that were no longer in the cache")
     return lines
+
+
+def _describe_state(report: "CacheReport", gone: int) -> list[str]:
+    """Which state of a recurrent model the prompt went on from."""
+    again = f"; {gone:,} shared tokens behind it were computed again" if gone else ""
+    if report.num_cached:
+        return [f"  it went on from the state kept at token {report.num_cached:,}{again}"]
+    return [f"  no state was kept within the {gone:,} shared tokens"] if gone else []

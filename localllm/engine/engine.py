@@ -72,6 +72,11 @@ class Engine:
         return min(self.limits.max_model_len, self.scheduler.max_request_tokens)
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether prompts that begin alike go on from snapshots of recurrent state."""
+        return self.scheduler.keeps_states
+
+    @property
     def way_to_longer_context(self) -> str:
         """What a user can do to get a longer context."""
         return self.limits.way_to_longer_context(self.scheduler.max_request_tokens)

@@ -172,6 +172,11 @@ class Scheduler:
         self.num_preemptions = 0
 
     @property
+    def keeps_states(self) -> bool:
+        """Whether prompts that begin alike go on from snapshots."""
+        return self._snapshots is not None
+
+    @property
     def max_request_tokens(self) -> int:
         """The longest request, in tokens, that the whole cache can hold."""
         chunk = self.config.max_num_batched_tokens
