@@ -7,6 +7,8 @@ for it: its places are written again by the tokens that stand there instead.
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -41,15 +43,29 @@ class StateCache:
         count = min(position, len(inputs), self.rows.shape[1])
         self.rows[slot, self.between(position - count, position)] = inputs[len(inputs) - count :]
 
-    def read(self, slot: int, position: int) -> Tensor:
-        """What the slot holds of the tokens before `position`, uint8, on the host."""
+    def num_values(self, position: int) -> int:
+        """How many values a slot holds of the tokens before `position`."""
+        count = min(position, self.num_rows) * self.rows.shape[-1]
+        return count if self.matrix is None else count + self.matrix[0].numel()
+
+    def read(self, slot: int, position: int, into: npt.NDArray[np.float32]) -> int:
+        """Copy what the slot holds of the tokens before `position` to the start of `into`; returns
+        how many values. By numpy, since torch's threads would go on spinning beside ours.
+        """
         parts = [self.rows[slot, self.places(position)]]
         if self.matrix is not None:
-            parts.append(self.matrix[slot].contiguous())
-        return torch.cat([part.flatten().view(torch.uint8) for part in parts]).cpu()
+            parts.append(self.matrix[slot])
+        count = 0
+        for part in parts:
+            values = part.flatten().cpu().numpy()
+            into[count : count + len(values)] = values
+            count += len(values)
+        return count
 
     def write(self, slot: int, position: int, values: Tensor) -> int:
-        """Fill a slot with the start of `values`, which `read` gave; returns how many bytes."""
+        """Fill a slot with the start of `values`, which `read` wrote, uint8; returns how many
+        bytes.
+        """
         places, width = self.places(position), self.rows.shape[-1]
         count = len(places) * width
         size = 0 if self.matrix is None else self.matrix[slot].numel()

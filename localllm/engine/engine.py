@@ -16,6 +16,7 @@ from localllm.engine.runner import Runner
 from localllm.engine.sampler import sample_seed
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import ScheduledBatch, Scheduler
+from localllm.engine.snapshots import spread
 from localllm.engine.speculation import Speculator
 from localllm.errors import DeviceError
 
@@ -126,7 +127,7 @@ class Engine:
                 parent=first,
                 salt=salt,
                 # The same prompt again computes its newest token, and the block in which that lies.
-                borders=frozenset({*borders, num_prompt - 1}),
+                borders=spread({*borders, num_prompt - 1}),
                 matcher=matcher if sample == 0 or matcher is None else matcher.copy(),
                 needs_ids=matcher is not None or self._runner.needs_ids(params),
             )

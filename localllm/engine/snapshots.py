@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Snapshots that stay lie this many tokens apart at most; those of an answer, which roll, come
-# every so many tokens.
-STRIDE, ROLL = 1024, 32
+# Snapshots that stay lie this many tokens apart at most; those that roll come every so many tokens
+# of an answer, and of a prompt.
+STRIDE, ROLL, _ROLL_OF_PROMPT = 1024, 32, 512
+# A copy costs as much as some tokens, so all but the newest of borders in a row lie this far apart.
+APART, NEWEST = 128, 4
 # Snapshots in a step: at least and at most so many, and between these as many as take so few bytes.
 _LEAST, _MOST, _STEP_BYTES = 4, 32, 256 << 20
 
@@ -27,6 +29,18 @@ _LEAST, _MOST, _STEP_BYTES = 4, 32, 256 << 20
 def snapshots_per_step(slot_bytes: int) -> int:
     """How many snapshots a step can take, of `slot_bytes` each; 0 if there is nothing to take."""
     return min(_MOST, max(_LEAST, _STEP_BYTES // slot_bytes)) if slot_bytes else 0
+
+
+def spread(borders: Collection[int]) -> frozenset[int]:
+    """The borders to take snapshots for: the first, the newest, since there a prompt is changed or
+    gone on from, and of the others those that save more tokens than a copy costs.
+    """
+    *earlier, last = sorted(borders)
+    kept: list[int] = []
+    for border in earlier:
+        if not kept or border - kept[-1] >= APART:
+            kept.append(border)
+    return frozenset({*kept, *earlier[1 - NEWEST :], last})
 
 
 def positions(
@@ -41,8 +55,8 @@ def positions(
     stay |= set(range(start // STRIDE * STRIDE, end + 1, STRIDE))
     found = {position: False for position in stay if start < position <= end}
     last = end // block_size * block_size
-    is_due = end - start > 1 or last % ROLL == 0
-    if start < last and is_due:
+    every = ROLL if end - start <= ROLL else _ROLL_OF_PROMPT
+    if start < last and start // every < last // every:
         found.setdefault(last, True)
     return sorted(found.items())
 

@@ -16,7 +16,7 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.memory import slot_sizes
 from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.snapshots import ROLL, STRIDE, Snapshots, positions
+from localllm.engine.snapshots import ROLL, STRIDE, Snapshots, positions, spread
 from localllm.engine.speculation_config import SpeculationConfig
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -120,13 +120,26 @@ def test_nothing_is_kept_without_a_prefix_cache() -> None:
 
 
 def test_positions() -> None:
-    # The end of a block before each border, and the end of the step, which rolls.
-    assert positions(0, 100, [20, 47, 200], 16) == [(16, False), (32, False), (96, True)]
+    # The end of a block before each border.
+    assert positions(0, 100, [20, 47, 200], 16) == [(16, False), (32, False)]
     assert positions(32, 40, [47], 16) == []
     assert positions(STRIDE - 5, STRIDE + 8, [], 8) == [(STRIDE, False), (STRIDE + 8, True)]
+    # The end of a step over a prompt, now and then.
+    assert positions(300, 520, [], 16) == [(512, True)]
+    assert positions(520, 776, [], 16) == []
     # Single tokens: now and then.
     found = [each for i in range(4 * ROLL) for each in positions(i, i + 1, [], 16)]
     assert found == [(ROLL * (i + 1), True) for i in range(4)]
+
+
+def test_borders_that_stand_close() -> None:
+    # The first and the newest, and of the others those that save more than they cost.
+    assert sorted(spread(range(30, 1201, 30))) == [
+        *range(30, 1200, 150),
+        *(1110, 1140, 1170, 1200),
+    ]
+    assert spread([7]) == {7}
+    assert spread([480, 500, 520]) == {480, 500, 520}
 
 
 def test_a_quota_drops_the_oldest_and_rolling_ones_are_replaced() -> None:

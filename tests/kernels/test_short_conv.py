@@ -4,6 +4,7 @@ what ours gives.
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -54,6 +55,13 @@ def rows_of(count: int) -> torch.Tensor:
     return torch.randn(count, 3 * WIDTH)
 
 
+def read(cache: StateCache, slot: int, position: int) -> torch.Tensor:
+    """What the slot holds, uint8."""
+    found = np.empty(cache.num_values(position), dtype=np.float32)
+    assert cache.read(slot, position, found) == len(found)
+    return torch.from_numpy(found).view(torch.uint8)
+
+
 @pytest.mark.parametrize("taps", [2, 3, 4])
 @pytest.mark.parametrize("sizes", [[20], [1] * 20, [3, 1, 9, 2, 5], [7, 13]])
 def test_steps_give_the_convolution_of_the_whole(conv: Conv, taps: int, sizes: list[int]) -> None:
@@ -90,7 +98,7 @@ def test_a_copy_within_a_step_is_the_state_there(conv: Conv, num_rows: int) -> N
     position = 5 + num_rows
     other = StateCache(torch.zeros(3, RING, WIDTH), 3)
     # Rings of other sizes hold the same, once it is read.
-    assert other.write(1, position, cache.read(2, position)) == 3 * WIDTH * 4
+    assert other.write(1, position, read(cache, 2, position)) == 3 * WIDTH * 4
     found = step(conv, rows[position:], position, weight, other, [])
     alone = StateCache(torch.zeros(3, RING, WIDTH), 3)
     assert found.equal(step(conv, rows, 0, weight, alone, [])[position:])
@@ -123,4 +131,4 @@ def test_it_gives_what_torch_gives(conv: Conv, taps: int) -> None:
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         starts = [start + size for start, size in zip(starts, sizes, strict=True)]
         for slot, position in ((2, starts[0]), (0, starts[1]), (4, starts[1])):
-            assert caches[0].read(slot, position).equal(caches[1].read(slot, position))
+            assert read(caches[0], slot, position).equal(read(caches[1], slot, position))
