@@ -1,4 +1,6 @@
-"""What rings keep of a step's tokens, for the kernels of recurrences and short convolutions."""
+"""What rings keep of a step's tokens, for the kernels of recurrences and short convolutions; the
+reference is `StateCache.keep`.
+"""
 
 import triton
 import triton.language as tl

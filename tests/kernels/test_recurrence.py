@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import triton
+from guards import needs_interpreter
 
 from localllm.engine.loading import library_folder
 from localllm_kernels import cpu_ops
@@ -20,6 +21,7 @@ from localllm_kernels.recurrence import (
 )
 from localllm_kernels.recurrence_launch import recurrence
 from localllm_kernels.state_cache import StateCache, StateSave, StateSlots
+from localllm_kernels.state_rings import keep_inputs
 
 DELTA = Heads(num_keys=2, num_values=6, key_width=24, value_width=40, is_delta=True)
 MAMBA = Heads(num_keys=2, num_values=12, key_width=24, value_width=40, is_delta=False)
@@ -184,3 +186,20 @@ def test_it_gives_what_torch_gives(rule: Rule, heads: Heads, taps: int) -> None:
         for slot, position in ((2, settled[0]), (0, settled[1]), (4, settled[1])):
             held = [read(cache, slot, position).view(torch.float32) for cache in caches]
             torch.testing.assert_close(*held, atol=1e-4, rtol=1e-4)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("num_rows", [1, 4, 20])
+def test_rings_keep_the_newest_inputs(num_rows: int) -> None:
+    rows, width, ring, start = torch.randn(num_rows, 12), 10, 7, 5
+    first = torch.randn(3, ring, 12)
+    found, expected = (StateCache(first.clone(), 3) for _ in range(2))
+    save = StateSave(0, 1, 2)
+    states = StateSlots((1,), (0, num_rows), (start,), (start,), (start + num_rows,), (save,))
+    keep_inputs(rows[:, :width], rows[:, width:], width, found, states)
+    held = torch.cat([first[1, expected.places(start)], rows])
+    expected.keep(2, held[:4], start + 1)
+    expected.keep(1, rows, start + num_rows)
+    assert found.rows[1].equal(expected.rows[1])
+    # Of a copy, what the next token needs.
+    assert read(found, 2, start + 1).equal(read(expected, 2, start + 1))
