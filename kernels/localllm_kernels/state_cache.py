@@ -5,10 +5,9 @@ position p at place p % ring. So a rejected draft needs no undoing, as long as t
 for it: its places are written again by the tokens that stand there instead.
 """
 
+import ctypes
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -48,18 +47,19 @@ class StateCache:
         count = min(position, self.num_rows) * self.rows.shape[-1]
         return count if self.matrix is None else count + self.matrix[0].numel()
 
-    def read(self, slot: int, position: int, into: npt.NDArray[np.float32]) -> int:
-        """Copy what the slot holds of the tokens before `position` to the start of `into`; returns
-        how many values. By numpy, since torch's threads would go on spinning beside ours.
+    def read(self, slot: int, position: int, into: Tensor) -> int:
+        """Copy what the slot holds of the tokens before `position` to the start of `into`, float32
+        on the host; returns how many values.
         """
         parts = [self.rows[slot, self.places(position)]]
         if self.matrix is not None:
             parts.append(self.matrix[slot])
         count = 0
         for part in parts:
-            values = part.flatten().cpu().numpy()
-            into[count : count + len(values)] = values
-            count += len(values)
+            values = part.contiguous().cpu()
+            # Not by torch, whose threads would go on spinning beside ours.
+            ctypes.memmove(into[count:].data_ptr(), values.data_ptr(), values.nbytes)
+            count += values.numel()
         return count
 
     def write(self, slot: int, position: int, values: Tensor) -> int:

@@ -24,7 +24,7 @@ from localllm.engine.loading import (
     step_tokens,
     total_bytes,
 )
-from localllm.engine.memory import MemoryPlan, plan_memory
+from localllm.engine.memory import MemoryPlan, can_capture, plan_memory
 from localllm.engine.step_inputs import graph_rows
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.files.json_file import read_json_object
@@ -300,7 +300,7 @@ def _plan_memory(
     traits = _traits(shape, machine, engine)
 
     def plan(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
-        has_graphs = is_captured and traits.captures
+        has_graphs = is_captured and can_capture(shape.architecture, traits)
         return plan_memory(
             shape.architecture,
             config,

@@ -21,7 +21,14 @@ from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.expert_memory import expert_sizes, plan_experts
 from localllm.engine.listener import LOGGED, Listener
-from localllm.engine.memory import MemoryPlan, describe_taken, plan_memory, reconcile, slot_sizes
+from localllm.engine.memory import (
+    MemoryPlan,
+    can_capture,
+    describe_taken,
+    plan_memory,
+    reconcile,
+    slot_sizes,
+)
 from localllm.engine.ngram import NgramDrafter
 from localllm.engine.operator_case import Sizes
 from localllm.engine.operator_check import CheckRequest
@@ -135,7 +142,7 @@ def build_decoder(
     free = free_bytes(device)
 
     def plan_with(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
-        has_graphs = is_captured and device.type == "cuda" and ops.traits.captures
+        has_graphs = is_captured and device.type == "cuda" and can_capture(architecture, ops.traits)
         return plan_memory(
             architecture,
             config,
@@ -351,7 +358,7 @@ def _make_runner(
     """The runner of a decoder on its device; `longest`: the most tokens of a request; `threads`,
     `tables`, `taps`: see ModelRunner.
     """
-    captures = loaded.model.ops.traits.captures and not loaded.model.architecture.recurrent_groups
+    captures = can_capture(loaded.model.architecture, loaded.model.ops.traits)
     if not captures or loaded.device.type != "cuda":
         own_threads = threads if loaded.device.type == "cpu" else None
         return ModelRunner(loaded.model, kv_cache, own_threads, tables, taps)

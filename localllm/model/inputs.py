@@ -137,11 +137,11 @@ class PagedKVCache:
     def read_state(self, slot: int, position: int) -> Tensor:
         """What recurrences keep in a slot of the tokens before `position`, uint8, on the host."""
         caches = self.recurrent.values()
-        found = np.empty(sum(each.num_values(position) for each in caches), dtype=np.float32)
+        found = torch.empty(sum(each.num_values(position) for each in caches))
         start = 0
         for each in caches:
             start += each.read(slot, position, found[start:])
-        return torch.from_numpy(found).view(torch.uint8)
+        return found.view(torch.uint8)
 
     def write_state(self, slot: int, position: int, values: Tensor) -> None:
         """Fill a slot with the result of `read_state`."""

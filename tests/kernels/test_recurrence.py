@@ -5,7 +5,6 @@ GPU what torch's gives.
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import triton
@@ -95,9 +94,9 @@ def step(
 
 def read(cache: StateCache, slot: int, position: int) -> torch.Tensor:
     """What the slot holds, uint8."""
-    found = np.empty(cache.num_values(position), dtype=np.float32)
+    found = torch.empty(cache.num_values(position))
     assert cache.read(slot, position, found) == len(found)
-    return torch.from_numpy(found).view(torch.uint8)
+    return found.view(torch.uint8)
 
 
 @pytest.mark.parametrize("sizes", [[1] * LENGTH, [3, 1, 16, 2, 23], [7, 38], [17, 28]])

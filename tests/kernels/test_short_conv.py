@@ -4,7 +4,6 @@ what ours gives.
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 import triton
@@ -57,9 +56,9 @@ def rows_of(count: int) -> torch.Tensor:
 
 def read(cache: StateCache, slot: int, position: int) -> torch.Tensor:
     """What the slot holds, uint8."""
-    found = np.empty(cache.num_values(position), dtype=np.float32)
+    found = torch.empty(cache.num_values(position))
     assert cache.read(slot, position, found) == len(found)
-    return torch.from_numpy(found).view(torch.uint8)
+    return found.view(torch.uint8)
 
 
 @pytest.mark.parametrize("taps", [2, 3, 4])
