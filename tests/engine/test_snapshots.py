@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import tiny_config, write_checkpoint
+from checkpoints import write_checkpoint
 from engines import Answer, Limits, drain, load_folder, make_engine
-from every_family import EVERY_FAMILY
+from every_family import small_config
 
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
@@ -49,35 +49,39 @@ def ask(
 
 
 @cache
-def model() -> DecoderModel:
-    name = "Lfm2ForCausalLM"
-    config = tiny_config(name, **EVERY_FAMILY[name], max_position_embeddings=LONGEST)
+def model(name: str) -> DecoderModel:
+    config = {**small_config(name), "max_position_embeddings": LONGEST}
     with tempfile.TemporaryDirectory() as root:
         folder = write_checkpoint(Path(root) / "model", config)
         return load_folder(folder, torch.float32, max_model_len=LONGEST)
 
 
-def engine_of(limits: Limits = LIMITS) -> Engine:
-    return make_engine(model(), limits)
+@pytest.fixture(params=["Lfm2ForCausalLM", "Qwen3_5MoeForCausalLM", "NemotronHForCausalLM"])
+def decoder(request: pytest.FixtureRequest) -> DecoderModel:
+    return model(request.param)
 
 
-def test_a_shared_system_prompt_is_reused_from_the_second_request_on() -> None:
-    engine, system = engine_of(), text(0, 475)
+def engine_of(decoder: DecoderModel, limits: Limits = LIMITS) -> Engine:
+    return make_engine(decoder, limits)
+
+
+def test_a_shared_system_prompt_is_reused_from_the_second_request_on(decoder: DecoderModel) -> None:
+    engine, system = engine_of(decoder), text(0, 475)
     for seed in range(1, 5):
         found = ask(engine, system + text(seed, 60), [len(system)])
         if seed > 1:
             assert found.num_cached_tokens >= 0.9 * len(system)
 
 
-def test_what_messages_share_is_reused_from_the_third_request_on() -> None:
-    engine, shared = engine_of(), text(0, 480)
+def test_what_messages_share_is_reused_from_the_third_request_on(decoder: DecoderModel) -> None:
+    engine, shared = engine_of(decoder), text(0, 480)
     counts = [ask(engine, shared + text(seed, 60)).num_cached_tokens for seed in range(1, 5)]
     assert counts[:2] == [0, 0]
     assert min(counts[2:]) >= 0.9 * len(shared)
 
 
-def test_an_edited_last_message_computes_little_more_than_itself() -> None:
-    engine = engine_of()
+def test_an_edited_last_message_computes_little_more_than_itself(decoder: DecoderModel) -> None:
+    engine = engine_of(decoder)
     ends = [480, 520, 700, 717]
     before = text(0, ends[-1])
     ask(engine, before + text(1, 90), [*ends, len(before) + 90])
@@ -93,28 +97,28 @@ def test_an_edited_last_message_computes_little_more_than_itself() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [5, 64, 200])
-def test_a_conversation_goes_on_behind_its_answer(max_tokens: int) -> None:
-    engine, prompt = engine_of(), text(0, 90)
+def test_a_conversation_goes_on_behind_its_answer(decoder: DecoderModel, max_tokens: int) -> None:
+    engine, prompt = engine_of(decoder), text(0, 90)
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     answer = ask(engine, prompt, [90], params)
     longer = prompt + answer.token_ids + text(1, 20)
     assert len(longer) - ask(engine, longer).num_cached_tokens <= 20 + 64
 
 
-def test_samples_share_the_prompt() -> None:
+def test_samples_share_the_prompt(decoder: DecoderModel) -> None:
     params = SamplingParams(temperature=1, seed=3, max_tokens=4, n=3, ignore_eos=True)
-    assert ask(engine_of(), text(0, 100), params=params).num_cached_tokens == 96
+    assert ask(engine_of(decoder), text(0, 100), params=params).num_cached_tokens == 96
 
 
-def test_a_long_prompt_can_be_gone_on_from_in_its_middle() -> None:
-    engine, prompt = engine_of(), text(0, 3 * STRIDE)
+def test_a_long_prompt_can_be_gone_on_from_in_its_middle(decoder: DecoderModel) -> None:
+    engine, prompt = engine_of(decoder), text(0, 3 * STRIDE)
     ask(engine, prompt)
     found = ask(engine, prompt[: 2 * STRIDE + 100] + text(1, 10))
     assert found.num_cached_tokens == 2 * STRIDE
 
 
-def test_nothing_is_kept_without_a_prefix_cache() -> None:
-    engine = engine_of(Limits(max_num_batched_tokens=512))
+def test_nothing_is_kept_without_a_prefix_cache(decoder: DecoderModel) -> None:
+    engine = engine_of(decoder, Limits(max_num_batched_tokens=512))
     ask(engine, text(0, 100))
     assert ask(engine, text(0, 100)).num_cached_tokens == 0
 
@@ -161,13 +165,15 @@ def test_a_quota_drops_the_oldest_and_rolling_ones_are_replaced() -> None:
     assert held.has(b"e")
 
 
-def test_slots_take_the_bytes_that_the_plan_says() -> None:
-    architecture = model().architecture
+def test_slots_take_the_bytes_that_the_plan_says(decoder: DecoderModel) -> None:
+    architecture = decoder.architecture
     config = EngineConfig(max_num_seqs=3, speculation=SpeculationConfig("ngram", max_draft=5))
     slots = slot_sizes(architecture, config)
     cpu = torch.device("cpu")
     cache = PagedKVCache.allocate(architecture, [2], 16, torch.float32, cpu, slots)
-    kept = sum(each.rows.nbytes for each in cache.recurrent.values())
+    found = cache.recurrent.values()
+    kept = sum(each.rows.nbytes for each in found)
+    kept += sum(each.matrix.nbytes for each in found if each.matrix is not None)
     assert kept == slots.num_slots * architecture.slot_bytes(slots.max_draft)
     assert slots.num_slots > 3
     assert cache.read_state(0, 100).nbytes == cache.state_bytes == architecture.slot_bytes()
