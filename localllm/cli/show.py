@@ -119,7 +119,10 @@ def _sizes(architecture: Any) -> dict[str, Any]:
         fields["sliding_window"] = next(iter(windows)) if len(windows) == 1 else list(windows)
     if architecture.has_tower:
         fields["images"] = "not read"
-    return {**fields, "kv_bytes_per_1k_tokens": 1024 * architecture.token_bytes(lambda n: 2 * n)}
+    fields["kv_bytes_per_1k_tokens"] = 1024 * architecture.token_bytes(lambda n: 2 * n)
+    if architecture.recurrent_groups:
+        fields["state_bytes_per_request"] = architecture.slot_bytes()
+    return fields
 
 
 def _sizes_of(config: Any) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import write_checkpoint
+from every_family import small_config
 from safetensors.torch import load_file, save_file
 
 from localllm.errors import ExitCode
@@ -48,6 +50,14 @@ def test_a_card_names_a_tensor_that_does_not_fit(localllm: Run, make_checkpoint,
     edit_json(folder / "config.json", intermediate_size=96)
     card = json.loads(localllm("show", str(folder), "--json").out)
     assert any("mlp" in problem and "96" in problem for problem in card["problems"])
+
+
+def test_a_card_has_what_recurrent_layers_keep(localllm: Run, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", small_config("Qwen3_5ForCausalLM"))
+    card = json.loads(localllm("show", str(folder), "--json").out)
+    # Two of three layers: 3 rows of queries, keys, values and two factors; 4 heads of 16 by 8.
+    rows, matrix = 3 * (2 * 2 * 16 + 4 * 8 + 2 * 4), 4 * 16 * 8
+    assert card["state_bytes_per_request"] == 2 * 4 * (rows + matrix)
 
 
 def test_a_card_has_the_sizes_of_the_text_model_beside_a_tower(
