@@ -16,6 +16,7 @@ from localllm.engine.request import Request
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import ScheduledBatch, SchedulerConfig
 from localllm.engine.speculation import Drafter, Speculator
+from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 
@@ -127,7 +128,9 @@ def model_speculator(
     groups, cpu = draft.architecture.cache_groups, torch.device("cpu")
     counts = [num_blocks + 1] * len(groups)
     dtype = draft.embedding.table.dtype
-    kv_cache = PagedKVCache.allocate(draft.architecture, counts, block_size, dtype, cpu)
+    # A slot for each request that an engine of the tests may run at once.
+    slots = SlotSizes(64, max_draft)
+    kv_cache = PagedKVCache.allocate(draft.architecture, counts, block_size, dtype, cpu, slots)
     tables = [table] * len(groups)
     runner: Runner = ModelRunner(draft, kv_cache, tables=tables)
     if device is not None:

@@ -64,7 +64,7 @@ def build_forward_batch(
         (0, *accumulate(counts)),
         tuple(starts),
         tuple(entry.stands for entry in scheduled),
-        tuple(entry.known_end for entry in scheduled),
+        tuple(each.stands if each.keeps_state else each.known_end for each in scheduled),
         _saves(batch),
     )
     if device.type == "cuda":  # where all layers read them from its memory

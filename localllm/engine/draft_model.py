@@ -38,12 +38,15 @@ class _Follower:
     """The draft model's copy of a request, which includes drafted tokens.
 
     `num_known`: the number of its tokens whose keys and values are computed; `admission`: the
-    admission of the request that its blocks belong to.
+    admission of the request that its blocks belong to. Of a model with recurrences, `stands`: where
+    their states stand, behind tokens that were not drafted; `reached`: how far it has computed.
     """
 
     request: Request
     admission: int
     num_known: int = 0
+    stands: int = 0
+    reached: int = 0
 
 
 class DraftModel:
@@ -102,13 +105,15 @@ class DraftModel:
             count = min(known - follower.num_known, num_tokens)
             if count <= 0:
                 continue
-            entry = ScheduledRequest(follower.request, follower.num_known, count, False)
+            start, stands = follower.num_known, follower.stands
+            entry = ScheduledRequest(follower.request, start, count, False, stands=stands)
             step.append((follower, entry))
             num_tokens -= count
         if step:
             self._runner.launch(ScheduledBatch([entry for _, entry in step])).wait()
         for follower, entry in step:
             self._book(follower, entry.end)
+            follower.stands = follower.reached = entry.end
 
     def propose(self, request: Request, count: int) -> Proposal | None:
         """See Drafter: up to `count` tokens whose ids are not known yet."""
@@ -172,11 +177,27 @@ class DraftModel:
         num_tokens = 0
         for follower, end in followers:
             start = end - 1 if depth else min(follower.num_known, end - 1)
+            if start < follower.stands:  # a state cannot go back
+                start = follower.stands = 0
             if step and num_tokens + end - start > self._max_tokens:
                 yield step
                 step, num_tokens = [], 0
-            step.append((follower, ScheduledRequest(follower.request, start, end - start, True)))
-            num_tokens += end - start
+            count, stands = end - start, follower.stands
+            # What is drafted may be rejected, so the state stays behind what is known.
+            step.append(
+                (
+                    follower,
+                    ScheduledRequest(
+                        *(follower.request, start, count, True),
+                        stands=stands,
+                        keeps_state=depth > 0,
+                    ),
+                )
+            )
+            follower.reached = end
+            if depth == 0:
+                follower.stands = end
+            num_tokens += count
         if step:
             yield step
 
@@ -195,6 +216,9 @@ class DraftModel:
         computed = self._computed[slots_of(np.arange(known, end), table, self._block_size)]
         differs = (computed != request.token_ids[known:end]).nonzero()[0]
         follower.num_known = known + int(differs[0]) if len(differs) else end
+        if self._kv_cache.recurrent:
+            # Keys and values of others serve it too, but their states do not.
+            follower.num_known = min(follower.num_known, follower.reached)
         return follower
 
     def _book(self, follower: _Follower, end: int) -> None:

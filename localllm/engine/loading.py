@@ -44,7 +44,7 @@ from localllm.engine.step_inputs import graph_rows
 from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
-from localllm.errors import BackendError, GpuMemoryError, UnsupportedModelError
+from localllm.errors import BackendError, GpuMemoryError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
@@ -153,7 +153,7 @@ def build_decoder(
             free_bytes=free,
             graph_rows=graph_rows(config.max_num_seqs) if has_graphs else 0,
             draft_token_bytes=_draft_token_bytes(draft) if draft else 0,
-            draft_bytes=draft.plan.activations_bytes + draft.plan.graphs_bytes if draft else 0,
+            draft_bytes=draft.plan.besides_cache_bytes if draft else 0,
             gathers=ops.traits.gathers,
         )
 
@@ -283,12 +283,6 @@ def build_engine(
     count = ThreadCount(threads.most, is_fixed=threads.is_fixed)
     drafter: Drafter | None = None
     if draft is not None:
-        if draft.model.architecture.recurrent_groups:
-            raise UnsupportedModelError(
-                "a draft model with recurrent layers is not supported",
-                where=draft.model.architecture.name,
-                hint="a draft model with attention alone, or --spec ngram",
-            )
         table = next(i for i, group in enumerate(plan.groups) if group.window is None)
         num_groups = len(draft.model.architecture.cache_groups)
         draft_cache = _allocate(draft, config, [num_blocks[table]] * num_groups)

@@ -67,10 +67,14 @@ class MemoryPlan:
         return sum(group.num_bytes for group in self.groups)
 
     @property
+    def besides_cache_bytes(self) -> int:
+        """Bytes of all parts but weights and cache."""
+        return self.activations_bytes + self.graphs_bytes + self.states_bytes
+
+    @property
     def needed_bytes(self) -> int:
         """Bytes of all parts."""
-        fixed = self.weights_bytes + self.activations_bytes + self.graphs_bytes
-        return fixed + self.states_bytes + self.kv_bytes
+        return self.weights_bytes + self.besides_cache_bytes + self.kv_bytes
 
     @property
     def token_bytes(self) -> int:

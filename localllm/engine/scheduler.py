@@ -59,7 +59,8 @@ class ScheduledRequest:
     """`num_scheduled_tokens` tokens of a request, from position `start` on, its `draft` last.
 
     `catches_up`: whether they include its newest token, so that the next can be sampled; otherwise
-    there is no draft. `stands`: where the states of recurrences stand, see StateSlots.
+    there is no draft. `stands`: where the states of recurrences stand, see StateSlots; with
+    `keeps_state` they are left there.
     """
 
     request: Request
@@ -68,6 +69,7 @@ class ScheduledRequest:
     catches_up: bool
     draft: Sequence[int] = ()
     stands: int = 0
+    keeps_state: bool = False
 
     @property
     def end(self) -> int:

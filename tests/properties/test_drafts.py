@@ -24,6 +24,7 @@ from seeds import drawn
 from localllm.engine.request import Request as EngineRequest
 from localllm.engine.request import TokenEvent
 from localllm.engine.sampling_params import SamplingParams
+from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.speculation import Speculator
 from localllm.model.decoder import DecoderModel
 
@@ -31,6 +32,7 @@ from localllm.model.decoder import DecoderModel
 DRAFT_MODELS = {
     "another model": ("Qwen2ForCausalLM",),
     "the same model": ("Qwen3ForCausalLM",),
+    "a hybrid": ("Qwen3_5MoeForCausalLM",),
 }
 # Text that repeats itself: the end of the prompt stands in it before.
 repeating = st.builds(
@@ -222,3 +224,38 @@ def test_log_probabilities_come_with_every_token_of_a_draft() -> None:
     assert not any(event.is_draft for event in plain)
     num_accepted = sum(event.is_draft for event in drafted)
     assert drafted[-1].num_drafted_tokens >= num_accepted
+
+
+def test_a_hybrid_drafts_what_it_says_itself_whatever_was_rejected() -> None:
+    model, draft = load_tiny_model("Qwen3ForCausalLM"), load_tiny_model("Qwen3_5MoeForCausalLM")
+    seen: list[tuple[list[int], list[int]]] = []
+
+    def recording() -> Speculator:
+        made = model_speculator(draft, 400, 16, 5, 4096)
+        drafter = made._drafter
+        complete = drafter.complete
+
+        def complete_recorded(batch: ScheduledBatch) -> None:
+            complete(batch)
+            seen.extend((list(each.request.token_ids), list(each.draft)) for each in batch.requests)
+
+        drafter.complete = complete_recorded  # type: ignore[method-assign]
+        return made
+
+    engine = make_engine(model, Limits(num_blocks=400, speculator=recording))
+    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    for start in (5, 90):
+        engine.add_request([start + i for i in range(20)], params)
+    num_accepted = 0
+    while engine.has_unfinished():
+        num_accepted += sum(event.is_draft for event in checked_step(engine))
+    drafted = [(tokens, said) for tokens, said in seen if said]
+    # Most are rejected, since the models differ.
+    assert num_accepted < sum(len(said) for _, said in drafted) / 2
+    alone = make_engine(draft, Limits())
+    for tokens, said in drafted:
+        alone.add_request(tokens, replace(params, max_tokens=len(said)))
+        own = []
+        while alone.has_unfinished():
+            own += [event.token_id for event in checked_step(alone)]
+        assert own == said
