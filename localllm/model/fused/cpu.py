@@ -103,12 +103,13 @@ class CpuDecoder:
         turns = [rotations[rope] for rope in self._ropes]
         angles = [structs.Angles(turn.cos.data_ptr(), turn.sin.data_ptr()) for turn in turns]
         growth = None if self._growth is None else self._growth.factors(batch.positions)
-        slots, arrays = None, None
-        if batch.states is not None:
+        slots, arrays, states = None, None, None
+        if kv_cache.recurrent:
+            assert batch.states is not None
             slots, arrays = slots_in_c(batch.states)
-        states = (structs.State * len(self._layers))()
-        for i, cache in kv_cache.recurrent.items():
-            states[i] = _state(cache)
+            states = (structs.State * len(self._layers))()
+            for i, cache in kv_cache.recurrent.items():
+                states[i] = _state(cache)
         asked = structs.Batch(
             (structs.Angles * len(angles))(*angles),
             _pointer(growth),
