@@ -223,7 +223,7 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         limits.block_size,
         kv_dtype or model.embedding.table.dtype,
         torch.device("cpu"),
-        SlotSizes(limits.max_num_seqs + SAVES, max_draft=16),
+        SlotSizes(limits.max_num_seqs + SAVES, max_draft=20),
     )
     threads = GivenThreads(limits.threads) if limits.threads else None
     runner: Runner = ModelRunner(model, kv_cache, threads, taps=limits.taps)
