@@ -1,7 +1,6 @@
 """Turns a scheduled batch, which is plain Python, into the tensors of one forward pass."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -59,16 +58,6 @@ def build_forward_batch(
         number: GroupTables(to_device(slot_mappings[number]), to_device(block_tables[number]))
         for number in which
     }
-    states = StateSlots(
-        tuple(entry.request.slot for entry in scheduled),
-        (0, *accumulate(counts)),
-        tuple(starts),
-        tuple(entry.stands for entry in scheduled),
-        tuple(each.stands if each.keeps_state else each.known_end for each in scheduled),
-        _saves(batch),
-    )
-    if device.type == "cuda":  # where all layers read them from its memory
-        states = replace(states, tables=states.on(device))
     return ForwardBatch(
         input_ids=to_device(input_ids),
         positions=to_device(positions),
@@ -78,7 +67,14 @@ def build_forward_batch(
         max_query_len=max(counts),
         logit_rows=to_device(logit_rows),
         num_logit_rows=len(sampled),
-        states=states,
+        states=StateSlots(
+            tuple(entry.request.slot for entry in scheduled),
+            (0, *accumulate(counts)),
+            tuple(starts),
+            tuple(entry.stands for entry in scheduled),
+            tuple(each.stands if each.keeps_state else each.known_end for each in scheduled),
+            _saves(batch),
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -156,6 +156,11 @@ class ModelRunner:
         inputs = build_forward_batch(
             batch, self._tables, self._kv_cache.block_size, self._row_multiple, self._device
         )
+        if self._kv_cache.recurrent and self._device.type == "cuda":
+            # Once for all layers, which read them from its memory.
+            assert inputs.states is not None
+            tables = inputs.states.on(self._device)
+            inputs = replace(inputs, states=replace(inputs.states, tables=tables))
         for load in batch.state_loads:
             self._kv_cache.write_state(load.slot, load.position, load.values)
         hidden, taps = self._model.forward_last(inputs, self._kv_cache, self._taps)

@@ -162,8 +162,8 @@ class DeltaNetSpec(Stateless):
         return Work(2 * self.recurrence.num_bytes(), 8 * values + 2 * self.taps * self._conv_width)
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec."""
-        return 1
+        """See BlockSpec: the matrices, what rings keep, and the norm with its gate."""
+        return 3
 
     def describe(self) -> str:
         """See BlockSpec."""

@@ -108,8 +108,8 @@ class MambaSpec(Stateless):
         return Work(2 * self.recurrence.num_bytes(), 6 * values + 2 * self.taps * self._conv_width)
 
     def launches(self, *, is_fused: bool) -> int:
-        """See BlockSpec: the recurrence, and the norm with its gate."""
-        return 2
+        """See BlockSpec: the matrices, what rings keep, and the norm with its gate."""
+        return 3
 
     def describe(self) -> str:
         """See BlockSpec."""
