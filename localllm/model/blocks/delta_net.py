@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
-    BlockInputs,
     InputsFrom,
     LinearGroup,
     Parts,
@@ -18,12 +17,10 @@ from localllm.model.blocks.block import (
     Stateless,
     Work,
 )
+from localllm.model.blocks.recurrence import Recurrence
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from localllm.model.linear import Projection
-    from localllm_kernels.recurrence import Heads, RecurrenceWeights
+    from localllm_kernels.recurrence import Heads
 
 _OWN = "linear_attn."
 _DECAY, _BIAS = f"{_OWN}A_log", f"{_OWN}dt_bias"
@@ -172,7 +169,7 @@ class DeltaNetSpec(Stateless):
             f"with {self.num_keys} of keys"
         )
 
-    def build(self, parts: Parts) -> DeltaNet:
+    def build(self, parts: Parts) -> Recurrence:
         """See BlockSpec."""
         import torch
 
@@ -192,14 +189,15 @@ class DeltaNetSpec(Stateless):
         )
         share = self.num_values // self.num_keys
         values = share * self.value_width
-        return DeltaNet(
-            parts.linear(*factors.names, order=self._order(share, share)),
-            parts.linear(
-                *inputs.names, order=self._order(self.key_width, self.key_width, values, values)
-            ),
+        in_order = self._order(self.key_width, self.key_width, values, values)
+        return Recurrence(
+            parts.linear(*inputs.names, order=in_order),
             parts.linear(*output.names),
             weights,
             self.heads,
+            inputs_at=0,
+            gate_at=self._conv_width,
+            factors=parts.linear(*factors.names, order=self._order(share, share)),
         )
 
     def _order(self, *widths: int) -> list[int] | None:
@@ -214,34 +212,3 @@ class DeltaNetSpec(Stateless):
             rows += [start + i for start in starts for i in range(width)]
             first += width
         return rows
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNet:
-    """A gated delta net with its weights."""
-
-    factors: Projection
-    in_proj: Projection
-    out_proj: Projection
-    weights: RecurrenceWeights
-    heads: Heads
-
-    @property
-    def products(self) -> tuple[Projection, ...]:
-        """See Block."""
-        return self.factors, self.in_proj, self.out_proj
-
-    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block."""
-        return self.out_proj(self.inner(x, inputs))
-
-    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: [num_tokens, num_values · value_width]."""
-        from localllm_kernels.recurrence import RecurrenceRows
-
-        states, cache = inputs.batch.states, inputs.recurrent
-        assert states is not None
-        assert cache is not None
-        mixed, width = self.in_proj(x), self.heads.conv_width
-        rows = RecurrenceRows(mixed[:, :width], mixed[:, width:], self.factors(x))
-        return inputs.ops.recurrence(rows, self.weights, self.heads, cache, states)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
-    BlockInputs,
     InputsFrom,
     LinearGroup,
     Parts,
@@ -16,12 +15,12 @@ from localllm.model.blocks.block import (
     Stateless,
     Work,
 )
+from localllm.model.blocks.recurrence import Recurrence
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from localllm.model.linear import Projection
-    from localllm_kernels.recurrence import Heads, RecurrenceWeights
+    from localllm_kernels.recurrence import Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class MambaSpec(Stateless):
             f"in {self.num_groups} groups"
         )
 
-    def build(self, parts: Parts) -> Mamba:
+    def build(self, parts: Parts) -> Recurrence:
         """See BlockSpec."""
         from localllm_kernels.recurrence import RecurrenceWeights
 
@@ -135,37 +134,14 @@ class MambaSpec(Stateless):
             vector("norm.weight"),
             self.eps,
         )
-        return Mamba(parts.linear(*before.names), parts.linear(*after.names), weights, self.heads)
+        return Recurrence(
+            parts.linear(*before.names),
+            parts.linear(*after.names),
+            weights,
+            self.heads,
+            inputs_at=self._values,
+            gate_at=0,
+        )
 
     def _named(self, name: str) -> str:
         return f"{self.name}.{name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Mamba:
-    """A Mamba-2 block with its weights."""
-
-    in_proj: Projection
-    out_proj: Projection
-    weights: RecurrenceWeights
-    heads: Heads
-
-    @property
-    def products(self) -> tuple[Projection, ...]:
-        """See Block."""
-        return self.in_proj, self.out_proj
-
-    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block."""
-        return self.out_proj(self.inner(x, inputs))
-
-    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """See Block: [num_tokens, num_heads · head_width]."""
-        from localllm_kernels.recurrence import RecurrenceRows
-
-        states, cache, heads = inputs.batch.states, inputs.recurrent, self.heads
-        assert states is not None
-        assert cache is not None
-        found, first, last = self.in_proj(x), heads.values, heads.values + heads.conv_width
-        rows = RecurrenceRows(found[:, first:last], found[:, :first], found[:, last:])
-        return inputs.ops.recurrence(rows, self.weights, heads, cache, states)

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from localllm.model.blocks.attention import Attention, AttentionSpec
 from localllm.model.blocks.block import Rotation
-from localllm.model.blocks.delta_net import DeltaNet
 from localllm.model.blocks.experts import MixtureOfExperts
-from localllm.model.blocks.mamba import Mamba
+from localllm.model.blocks.recurrence import Recurrence
 from localllm.model.fused.decoder import UniformLayer
 from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
 from localllm.model.norm import Norm
@@ -191,17 +190,16 @@ def _set_attention(found: structs.Layer, attention: Attention) -> None:
     found.window = attention.spec.window or 0
 
 
-def _set_recurrence(found: structs.Layer, mixer: DeltaNet | Mamba) -> None:
+def _set_recurrence(found: structs.Layer, mixer: Recurrence) -> None:
     heads = mixer.heads
     found.recurrence = ctypes.pointer(recurrence_struct(mixer.weights, heads))
     found.qkv, found.output = _product(mixer.in_proj), _product(mixer.out_proj)
     found.first_width = _c_product(mixer.in_proj).weight.width_out
-    if isinstance(mixer, DeltaNet):
-        found.factors = _product(mixer.factors)
-        found.inputs_at, found.gate_at, found.factors_at = 0, heads.conv_width, -1
+    found.inputs_at, found.gate_at = mixer.inputs_at, mixer.gate_at
+    if mixer.factors is None:
+        found.factors_at = found.first_width - heads.factors
     else:
-        found.inputs_at, found.gate_at = heads.values, 0
-        found.factors_at = heads.values + heads.conv_width
+        found.factors, found.factors_at = _product(mixer.factors), -1
 
 
 def _widths(layers: ctypes.Array[structs.Layer], heads_width: int) -> tuple[int, int, int]:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from localllm.model.blocks.attention import Attention, AttentionSpec
-from localllm.model.blocks.delta_net import DeltaNet, DeltaNetSpec
+from localllm.model.blocks.delta_net import DeltaNetSpec
 from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
 from localllm.model.blocks.gated_mlp import GatedMLP, GatedMLPSpec
-from localllm.model.blocks.mamba import Mamba, MambaSpec
+from localllm.model.blocks.mamba import MambaSpec
+from localllm.model.blocks.recurrence import Recurrence
 from localllm.model.norm import Norm, NormSpec
 from localllm.model.rope_config import NO_ROPE
 
@@ -90,7 +91,7 @@ def is_plain(plans: Sequence[LayerPlan]) -> bool:
 class UniformLayer:
     """A layer of the supported kind."""
 
-    mixer: Attention | DeltaNet | Mamba
+    mixer: Attention | Recurrence
     mlp: GatedMLP | MixtureOfExperts
     # Before and after the mixer, before and after the feed-forward.
     norms: tuple[Norm | None, Norm | None, Norm | None, Norm | None]
@@ -99,7 +100,7 @@ class UniformLayer:
     def of(cls, layer: Layer) -> UniformLayer:
         """From `layer`, whose plan must be supported."""
         first, second = layer.sublayers
-        assert isinstance(first.block, Attention | DeltaNet | Mamba)
+        assert isinstance(first.block, Attention | Recurrence)
         assert isinstance(second.block, GatedMLP | MixtureOfExperts)
         norms = (first.norm, first.after, second.norm, second.after)
         return cls(first.block, second.block, norms)
