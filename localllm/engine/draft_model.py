@@ -182,22 +182,16 @@ class DraftModel:
             if step and num_tokens + end - start > self._max_tokens:
                 yield step
                 step, num_tokens = [], 0
-            count, stands = end - start, follower.stands
             # What is drafted may be rejected, so the state stays behind what is known.
-            step.append(
-                (
-                    follower,
-                    ScheduledRequest(
-                        *(follower.request, start, count, True),
-                        stands=stands,
-                        keeps_state=depth > 0,
-                    ),
-                )
+            stands, is_drafted = follower.stands, depth > 0
+            entry = ScheduledRequest(
+                follower.request, start, end - start, True, stands=stands, keeps_state=is_drafted
             )
+            step.append((follower, entry))
             follower.reached = end
-            if depth == 0:
+            if not is_drafted:
                 follower.stands = end
-            num_tokens += count
+            num_tokens += end - start
         if step:
             yield step
 
