@@ -40,6 +40,7 @@ from localllm.engine.speculation import Speculator
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.architecture import Architecture, SlotSizes
 from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.block import StateDType
 from localllm.model.config_fields import ConfigFields
 from localllm.model.decoder import DecoderModel
 from localllm.model.families.mistral import read_mistral
@@ -161,6 +162,7 @@ def load_tiny_model(
     recipe: Recipe | None = None,
     backend: str = "torch",
     deterministic: bool = False,
+    state_dtype: StateDType = "float32",
 ) -> DecoderModel:
     """A two-layer model with random weights, quantized if there is a recipe. A window is that of
     all layers, of Qwen2 of the second.
@@ -189,7 +191,7 @@ def load_tiny_model(
         ops = select_ops(
             "cpu", backend, dtype, library_folder=library_folder(), deterministic=deterministic
         )
-        return load_folder(folder, dtype, ops, deterministic=deterministic)
+        return load_folder(folder, dtype, ops, deterministic=deterministic, state_dtype=state_dtype)
 
 
 def load_folder(
@@ -199,9 +201,10 @@ def load_folder(
     *,
     deterministic: bool = False,
     max_model_len: int = MAX_MODEL_LEN,
+    state_dtype: StateDType = "float32",
 ) -> DecoderModel:
     """The model of a checkpoint folder."""
-    architecture = read_architecture(folder)
+    architecture = read_architecture(folder).with_states(state_dtype)
     with open_source(check_weights(find_weight_files(folder), architecture)) as source:
         return load_model(
             source,

@@ -14,6 +14,7 @@ Mamba-2, which calls them C, B and x
 S is a matrix [key_width, value_width] for each value head; consecutive value heads share a key
 head. The delta rule norms each head by itself, Mamba-2 all heads of a key head as one. All of it is
 in float32, token by token in order, so that a row's result does not depend on where a step begins.
+Where S is kept in float16, each token's is rounded, before anything is read from it.
 
 A step may end in drafted rows, which may be rejected. So it leaves S behind its last settled row,
 and the inputs of all its rows in the ring: the next step first goes on over those of them that
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localllm_kernels.state_cache import StateCache, StateSlots
+from localllm_kernels.state_cache import StateCache, States
 
 LENGTH_EPS = 1e-6
 
@@ -119,10 +120,11 @@ def recurrence_reference(
     weights: RecurrenceWeights,
     heads: Heads,
     cache: StateCache,
-    states: StateSlots,
+    states: States,
 ) -> Tensor:
     """[padded_tokens, values], in the dtype of the inputs. Padding rows give zeros."""
     assert cache.matrix is not None
+    states = states.on_host
     taps, inputs = len(weights.conv), torch.cat([rows.inputs, rows.factors], dim=1).float()
     out = inputs.new_zeros((len(inputs), heads.num_values, heads.value_width))
     for i, slot in enumerate(states.slots):
@@ -132,7 +134,8 @@ def recurrence_reference(
         missing = held.new_zeros((start - stands + taps - 1 - len(held), inputs.shape[1]))
         seen = torch.cat([missing, held, inputs[first:end]])
         q, k, v, decay, beta = _operands(seen, weights, heads)
-        matrix = torch.zeros_like(cache.matrix[slot]) if stands == 0 else cache.matrix[slot].clone()
+        kept = cache.matrix[slot]
+        matrix = torch.zeros_like(kept).float() if stands == 0 else kept.float().clone()
         stops = {each.num_rows + start: each.slot for each in states.saves if each.request == i}
         stops_at = {states.settled[i]: slot}
         for t in range(len(q)):
@@ -141,6 +144,7 @@ def recurrence_reference(
             if heads.is_delta:
                 delta = delta - (matrix * k[t, :, :, None]).sum(1)
             matrix = matrix + k[t, :, :, None] * (beta[t, :, None] * delta)[:, None]
+            matrix = matrix.to(kept.dtype).float()
             position = stands + t
             if position >= start:
                 found = (matrix * q[t, :, :, None]).sum(1)

@@ -6,6 +6,8 @@ through all tokens of a request, in order. Every program computes the convolutio
 query and key by itself, so the rings are written only after all have read them.
 """
 
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -14,7 +16,7 @@ from torch import Tensor
 from localllm_kernels.aot import AotSpec
 from localllm_kernels.launch import present
 from localllm_kernels.recurrence import LENGTH_EPS, Heads, RecurrenceRows, RecurrenceWeights
-from localllm_kernels.state_cache import StateCache, StateSlots
+from localllm_kernels.state_cache import StateCache, States
 from localllm_kernels.state_rings import keep_inputs
 
 COLUMNS = 16
@@ -117,7 +119,7 @@ def _matrices_kernel(
     at = (head * key_width + rows[:, None]) * value_width + columns[None, :]
     of_slot = num_values.to(tl.int64) * key_width * value_width
     own = matrices_ptr + slot * of_slot + at
-    matrix = tl.load(own, mask=is_inside & (stands > 0), other=0.0)
+    matrix = tl.load(own, mask=is_inside & (stands > 0), other=0.0).to(tl.float32)
     kept_ptr += slot * ring * kept_stride
     queries, keys = (
         query_at + head // share * key_width + rows,
@@ -159,14 +161,18 @@ def _matrices_kernel(
         else:
             delta = grown * value
         matrix += key[:, None] * delta[None, :]
-        found = tl.sum(matrix * query[:, None], axis=0) + skip * value
+        kept = matrix.to(matrices_ptr.dtype.element_ty)
+        matrix = kept.to(tl.float32)
+        found = tl.sum(matrix * query[:, None], axis=0)
+        if not IS_DELTA:
+            found += skip * value
         found_at = found_ptr + (row * num_values + head).to(tl.int64) * value_width + columns
         tl.store(found_at, found, mask=is_value & (position >= start))
-        tl.store(own, matrix, mask=is_inside & (position + 1 == settled))
+        tl.store(own, kept, mask=is_inside & (position + 1 == settled))
         wanted = tl.load(saves_ptr + 2 * save, mask=save < last_save, other=-1)
         if position + 1 == wanted:
             to = tl.load(saves_ptr + 2 * save + 1)
-            tl.store(matrices_ptr + to * of_slot + at, matrix, mask=is_inside)
+            tl.store(matrices_ptr + to * of_slot + at, kept, mask=is_inside)
             save += 1
 
 
@@ -205,7 +211,7 @@ def recurrence(
     weights: RecurrenceWeights,
     heads: Heads,
     cache: StateCache,
-    states: StateSlots,
+    states: States,
 ) -> Tensor:
     """See recurrence_reference. The columns of a row must lie together."""
     assert cache.matrix is not None
@@ -213,11 +219,10 @@ def recurrence(
     # Padding rows are written by no request.
     found = torch.zeros(count, heads.values, device=rows.inputs.device)
     out = torch.empty_like(found, dtype=rows.inputs.dtype)
-    requests, saves = states.on(found.device)
+    tables = states.on(found.device)
     strides = rows.inputs.stride(0), rows.factors.stride(0), heads.row_width
-    num_requests = len(states.slots)
     columns = min(COLUMNS, triton.next_power_of_2(heads.value_width))
-    grid = (triton.cdiv(heads.value_width, columns), heads.num_values, num_requests)
+    grid = (triton.cdiv(heads.value_width, columns), heads.num_values, len(tables.requests))
     _matrices_kernel[grid](
         rows.inputs,
         rows.factors,
@@ -225,9 +230,9 @@ def recurrence(
         present(weights.conv_bias, weights.conv),
         weights.decay,
         weights.bias,
-        present(weights.skip, torch.zeros_like(weights.bias)),
-        requests,
-        saves,
+        present(weights.skip, weights.bias),
+        tables.requests,
+        tables.saves,
         cache.rows,
         cache.matrix,
         found,
@@ -244,7 +249,7 @@ def recurrence(
         **_constants(heads, weights),
         COLUMNS=columns,
     )
-    keep_inputs(rows.inputs, rows.factors, heads.conv_width, cache, states)
+    keep_inputs(rows.inputs, rows.factors, heads.conv_width, cache, tables)
     _finish_kernel[count, heads.values // heads.norm_width](
         found,
         rows.gate,
@@ -277,14 +282,14 @@ AOT_SPECS = [
     *(
         AotSpec(
             _matrices_kernel,
-            "bf16, delta rule" if is_delta else "bf16, Mamba-2",
+            f"bf16, {'delta rule' if is_delta else 'Mamba-2'}, {name} states",
             {
                 **_INPUTS,
                 **dict.fromkeys(
                     ("conv_ptr", "conv_bias_ptr", "decay_ptr", "bias_ptr", "skip_ptr"), "*fp32"
                 ),
                 **_TABLES,
-                "matrices_ptr": "*fp32",
+                "matrices_ptr": "*fp16" if name == "half" else "*fp32",
                 "found_ptr": "*fp32",
                 **dict.fromkeys(_INTEGERS, "i32"),
                 **dict.fromkeys(("query_at", "key_at", "value_at"), "i32"),
@@ -301,7 +306,7 @@ AOT_SPECS = [
                 "COLUMNS": COLUMNS,
             },
         )
-        for is_delta in (True, False)
+        for is_delta, name in itertools.product((True, False), ("float32", "half"))
     ),
     *(
         AotSpec(

@@ -12,11 +12,11 @@ Source: LFM2's modeling file in transformers; Poli et al. 2023 (Hyena), section 
 import torch
 from torch import Tensor
 
-from localllm_kernels.state_cache import StateCache, StateSlots
+from localllm_kernels.state_cache import StateCache, States
 
 
 def short_conv_reference(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, cache: StateCache, states: StateSlots
+    rows: Tensor, weight: Tensor, bias: Tensor | None, cache: StateCache, states: States
 ) -> Tensor:
     """`rows`: [padded_tokens, 3 · width], b, c and v of all requests, one after another; `weight`:
     float32 [taps, width]; `bias`: float32 [width] -> [padded_tokens, width] in the dtype of rows.
@@ -27,6 +27,7 @@ def short_conv_reference(
     before, after, values = rows.chunk(3, dim=-1)
     x, taps = (before * values).float(), len(weight)
     out = torch.zeros_like(before)
+    states = states.on_host
     for i, slot in enumerate(states.slots):
         first, end, start = states.bounds[i], states.bounds[i + 1], states.starts[i]
         held = cache.rows[slot, cache.places(start)]

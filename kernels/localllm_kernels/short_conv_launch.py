@@ -7,7 +7,7 @@ from torch import Tensor
 
 from localllm_kernels.aot import AotSpec
 from localllm_kernels.launch import present
-from localllm_kernels.state_cache import StateCache, StateSlots
+from localllm_kernels.state_cache import StateCache, States
 from localllm_kernels.state_rings import keep_inputs
 
 ROWS, CHANNELS = 8, 128
@@ -58,20 +58,20 @@ def _conv_kernel(
 
 
 def short_conv(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, cache: StateCache, states: StateSlots
+    rows: Tensor, weight: Tensor, bias: Tensor | None, cache: StateCache, states: States
 ) -> Tensor:
     """See short_conv_reference."""
     rows, (taps, width) = rows.contiguous(), weight.shape
     # Padding rows are written by no request.
     out = torch.zeros(len(rows), width, dtype=rows.dtype, device=rows.device)
-    requests, _ = states.on(rows.device)
-    longest = max(states.bounds[i + 1] - states.bounds[i] for i in range(len(states.slots)))
-    grid = (triton.cdiv(width, CHANNELS), triton.cdiv(longest, ROWS), len(states.slots))
+    tables = states.on(rows.device)
+    blocks = triton.cdiv(width, CHANNELS), triton.cdiv(tables.longest, ROWS)
+    grid = (*blocks, len(tables.requests))
     _conv_kernel[grid](
         rows,
         weight,
         present(bias, weight),
-        requests,
+        tables.requests,
         cache.rows,
         out,
         width,
@@ -82,7 +82,7 @@ def short_conv(
         CHANNELS=CHANNELS,
     )
     # Behind the rows of requests side by side, which read the rings.
-    keep_inputs(rows, None, width, cache, states, is_gated=True)
+    keep_inputs(rows, None, width, cache, tables, is_gated=True)
     return out
 
 

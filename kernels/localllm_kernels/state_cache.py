@@ -15,7 +15,8 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class StateCache:
     """`rows`: float32 [num_slots, ring, width]; `num_rows`: inputs that are needed; `matrix`:
-    float32 [num_slots, ...], of recurrences that have one.
+    float32 or float16 [num_slots, ...], of recurrences that have one; in float16 it is rounded at
+    every token, so that its bits do not depend on where a step ends.
     """
 
     rows: Tensor
@@ -42,24 +43,26 @@ class StateCache:
         count = min(position, len(inputs), self.rows.shape[1])
         self.rows[slot, self.between(position - count, position)] = inputs[len(inputs) - count :]
 
-    def num_values(self, position: int) -> int:
-        """How many values a slot holds of the tokens before `position`."""
-        count = min(position, self.num_rows) * self.rows.shape[-1]
-        return count if self.matrix is None else count + self.matrix[0].numel()
+    def num_bytes(self, position: int) -> int:
+        """Bytes of what a slot holds of the tokens before `position`."""
+        of_rows = 4 * min(position, self.num_rows) * self.rows.shape[-1]
+        return of_rows if self.matrix is None else of_rows + self.matrix[0].nbytes
+
+    def parts(self, slot: int, position: int) -> list[Tensor]:
+        """What a slot holds of the tokens before `position`, on its device."""
+        rows = self.rows[slot, self.places(position)]
+        return [rows] if self.matrix is None else [rows, self.matrix[slot]]
 
     def read(self, slot: int, position: int, into: Tensor) -> int:
-        """Copy what the slot holds of the tokens before `position` to the start of `into`, float32
-        on the host; returns how many values.
+        """Copy what the slot holds of the tokens before `position` to the start of `into`, uint8 on
+        the host; returns how many bytes.
         """
-        parts = [self.rows[slot, self.places(position)]]
-        if self.matrix is not None:
-            parts.append(self.matrix[slot])
         count = 0
-        for part in parts:
+        for part in self.parts(slot, position):
             values = part.contiguous().cpu()
             # Not by torch, whose threads would go on spinning beside ours.
             ctypes.memmove(into[count:].data_ptr(), values.data_ptr(), values.nbytes)
-            count += values.numel()
+            count += values.nbytes
         return count
 
     def write(self, slot: int, position: int, values: Tensor) -> int:
@@ -67,14 +70,14 @@ class StateCache:
         bytes.
         """
         places, width = self.places(position), self.rows.shape[-1]
-        count = len(places) * width
-        size = 0 if self.matrix is None else self.matrix[slot].numel()
+        of_rows, end = 4 * len(places) * width, self.num_bytes(position)
         # A view as another dtype needs an aligned start, which the clone has.
-        own = values[: 4 * (count + size)].clone().view(torch.float32).to(self.rows.device)
-        self.rows[slot, places] = own[:count].view(-1, width)
+        own = values[:end].clone().to(self.rows.device)
+        self.rows[slot, places] = own[:of_rows].view(torch.float32).view(-1, width)
         if self.matrix is not None:
-            self.matrix[slot] = own[count:].view(self.matrix[slot].shape)
-        return own.nbytes
+            matrix = self.matrix[slot]
+            matrix.copy_(own[of_rows:].view(matrix.dtype).view(matrix.shape))
+        return end
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class StateSlots:
     `bounds`: where each request's rows start, and one past the last row; `starts`: the position of
     each request's first row. `stands`: the position before which each slot's matrix has seen all
     tokens, at most the longest draft before `starts`; `settled`: that to leave it at, behind the
-    rows that are no drafts. `tables`: see `on`.
+    rows that are no drafts.
     """
 
     slots: tuple[int, ...]
@@ -105,21 +108,60 @@ class StateSlots:
     stands: tuple[int, ...]
     settled: tuple[int, ...]
     saves: tuple[StateSave, ...] = ()
-    tables: tuple[Tensor, Tensor] | None = None
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The same for kernels, `tables` if they are there. Of each request int64 [8]: its slot,
-        first row, position of that and one past its last, where its matrix stands and is to be
-        left, and its first copy and one past its last. Of each copy int64 [2]: position and slot.
-        """
-        if self.tables is not None:
-            return self.tables
+    @property
+    def on_host(self) -> "StateSlots":
+        """Itself; see `StateTables.on_host`."""
+        return self
+
+    def on(self, device: torch.device) -> "StateTables":
+        """The same for kernels."""
+        found = [torch.tensor(each, dtype=torch.int64).to(device) for each in self.rows_of_tables()]
+        longest = max(self.bounds[i + 1] - first for i, first in enumerate(self.bounds[:-1]))
+        return StateTables(found[0], found[1], longest)
+
+    def rows_of_tables(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """The rows of `StateTables.requests` and `saves`, of which there is at least one."""
         ends = [start + self.bounds[i + 1] - self.bounds[i] for i, start in enumerate(self.starts)]
         first = [sum(each.request < i for each in self.saves) for i in range(len(ends) + 1)]
         columns = self.slots, self.bounds[:-1], self.starts, ends, self.stands, self.settled
-        requests = zip(*columns, first[:-1], first[1:], strict=True)
+        requests = list(zip(*columns, first[:-1], first[1:], strict=True))
         saves = [(self.starts[each.request] + each.num_rows, each.slot) for each in self.saves]
         # One that is not read, so that there is an address.
-        pairs = [list(requests), saves or [(0, 0)]]
-        found = [torch.tensor(each, dtype=torch.int64).to(device) for each in pairs]
-        return found[0], found[1]
+        return requests, [*saves] or [(0, 0)]
+
+
+@dataclass(frozen=True, slots=True)
+class StateTables:
+    """`StateSlots` as kernels read them, on their device.
+
+    `requests`: int64 [num_requests, 8]: each one's slot, first row, position of that and one past
+    its last, where its matrix stands and is to be left, its first copy and one past its last;
+    `saves`: int64 [num_saves, 2]: of each copy position and slot; `longest`: the most rows of a
+    request. A request without rows is padding.
+    """
+
+    requests: Tensor
+    saves: Tensor
+    longest: int
+
+    def on(self, device: torch.device) -> "StateTables":
+        """Itself."""
+        return self
+
+    @property
+    def on_host(self) -> StateSlots:
+        """The same for operators that read them in Python, which waits for the device."""
+        pairs = self.saves.tolist()
+        rows = self.requests.tolist()
+        slots, firsts, starts, ends, stands, settled, *_ = map(tuple, zip(*rows, strict=True))
+        saves = (
+            StateSave(i, position - row[2], slot)
+            for i, row in enumerate(rows)
+            for position, slot in pairs[row[6] : row[7]]
+        )
+        bounds = (*firsts, firsts[-1] + ends[-1] - starts[-1])
+        return StateSlots(slots, bounds, starts, stands, settled, tuple(saves))
+
+
+States = StateSlots | StateTables

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm_kernels.aot import AotSpec
-from localllm_kernels.state_cache import StateCache, StateSlots
+from localllm_kernels.state_cache import StateCache, StateTables
 
 CHANNELS = 512
 
@@ -88,7 +88,7 @@ def keep_inputs(
     factors: Tensor | None,
     width: int,
     cache: StateCache,
-    states: StateSlots,
+    tables: StateTables,
     *,
     is_gated: bool = False,
 ) -> None:
@@ -96,13 +96,12 @@ def keep_inputs(
     copy. `inputs`: [padded_tokens, width], or with `is_gated` [padded_tokens, 3 · width], of which
     the first and the last third are multiplied; `factors`: what is kept beside them.
     """
-    requests, saves = states.on(inputs.device)
     kept = cache.rows.shape[-1]
-    _keep_kernel[triton.cdiv(kept, CHANNELS), len(states.slots)](
+    _keep_kernel[triton.cdiv(kept, CHANNELS), len(tables.requests)](
         inputs,
         inputs if factors is None else factors,
-        requests,
-        saves,
+        tables.requests,
+        tables.saves,
         cache.rows,
         inputs.stride(0),
         0 if factors is None else factors.stride(0),

@@ -12,6 +12,7 @@ from localllm.cli.flag_values import (
 from localllm.cli.flags import Flags, option
 from localllm.engine.config import KV_CACHE_DTYPES, EngineConfig
 from localllm.engine.speculation_config import SpeculationConfig
+from localllm.model.blocks.block import STATE_DTYPES
 
 _SPECULATION = SpeculationConfig()
 # Formats for random weights and for plans; as in `random_weights`, whose module imports torch.
@@ -111,6 +112,14 @@ class EngineFlags(Flags):
         str,
         option("--kv-cache-dtype", help="Data type of the KV cache.", choices=KV_CACHE_DTYPES),
     ] = "auto"
+    state_dtype: Annotated[
+        str,
+        option(
+            "--state-dtype",
+            help="Data type of the states of recurrences; float16 halves their memory.",
+            choices=STATE_DTYPES,
+        ),
+    ] = "float32"
     deterministic: Annotated[
         bool, option("--deterministic", help="Same bits in any batch, on a GPU too; slower there.")
     ] = False
@@ -170,4 +179,5 @@ class EngineFlags(Flags):
             device=cast(Literal["auto"], self.device),
             dtype=cast(Literal["auto"], self.dtype),
             kv_cache_dtype=cast(Literal["auto"], self.kv_cache_dtype),
+            state_dtype=cast(Literal["float32"], self.state_dtype),
         )

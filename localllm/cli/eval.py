@@ -64,6 +64,7 @@ EngineOfEvaluation = Annotated[
         "self_check",
         "dtype",
         "kv_cache_dtype",
+        "state_dtype",
     ),
 ]
 

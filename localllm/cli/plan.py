@@ -77,6 +77,7 @@ EngineOfPlan = Annotated[
     only(
         "ctx",
         "kv_cache_dtype",
+        "state_dtype",
         "max_num_seqs",
         "gpu_memory_utilization",
         "reserve",

@@ -54,6 +54,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {
             "kv_cache_dtype",
             "max_num_batched_tokens",
             "max_num_seqs",
+            "state_dtype",
             "threads",
         )
     },

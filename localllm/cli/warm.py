@@ -25,7 +25,9 @@ _NUM_SEQS = 16
 def warm(
     model: OptionalModel = None,
     *,
-    engine: Annotated[EngineFlags, only("dtype", "kv_cache_dtype", "deterministic", "self_check")],
+    engine: Annotated[
+        EngineFlags, only("dtype", "kv_cache_dtype", "state_dtype", "deterministic", "self_check")
+    ],
 ) -> None:
     """Check a GPU's kernels and compile all that a model needs, so that its first chat starts warm.
 

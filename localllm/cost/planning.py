@@ -24,7 +24,7 @@ from localllm.engine.loading import (
     step_tokens,
     total_bytes,
 )
-from localllm.engine.memory import MemoryPlan, can_capture, plan_memory
+from localllm.engine.memory import MemoryPlan, plan_memory
 from localllm.engine.step_inputs import graph_rows
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.files.json_file import read_json_object
@@ -273,6 +273,8 @@ def plan_model(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPla
 
     Raises: RequestError for a context that the model does not support.
     """
+    architecture = shape.architecture.with_states(engine.state_dtype)
+    shape = replace(shape, architecture=architecture)
     try:
         return _fitting(shape, machine, engine)
     except GpuMemoryError as error:
@@ -300,7 +302,7 @@ def _plan_memory(
     traits = _traits(shape, machine, engine)
 
     def plan(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
-        has_graphs = is_captured and can_capture(shape.architecture, traits)
+        has_graphs = is_captured and traits.captures
         return plan_memory(
             shape.architecture,
             config,

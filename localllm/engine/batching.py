@@ -67,24 +67,25 @@ def build_forward_batch(
         max_query_len=max(counts),
         logit_rows=to_device(logit_rows),
         num_logit_rows=len(sampled),
-        states=StateSlots(
-            tuple(entry.request.slot for entry in scheduled),
-            (0, *accumulate(counts)),
-            tuple(starts),
-            tuple(entry.stands for entry in scheduled),
-            tuple(each.stands if each.keeps_state else each.known_end for each in scheduled),
-            _saves(batch),
-        ),
+        states=state_slots(batch),
     )
 
 
-def _saves(batch: ScheduledBatch) -> tuple[StateSave, ...]:
-    """The snapshots of a batch, in order of rows."""
-    found = (
-        StateSave(each.index, each.position - batch.requests[each.index].start, each.slot)
+def state_slots(batch: ScheduledBatch) -> StateSlots:
+    """Where the batch's requests keep recurrent state, and the snapshots to take of it."""
+    scheduled = batch.requests
+    saves = (
+        StateSave(each.index, each.position - scheduled[each.index].start, each.slot)
         for each in batch.state_saves
     )
-    return tuple(sorted(found, key=lambda each: (each.request, each.num_rows)))
+    return StateSlots(
+        tuple(entry.request.slot for entry in scheduled),
+        (0, *accumulate(entry.num_scheduled_tokens for entry in scheduled)),
+        tuple(entry.start for entry in scheduled),
+        tuple(entry.stands for entry in scheduled),
+        tuple(each.stands if each.keeps_state else each.known_end for each in scheduled),
+        tuple(sorted(saves, key=lambda each: (each.request, each.num_rows))),
+    )
 
 
 def _empty_tables(scheduled: Sequence[ScheduledRequest], number: int) -> npt.NDArray[np.int32]:

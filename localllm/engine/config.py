@@ -6,6 +6,7 @@ from typing import Literal
 
 from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import RequestError, brief
+from localllm.model.blocks.block import STATE_DTYPES, StateDType
 from localllm.model.config_fields import DTYPES
 
 KVCacheDType = Literal["auto", "bf16", "int8", "fp8"]
@@ -24,6 +25,7 @@ class EngineConfig:
 
     `kv_cache_tokens` is the size of the KV cache in tokens, rounded down to whole blocks.
     `kv_cache_dtype` is the dtype of cached keys and values; "auto" is the model's own dtype.
+    `state_dtype` is that of the matrices of recurrences.
     `max_num_batched_tokens` is the token budget of one step; None: the device's default.
     `gpu_memory_utilization` is the fraction of free memory to use; at least `reserve_bytes` stay
     free.
@@ -53,6 +55,7 @@ class EngineConfig:
     device: Literal["auto", "cuda", "cpu"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_cache_dtype: KVCacheDType = "auto"
+    state_dtype: StateDType = "float32"
     backend: Literal["auto", "torch", "triton"] = "auto"
     deterministic: bool = False
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
@@ -98,6 +101,7 @@ class EngineConfig:
             ("device", ("auto", "cuda", "cpu")),
             ("dtype", ("auto", *DTYPES)),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("state_dtype", STATE_DTYPES),
             ("backend", ("auto", "torch", "triton")),
         ):
             if getattr(self, name) not in known:

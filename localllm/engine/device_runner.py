@@ -93,6 +93,7 @@ class DeviceRunner:
             -(-max_model_len // block_size),
             where,
             self._tables,
+            kv_cache.num_slots - limits.max_num_seqs if kv_cache.recurrent else None,
         )
         # Two of each: one is filled while the other is being copied.
         self._hosts = [device.host_buffer(self._inputs.num_bytes) for _ in range(2)]
@@ -159,6 +160,7 @@ class DeviceRunner:
         self._turn = 1 - self._turn
         self._slots.admit(batch)
         copy_blocks(self._kv_cache, self._tables, batch.block_copies)
+        self._write_states(batch)
         padded = padded_shape(batch, self._sizes)
         shape = padded or exact_shape(batch)
         host = self._hosts[self._turn]
@@ -168,10 +170,16 @@ class DeviceRunner:
         self._upload(shape, filled.num_bytes, filled.table_shape)
         computed = self._compute(shape) if padded is None else self._compute_padded(shape)
         logits = computed.logits
+        take_states = self._read_states(batch)
         num_tokens = sum(entry.num_scheduled_tokens for entry in batch.requests)
         hidden = tuple(tap[:num_tokens] for tap in computed.taps)
         if len(filled.rows) == 0:
-            return _Launched(self._device.mark(), lambda: [], self._slots.forget, hidden)
+
+            def only_states() -> list[list[SampledToken]]:
+                take_states()
+                return []
+
+            return _Launched(self._device.mark(), only_states, self._slots.forget, hidden)
         rows, factors = self._inputs.sampling_rows(shape, has_drafts=filled.has_drafts)
         rows = replace(
             rows,
@@ -188,6 +196,7 @@ class DeviceRunner:
         logprobs = wanted.compute(ids, self._device) if wanted else None
 
         def collect() -> list[list[SampledToken]]:
+            take_states()
             found = target.numpy()[filled.rows].tolist()
             tokens = [SampledToken(None if token < 0 else token) for token in found]
             for i, values in (logprobs() if logprobs else {}).items():
@@ -200,6 +209,31 @@ class DeviceRunner:
             return sampled
 
         return _Launched(self._device.mark(), collect, self._slots.forget, hidden)
+
+    def _write_states(self, batch: ScheduledBatch) -> None:
+        """Start to fill the slots of requests that begin from a snapshot."""
+        for load in batch.state_loads:
+            host = self._device.host_buffer(load.values.nbytes)
+            host.copy_(load.values)
+            values = torch.empty_like(host, device=self._inputs.newest.device)
+            self._device.upload(values, host)
+            self._kv_cache.write_state(load.slot, load.position, values)
+
+    def _read_states(self, batch: ScheduledBatch) -> Callable[[], None]:
+        """Start to copy the batch's snapshots to the host; returns a function that hands them over
+        once they have arrived.
+        """
+        arriving = []
+        for save in batch.state_saves:
+            values = self._kv_cache.gather_state(save.slot, save.position)
+            arriving.append((save, self._device.host_buffer(values.nbytes)))
+            self._device.download(arriving[-1][1], values)
+
+        def take() -> None:
+            for save, host in arriving:
+                save.values = host.clone()  # memory that a device can copy to is scarce
+
+        return take
 
     def _upload(self, shape: StepShape, num_bytes: int, table_shape: tuple[int, int, int]) -> None:
         self._device.upload(self._inputs.place(num_bytes), self._hosts[self._turn][:num_bytes])
@@ -252,9 +286,9 @@ class DeviceRunner:
         """
         shape = step.shape
         self._turn = 1 - self._turn
-        num_tables = len(self._inputs.tables)
-        num_bytes = fill_nothing(self._hosts[self._turn].numpy(), shape, num_tables)
-        self._upload(shape, num_bytes, (num_tables, 0, 0))
+        tables = self._inputs.tables
+        num_bytes = fill_nothing(self._hosts[self._turn].numpy(), shape, tables)
+        self._upload(shape, num_bytes, (len(tables), 0, 0))
         rows, factors = self._inputs.sampling_rows(shape, has_drafts=step.has_drafts)
         rows = replace(
             rows,

@@ -23,7 +23,6 @@ from localllm.engine.expert_memory import expert_sizes, plan_experts
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.memory import (
     MemoryPlan,
-    can_capture,
     describe_taken,
     plan_memory,
     reconcile,
@@ -112,6 +111,7 @@ def build_decoder(
     Raises: as `load_decoder`.
     """
     make_products_reproducible()
+    architecture = architecture.with_states(config.state_dtype)
     device = select_device(config)
     threads = choose_threads(config.threads)
     if device.type == "cpu":
@@ -142,7 +142,7 @@ def build_decoder(
     free = free_bytes(device)
 
     def plan_with(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
-        has_graphs = is_captured and device.type == "cuda" and can_capture(architecture, ops.traits)
+        has_graphs = is_captured and device.type == "cuda" and ops.traits.captures
         return plan_memory(
             architecture,
             config,
@@ -257,6 +257,7 @@ def build_engine(
         loaded.kv_dtype,
         config.block_size,
         *architecture.ropes,
+        *(group.state for group in architecture.recurrent_groups),
         # Of the tables' length, which a plan that was made smaller afterwards does not have.
         *(rope.pair_factors(loaded.model.ropes.num_positions) for rope in architecture.ropes),
         loaded.device.type,
@@ -352,8 +353,7 @@ def _make_runner(
     """The runner of a decoder on its device; `longest`: the most tokens of a request; `threads`,
     `tables`, `taps`: see ModelRunner.
     """
-    captures = can_capture(loaded.model.architecture, loaded.model.ops.traits)
-    if not captures or loaded.device.type != "cuda":
+    if not loaded.model.ops.traits.captures or loaded.device.type != "cuda":
         own_threads = threads if loaded.device.type == "cpu" else None
         return ModelRunner(loaded.model, kv_cache, own_threads, tables, taps)
     device = CudaDevice()

@@ -7,7 +7,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from localllm.engine.block_group import most_blocks
 from localllm.engine.config import EngineConfig
@@ -16,9 +15,6 @@ from localllm.engine.speculation import MAX_DRAFTED_TOKENS
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.model.architecture import Architecture, SlotSizes
 from localllm.model.blocks.block import RowBytes
-
-if TYPE_CHECKING:
-    from localllm_kernels.traits import Traits
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +98,6 @@ class MemoryPlan:
 def _growing(groups: Sequence[GroupMemory]) -> list[GroupMemory]:
     """The full groups, which grow with every token; all groups if none is full."""
     return [group for group in groups if group.window is None] or list(groups)
-
-
-def can_capture(model: Architecture, traits: Traits) -> bool:
-    """Whether steps can be captured as graphs; those of recurrences are not yet."""
-    return traits.captures and not model.recurrent_groups
 
 
 def slot_sizes(model: Architecture, engine: EngineConfig) -> SlotSizes:

@@ -51,7 +51,9 @@ def recurrence_cases(
         states = StateSlots((0,), (0, rows), (_START,), (_START,), (_START + rows,))
         for spec in mixers:
             heads, weights = spec.heads, _weights(spec.heads, spec.taps, drawn)
-            matrix, ring = drawn(1, *heads.matrix), drawn(1, spec.taps + 1, heads.row_width)
+            state_dtype: torch.dtype = getattr(torch, spec.state_dtype)
+            matrix = drawn(1, *heads.matrix).to(state_dtype)
+            ring = drawn(1, spec.taps + 1, heads.row_width)
 
             def recur(
                 table: Ops,

@@ -159,8 +159,7 @@ class ModelRunner:
         if self._kv_cache.recurrent and self._device.type == "cuda":
             # Once for all layers, which read them from its memory.
             assert inputs.states is not None
-            tables = inputs.states.on(self._device)
-            inputs = replace(inputs, states=replace(inputs.states, tables=tables))
+            inputs = replace(inputs, states=inputs.states.on(self._device))
         for load in batch.state_loads:
             self._kv_cache.write_state(load.slot, load.position, load.values)
         hidden, taps = self._model.forward_last(inputs, self._kv_cache, self._taps)

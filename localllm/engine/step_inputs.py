@@ -16,11 +16,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from localllm.engine.batching import sampled_rows, within
+from localllm.engine.batching import sampled_rows, state_slots, within
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.slots import Slots
 from localllm.model.inputs import ForwardBatch, GroupTables
 from localllm_kernels.sample import Drafts, SamplingRows
+from localllm_kernels.state_cache import StateTables
 
 # Steps with up to this many tokens per request are captured too: drafts, and the ends of prompts.
 MAX_WINDOW = 16
@@ -112,6 +113,23 @@ _ARRAYS: tuple[tuple[str, str, Callable[[StepShape], int]], ...] = (
 _TORCH_TYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32}
 
 
+# Of the requests and snapshots of recurrences, see StateTables.
+_REQUEST_STATE, _SAVE = 8, 2
+
+
+@dataclass(frozen=True, slots=True)
+class StepTables:
+    """What a model's steps need beside tokens: the indices of the requests' block tables that they
+    read, and the most snapshots that they take, None for a model without recurrences.
+    """
+
+    numbers: tuple[int, ...]
+    num_saves: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
 def slots_name(table: int) -> str:
     """The name of the array with the cache slots of new tokens for one table."""
     return f"slot_mapping {table}"
@@ -125,11 +143,14 @@ class Layout:
     num_bytes: int
 
     @classmethod
-    def of(cls, shape: StepShape, num_tables: int) -> "Layout":
-        """The layout, a function of shape and number of tables only."""
+    def of(cls, shape: StepShape, tables: StepTables) -> "Layout":
+        """The layout, a function of shape, number of tables and most snapshots only."""
         places, offset = {}, 0
         lengths = [(name, kind, length(shape)) for name, kind, length in _ARRAYS]
-        lengths += [(slots_name(i), "int64", shape.num_tokens) for i in range(num_tables)]
+        lengths += [(slots_name(i), "int64", shape.num_tokens) for i in range(len(tables))]
+        if tables.num_saves is not None:
+            lengths.append(("states", "int64", _REQUEST_STATE * shape.num_seqs))
+            lengths.append(("saves", "int64", _SAVE * max(1, tables.num_saves)))
         for name, kind, length in lengths:
             end = offset + length * np.dtype(kind).itemsize
             places[name] = (offset, end, kind)
@@ -167,21 +188,19 @@ def fill(
     shape: StepShape,
     slots: Slots,
     block_size: int,
-    tables: Sequence[int],
+    tables: StepTables,
 ) -> Filled:
-    """Write the inputs of `batch`, padded to `shape`, into a host buffer; `tables`: the indices of
-    the requests' tables to write.
-    """
-    layout = Layout.of(shape, len(tables))
+    """Write the inputs of `batch`, padded to `shape`, into a host buffer."""
+    layout = Layout.of(shape, tables)
     arrays = layout.on_host(host)
-    fill_nothing(host, shape, len(tables))
+    fill_nothing(host, shape, tables)
     entries = batch.requests
     counts = np.array([entry.num_scheduled_tokens for entry in entries])
     starts = np.array([entry.start for entry in entries])
     ends = np.cumsum(counts)
     num_tokens = int(ends[-1])
     positions = np.repeat(starts, counts) + within(counts)
-    width = max(len(entry.request.tables[number]) for entry in entries for number in tables)
+    width = max(len(entry.request.tables[number]) for entry in entries for number in tables.numbers)
     table_shape = (len(tables), len(entries), width)
     tables_end = layout.num_bytes + prod(table_shape) * 4
     packed = host[layout.num_bytes : tables_end].view(np.int32).reshape(table_shape)
@@ -189,7 +208,7 @@ def fill(
     sources[:num_tokens] = np.arange(num_tokens) + _aligned(8 * slots.count) // 8
     for i, (entry, end) in enumerate(zip(entries, ends.tolist(), strict=True)):
         known = entry.token_ids
-        for place, number in enumerate(tables):
+        for place, number in enumerate(tables.numbers):
             table = entry.request.tables[number]
             packed[place, i, : len(table)] = np.frombuffer(table, dtype=np.int32)
         row = end - entry.num_scheduled_tokens
@@ -205,6 +224,8 @@ def fill(
     arrays["cu_seqlens_q"][1 : len(entries) + 1] = ends
     arrays["cu_seqlens_q"][len(entries) + 1 :] = num_tokens
     arrays["seq_lens"][: len(entries)] = starts + counts
+    if tables.num_saves is not None:
+        _fill_states(arrays, batch, num_tokens)
     sampled = sampled_rows(entries, ends)
     rows = sampled if shape.samples_all else np.arange(len(sampled))
     arrays["logit_rows"][rows] = sampled
@@ -220,12 +241,22 @@ def fill(
     return Filled(tables_end, table_shape, rows, arrays["slots"].view(np.int32), has_drafts)
 
 
-def fill_nothing(host: npt.NDArray[np.uint8], shape: StepShape, num_tables: int) -> int:
+def _fill_states(
+    arrays: dict[str, npt.NDArray[np.generic]], batch: ScheduledBatch, num_tokens: int
+) -> None:
+    requests, saves = state_slots(batch).rows_of_tables()
+    states = arrays["states"].reshape(-1, _REQUEST_STATE)
+    states[: len(requests)] = requests
+    states[len(requests) :, 1] = num_tokens  # where requests without rows begin
+    arrays["saves"].reshape(-1, _SAVE)[: len(saves)] = saves
+
+
+def fill_nothing(host: npt.NDArray[np.uint8], shape: StepShape, tables: StepTables) -> int:
     """Write inputs of padding only, which is neither stored nor sampled; returns their bytes."""
-    layout = Layout.of(shape, num_tables)
+    layout = Layout.of(shape, tables)
     arrays = layout.on_host(host)
     host[: layout.num_bytes] = 0
-    for table in range(num_tables):
+    for table in range(len(tables)):
         arrays[slots_name(table)].fill(NOT_STORED)
     arrays["slots"].fill(NOT_SAMPLED)
     arrays["drafts"].fill(NOT_DRAFTED)
@@ -243,16 +274,17 @@ class DeviceInputs:
         max_blocks: int,
         device: torch.device,
         tables: Sequence[int],
+        num_saves: int | None = None,
     ) -> None:
         """`most_rows`: the most requests in a padded step; `max_blocks`: blocks of the longest
-        request; `tables`: see `build_forward_batch`.
+        request; `tables`: see `build_forward_batch`; `num_saves`: see StepTables.
         """
         largest = StepShape(most_tokens, most_rows, 1, most_tokens)
-        self.tables = list(dict.fromkeys(tables))
+        self.tables = StepTables(tuple(dict.fromkeys(tables)), num_saves)
         # For each group of the cache, the index of its table among those.
-        self._places = [self.tables.index(table) for table in tables]
+        self._places = [self.tables.numbers.index(table) for table in tables]
         tables_bytes = 4 * len(self.tables) * num_slots * max_blocks
-        self.num_bytes = Layout.of(largest, len(self.tables)).num_bytes + tables_bytes
+        self.num_bytes = Layout.of(largest, self.tables).num_bytes + tables_bytes
         kept = _aligned(8 * num_slots)
         whole = torch.zeros((kept + self.num_bytes + 7) // 8 * 8, dtype=torch.uint8, device=device)
         self._all_ids = whole.view(torch.int64)
@@ -268,13 +300,20 @@ class DeviceInputs:
     def spread_tables(self, shape: StepShape, table_shape: tuple[int, int, int]) -> None:
         """Copy the packed block tables into their rows."""
         _, rows, width = table_shape
-        start = Layout.of(shape, len(self.tables)).num_bytes
+        start = Layout.of(shape, self.tables).num_bytes
         packed = self._buffer[start : start + 4 * prod(table_shape)].view(torch.int32)
         self._tables[:, :rows, :width].copy_(packed.view(table_shape))
 
     def forward_batch(self, shape: StepShape) -> ForwardBatch:
         """The inputs of the model; if the step is captured, call this within the capture."""
-        arrays = Layout.of(shape, len(self.tables)).on_device(self._buffer)
+        arrays = Layout.of(shape, self.tables).on_device(self._buffer)
+        states = None
+        if self.tables.num_saves is not None:
+            states = StateTables(
+                arrays["states"].view(-1, _REQUEST_STATE),
+                arrays["saves"].view(-1, _SAVE),
+                shape.max_query_len,
+            )
         return ForwardBatch(
             input_ids=self._all_ids.index_select(0, arrays["sources"]),
             positions=arrays["positions"],
@@ -287,13 +326,14 @@ class DeviceInputs:
             max_query_len=shape.max_query_len,
             logit_rows=arrays["logit_rows"],
             num_logit_rows=shape.num_logit_rows,
+            states=states,
         )
 
     def sampling_rows(
         self, shape: StepShape, *, has_drafts: bool = False
     ) -> tuple[SamplingRows, Tensor]:
         """The sampling parameters of the rows, and their penalty factors, float32 [rows, 3]."""
-        arrays = Layout.of(shape, len(self.tables)).on_device(self._buffer)
+        arrays = Layout.of(shape, self.tables).on_device(self._buffer)
         rows = SamplingRows(
             arrays["slots"],
             self.newest,

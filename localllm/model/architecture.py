@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from localllm.model.blocks.attention import AttentionSpec
-from localllm.model.blocks.block import BlockSpec, KVState, LinearGroup, RecurrentState, RowBytes
+from localllm.model.blocks.block import (
+    BlockSpec,
+    KVState,
+    LinearGroup,
+    RecurrentState,
+    RowBytes,
+    StateDType,
+)
+from localllm.model.blocks.delta_net import DeltaNetSpec
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.experts_beside import ExpertsBesideSpec
+from localllm.model.blocks.mamba import MambaSpec
 from localllm.model.config_fields import DType
-from localllm.model.layer import LayerPlan
+from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 from localllm.model.per_layer_inputs import PROJECTION, PerLayerSpec
 from localllm.model.rope_config import RopeConfig
@@ -154,6 +163,14 @@ class Architecture:
                 found.setdefault(layer.recurrence, []).append(i)
         return tuple(RecurrentGroup(state, tuple(layers)) for state, layers in found.items())
 
+    def with_states(self, dtype: StateDType) -> Architecture:
+        """The same, whose recurrences keep their matrices in `dtype`."""
+        layers = tuple(
+            replace(layer, places=tuple(_with_state(place, dtype) for place in layer.places))
+            for layer in self.layers
+        )
+        return replace(self, layers=layers)
+
     def slot_bytes(self, more_rows: int = 0) -> int:
         """Bytes of what all recurrences keep of one request, see `RecurrentState.num_bytes`."""
         return sum(
@@ -256,3 +273,10 @@ class Architecture:
         """The sizes that determine its operators, in words."""
         blocks = ", ".join(dict.fromkeys(block.describe() for block in self.blocks()))
         return f"{self.hidden_size} wide, {blocks}, {self.vocab_size} tokens"
+
+
+def _with_state(place: Place, dtype: StateDType) -> Place:
+    match place.block:
+        case DeltaNetSpec() | MambaSpec() as block:
+            return replace(place, block=replace(block, state_dtype=dtype))
+    return place

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from localllm.model.architecture import Architecture, SlotSizes
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache
-from localllm_kernels.state_cache import StateCache, StateSlots
+from localllm_kernels.state_cache import StateCache, States
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ForwardBatch:
     logit_rows: Tensor  # int64 [padded_rows], the rows whose logits are wanted
     num_logit_rows: int
     # Where recurrences keep their state, None if the model has none.
-    states: StateSlots | None = None
+    states: States | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -128,6 +128,11 @@ class PagedKVCache:
         return torch.cat([part.flatten() for part in parts]).cpu()
 
     @property
+    def num_slots(self) -> int:
+        """Slots of recurrences, 0 if there are none."""
+        return next((len(each.rows) for each in self.recurrent.values()), 0)
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of the result of `read_state`, where as many tokens lie before as are needed."""
         matrices = (each.matrix[0] for each in self.recurrent.values() if each.matrix is not None)
@@ -137,14 +142,21 @@ class PagedKVCache:
     def read_state(self, slot: int, position: int) -> Tensor:
         """What recurrences keep in a slot of the tokens before `position`, uint8, on the host."""
         caches = self.recurrent.values()
-        found = torch.empty(sum(each.num_values(position) for each in caches))
+        num_bytes = sum(each.num_bytes(position) for each in caches)
+        found = torch.empty(num_bytes, dtype=torch.uint8)
         start = 0
         for each in caches:
             start += each.read(slot, position, found[start:])
-        return found.view(torch.uint8)
+        return found
+
+    def gather_state(self, slot: int, position: int) -> Tensor:
+        """The same, on the device of the cache."""
+        caches = self.recurrent.values()
+        parts = [part for each in caches for part in each.parts(slot, position)]
+        return torch.cat([part.contiguous().flatten().view(torch.uint8) for part in parts])
 
     def write_state(self, slot: int, position: int, values: Tensor) -> None:
-        """Fill a slot with the result of `read_state`."""
+        """Fill a slot with the result of `read_state` or `gather_state`."""
         start = 0
         for each in self.recurrent.values():
             start += each.write(slot, position, values[start:])
@@ -181,7 +193,8 @@ def _recurrent_caches(
         shape = (len(group.layers), slots.num_slots, ring, group.state.width)
         rows, matrix = _zeros(shape, torch.float32, device), None
         if group.state.matrix is not None:
-            matrix = _zeros((*shape[:2], *group.state.matrix), torch.float32, device)
+            dtype: torch.dtype = getattr(torch, group.state.dtype)
+            matrix = _zeros((*shape[:2], *group.state.matrix), dtype, device)
         stack = StateCache(rows, group.state.num_rows, matrix)
         found |= {layer: stack.layer(place) for place, layer in enumerate(group.layers)}
     return found

@@ -57,7 +57,7 @@ def generate(
     events: dict[int, list[TokenEvent]] = {}
     for lengths in waves:
         for length, params in zip(lengths, (GREEDY, PENALIZED, LISTED), strict=True):
-            engine.add_request(prompt(length), params)
+            engine.add_request(prompt(length), params, borders=range(8, length, 8))
         while engine.has_unfinished():
             for event in checked_step(engine):
                 events.setdefault(event.request_id, []).append(event)
@@ -77,8 +77,11 @@ def device_engine(model: DecoderModel, **limits: object) -> tuple[Engine, Record
         # Chunks whose last layers compute a few rows, or none.
         ("Gemma4ForCausalLM", None, ((1, 29, 6),)),
         ("Qwen3MoeForCausalLM", None, WAVES),
+        # The second wave goes on from snapshots of the first.
+        ("Qwen3_5ForCausalLM", None, ((1, 22, 13), (22, 23, 6))),
+        ("Lfm2ForCausalLM", None, WAVES),
     ],
-    ids=["plain", "int4", "keys of other layers", "experts"],
+    ids=["plain", "int4", "keys of other layers", "experts", "recurrences", "convolutions"],
 )
 def test_it_gives_the_tokens_of_the_torch_operators(
     architecture: str, recipe: Recipe | None, waves: tuple[tuple[int, ...], ...]
@@ -96,6 +99,7 @@ def test_it_gives_the_tokens_of_the_torch_operators(
     found = generate(engine, waves)
     assert (engine.scheduler.num_preemptions > 0) == (recipe is None), "the test must press"
     assert len(device.replayed) > len(device.captured) > 0
+    assert any(e.num_cached_tokens for own in found.values() for e in own) == (len(waves) > 1)
     for request_id, events in expected.items():
         own = found[request_id]
         assert [each.token_id for each in own] == [each.token_id for each in events]
@@ -106,13 +110,20 @@ def test_it_gives_the_tokens_of_the_torch_operators(
                 assert [i for i, _ in mine.logprobs.top] == [i for i, _ in theirs.logprobs.top]
 
 
-@pytest.mark.parametrize("budget", [pytest.param(300, marks=pytest.mark.slow), 24])
-def test_drafts_are_verified_in_captured_windows(budget: int) -> None:
-    plain = load_tiny_model("Qwen3ForCausalLM")
+@pytest.mark.parametrize(
+    ("architecture", "budget"),
+    [
+        pytest.param("Qwen3ForCausalLM", 300, marks=pytest.mark.slow),
+        ("Qwen3ForCausalLM", 24),
+        pytest.param("Qwen3_5ForCausalLM", 24, marks=pytest.mark.slow),
+    ],
+)
+def test_drafts_are_verified_in_captured_windows(architecture: str, budget: int) -> None:
+    plain = load_tiny_model(architecture)
     lengths = (27, 3, 9)
     wanted = [(prompt(n), p) for n, p in zip(lengths, (GREEDY, PENALIZED, LISTED), strict=True)]
     alone = {len(ids): run_alone(plain, ids, params)[0] for ids, params in wanted}
-    model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
+    model = load_tiny_model(architecture, backend="triton")
     engine, device = device_engine(
         model,
         max_num_batched_tokens=budget,

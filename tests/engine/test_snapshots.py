@@ -18,6 +18,7 @@ from localllm.engine.memory import slot_sizes
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.snapshots import ROLL, STRIDE, Snapshots, positions, spread
 from localllm.engine.speculation_config import SpeculationConfig
+from localllm.model.blocks.block import STATE_DTYPES, StateDType
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
 
@@ -165,8 +166,9 @@ def test_a_quota_drops_the_oldest_and_rolling_ones_are_replaced() -> None:
     assert held.has(b"e")
 
 
-def test_slots_take_the_bytes_that_the_plan_says(decoder: DecoderModel) -> None:
-    architecture = decoder.architecture
+@pytest.mark.parametrize("dtype", STATE_DTYPES)
+def test_slots_take_the_bytes_that_the_plan_says(decoder: DecoderModel, dtype: StateDType) -> None:
+    architecture = decoder.architecture.with_states(dtype)
     config = EngineConfig(max_num_seqs=3, speculation=SpeculationConfig("ngram", max_draft=5))
     slots = slot_sizes(architecture, config)
     cpu = torch.device("cpu")
@@ -177,3 +179,5 @@ def test_slots_take_the_bytes_that_the_plan_says(decoder: DecoderModel) -> None:
     assert kept == slots.num_slots * architecture.slot_bytes(slots.max_draft)
     assert slots.num_slots > 3
     assert cache.read_state(0, 100).nbytes == cache.state_bytes == architecture.slot_bytes()
+    matrices = [each.matrix for each in found if each.matrix is not None]
+    assert all(each.dtype == getattr(torch, dtype) for each in matrices)

@@ -52,6 +52,9 @@ if shutil.which("cc") is not None:
     MODELS["gemma 4 in 4 bits in C"] = ("Gemma4ForCausalLM", 20, torch.float32, INT4, "auto")
     MODELS["experts in C"] = ("Glm4MoeForCausalLM", None, torch.float32, None, "auto")
     MODELS["qwen3.5 in C"] = ("Qwen3_5ForCausalLM", None, torch.float32, None, "auto")
+    MODELS["qwen3.5 in C, with states in half precision"] = (
+        *("Qwen3_5ForCausalLM", None, torch.float32, None, "auto", False, "float16"),
+    )
     MODELS["nemotron-h in C"] = ("NemotronHForCausalLM", None, torch.float32, None, "auto")
     MODELS["lfm2 in 4 bits in C"] = ("Lfm2ForCausalLM", None, torch.bfloat16, INT4, "auto")
     MODELS["sinks in C"] = (WITH_SINKS, 20, torch.float32, None, "auto")

@@ -69,6 +69,53 @@ INLINE uint16_t to_bf16(float x) {
   return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+/* Halves: 5 bits of exponent, 10 of mantissa. */
+INLINE f32x16 load_f16(const uint16_t *p) {
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+#elif defined(__F16C__)
+  __m256 parts[2];
+  f32x16 v;
+  for (int i = 0; i < 2; i++)
+    parts[i] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + i));
+  memcpy(&v, parts, sizeof v);
+  return v;
+#else
+  u16x16 half;
+  memcpy(&half, p, sizeof half);
+  const u32x16 bits = __builtin_convertvector(half, u32x16), sign = (bits & 0x8000) << 16;
+  const u32x16 is_infinite = (u32x16)((bits & 0x7c00) == 0x7c00);
+  /* The exponents of floats are 112 larger; the product is exact, of small halves too. */
+  const f32x16 finite = (f32x16)((bits & 0x7fff) << 13) * 0x1p112f;
+  const u32x16 infinite = (bits & 0x7fff) << 13 | 0x7f800000;
+  return (f32x16)(sign | (is_infinite & infinite) | (~is_infinite & (u32x16)finite));
+#endif
+}
+INLINE u16x16 round_f16(f32x16 x) {
+#if defined(__AVX512F__)
+  return (u16x16)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#elif defined(__F16C__)
+  __m256 parts[2];
+  __m128i halves[2];
+  u16x16 v;
+  memcpy(parts, &x, sizeof parts);
+  for (int i = 0; i < 2; i++)
+    halves[i] = _mm256_cvtps_ph(parts[i], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  memcpy(&v, halves, sizeof v);
+  return v;
+#else
+  const u32x16 bits = (u32x16)x, sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+  const u32x16 normal = (size + 0xfff + (size >> 13 & 1) - (112u << 23)) >> 13;
+  /* Behind 0.5 a float's last bit is worth as much as that of the small halves. */
+  const u32x16 small = (u32x16)((f32x16)size + 0.5f) - 0x3f000000;
+  const u32x16 is_small = (u32x16)(size < 113u << 23), is_large = (u32x16)(size >= 0x477ff000);
+  const u32x16 is_nan = (u32x16)(size > 0x7f800000);
+  const u32x16 finite = (is_small & small) | (~is_small & normal);
+  const u32x16 found = (is_large & 0x7c00) | (~is_large & finite) | (is_nan & 0x7e00);
+  return __builtin_convertvector(sign | found, u16x16);
+#endif
+}
+
 INLINE void round_row(const float *x, uint16_t *y, int64_t width) {
   int64_t i = 0;
   for (; i + LANES <= width; i += LANES) {

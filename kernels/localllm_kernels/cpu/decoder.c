@@ -41,8 +41,9 @@ typedef struct {
 
 /* Where a recurrent layer keeps what it needs; see Inputs and RecurrenceCall. */
 typedef struct {
-  float *kept, *matrices;
-  int64_t ring;
+  float *kept;
+  void *matrices;
+  int64_t ring, has_half;
 } State;
 
 /* Angles of the batch's positions, [rows, head_dim / 2]. */
@@ -213,7 +214,7 @@ static void recur(const Team *team, const Forward *f, const Layer *layer, const 
                          width, is_apart ? count : width, net->conv.width, count, state->kept,
                          state->ring};
   const RecurrenceCall call = {net, inputs, s->qkv + layer->gate_at, width, state->matrices,
-                               s->mixed};
+                               state->has_half, s->mixed};
   team_recurrence(team, &call, b->slots, f->of_threads);
 }
 

@@ -14,7 +14,7 @@ from localllm_kernels.gate import GATE_KINDS, GateKind, parts_of
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.recurrence import Heads, RecurrenceRows, RecurrenceWeights
 from localllm_kernels.route import Routing
-from localllm_kernels.state_cache import StateCache, StateSlots
+from localllm_kernels.state_cache import StateCache, States, StateSlots
 
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -111,10 +111,11 @@ class CpuOps:
         weight: Tensor,
         bias: Tensor | None,
         cache: StateCache,
-        states: StateSlots,
+        states: States,
     ) -> Tensor:
         """See short_conv_reference."""
         taps, width = weight.shape
+        states = states.on_host
         out = _rows_of(rows.shape[0], width, states)
         where, arrays = slots_in_c(states)
         conv = structs.ShortConv(
@@ -138,10 +139,11 @@ class CpuOps:
         weights: RecurrenceWeights,
         heads: Heads,
         cache: StateCache,
-        states: StateSlots,
+        states: States,
     ) -> Tensor:
         """See recurrence_reference."""
         assert cache.matrix is not None
+        states = states.on_host
         out = _rows_of(len(rows.inputs), heads.values, states)
         where, arrays = slots_in_c(states)
         net = recurrence_struct(weights, heads)
@@ -160,6 +162,7 @@ class CpuOps:
             rows.gate.data_ptr(),
             rows.gate.stride(0),
             cache.matrix.data_ptr(),
+            cache.matrix.dtype == torch.float16,
             out.data_ptr(),
         )
         pointers = ctypes.addressof(call), ctypes.addressof(where)

@@ -64,6 +64,27 @@ static float sum_squares(const float *x, int64_t width) {
   return sum_lanes(total);
 }
 
+/* Values of a matrix, from the `i`th on. Callers pass `has_half` as a constant. */
+INLINE f32x16 load_state(const void *m, int64_t i, int64_t count, int has_half) {
+  if (!has_half) return load_part((const float *)m + i, count, 0.0f);
+  uint16_t part[LANES] = {0};
+  const uint16_t *at = (const uint16_t *)m + i;
+  if (count == LANES) return load_f16(at);
+  memcpy(part, at, (size_t)count * sizeof *at);
+  return load_f16(part);
+}
+INLINE void store_state(void *m, int64_t i, f32x16 v, int64_t count, int has_half) {
+  if (!has_half) {
+    store_part((float *)m + i, v, count);
+    return;
+  }
+  const u16x16 rounded = round_f16(v);
+  memcpy((uint16_t *)m + i, &rounded, (size_t)count * sizeof(uint16_t));
+}
+static char *value_at(const void *m, int64_t i, int64_t has_half) {
+  return (char *)m + i * (has_half ? 2 : 4);
+}
+
 static void scale(float *x, float factor, int64_t width) {
   for (int64_t i = 0; i < width; i++) x[i] *= factor;
 }
@@ -104,14 +125,18 @@ typedef struct {
   f32x16 out[2][2], seen[2][2];
 } Sums;
 
-/* Row `i` of a stripe: fades, takes its part of `delta`, and is added to the sums. */
+/* Row `i` of a stripe: fades, takes its part of `delta`, is rounded, and is added to the sums. */
 INLINE void take_row(float *stripe, int64_t i, const float *key, const float *query,
                      const float *next, f32x16 keep, const f32x16 *delta, Sums *sums,
-                     int odd, int is_delta) {
+                     int odd, int is_delta, int has_half) {
   const f32x16 k = splat(key[i]), q = splat(query[i]), n = splat(next[i]);
   for (int j = 0; j < 2; j++) {
     float *at = stripe + i * STRIPE + j * LANES;
-    const f32x16 now = fma16(k, delta[j], load(at) * keep);
+    f32x16 now = fma16(k, delta[j], load(at) * keep);
+    if (has_half) {
+      const u16x16 rounded = round_f16(now);
+      now = load_f16((const uint16_t *)&rounded);
+    }
     store(at, now);
     sums->out[odd][j] = fma16(now, q, sums->out[odd][j]);
     if (is_delta) sums->seen[odd][j] = fma16(now, n, sums->seen[odd][j]);
@@ -119,23 +144,25 @@ INLINE void take_row(float *stripe, int64_t i, const float *key, const float *qu
 }
 
 /* Columns of a matrix, from `source` (NULL: zeros) to `target`, through `count` tokens. Callers pass
- * `is_delta` as a constant. */
-INLINE void take_stripe_of(const Recurrence *net, const Scratch *s, const float *source,
-                           float *target, int64_t column, int64_t count, int is_delta) {
+ * `is_delta` and `has_half` as constants. */
+INLINE void take_stripe_of(const Recurrence *net, const Scratch *s, const void *source,
+                           void *target, int64_t column, int64_t count, int is_delta,
+                           int has_half) {
   const int64_t keys = net->key_width, width = net->value_width, left = width - column;
   const int64_t low = left < LANES ? left : LANES;
   const int64_t high = left - low < LANES ? left - low : LANES;
   Sums sums;
   memset(&sums, 0, sizeof sums);
   for (int64_t i = 0; i < keys; i++) {
-    const float *row = source + i * width + column;
+    const int64_t at = i * width + column;
     const f32x16 key = splat(s->keys[i]);
     /* The other stripes' columns too: whole rows come faster than parts of them. */
     if (source && column == 0)
-      for (int64_t each = 0; each < width; each += LANES)
-        __builtin_prefetch(row + ROWS_AHEAD * width + each);
-    const f32x16 values[2] = {source ? load_part(row, low, 0.0f) : splat(0.0f),
-                              source ? load_part(row + low, high, 0.0f) : splat(0.0f)};
+      for (int64_t each = 0; each < width; each += has_half ? 2 * LANES : LANES)
+        __builtin_prefetch(value_at(source, at + ROWS_AHEAD * width + each, has_half));
+    const f32x16 values[2] = {
+        source ? load_state(source, at, low, has_half) : splat(0.0f),
+        source ? load_state(source, at + low, high, has_half) : splat(0.0f)};
     for (int j = 0; j < 2; j++) {
       store(s->stripe + i * STRIPE + j * LANES, values[j]);
       if (is_delta) sums.seen[i & 1][j] = fma16(values[j], key, sums.seen[i & 1][j]);
@@ -154,24 +181,31 @@ INLINE void take_stripe_of(const Recurrence *net, const Scratch *s, const float 
     memset(&sums, 0, sizeof sums);
     int64_t i = 0;
     for (; i + 2 <= keys; i += 2) {
-      take_row(s->stripe, i, key, query, next, keep, delta, &sums, 0, is_delta);
-      take_row(s->stripe, i + 1, key, query, next, keep, delta, &sums, 1, is_delta);
+      take_row(s->stripe, i, key, query, next, keep, delta, &sums, 0, is_delta, has_half);
+      take_row(s->stripe, i + 1, key, query, next, keep, delta, &sums, 1, is_delta, has_half);
     }
-    if (i < keys) take_row(s->stripe, i, key, query, next, keep, delta, &sums, 0, is_delta);
+    if (i < keys)
+      take_row(s->stripe, i, key, query, next, keep, delta, &sums, 0, is_delta, has_half);
     store_part(s->found + t * width + column, sums.out[0][0] + sums.out[1][0], low);
     store_part(s->found + t * width + column + low, sums.out[0][1] + sums.out[1][1], high);
   }
-  for (int64_t i = 0; i < keys; i++)
-    memcpy(target + i * width + column, s->stripe + i * STRIPE,
-           (size_t)(low + high) * sizeof(float));
+  for (int64_t i = 0; i < keys; i++) {
+    const float *row = s->stripe + i * STRIPE;
+    store_state(target, i * width + column, load(row), low, has_half);
+    if (high) store_state(target, i * width + column + low, load(row + LANES), high, has_half);
+  }
 }
 
-static void take_stripe(const Recurrence *net, const Scratch *s, const float *source, float *target,
+static void take_stripe(const RecurrenceCall *c, const Scratch *s, const void *source, void *target,
                         int64_t column, int64_t count) {
-  if (net->is_delta)
-    take_stripe_of(net, s, source, target, column, count, 1);
+  if (c->net->is_delta && c->has_half)
+    take_stripe_of(c->net, s, source, target, column, count, 1, 1);
+  else if (c->net->is_delta)
+    take_stripe_of(c->net, s, source, target, column, count, 1, 0);
+  else if (c->has_half)
+    take_stripe_of(c->net, s, source, target, column, count, 0, 1);
   else
-    take_stripe_of(net, s, source, target, column, count, 0);
+    take_stripe_of(c->net, s, source, target, column, count, 0, 0);
 }
 
 INLINE f32x16 silu16(f32x16 x) { return x / (1.0f + exp16(-x)); }
@@ -221,26 +255,26 @@ static void take_unit(const RecurrenceCall *c, const StateSlots *states, Unit un
   const int64_t of_slot = net->values * size, of_unit = unit.first * size;
   const StateSave *save = states->saves, *last = save + states->num_saves;
   while (save < last && save->request < unit.request) save++;
-  float *own = c->matrices + r.slot * of_slot + of_unit;
-  const float *source = r.stands ? own : NULL;
+  void *own = value_at(c->matrices, r.slot * of_slot + of_unit, c->has_half);
+  const void *source = r.stands ? own : NULL;
   int64_t from = r.stands;
   while (from < r.end) {
     int64_t to = from + TILE < r.end ? from + TILE : r.end;
     if (from < r.settled && to > r.settled) to = r.settled;
     if (save < last && save->request == unit.request && to > r.start + save->num_rows)
       to = r.start + save->num_rows;
-    float *target = to > r.settled ? s->drafted : own;
+    void *target = to > r.settled ? s->drafted : own;
     keys_and_queries(c, &r, head, from, to - from, s);
     for (int64_t i = 0; i < unit.count; i++) {
       values_of_head(c, &r, unit.first + i, from, to - from, s);
       for (int64_t column = 0; column < net->value_width; column += STRIPE)
-        take_stripe(net, s, source ? source + i * size : NULL, target + i * size, column,
-                    to - from);
+        take_stripe(c, s, source ? value_at(source, i * size, c->has_half) : NULL,
+                    value_at(target, i * size, c->has_half), column, to - from);
       finish_rows(c, &r, unit.first + i, from, to - from, s);
     }
     for (; save < last && save->request == unit.request && r.start + save->num_rows == to; save++)
-      memcpy(c->matrices + save->slot * of_slot + of_unit, target,
-             (size_t)(unit.count * size) * sizeof(float));
+      memcpy(value_at(c->matrices, save->slot * of_slot + of_unit, c->has_half), target,
+             (size_t)(unit.count * size * (c->has_half ? 2 : 4)));
     source = target, from = to;
   }
 }

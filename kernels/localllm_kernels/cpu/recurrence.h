@@ -23,8 +23,9 @@ typedef struct {
   Inputs inputs;
   const float *gate; /* [rows, values * value_width], rows `gate_stride` apart */
   int64_t gate_stride;
-  float *matrices; /* [slots, values, key_width, value_width] */
-  float *out;      /* [rows, values * value_width] */
+  void *matrices;   /* [slots, values, key_width, value_width], float or half */
+  int64_t has_half; /* whether these are half */
+  float *out;       /* [rows, values * value_width] */
 } RecurrenceCall;
 
 /* scratch: recurrence_scratch_bytes(net) for each thread of the team. */

@@ -133,6 +133,7 @@ class RecurrenceCall(Structure):
         ("gate", c_void_p),
         ("gate_stride", c_int64),
         ("matrices", c_void_p),
+        ("has_half", c_int64),
         ("out", c_void_p),
     )
 
@@ -344,7 +345,12 @@ class Decoder(Structure):
 class State(Structure):
     """See decoder.c."""
 
-    _fields_ = (("kept", c_void_p), ("matrices", c_void_p), ("ring", c_int64))
+    _fields_ = (
+        ("kept", c_void_p),
+        ("matrices", c_void_p),
+        ("ring", c_int64),
+        ("has_half", c_int64),
+    )
 
 
 class Angles(Structure):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from localllm_kernels.kv_cache import KVCache
     from localllm_kernels.linears import ExpertsProduct
     from localllm_kernels.state_cache import StateCache
+
+# Of the matrices of recurrences; see RecurrentState.
+StateDType = Literal["float32", "float16"]
+STATE_DTYPES: tuple[StateDType, ...] = ("float32", "float16")
 
 # From the number of values in a row of the KV cache to its bytes.
 RowBytes = Callable[[int], int]
@@ -110,17 +114,20 @@ class KVState:
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
     """What a recurrence keeps of all tokens of a request so far: its inputs at the last `num_rows`
-    positions, of `width` values each, and a `matrix` that all inputs have changed.
+    positions, of `width` values each, in float32, and a `matrix` that all inputs have changed, in
+    `dtype`.
     """
 
     num_rows: int
     width: int
     matrix: tuple[int, ...] | None = None
+    dtype: StateDType = "float32"
 
     def num_bytes(self, more_rows: int = 0) -> int:
-        """Bytes of one request's state, in float32, with room for `more_rows`."""
+        """Bytes of one request's state, with room for `more_rows`."""
         size = 0 if self.matrix is None else prod(self.matrix)
-        return 4 * ((self.num_rows + more_rows) * self.width + size)
+        item_bytes = 4 if self.dtype == "float32" else 2
+        return 4 * (self.num_rows + more_rows) * self.width + item_bytes * size
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from localllm.model.blocks.block import (
     Parts,
     RecurrentState,
     RowBytes,
+    StateDType,
     Stateless,
     Work,
 )
@@ -75,6 +76,7 @@ class DeltaNetSpec(Stateless):
     eps: float
     most: float = 1.0
     names: DeltaNetNames = PARTS
+    state_dtype: StateDType = "float32"
 
     @property
     def heads(self) -> Heads:
@@ -145,7 +147,8 @@ class DeltaNetSpec(Stateless):
     def recurrence(self) -> RecurrentState:
         """See BlockSpec."""
         matrix = (self.num_values, self.key_width, self.value_width)
-        return RecurrentState(self.taps - 1, self._conv_width + 2 * self.num_values, matrix)
+        width = self._conv_width + 2 * self.num_values
+        return RecurrentState(self.taps - 1, width, matrix, self.state_dtype)
 
     @property
     def workspace(self) -> int:

@@ -12,6 +12,7 @@ from localllm.model.blocks.block import (
     Parts,
     RecurrentState,
     RowBytes,
+    StateDType,
     Stateless,
     Work,
 )
@@ -42,6 +43,7 @@ class MambaSpec(Stateless):
     has_bias: bool = False
     has_conv_bias: bool = True
     name: str = "mamba"
+    state_dtype: StateDType = "float32"
 
     @property
     def heads(self) -> Heads:
@@ -93,7 +95,8 @@ class MambaSpec(Stateless):
     def recurrence(self) -> RecurrentState:
         """See BlockSpec."""
         matrix = (self.num_heads, self.state_width, self.head_width)
-        return RecurrentState(self.taps - 1, self._conv_width + self.num_heads, matrix)
+        width = self._conv_width + self.num_heads
+        return RecurrentState(self.taps - 1, width, matrix, self.state_dtype)
 
     @property
     def workspace(self) -> int:

@@ -105,7 +105,7 @@ class CpuDecoder:
         slots, arrays, states = None, None, None
         if kv_cache.recurrent:
             assert batch.states is not None
-            slots, arrays = slots_in_c(batch.states)
+            slots, arrays = slots_in_c(batch.states.on_host)
             states = (structs.State * len(self._layers))()
             for i, cache in kv_cache.recurrent.items():
                 states[i] = _state(cache)
@@ -155,7 +155,10 @@ def _group(tables: GroupTables, stack: KVCache) -> structs.Group:
 
 
 def _state(cache: StateCache) -> structs.State:
-    return structs.State(cache.rows.data_ptr(), _pointer(cache.matrix), cache.rows.shape[1])
+    has_half = cache.matrix is not None and cache.matrix.dtype == torch.float16
+    return structs.State(
+        cache.rows.data_ptr(), _pointer(cache.matrix), cache.rows.shape[1], has_half
+    )
 
 
 def _layer(
