@@ -81,6 +81,7 @@ WITH_EXPERTS["NemotronHForCausalLM"] = {
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,
+    "moe_latent_size": 32,
     "moe_shared_expert_intermediate_size": 96,
     "routed_scaling_factor": 1.7,
     "hidden_act": None,

@@ -52,7 +52,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "Lfm2MoeForCausalLM": ("LFM2 with experts", ""),
     "Lfm3ForCausalLM": ("LFM3", ""),
     "Ministral3ForCausalLM": ("Ministral 3", ""),
-    "NemotronHForCausalLM": ("Nemotron-H, Nemotron 3 Nano", "latent experts, MTP heads"),
+    "NemotronHForCausalLM": ("Nemotron-H, Nemotron 3", "MTP heads"),
     "Olmo2ForCausalLM": ("OLMo 2", ""),
     "Olmo3ForCausalLM": ("OLMo 3", ""),
     "OlmoHybridForCausalLM": ("OLMo hybrid", ""),

@@ -19,6 +19,7 @@ from localllm.model.blocks.block import (
 from localllm.model.blocks.delta_net import DeltaNetSpec
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.experts_beside import ExpertsBesideSpec
+from localllm.model.blocks.latent_experts import LatentExpertsSpec
 from localllm.model.blocks.mamba import MambaSpec
 from localllm.model.config_fields import DType
 from localllm.model.layer import LayerPlan, Place
@@ -196,7 +197,7 @@ class Architecture:
                 match place.block:
                     case ExpertsSpec() as experts:
                         yield layer_name(i), experts
-                    case ExpertsBesideSpec(experts=experts):
+                    case ExpertsBesideSpec(experts=experts) | LatentExpertsSpec(experts=experts):
                         yield layer_name(i), experts
 
     def expert_linears(self) -> set[str]:

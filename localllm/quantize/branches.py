@@ -11,12 +11,16 @@ from localllm.model.blocks.block import LinearGroup
 from localllm.model.blocks.experts import MixtureOfExperts
 from localllm.model.blocks.experts_beside import ExpertsBeside
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.model.blocks.latent_experts import LatentExperts
 from localllm.model.layer import Sublayer
 from localllm.model.norm import Norm
 from localllm.quantize.stream import BATCH_TOKENS, CalibrationStream
+from localllm_kernels import Ops
 
 # A tensor of the layer by its name; of a linear that is quantized already, its values.
 Tensors = Callable[[str], Tensor]
+# From the residual stream to the inputs of a product.
+Before = Callable[[Tensor, Ops], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,13 @@ class Branches:
         elif isinstance(block, MixtureOfExperts):
             assert sublayer.norm is not None
             yield from self._experts(block, sublayer.norm, sublayer.norm)
+        elif isinstance(block, LatentExperts):
+            assert sublayer.norm is not None
+            yield from self._experts(block.experts, _through(sublayer.norm, block), sublayer.norm)
         else:
             raise TypeError(f"{type(block).__name__} has no steps")
 
-    def _experts(self, block: MixtureOfExperts, before: Norm, router: Norm) -> Iterator[Step]:
+    def _experts(self, block: MixtureOfExperts, before: Before, router: Norm) -> Iterator[Step]:
         ops = self.stream.ops
         seen = (router(rows, ops) for rows in self.stream.rows())
         chosen = torch.cat([block.choose(rows, ops)[0].cpu() for rows in seen])
@@ -66,7 +73,7 @@ class Branches:
             yield first
             yield replace(last, is_last=True)
 
-    def _gated(self, spec: GatedMLPSpec, before: Norm, tokens: Tensor) -> Iterator[Step]:
+    def _gated(self, spec: GatedMLPSpec, before: Before, tokens: Tensor) -> Iterator[Step]:
         gate_up, down = spec.products
 
         def rows(stream: CalibrationStream) -> Iterator[Tensor]:
@@ -85,3 +92,8 @@ class Branches:
         yield Step(gate_up, rows(own), rows(whole), len(tokens))
         of_own, of_whole = inner(own, self.tensors), inner(whole, self.original)
         yield Step(down, of_own, of_whole, len(tokens))
+
+
+def _through(norm: Norm, block: LatentExperts) -> Before:
+    """From the residual stream to the experts' narrower space."""
+    return lambda x, ops: block.first(norm(x, ops))

@@ -297,11 +297,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "nemotron-h": ("NemotronHForCausalLM", EVERY_FAMILY["NemotronHForCausalLM"]),
+    "nemotron-h, biased": (
+        "NemotronHForCausalLM",
+        {**EVERY_FAMILY["NemotronHForCausalLM"], "mlp_bias": True},
+    ),
     "nemotron-h, groups of experts, biased": (
         "NemotronHForCausalLM",
         {
             **EVERY_FAMILY["NemotronHForCausalLM"],
             "layers_block_type": ["moe", "mamba", "attention", "mamba", "mlp"],
+            "moe_latent_size": None,
             "n_group": 2,
             "topk_group": 1,
             "mlp_bias": True,

@@ -8,6 +8,7 @@ from localllm.model.architecture import FINAL_NORM, Architecture
 from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
+from localllm.model.blocks.latent_experts import LatentExpertsSpec
 from localllm.model.blocks.mamba import MambaSpec
 from localllm.model.blocks.router import Groups, RouterSpec
 from localllm.model.config_fields import ConfigFields
@@ -110,10 +111,10 @@ def _read_mlp(fields: ConfigFields, inner: str, own: str) -> GatedMLPSpec:
     )
 
 
-def _read_experts(fields: ConfigFields) -> tuple[ExpertsSpec, GatedMLPSpec]:
+def _read_experts(
+    fields: ConfigFields,
+) -> tuple[ExpertsSpec | LatentExpertsSpec, GatedMLPSpec]:
     """The experts, and the feed-forward beside them."""
-    if fields.raw.get("moe_latent_size") is not None:
-        fields.refuse("experts that work in a latent space are")
     num_experts, top_k = read_num_experts(fields, "n_routed_experts")
     count = fields.integer("n_group", 1, num_experts, default=1)
     if num_experts % count or (count > 1 and num_experts < 2 * count):
@@ -130,5 +131,12 @@ def _read_experts(fields: ConfigFields) -> tuple[ExpertsSpec, GatedMLPSpec]:
     )
     expert = _read_mlp(fields, "moe_intermediate_size", "mixer.experts.{}.")
     expert = replace(expert, has_bias=False)
-    shared = "moe_shared_expert_intermediate_size"
-    return ExpertsSpec(expert, router), _read_mlp(fields, shared, "mixer.shared_experts.")
+    shared = _read_mlp(fields, "moe_shared_expert_intermediate_size", "mixer.shared_experts.")
+    if fields.raw.get("moe_latent_size") is None:
+        return ExpertsSpec(expert, router), shared
+    latent = replace(expert, hidden_size=fields.integer("moe_latent_size", 1, 1 << 20))
+    names = "mixer.fc1_latent_proj", "mixer.fc2_latent_proj"
+    experts = LatentExpertsSpec(
+        read_hidden_size(fields), ExpertsSpec(latent, router), fields.flag("mlp_bias"), *names
+    )
+    return experts, shared

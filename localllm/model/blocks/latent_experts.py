@@ -1,0 +1,103 @@
+"""Experts that work in a narrower space than the layer (Nemotron-H):
+
+    last(experts(first(x)))
+
+The router sees x itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from localllm.model.blocks.block import BlockInputs, InputsFrom, LinearGroup, Parts, Stateless
+from localllm.model.blocks.experts import ExpertsSpec, MixtureOfExperts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from localllm.model.linear import Projection
+
+
+@dataclass(frozen=True, slots=True)
+class LatentExpertsSpec(Stateless):
+    """The sizes of experts, whose `hidden_size` is that of the narrower space, and the linears that
+    lead there and back.
+    """
+
+    hidden_size: int
+    experts: ExpertsSpec
+    has_bias: bool
+    first: str
+    last: str
+
+    @property
+    def products(self) -> tuple[LinearGroup, ...]:
+        """See BlockSpec: the router's, the way there, both of each expert, and the way back."""
+        router, *inner = self.experts.products
+        width = self.experts.expert.hidden_size
+        first, last = ((self.first, width),), ((self.last, self.hidden_size),)
+        return (
+            replace(router, width_in=self.hidden_size),
+            LinearGroup("to experts", first, self.hidden_size, self.has_bias, is_kept=True),
+            *(
+                replace(each, inputs=InputsFrom.OTHER) if each.inputs is InputsFrom.BLOCK else each
+                for each in inner
+            ),
+            LinearGroup(
+                "from experts", last, width, self.has_bias, inputs=InputsFrom.OTHER, is_kept=True
+            ),
+        )
+
+    @property
+    def ends_in_product(self) -> bool:
+        """See BlockSpec: its last one stays as it is when others are quantized."""
+        return False
+
+    @property
+    def vectors(self) -> Mapping[str, tuple[int, ...]]:
+        """See BlockSpec."""
+        return self.experts.vectors
+
+    @property
+    def workspace(self) -> int:
+        """See BlockSpec."""
+        return self.experts.workspace + 2 * self.experts.expert.hidden_size
+
+    def launches(self, *, is_fused: bool) -> int:
+        """See BlockSpec."""
+        return self.experts.launches(is_fused=is_fused)
+
+    def describe(self) -> str:
+        """See BlockSpec."""
+        return f"{self.experts.describe()}, in {self.experts.expert.hidden_size} dimensions"
+
+    def build(self, parts: Parts) -> LatentExperts:
+        """See BlockSpec."""
+        return LatentExperts(
+            parts.linear(self.first), self.experts.build(parts), parts.linear(self.last)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LatentExperts:
+    """The experts and both ways with their weights."""
+
+    first: Projection
+    experts: MixtureOfExperts
+    last: Projection
+
+    @property
+    def products(self) -> tuple[Projection, ...]:
+        """See Block."""
+        router, *inner = self.experts.products
+        return router, self.first, *inner, self.last
+
+    def __call__(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block."""
+        return self.last(self.experts.routed(self.first(x), x, inputs))
+
+    def inner(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """See Block: only the products of experts are quantized."""
+        raise NotImplementedError("the last product is not quantized")
