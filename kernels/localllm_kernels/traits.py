@@ -71,7 +71,7 @@ def c_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> bool:
     return (
         dtype == torch.bfloat16
         and layout.kind in ("int4", "int8", "mxfp4")
-        and layout.group % C_LANES == 0
+        and layout.group % C_GROUPS == 0
     )
 
 
@@ -89,8 +89,8 @@ def triton_multiplies(layout: WeightLayout, dtype: torch.dtype, device: str) -> 
     return False
 
 
-# Values per vector in the C library.
-C_LANES = 16
+# Groups of the C library are multiples of its longest vectors.
+C_GROUPS = 16
 # The multiple of rows with which torch's float32 products on a CPU give a row the same bits in any
 # batch; see docs/architecture/exactness.md.
 _TORCH_ROWS = 8

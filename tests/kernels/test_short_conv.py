@@ -56,9 +56,9 @@ def rows_of(count: int) -> torch.Tensor:
 
 def read(cache: StateCache, slot: int, position: int) -> torch.Tensor:
     """What the slot holds, uint8."""
-    found = torch.empty(cache.num_values(position))
+    found = torch.empty(cache.num_bytes(position), dtype=torch.uint8)
     assert cache.read(slot, position, found) == len(found)
-    return found.view(torch.uint8)
+    return found
 
 
 @pytest.mark.parametrize("taps", [2, 3, 4])

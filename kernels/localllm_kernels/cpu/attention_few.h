@@ -28,7 +28,7 @@ static void point(const KVCache *c, const void *values, const float *scales, con
   }
 }
 
-INLINE f32x16 load_vector(const char *row, int i, float scale, const int kind) {
+INLINE f32v load_vector(const char *row, int i, float scale, const int kind) {
   if (kind == KV_FLOAT32) return load((const float *)row + i * LANES);
   if (kind == KV_BFLOAT16) return load_bf16((const uint16_t *)row + i * LANES);
   return load_codes((const uint8_t *)row + i * LANES, kind) * scale;
@@ -38,24 +38,25 @@ INLINE void ask_for(const char *row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
-/* scores[r][j] = q[r] · k[j] for `rows` rows, 2 or 4; sixteen sums over lanes at a time. */
+/* scores[r][j] = q[r] · k[j] for `rows` rows, 2 or 4; as many sums over lanes at a time as there are
+ * lanes. */
 INLINE void score_few(const float *q, const Tile *keys, const Span *span, float *scores,
                       const int rows, const int kind, const int vectors) {
   const int together = LANES / rows;
   for (int64_t j = span->low / together * together; j < span->high; j += together) {
-    f32x16 sums[LANES];
+    f32v sums[LANES];
     for (int i = 0; i < LANES; i++) sums[i] = splat(0.0f);
     for (int n = 0; n < together; n++)
       ask_for(keys->ahead[j + n], vectors * LANES * value_bytes(kind));
     for (int i = 0; i < vectors; i++)
       for (int n = 0; n < together; n++) {
-        const f32x16 key = load_vector(keys->row[j + n], i, keys->scale[j + n], kind);
+        const f32v key = load_vector(keys->row[j + n], i, keys->scale[j + n], kind);
         for (int r = 0; r < rows; r++)
           sums[r * together + n] =
-              fma16(load(q + (r * vectors + i) * LANES), key, sums[r * together + n]);
+              fmav(load(q + (r * vectors + i) * LANES), key, sums[r * together + n]);
       }
     float totals[LANES];
-    sum_lanes_of_16(sums, totals);
+    sum_lanes_of_each(sums, totals);
     for (int r = 0; r < rows; r++)
       memcpy(scores + r * KEY_TILE + j, totals + r * together, (size_t)together * sizeof(float));
   }
@@ -65,16 +66,16 @@ INLINE void score_few(const float *q, const Tile *keys, const Span *span, float 
 INLINE void add_few(const float *weights, const Tile *values, const Span *span, const float *keep,
                     float *total, const int rows, const int at, const int count, const int kind,
                     const int vectors) {
-  f32x16 sums[4][MAX_DIM / LANES];
+  f32v sums[4][MAX_DIM / LANES];
   for (int r = 0; r < rows; r++)
     for (int i = 0; i < count; i++)
       sums[r][i] = load(total + (r * vectors + at + i) * LANES) * keep[r];
   for (int64_t j = span->low; j < span->high; j++) {
     if (at == 0) ask_for(values->ahead[j], vectors * LANES * value_bytes(kind));
     for (int i = 0; i < count; i++) {
-      const f32x16 value = load_vector(values->row[j], at + i, values->scale[j], kind);
+      const f32v value = load_vector(values->row[j], at + i, values->scale[j], kind);
       for (int r = 0; r < rows; r++)
-        sums[r][i] = fma16(splat(weights[r * KEY_TILE + j]), value, sums[r][i]);
+        sums[r][i] = fmav(splat(weights[r * KEY_TILE + j]), value, sums[r][i]);
     }
   }
   for (int r = 0; r < rows; r++)
@@ -89,12 +90,12 @@ INLINE int has_few(int64_t head_dim) {
 /* Calls CALL with the number of rows, the kind and the vectors of a row as constants. */
 #define FOR_ROWS(CALL, kind, vectors) \
   if (together == 2) { CALL(2, kind, vectors); } else { CALL(4, kind, vectors); }
-#define FOR_VECTORS(CALL, kind)                \
-  switch (state->dim) {                        \
-    case 64: FOR_ROWS(CALL, kind, 4) break;    \
-    case 128: FOR_ROWS(CALL, kind, 8) break;   \
-    case 256: FOR_ROWS(CALL, kind, 16) break;  \
-    case 512: FOR_ROWS(CALL, kind, 32) break;  \
+#define FOR_VECTORS(CALL, kind)                        \
+  switch (state->dim) {                                \
+    case 64: FOR_ROWS(CALL, kind, 64 / LANES) break;   \
+    case 128: FOR_ROWS(CALL, kind, 128 / LANES) break; \
+    case 256: FOR_ROWS(CALL, kind, 256 / LANES) break; \
+    case 512: FOR_ROWS(CALL, kind, 512 / LANES) break; \
   }
 #define FOR_ALL(CALL)                                        \
   switch (cache_kind) {                                      \

@@ -68,7 +68,7 @@ static void start_rows(const AttentionShape *s, const AttentionTask *task, const
 /* cap · tanh(score / cap), tanh written with an exponential. */
 INLINE void cap_scores(float *scores, float cap) {
   for (int64_t j = 0; j < KEY_TILE; j += LANES)
-    store(scores + j, cap - 2.0f * cap / (1.0f + exp16(load(scores + j) * (2.0f / cap))));
+    store(scores + j, cap - 2.0f * cap / (1.0f + expv(load(scores + j) * (2.0f / cap))));
 }
 
 /* One step of the running softmax: scores become weights. Returns the factor for the weights and
@@ -80,16 +80,16 @@ INLINE float weigh(float *scores, int64_t from, int64_t to, float *most, float *
   }
   for (int64_t j = 0; j < from; j++) scores[j] = -INFINITY;
   for (int64_t j = to; j < KEY_TILE; j++) scores[j] = -INFINITY;
-  f32x16 peak = load(scores), part = splat(0.0f);
-  for (int64_t j = LANES; j < KEY_TILE; j += LANES) peak = max16(peak, load(scores + j));
+  f32v peak = load(scores), part = splat(0.0f);
+  for (int64_t j = LANES; j < KEY_TILE; j += LANES) peak = maxv(peak, load(scores + j));
   const float before = *most, peak_here = max_lanes(peak);
   *most = peak_here > before ? peak_here : before;
   for (int64_t j = 0; j < KEY_TILE; j += LANES) {
-    const f32x16 weights = exp16(load(scores + j) - *most);
+    const f32v weights = expv(load(scores + j) - *most);
     store(scores + j, weights);
     part += weights;
   }
-  const float keep = before > -INFINITY ? exp16(splat(before - *most))[0] : 0.0f;
+  const float keep = before > -INFINITY ? expv(splat(before - *most))[0] : 0.0f;
   *sum = *sum * keep + sum_lanes(part);
   return keep;
 }

@@ -1,24 +1,24 @@
 /* y = x · wᵀ + bias for weights in bfloat16, row by row as stored in the file. The inputs are
  * rounded to bfloat16; products and sums are float32.
  *
- * An output is the sum of sixteen lanes, each of which adds up its products in the order of the
+ * An output is the sum of all lanes, each of which adds up its products in the order of the
  * inputs, so a row has the same bits in any batch. */
 
 #include "float_tile.h"
 
-#define STEP 32            /* inputs */
+#define STEP (2 * LANES)   /* inputs */
 #define PANEL_BYTES 262144 /* rounded rows that stay in the second-level cache */
 
 INLINE int64_t padded(int64_t width) { return (width + STEP - 1) / STEP * STEP; }
 
-/* acc + 32 products, two per lane. */
-INLINE f32x16 add_products(f32x16 acc, const uint16_t *w, const uint16_t *x) {
+/* acc + two products per lane. */
+INLINE f32v add_products(f32v acc, const uint16_t *w, const uint16_t *x) {
 #if defined(__AVX512BF16__)
-  return (f32x16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_loadu_si512(w),
+  return (f32v)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_loadu_si512(w),
                                   (__m512bh)_mm512_loadu_si512(x));
 #else
-  acc = fma16(load_bf16(w), load_bf16(x), acc);
-  return fma16(load_bf16(w + LANES), load_bf16(x + LANES), acc);
+  acc = fmav(load_bf16(w), load_bf16(x), acc);
+  return fmav(load_bf16(w + LANES), load_bf16(x + LANES), acc);
 #endif
 }
 
@@ -28,7 +28,7 @@ INLINE void multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, fl
                      int64_t first, int rows, int outputs) {
   const int64_t width = w->width_in, whole = width / STEP * STEP;
   const uint16_t *values = (const uint16_t *)w->values + first * width;
-  f32x16 sums[ROWS][OUTPUTS];
+  f32v sums[ROWS][OUTPUTS];
   for (int r = 0; r < rows; r++)
     for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
   for (int64_t i = 0; i < whole; i += STEP)

@@ -292,6 +292,9 @@ int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64
   return failed;
 }
 
+/* Values in a vector: outputs in a block of packed weights. */
+const int64_t lanes = LANES;
+
 /* For structs.py, which describes the same structures in this order. */
 const int64_t struct_bytes[] = {
     sizeof(IntegerWeight), sizeof(FloatWeight), sizeof(Product), sizeof(KVCache),

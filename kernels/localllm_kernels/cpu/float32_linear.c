@@ -1,15 +1,15 @@
 /* y = x · wᵀ + bias in float32 for weights in float32 or bfloat16, row by row as stored in the
  * file.
  *
- * An output is the sum of sixteen lanes, each of which adds up every sixteenth product. */
+ * An output is the sum of all lanes, each of which adds up the products of some of the inputs. */
 
 #include "float_tile.h"
 
-/* Sixteen weights from `at` on, or the first `count` of them. */
-INLINE f32x16 load_weights(const FloatWeight *w, int64_t at, int is_half) {
+/* A vector of weights from `at` on, or the first `count` of them. */
+INLINE f32v load_weights(const FloatWeight *w, int64_t at, int is_half) {
   return is_half ? load_bf16((const uint16_t *)w->values + at) : load((const float *)w->values + at);
 }
-INLINE f32x16 load_last_weights(const FloatWeight *w, int64_t at, int64_t count, int is_half) {
+INLINE f32v load_last_weights(const FloatWeight *w, int64_t at, int64_t count, int is_half) {
   if (!is_half) return load_part((const float *)w->values + at, count, 0.0f);
   uint16_t part[LANES] = {0};
   memcpy(part, (const uint16_t *)w->values + at, (size_t)count * sizeof(uint16_t));
@@ -23,24 +23,24 @@ INLINE void multiply(const FloatWeight *w, const float *x, float *y, int64_t fir
   const int64_t width = w->width_in, whole = width / LANES * LANES, start = first * width;
   const char *values = w->values;
   const int64_t bytes = is_half ? 2 : 4;
-  f32x16 sums[ROWS][OUTPUTS];
+  f32v sums[ROWS][OUTPUTS];
   for (int r = 0; r < rows; r++)
     for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
   for (int64_t i = 0; i < whole; i += LANES)
     for (int o = 0; o < outputs; o++) {
-      const f32x16 weight = load_weights(w, start + o * width + i, is_half);
+      const f32v weight = load_weights(w, start + o * width + i, is_half);
       /* the next outputs */
       __builtin_prefetch(values + bytes * (start + (outputs + o) * width + i));
       for (int r = 0; r < rows; r++)
-        sums[r][o] = fma16(load(x + r * width + i), weight, sums[r][o]);
+        sums[r][o] = fmav(load(x + r * width + i), weight, sums[r][o]);
     }
   if (whole < width)
     for (int o = 0; o < outputs; o++) {
-      const f32x16 weight =
+      const f32v weight =
           load_last_weights(w, start + o * width + whole, width - whole, is_half);
       for (int r = 0; r < rows; r++) {
-        const f32x16 value = load_part(x + r * width + whole, width - whole, 0.0f);
-        sums[r][o] = fma16(value, weight, sums[r][o]);
+        const f32v value = load_part(x + r * width + whole, width - whole, 0.0f);
+        sums[r][o] = fmav(value, weight, sums[r][o]);
       }
     }
   finish_tile(w, sums, y, first, rows, outputs);

@@ -6,14 +6,14 @@
 #include "operators.h"
 
 #define ROWS 4
-#define OUTPUTS 4
+#define OUTPUTS (LANES / 4) /* shorter vectors come with fewer registers */
 
 /* y = the sums over lanes, plus the bias; y: [rows, width_out] from the tile's first row on. */
-INLINE void finish_tile(const FloatWeight *w, f32x16 sums[ROWS][OUTPUTS], float *y, int64_t first,
+INLINE void finish_tile(const FloatWeight *w, f32v sums[ROWS][OUTPUTS], float *y, int64_t first,
                         int rows, int outputs) {
   float totals[ROWS][OUTPUTS];
   if (rows * outputs == LANES)
-    sum_lanes_of_16(sums[0], totals[0]);
+    sum_lanes_of_each(sums[0], totals[0]);
   else
     for (int r = 0; r < rows; r++)
       for (int o = 0; o < outputs; o++) totals[r][o] = sum_lanes(sums[r][o]);

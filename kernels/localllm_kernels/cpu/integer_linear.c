@@ -10,28 +10,35 @@
 #define TILE 8             /* rows that share a pass over the weights */
 #define PANEL_BYTES 262144 /* quantized rows that stay in the second-level cache */
 
+/* Whether codes of 8 bits are multiplied as signed ones, and not 128 above these. */
+#if defined(__AVX2__) && LANES == 8
+#define IS_SIGNED8 1
+#else
+#define IS_SIGNED8 0
+#endif
+
 /* acc + the four products of each lane; w: uint8, x: int8 from -127. */
-INLINE i32x16 dot4(i32x16 acc, u8x64 w, int32_t x, int bits) {
+INLINE i32v dot4(i32v acc, u8x4v w, int32_t x, int bits) {
 #if defined(__AVX512VNNI__)
   (void)bits;
-  return (i32x16)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x));
-#elif defined(__AVX2__)
-  __m256i codes[2], sums[2];
-  memcpy(codes, &w, sizeof codes), memcpy(sums, &acc, sizeof sums);
-  const __m256i values = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1);
-  for (int i = 0; i < 2; i++) {
-    __m256i whole = codes[i];
-    if (bits == 8) { /* a pair of products does not fit in 16 bits: the lowest bit goes by itself */
-      const __m256i low = _mm256_and_si256(whole, _mm256_set1_epi8(1));
-      sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(_mm256_maddubs_epi16(low, values), ones));
-      whole = _mm256_and_si256(_mm256_srli_epi16(whole, 1), _mm256_set1_epi8(127));
-    }
-    __m256i sum = _mm256_madd_epi16(_mm256_maddubs_epi16(whole, values), ones);
-    if (bits == 8) sum = _mm256_slli_epi32(sum, 1);
-    sums[i] = _mm256_add_epi32(sums[i], sum);
+  return (i32v)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(x));
+#elif defined(__AVX512BW__)
+  const __m512i values = _mm512_set1_epi32(x), ones = _mm512_set1_epi16(1);
+  __m512i whole = (__m512i)w;
+  if (bits == 8) { /* a pair of products does not fit in 16 bits: the lowest bit goes by itself */
+    const __m512i low = _mm512_and_si512(whole, _mm512_set1_epi8(1));
+    acc += (i32v)_mm512_madd_epi16(_mm512_maddubs_epi16(low, values), ones);
+    whole = _mm512_and_si512(_mm512_srli_epi16(whole, 1), _mm512_set1_epi8(127));
   }
-  memcpy(&acc, sums, sizeof sums);
-  return acc;
+  const i32v sum = (i32v)_mm512_madd_epi16(_mm512_maddubs_epi16(whole, values), ones);
+  return acc + (bits == 8 ? sum << 1 : sum);
+#elif defined(__AVX2__) && LANES == 8
+  const __m256i values = _mm256_set1_epi32(x), ones = _mm256_set1_epi16(1), codes = (__m256i)w;
+  /* Of 8 bits, a pair of products only fits in 16 bits if both factors are signed. */
+  const __m256i pairs = bits == 4 ? _mm256_maddubs_epi16(codes, values)
+                                  : _mm256_maddubs_epi16(_mm256_abs_epi8(codes),
+                                                         _mm256_sign_epi8(values, codes));
+  return acc + (i32v)_mm256_madd_epi16(pairs, ones);
 #else
   (void)bits;
   int8_t four[4];
@@ -42,16 +49,29 @@ INLINE i32x16 dot4(i32x16 acc, u8x64 w, int32_t x, int bits) {
 #endif
 }
 
-INLINE f32x16 load_scales(const IntegerWeight *w, int64_t at) {
+/* acc + the products of two vectors of codes of 4 bits, or of small ones. */
+INLINE i32v dot8(i32v acc, u8x4v first, u8x4v second, int32_t x, int32_t y) {
+#if defined(__AVX2__) && LANES == 8
+  /* Eight products of a code up to 24 fit in 16 bits. */
+  const __m256i low = _mm256_maddubs_epi16((__m256i)first, _mm256_set1_epi32(x));
+  const __m256i high = _mm256_maddubs_epi16((__m256i)second, _mm256_set1_epi32(y));
+  const __m256i pairs = _mm256_add_epi16(low, high), ones = _mm256_set1_epi16(1);
+  return acc + (i32v)_mm256_madd_epi16(pairs, ones);
+#else
+  return dot4(dot4(acc, first, x, 4), second, y, 4);
+#endif
+}
+
+INLINE f32v load_scales(const IntegerWeight *w, int64_t at) {
   return w->scale_kind == SCALE_BFLOAT16 ? load_bf16((const uint16_t *)w->scales + at * LANES)
                                          : load((const float *)w->scales + at * LANES);
 }
 
 /* Half of two to the exponents; 0 where that is too small for a float that is not subnormal. */
-INLINE f32x16 load_powers(const IntegerWeight *w, int64_t at) {
-  u8x16 bytes;
+INLINE f32v load_powers(const IntegerWeight *w, int64_t at) {
+  u8v bytes;
   memcpy(&bytes, (const uint8_t *)w->scales + at * LANES, sizeof bytes);
-  return 0.5f * (f32x16)(__builtin_convertvector(bytes, i32x16) << 23);
+  return 0.5f * (f32v)(__builtin_convertvector(bytes, i32v) << 23);
 }
 
 /* What a code stands for. FLOAT4: e2m1, whose values are whole numbers once they are doubled. */
@@ -59,80 +79,83 @@ enum { SIGNED8, SIGNED4, WITH_ZEROS4, FLOAT4 };
 #define FLOAT4_OFFSET 12
 
 /* Codes of e2m1 as doubled values, FLOAT4_OFFSET above them. */
-INLINE u8x64 decode_float4(u8x64 codes) {
+INLINE u8x4v decode_float4(u8x4v codes) {
 #define DOUBLED 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
 #if defined(__AVX512BW__)
   const __m128i table = _mm_setr_epi8(DOUBLED);
-  return (u8x64)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes);
+  return (u8x4v)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes);
 #elif defined(__AVX2__)
   const __m256i table = _mm256_broadcastsi128_si256(_mm_setr_epi8(DOUBLED));
-  __m256i half[2];
-  memcpy(half, &codes, sizeof half);
-  for (int i = 0; i < 2; i++) half[i] = _mm256_shuffle_epi8(table, half[i]);
-  memcpy(&codes, half, sizeof half);
-  return codes;
+  return (u8x4v)_mm256_shuffle_epi8(table, (__m256i)codes);
 #else
   static const uint8_t table[16] = {DOUBLED};
-  for (int i = 0; i < 64; i++) codes[i] = table[codes[i]];
+  for (int i = 0; i < 4 * LANES; i++) codes[i] = table[codes[i]];
   return codes;
 #endif
 #undef DOUBLED
 }
 
-/* One block of 16 outputs for `rows` rows; callers pass `rows` and `form` as constants. */
+/* One block of LANES outputs for `rows` rows; callers pass `rows` and `form` as constants. */
 INLINE void multiply_block(const IntegerWeight *w, int64_t block, const QuantizedRows *x, float *y,
                            int rows, int form) {
   const int bits = form == SIGNED8 ? 8 : 4, has_zeros = form == WITH_ZEROS4;
   const int middle = form == FLOAT4 ? FLOAT4_OFFSET : 1 << (bits - 1);
   const int64_t groups = w->width_in / w->group_size, steps = w->group_size / 8;
-  const uint8_t *codes = w->codes + block * w->width_in * 2 * bits;
+  const uint8_t *codes = w->codes + block * w->width_in * LANES * bits / 8;
   const int32_t *words = x->words;
   const int two_sums = rows <= TILE / 2; /* few rows: the steps of one sum would wait in line */
-  f32x16 total[TILE];
+  f32v total[TILE];
   for (int r = 0; r < rows; r++) total[r] = splat(0.0f);
   for (int64_t group = 0; group < groups; group++) {
-    i32x16 sum[TILE], other[TILE];
+    i32v sum[TILE], other[TILE];
     for (int r = 0; r < rows; r++) {
-      const int32_t offset = has_zeros ? 0 : -middle * x->sums[group * rows + r];
-      sum[r] = (i32x16){0} + offset, other[r] = (i32x16){0};
+      const int is_raised = !has_zeros && !(form == SIGNED8 && IS_SIGNED8);
+      const int32_t offset = is_raised ? -middle * x->sums[group * rows + r] : 0;
+      sum[r] = (i32v){0} + offset, other[r] = (i32v){0};
     }
-    for (int64_t step = 0; step < steps; step++, codes += 16 * bits, words += 2 * rows) {
-      u8x64 first, second;
+    for (int64_t step = 0; step < steps; step++, codes += LANES * bits, words += 2 * rows) {
+      u8x4v first, second;
       memcpy(&first, codes, sizeof first);
       __builtin_prefetch(codes + 2048);
       if (bits == 8) {
-        memcpy(&second, codes + 64, sizeof second);
-        __builtin_prefetch(codes + 2048 + 64);
+        memcpy(&second, codes + sizeof first, sizeof second);
+        __builtin_prefetch(codes + 2048 + sizeof first);
+        if (IS_SIGNED8) first ^= 128, second ^= 128;
       } else {
         second = first >> 4, first = first & 15;
         if (form == FLOAT4) first = decode_float4(first), second = decode_float4(second);
       }
+      if (bits == 4 && LANES < 16) {
+        for (int r = 0; r < rows; r++)
+          sum[r] = dot8(sum[r], first, second, words[r], words[rows + r]);
+        continue;
+      }
       for (int r = 0; r < rows; r++) sum[r] = dot4(sum[r], first, words[r], bits);
       for (int r = 0; r < rows; r++) {
-        i32x16 *to = two_sums ? other + r : sum + r;
+        i32v *to = two_sums ? other + r : sum + r;
         *to = dot4(*to, second, words[rows + r], bits);
       }
     }
     const int64_t at = block * groups + group;
-    f32x16 scales = splat(1.0f);
+    f32v scales = splat(1.0f);
     if (bits == 4) scales = form == FLOAT4 ? load_powers(w, at) : load_scales(w, at);
-    i32x16 zeros = (i32x16){0};
+    i32v zeros = (i32v){0};
     if (has_zeros) {
-      u8x16 bytes;
+      u8v bytes;
       memcpy(&bytes, w->zeros + at * LANES, sizeof bytes);
-      zeros = __builtin_convertvector(bytes, i32x16);
+      zeros = __builtin_convertvector(bytes, i32v);
     }
     for (int r = 0; r < rows; r++) {
       if (two_sums) sum[r] += other[r];
       if (has_zeros) sum[r] -= zeros * x->sums[group * rows + r];
       const float own = x->scales[group * rows + r];
-      const f32x16 scale = bits == 8 ? splat(own) : scales * own;
-      total[r] = fma16(__builtin_convertvector(sum[r], f32x16), scale, total[r]);
+      const f32v scale = bits == 8 ? splat(own) : scales * own;
+      total[r] = fmav(__builtin_convertvector(sum[r], f32v), scale, total[r]);
     }
   }
   const int64_t start = block * LANES;
   const int64_t count = w->width_out - start < LANES ? w->width_out - start : LANES;
-  const f32x16 bias = w->bias ? load_part(w->bias + start, count, 0.0f) : splat(0.0f);
+  const f32v bias = w->bias ? load_part(w->bias + start, count, 0.0f) : splat(0.0f);
   for (int r = 0; r < rows; r++) {
     if (bits == 8) total[r] *= load_scales(w, block);
     store_part(y + r * w->width_out + start, w->bias ? total[r] + bias : total[r], count);

@@ -8,29 +8,29 @@ INLINE int64_t value_bytes(int64_t kind) { return kind == KV_FLOAT32 ? 4 : kind 
 
 /* e4m3 has the bits of a float that is smaller by 2^120, except for zeros between sign and exponent
  * and after the mantissa. */
-INLINE f32x16 from_e4m3(u8x16 codes) {
+INLINE f32v from_e4m3(u8v codes) {
 #if defined(__AVX512F__)
-  const u32x16 bits = (u32x16)_mm512_cvtepu8_epi32((__m128i)codes);
+  const u32v bits = (u32v)_mm512_cvtepu8_epi32((__m128i)codes);
 #else
-  const u32x16 bits = __builtin_convertvector(codes, u32x16);
+  const u32v bits = __builtin_convertvector(codes, u32v);
 #endif
-  return (f32x16)((bits & 0x80) << 24 | (bits & 0x7f) << 20) * splat(0x1p120f);
+  return (f32v)((bits & 0x80) << 24 | (bits & 0x7f) << 20) * splat(0x1p120f);
 }
 /* Rounded half to even; at most 448 in absolute value. */
-INLINE u8x16 to_e4m3(f32x16 values) {
-  const u32x16 bits = (u32x16)(values * splat(0x1p-120f)), magnitude = bits & 0x7fffffff;
-  const u32x16 rounded = (magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
-  return __builtin_convertvector(rounded | (bits >> 24 & 0x80), u8x16);
+INLINE u8v to_e4m3(f32v values) {
+  const u32v bits = (u32v)(values * splat(0x1p-120f)), magnitude = bits & 0x7fffffff;
+  const u32v rounded = (magnitude + 0x7ffff + (magnitude >> 20 & 1)) >> 20;
+  return __builtin_convertvector(rounded | (bits >> 24 & 0x80), u8v);
 }
 
-INLINE f32x16 load_codes(const uint8_t *codes, int64_t kind) {
-  u8x16 bytes;
+INLINE f32v load_codes(const uint8_t *codes, int64_t kind) {
+  u8v bytes;
   memcpy(&bytes, codes, sizeof bytes);
   if (kind == KV_FP8) return from_e4m3(bytes);
 #if defined(__AVX512F__)
-  return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes));
+  return (f32v)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes));
 #else
-  return __builtin_convertvector((s8x16)bytes, f32x16);
+  return __builtin_convertvector((s8v)bytes, f32v);
 #endif
 }
 
@@ -49,7 +49,7 @@ INLINE void read_row(const KVCache *c, const void *values, const float *scales, 
     }
   } else {
     const uint8_t *from = (const uint8_t *)values + row * dim;
-    const f32x16 scale = splat(scales[row]);
+    const f32v scale = splat(scales[row]);
     int64_t i = 0;
     for (; i + LANES <= dim; i += LANES) store(to + i, load_codes(from + i, c->kind) * scale);
     if (i < dim) {
@@ -62,25 +62,25 @@ INLINE void read_row(const KVCache *c, const void *values, const float *scales, 
 
 INLINE void write_codes(const float *x, uint8_t *to, float *scale, int64_t dim, int64_t kind) {
   const float limit = kind == KV_FP8 ? 448.0f : 127.0f;
-  f32x16 largest = splat(0.0f), not_finite = splat(0.0f);
+  f32v largest = splat(0.0f), not_finite = splat(0.0f);
   for (int64_t i = 0; i < dim; i += LANES) {
-    const f32x16 v = dim - i < LANES ? load_part(x + i, dim - i, 0.0f) : load(x + i);
-    largest = max16(largest, max16(v, -v));
+    const f32v v = dim - i < LANES ? load_part(x + i, dim - i, 0.0f) : load(x + i);
+    largest = maxv(largest, maxv(v, -v));
     not_finite += v - v; /* NaN if anything is not finite, and so is the scale then */
   }
   const float most = max_lanes(largest), factor = most > 0.0f ? limit / most : 0.0f;
   *scale = most / limit + sum_lanes(not_finite);
   for (int64_t i = 0; i < dim; i += LANES) {
     const int64_t count = dim - i < LANES ? dim - i : LANES;
-    const f32x16 v = (count < LANES ? load_part(x + i, count, 0.0f) : load(x + i)) * factor;
-    const f32x16 within = -max16(-max16(v, splat(-limit)), splat(-limit));
-    u8x16 codes;
+    const f32v v = (count < LANES ? load_part(x + i, count, 0.0f) : load(x + i)) * factor;
+    const f32v within = -maxv(-maxv(v, splat(-limit)), splat(-limit));
+    u8v codes;
     if (kind == KV_FP8) {
       codes = to_e4m3(within);
     } else {
-      const f32x16 magic = splat(12582912.0f); /* adding it rounds to a whole number */
-      const i32x16 whole = (i32x16)(within + magic) - (i32x16)magic;
-      codes = (u8x16)__builtin_convertvector(whole, s8x16);
+      const f32v magic = splat(12582912.0f); /* adding it rounds to a whole number */
+      const i32v whole = (i32v)(within + magic) - (i32v)magic;
+      codes = (u8v)__builtin_convertvector(whole, s8v);
     }
     memcpy(to + i, &codes, (size_t)count);
   }

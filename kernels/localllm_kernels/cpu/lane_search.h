@@ -1,4 +1,4 @@
-/* The greatest of many values and its first index, sixteen lanes at a time. */
+/* The greatest of many values and its first index, a vector at a time. */
 
 #pragma once
 
@@ -11,22 +11,22 @@ typedef struct {
 
 /* For each lane, the greatest value so far and its index. */
 typedef struct {
-  f32x16 value;
-  i32x16 index, lane;
+  f32v value;
+  i32v index, lane;
 } BestLanes;
 
 INLINE BestLanes start_search(int64_t from) {
-  BestLanes best = {splat(-INFINITY), (i32x16){0} + (int32_t)from, (i32x16){0}};
+  BestLanes best = {splat(-INFINITY), (i32v){0} + (int32_t)from, (i32v){0}};
   for (int i = 0; i < LANES; i++) best.lane[i] = i;
   return best;
 }
 
-/* Takes sixteen more values, with indices from `at` on; of equal values the first is kept. */
-INLINE void look_at(BestLanes *best, f32x16 value, int64_t at) {
-  const i32x16 is_better = value > best->value;
-  const i32x16 index = best->lane + (int32_t)at;
-  best->value = select16(is_better, value, best->value);
-  best->index = (i32x16)select16(is_better, (f32x16)index, (f32x16)best->index);
+/* Takes more values, with indices from `at` on; of equal values the first is kept. */
+INLINE void look_at(BestLanes *best, f32v value, int64_t at) {
+  const i32v is_better = value > best->value;
+  const i32v index = best->lane + (int32_t)at;
+  best->value = selectv(is_better, value, best->value);
+  best->index = (i32v)selectv(is_better, (f32v)index, (f32v)best->index);
 }
 
 INLINE Best best_of_lanes(const BestLanes *lanes) {

@@ -17,7 +17,7 @@ from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind
 from localllm_kernels.gate import GateKind
 from localllm_kernels.linears import ExpertsProduct, Product
-from localllm_kernels.traits import C_LANES, WeightLayout, c_multiplies
+from localllm_kernels.traits import WeightLayout, c_multiplies
 
 _INT8_GROUPS = (128, 64, 32, 16)
 
@@ -84,6 +84,8 @@ class CpuLinears:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
+        # Outputs side by side in a block of packed weights.
+        self._lanes = ctypes.c_int64.in_dll(library, "lanes").value
         self._run = {
             ProductKind.FLOAT32: library.float32_linear,
             ProductKind.BFLOAT16: library.bfloat16_linear,
@@ -127,12 +129,11 @@ class CpuLinears:
         group_size = width_in // scales.shape[1]
         if not c_multiplies(WeightLayout("int4", width_in, group_size), dtype, "cpu"):
             return None
-        padding = -width_out % C_LANES
-        packed = _pack_codes(codes)
+        packed = _pack_codes(codes, self._lanes)
         rounded = scales.bfloat16()
         is_exact = bool((rounded.float() == scales.float()).all())
-        kept_scales = _by_block(rounded if is_exact else scales.float(), padding)
-        kept_zeros = None if zeros is None else _by_block(zeros, padding)
+        kept_scales = _by_block(rounded if is_exact else scales.float(), self._lanes)
+        kept_zeros = None if zeros is None else _by_block(zeros, self._lanes)
         struct = IntegerWeight(
             packed.data_ptr(),
             kept_scales.data_ptr(),
@@ -155,9 +156,9 @@ class CpuLinears:
         width_out, width_in = codes.shape
         if not c_multiplies(WeightLayout("int8", width_in, width_in), dtype, "cpu"):
             return None
-        padding = -width_out % C_LANES
+        padding = -width_out % self._lanes
         raised = F.pad(codes.view(torch.uint8) ^ 128, (0, 0, 0, padding))
-        packed = raised.view(-1, C_LANES, width_in // 4, 4).transpose(1, 2).contiguous()
+        packed = raised.view(-1, self._lanes, width_in // 4, 4).transpose(1, 2).contiguous()
         kept_scales = F.pad(scales.float(), (0, padding))
         struct = IntegerWeight(
             packed.data_ptr(),
@@ -180,8 +181,8 @@ class CpuLinears:
         group_size = width_in // exponents.shape[1]
         if not c_multiplies(WeightLayout("mxfp4", width_in, group_size), dtype, "cpu"):
             return None
-        packed = _pack_codes(codes)
-        kept = _by_block(exponents, -width_out % C_LANES)
+        packed = _pack_codes(codes, self._lanes)
+        kept = _by_block(exponents, self._lanes)
         struct = IntegerWeight(
             packed.data_ptr(),
             kept.data_ptr(),
@@ -231,16 +232,16 @@ def _pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def _pack_codes(codes: Tensor) -> Tensor:
+def _pack_codes(codes: Tensor, lanes: int) -> Tensor:
     """uint8 [out, in] below 16 as the library stores them; see operators.h."""
     width_out, width_in = codes.shape
-    padded = F.pad(codes, (0, 0, 0, -width_out % C_LANES))
-    low, high = padded.view(-1, C_LANES, width_in // 8, 2, 4).permute(3, 0, 2, 1, 4)
+    padded = F.pad(codes, (0, 0, 0, -width_out % lanes))
+    low, high = padded.view(-1, lanes, width_in // 8, 2, 4).permute(3, 0, 2, 1, 4)
     packed: Tensor = (low | (high << 4)).contiguous()
     return packed
 
 
-def _by_block(values: Tensor, padding: int) -> Tensor:
-    """[out, num_groups] -> [blocks, num_groups, 16]."""
-    padded = F.pad(values, (0, 0, 0, padding))
-    return padded.view(-1, C_LANES, values.shape[1]).transpose(1, 2).contiguous()
+def _by_block(values: Tensor, lanes: int) -> Tensor:
+    """[out, num_groups] -> [blocks, num_groups, lanes]."""
+    padded = F.pad(values, (0, 0, 0, -len(values) % lanes))
+    return padded.view(-1, lanes, values.shape[1]).transpose(1, 2).contiguous()

@@ -12,10 +12,10 @@ enum { SCALE_FLOAT32, SCALE_BFLOAT16, SCALE_OUTPUT, SCALE_E8M0 };
 /* y = x · wᵀ + bias, w = (code - zero) · scale with one scale and zero per group of inputs, or with
  * one scale per output. */
 typedef struct {
-  const uint8_t *codes; /* 4 bits: [blocks][in / 8][16][4], low halves: inputs 0 to 3, high: 4 to 7;
-                           8 bits: [blocks][in / 4][16][4], 128 above the signed code */
-  const void *scales;   /* [blocks][groups][16], or [blocks][16] */
-  const uint8_t *zeros; /* [blocks][groups][16], or NULL: all 8, or 128 */
+  const uint8_t *codes; /* 4 bits: [blocks][in / 8][LANES][4], low halves: inputs 0 to 3, high: 4 to 7;
+                           8 bits: [blocks][in / 4][LANES][4], 128 above the signed code */
+  const void *scales;   /* [blocks][groups][LANES], or [blocks][LANES] */
+  const uint8_t *zeros; /* [blocks][groups][LANES], or NULL: all 8, or 128 */
   const float *bias;    /* [out], or NULL */
   int64_t bits;         /* 4 or 8 */
   int64_t scale_kind;   /* a SCALE_ */
@@ -121,7 +121,7 @@ typedef struct {
 int64_t integer_scratch_bytes(const IntegerWeight *w, int64_t rows);
 /* The parts of an integer product, for callers that share out several products at once: row `row` of
  * `rows` is quantized into `memory`, `rows` times integer_row_bytes(w); then any thread multiplies
- * any block of 16 outputs. */
+ * any block of LANES outputs. */
 int64_t integer_row_bytes(const IntegerWeight *w);
 void integer_quantize_row(const IntegerWeight *w, const float *x, int64_t row, int64_t rows,
                           char *memory);

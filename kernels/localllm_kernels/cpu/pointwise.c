@@ -6,15 +6,15 @@
 #define MAX_DIM 1024
 
 INLINE float mean_of_squares(const float *x, int64_t width) {
-  f32x16 sum = splat(0.0f);
+  f32v sum = splat(0.0f);
   int64_t i = 0;
   for (; i + LANES <= width; i += LANES) {
-    const f32x16 v = load(x + i);
-    sum = fma16(v, v, sum);
+    const f32v v = load(x + i);
+    sum = fmav(v, v, sum);
   }
   if (i < width) {
-    const f32x16 v = load_part(x + i, width - i, 0.0f);
-    sum = fma16(v, v, sum);
+    const f32v v = load_part(x + i, width - i, 0.0f);
+    sum = fmav(v, v, sum);
   }
   return sum_lanes(sum) / (float)width;
 }
@@ -92,20 +92,20 @@ void team_scale_rows(const Team *team, float *x, const float *factors, int64_t r
 }
 
 /* See gate.py for the formulas. Comparisons with NaN are false, so that it passes. */
-INLINE f32x16 gated(f32x16 g, f32x16 u, int64_t kind) {
-  f32x16 steep = g;
+INLINE f32v gated(f32v g, f32v u, int64_t kind) {
+  f32v steep = g;
   if (kind == GATE_RELU2) {
-    const f32x16 zero = splat(0.0f), positive = select16(g < zero, zero, g);
+    const f32v zero = splat(0.0f), positive = selectv(g < zero, zero, g);
     return positive * positive;
   }
   if (kind == GATE_GELU) steep = 1.5957691216f * (g + 0.044715f * g * g * g);
   if (kind == GATE_CLAMPED) {
-    const f32x16 limit = splat(7.0f);
-    g = select16(g > limit, limit, g);
-    u = select16(u > limit, limit, select16(u < -limit, -limit, u)) + 1.0f;
+    const f32v limit = splat(7.0f);
+    g = selectv(g > limit, limit, g);
+    u = selectv(u > limit, limit, selectv(u < -limit, -limit, u)) + 1.0f;
     steep = 1.702f * g;
   }
-  return g / (1.0f + exp16(-steep)) * u;
+  return g / (1.0f + expv(-steep)) * u;
 }
 
 /* Callers pass `kind` as a constant. */
@@ -114,7 +114,7 @@ INLINE void gate_row(const float *gate, const float *up, float *y, int64_t width
   for (; i + LANES <= width; i += LANES) store(y + i, gated(load(gate + i), load(up + i), kind));
   if (i < width) {
     const int64_t count = width - i;
-    const f32x16 g = load_part(gate + i, count, 0.0f), u = load_part(up + i, count, 0.0f);
+    const f32v g = load_part(gate + i, count, 0.0f), u = load_part(up + i, count, 0.0f);
     store_part(y + i, gated(g, u, kind), count);
   }
 }
@@ -157,7 +157,7 @@ void team_sigmoid_gate(const Team *team, const float *x, const float *gate, int6
     const float *from = x + row * width, *gates = gate + row * stride;
     for (int64_t i = 0; i < width; i += LANES) {
       const int64_t count = width - i < LANES ? width - i : LANES;
-      const f32x16 steep = exp16(-load_part(gates + i, count, 0.0f));
+      const f32v steep = expv(-load_part(gates + i, count, 0.0f));
       store_part(y + row * width + i, load_part(from + i, count, 0.0f) / (1.0f + steep), count);
     }
   }
@@ -193,9 +193,9 @@ INLINE void turn_head(const float *x, const float *norm, float eps, const float 
   for (int64_t i = 0; i < half; i += LANES) {
     const int64_t count = half - i < LANES ? half - i : LANES;
 #define PART(p) (count == LANES ? load(p) : load_part(p, count, 0.0f))
-    f32x16 first = PART(x + i), second = PART(x + half + i);
+    f32v first = PART(x + i), second = PART(x + half + i);
     if (norm) first = PART(norm + i) * (first * scale), second = PART(norm + half + i) * (second * scale);
-    const f32x16 cosine = PART(cos_row + i), sine = PART(sin_row + i);
+    const f32v cosine = PART(cos_row + i), sine = PART(sin_row + i);
 #undef PART
     store_part(y + i, first * cosine - second * sine, count);
     store_part(y + half + i, second * cosine + first * sine, count);

@@ -23,25 +23,25 @@ INLINE int64_t quantized_bytes(int64_t width, int64_t groups) { return width + 8
 /* Quantizes row `row` of a tile of `rows` rows. */
 INLINE void quantize_row(const float *x, int64_t width, int64_t group_size,
                          const QuantizedRows *to, int64_t row, int64_t rows) {
-  const f32x16 magic = splat(12582912.0f); /* adding it rounds to a whole number */
+  const f32v magic = splat(12582912.0f); /* adding it rounds to a whole number */
   for (int64_t group = 0; group * group_size < width; group++) {
     const float *values = x + group * group_size;
-    f32x16 most = splat(0.0f), poison = splat(0.0f);
+    f32v most = splat(0.0f), poison = splat(0.0f);
     for (int64_t i = 0; i < group_size; i += LANES) {
-      const f32x16 v = load(values + i);
-      most = max16(most, max16(v, -v));
+      const f32v v = load(values + i);
+      most = maxv(most, maxv(v, -v));
       poison += v * 0.0f; /* NaN if anything is not finite, which no code can express */
     }
     const float scale = max_lanes(most) / 127.0f + sum_lanes(poison);
     const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
     int32_t *words = to->words + group * group_size / 4 * rows + row;
-    i32x16 sums = (i32x16){0};
+    i32v sums = (i32v){0};
     for (int64_t i = 0; i < group_size; i += LANES) {
-      const i32x16 codes = (i32x16)(load(values + i) * inverse + magic) - (i32x16)magic;
-      const s8x16 bytes = __builtin_convertvector(codes, s8x16);
-      int32_t four[4];
-      memcpy(four, &bytes, sizeof four);
-      for (int j = 0; j < 4; j++) words[(i / 4 + j) * rows] = four[j];
+      const i32v codes = (i32v)(load(values + i) * inverse + magic) - (i32v)magic;
+      const s8v bytes = __builtin_convertvector(codes, s8v);
+      int32_t here[LANES / 4];
+      memcpy(here, &bytes, sizeof here);
+      for (int j = 0; j < LANES / 4; j++) words[(i / 4 + j) * rows] = here[j];
       sums += codes;
     }
     int32_t sum = 0;

@@ -56,16 +56,16 @@ int64_t recurrence_scratch_bytes(const Recurrence *net) {
 }
 
 static float sum_squares(const float *x, int64_t width) {
-  f32x16 total = splat(0.0f);
+  f32v total = splat(0.0f);
   for (int64_t i = 0; i < width; i += LANES) {
-    const f32x16 v = load_part(x + i, width - i < LANES ? width - i : LANES, 0.0f);
-    total = fma16(v, v, total);
+    const f32v v = load_part(x + i, width - i < LANES ? width - i : LANES, 0.0f);
+    total = fmav(v, v, total);
   }
   return sum_lanes(total);
 }
 
 /* Values of a matrix, from the `i`th on. Callers pass `has_half` as a constant. */
-INLINE f32x16 load_state(const void *m, int64_t i, int64_t count, int has_half) {
+INLINE f32v load_state(const void *m, int64_t i, int64_t count, int has_half) {
   if (!has_half) return load_part((const float *)m + i, count, 0.0f);
   uint16_t part[LANES] = {0};
   const uint16_t *at = (const uint16_t *)m + i;
@@ -73,12 +73,12 @@ INLINE f32x16 load_state(const void *m, int64_t i, int64_t count, int has_half) 
   memcpy(part, at, (size_t)count * sizeof *at);
   return load_f16(part);
 }
-INLINE void store_state(void *m, int64_t i, f32x16 v, int64_t count, int has_half) {
+INLINE void store_state(void *m, int64_t i, f32v v, int64_t count, int has_half) {
   if (!has_half) {
     store_part((float *)m + i, v, count);
     return;
   }
-  const u16x16 rounded = round_f16(v);
+  const u16v rounded = round_f16(v);
   memcpy((uint16_t *)m + i, &rounded, (size_t)count * sizeof(uint16_t));
 }
 static char *value_at(const void *m, int64_t i, int64_t has_half) {
@@ -122,24 +122,24 @@ static void values_of_head(const RecurrenceCall *c, const Request *r, int64_t he
 /* What a token finds in two vectors of columns, and what the next key would. Rows with even and odd
  * numbers are added up apart, so that an addition does not wait for the last one. */
 typedef struct {
-  f32x16 out[2][2], seen[2][2];
+  f32v out[2][2], seen[2][2];
 } Sums;
 
 /* Row `i` of a stripe: fades, takes its part of `delta`, is rounded, and is added to the sums. */
 INLINE void take_row(float *stripe, int64_t i, const float *key, const float *query,
-                     const float *next, f32x16 keep, const f32x16 *delta, Sums *sums,
+                     const float *next, f32v keep, const f32v *delta, Sums *sums,
                      int odd, int is_delta, int has_half) {
-  const f32x16 k = splat(key[i]), q = splat(query[i]), n = splat(next[i]);
+  const f32v k = splat(key[i]), q = splat(query[i]), n = splat(next[i]);
   for (int j = 0; j < 2; j++) {
     float *at = stripe + i * STRIPE + j * LANES;
-    f32x16 now = fma16(k, delta[j], load(at) * keep);
+    f32v now = fmav(k, delta[j], load(at) * keep);
     if (has_half) {
-      const u16x16 rounded = round_f16(now);
+      const u16v rounded = round_f16(now);
       now = load_f16((const uint16_t *)&rounded);
     }
     store(at, now);
-    sums->out[odd][j] = fma16(now, q, sums->out[odd][j]);
-    if (is_delta) sums->seen[odd][j] = fma16(now, n, sums->seen[odd][j]);
+    sums->out[odd][j] = fmav(now, q, sums->out[odd][j]);
+    if (is_delta) sums->seen[odd][j] = fmav(now, n, sums->seen[odd][j]);
   }
 }
 
@@ -155,27 +155,27 @@ INLINE void take_stripe_of(const Recurrence *net, const Scratch *s, const void *
   memset(&sums, 0, sizeof sums);
   for (int64_t i = 0; i < keys; i++) {
     const int64_t at = i * width + column;
-    const f32x16 key = splat(s->keys[i]);
+    const f32v key = splat(s->keys[i]);
     /* The other stripes' columns too: whole rows come faster than parts of them. */
     if (source && column == 0)
       for (int64_t each = 0; each < width; each += has_half ? 2 * LANES : LANES)
         __builtin_prefetch(value_at(source, at + ROWS_AHEAD * width + each, has_half));
-    const f32x16 values[2] = {
+    const f32v values[2] = {
         source ? load_state(source, at, low, has_half) : splat(0.0f),
         source ? load_state(source, at + low, high, has_half) : splat(0.0f)};
     for (int j = 0; j < 2; j++) {
       store(s->stripe + i * STRIPE + j * LANES, values[j]);
-      if (is_delta) sums.seen[i & 1][j] = fma16(values[j], key, sums.seen[i & 1][j]);
+      if (is_delta) sums.seen[i & 1][j] = fmav(values[j], key, sums.seen[i & 1][j]);
     }
   }
   for (int64_t t = 0; t < count; t++) {
     const float *query = s->queries + t * keys, *key = s->keys + t * keys;
     const float *next = t + 1 < count ? key + keys : key, *value = s->values + t * width + column;
-    const f32x16 keep = splat(s->decay[t]);
-    const f32x16 values[2] = {load_part(value, low, 0.0f), load_part(value + low, high, 0.0f)};
-    f32x16 delta[2];
+    const f32v keep = splat(s->decay[t]);
+    const f32v values[2] = {load_part(value, low, 0.0f), load_part(value + low, high, 0.0f)};
+    f32v delta[2];
     for (int j = 0; j < 2; j++) {
-      const f32x16 held = keep * (sums.seen[0][j] + sums.seen[1][j]);
+      const f32v held = keep * (sums.seen[0][j] + sums.seen[1][j]);
       delta[j] = s->beta[t] * (is_delta ? values[j] - held : values[j]);
     }
     memset(&sums, 0, sizeof sums);
@@ -208,7 +208,7 @@ static void take_stripe(const RecurrenceCall *c, const Scratch *s, const void *s
     take_stripe_of(c->net, s, source, target, column, count, 0, 0);
 }
 
-INLINE f32x16 silu16(f32x16 x) { return x / (1.0f + exp16(-x)); }
+INLINE f32v siluv(f32v x) { return x / (1.0f + expv(-x)); }
 
 /* y = x, normed as one and weighed, times `gates`, if there are any; y may be x. */
 static void norm_row(const float *x, const float *weight, const float *gates, float eps, float *y,
@@ -216,8 +216,8 @@ static void norm_row(const float *x, const float *weight, const float *gates, fl
   const float factor = 1.0f / sqrtf(sum_squares(x, width) / (float)width + eps);
   for (int64_t i = 0; i < width; i += LANES) {
     const int64_t here = width - i < LANES ? width - i : LANES;
-    f32x16 normed = load_part(x + i, here, 0.0f) * factor * load_part(weight + i, here, 0.0f);
-    if (gates) normed *= silu16(load_part(gates + i, here, 0.0f));
+    f32v normed = load_part(x + i, here, 0.0f) * factor * load_part(weight + i, here, 0.0f);
+    if (gates) normed *= siluv(load_part(gates + i, here, 0.0f));
     store_part(y + i, normed, here);
   }
 }
@@ -237,12 +237,12 @@ static void finish_rows(const RecurrenceCall *c, const Request *r, int64_t head,
       norm_row(found, net->norm, gates, net->eps, out, width);
       continue;
     }
-    const f32x16 skip = splat(net->skip ? net->skip[head] : 0.0f);
+    const f32v skip = splat(net->skip ? net->skip[head] : 0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
       const int64_t here = width - i < LANES ? width - i : LANES;
-      const f32x16 value = load_part(values + i, here, 0.0f);
-      const f32x16 both = fma16(skip, value, load_part(found + i, here, 0.0f));
-      store_part(out + i, both * silu16(load_part(gates + i, here, 0.0f)), here);
+      const f32v value = load_part(values + i, here, 0.0f);
+      const f32v both = fmav(skip, value, load_part(found + i, here, 0.0f));
+      store_part(out + i, both * siluv(load_part(gates + i, here, 0.0f)), here);
     }
   }
 }

@@ -8,11 +8,11 @@ static void score_row(const Routing *r, const float *logits, float *scores) {
   const int64_t count = r->experts;
   float most = -INFINITY;
   for (int64_t i = 0; i < count; i++) most = logits[i] > most ? logits[i] : most;
-  f32x16 sums = splat(0.0f);
+  f32v sums = splat(0.0f);
   for (int64_t i = 0; i < count; i += LANES) {
     const int64_t part = count - i < LANES ? count - i : LANES;
-    const f32x16 x = load_part(logits + i, part, -INFINITY);
-    const f32x16 y = r->is_sigmoid ? 1.0f / (1.0f + exp16(-x)) : exp16(x - splat(most));
+    const f32v x = load_part(logits + i, part, -INFINITY);
+    const f32v y = r->is_sigmoid ? 1.0f / (1.0f + expv(-x)) : expv(x - splat(most));
     if (!r->is_sigmoid) sums += y;
     store_part(scores + i, y, part);
   }

@@ -7,9 +7,9 @@
 
 static Best search(const float *values, int64_t from, int64_t to) {
   BestLanes best = start_search(from);
-  i32x16 is_nan = (i32x16){0};
+  i32v is_nan = (i32v){0};
   for (int64_t i = from; i < to; i += LANES) {
-    const f32x16 value = load_part(values + i, to - i < LANES ? to - i : LANES, -INFINITY);
+    const f32v value = load_part(values + i, to - i < LANES ? to - i : LANES, -INFINITY);
     is_nan |= value != value;
     look_at(&best, value, i);
   }

@@ -62,11 +62,11 @@ INLINE const float *second_at(const Inputs *x, const Request *r, int64_t positio
 /* Up to 16 channels, of `count`; `rows`: the inputs at each tap. */
 INLINE void convolve_lanes(const float *const *rows, const float *weights, const float *bias,
                            int64_t taps, int64_t width, int64_t count, float *out) {
-  f32x16 total = bias ? load_part(bias, count, 0.0f) : splat(0.0f);
+  f32v total = bias ? load_part(bias, count, 0.0f) : splat(0.0f);
   for (int64_t tap = 0; tap < taps; tap++)
-    total = fma16(load_part(rows[tap], count, 0.0f),
+    total = fmav(load_part(rows[tap], count, 0.0f),
                   load_part(weights + tap * width, count, 0.0f), total);
-  store_part(out, total / (1.0f + exp16(-total)), count);
+  store_part(out, total / (1.0f + expv(-total)), count);
 }
 
 /* silu(bias + the sum over the taps, in order) of `count` channels from `channel` on. */
