@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.delta_net import DeltaNetSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 
 Bytes = npt.NDArray[np.uint8]
@@ -32,20 +33,37 @@ _NAMES = {
     "mlp.down_proj": "ffn_down",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
 }
-# Of Gemma 3, which has norms behind the blocks too.
+# Of Gemma 3, which has norms behind the blocks too, and of Qwen3.5.
 _OWN_NAMES = {
+    "Qwen3_5ForCausalLM": {"post_attention_layernorm": "post_attention_norm"},
     "Gemma3ForCausalLM": {
         "post_attention_layernorm": "post_attention_norm",
         "pre_feedforward_layernorm": "ffn_norm",
         "post_feedforward_layernorm": "post_ffw_norm",
-    }
+    },
 }
-_KINDS = {"Qwen3ForCausalLM": "qwen3", "LlamaForCausalLM": "llama", "Gemma3ForCausalLM": "gemma3"}
+_KINDS = {
+    "Qwen3ForCausalLM": "qwen3",
+    "LlamaForCausalLM": "llama",
+    "Gemma3ForCausalLM": "gemma3",
+    "Qwen3_5ForCausalLM": "qwen35",
+}
 
 
 def write_gguf(path: Path, architecture: Architecture, seed: int = 0) -> None:
-    """Write the file, for Qwen3, Gemma 3, and Llama, without a stretched context."""
+    """Write the file, for Qwen3, Qwen3.5 without experts, Gemma 3, and Llama, without a stretched
+    context.
+    """
     writer = GGUFWriter(path, _KINDS[architecture.name])
     writer.add_vocab_size(architecture.vocab_size)
     writer.add_context_length(architecture.max_position_embeddings)
@@ -57,6 +75,8 @@ def write_gguf(path: Path, architecture: Architecture, seed: int = 0) -> None:
     )
     for each in windowed:
         writer.add_sliding_window(each.window)
+    for net in architecture.blocks_of(DeltaNetSpec):
+        _add_delta_net(writer, net, attention.rope.rotary_width(attention.head_dim))
     [mlp] = architecture.blocks_of(GatedMLPSpec)
     writer.add_feed_forward_length(mlp.inner_size)
     writer.add_head_count(attention.num_heads)
@@ -75,6 +95,18 @@ def write_gguf(path: Path, architecture: Architecture, seed: int = 0) -> None:
     writer.close()
 
 
+def _add_delta_net(writer: GGUFWriter, net: DeltaNetSpec, rotary_width: int) -> None:
+    writer.add_ssm_conv_kernel(net.taps)
+    writer.add_ssm_state_size(net.key_width)
+    writer.add_ssm_group_count(net.num_keys)
+    writer.add_ssm_time_step_rank(net.num_values)
+    writer.add_ssm_inner_size(net.num_values * net.value_width)
+    writer.add_full_attention_interval(4)
+    writer.add_rope_dimension_count(rotary_width)
+    # Of text, all three kinds of positions are the same.
+    writer.add_rope_dimension_sections([11, 11, 10, 0])
+
+
 def _tensors(
     architecture: Architecture, rng: np.random.Generator
 ) -> Iterator[tuple[str, npt.NDArray[np.generic], GGMLQuantizationType]]:
@@ -90,8 +122,13 @@ def _tensors(
     names = _NAMES | _OWN_NAMES.get(architecture.name, {})
     for i, layer in enumerate(architecture.layers):
         for name, shape in layer.tensors().items():
-            theirs = f"blk.{i}.{names[name.removesuffix('.weight')]}.weight"
-            if len(shape) == 2:
+            stem = name.removesuffix(".weight")
+            theirs = f"blk.{i}.{names[stem]}" + (".weight" if stem != name else "")
+            if stem.endswith("A_log"):
+                yield theirs, np.full(shape, -0.1, np.float32), f32
+            elif stem.endswith("conv1d"):
+                yield theirs, np.full(shape, 0.1, np.float32)[:, 0], f32
+            elif len(shape) == 2:
                 yield theirs, _q4_0(rng, *shape), q4
             else:
                 yield theirs, np.ones(shape, np.float32), f32

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from corpus import END_OF_TEXT, HELD_OUT_BOOKS
 from network import Network
@@ -57,6 +58,18 @@ token takes two experts. `localllm quantize` is tried with it.
 | how it is made | `python tools/pocket/experts.py --books BOOKS --work WORK --out FOLDER` |
 | licence | Apache-2.0, as the rest of localllm |
 """,
+    "pocket-hybrid": """# pocket-hybrid
+
+`pocket` with gated delta nets in place of attention in three of four layers, {parameters:,}
+parameters. What its states lose in half precision is measured with it.
+
+| | |
+|---|---|
+| architecture | Qwen3.5: {layers} layers, width {width} |
+| perplexity | {perplexity:.1f} a token over {held_out}, not trained on (windows of 512) |
+| how it is made | `python tools/pocket/hybrid.py --books BOOKS --work WORK --out FOLDER` |
+| licence | Apache-2.0, as the rest of localllm |
+""",
 }
 CHAT_TEMPLATE = """\
 {% for message in messages -%}
@@ -85,19 +98,21 @@ def write_checkpoint(
     facts: Facts,
     out: Path,
     own: Mapping[str, object] | None = None,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write bfloat16 weights, config, tokenizer and card to `out`; files there are replaced.
 
-    `own`: what the config has besides the shape, or in place of it.
+    `own`: what the config has besides the shape, or in place of it; `tensors`: the weights as the
+    checkpoint's format has them, where that is not `network`'s own.
     """
     out.mkdir(parents=True, exist_ok=True)
     shape = network.shape
     ends = [tokenizer.token_to_id(token) for token in ("<|im_end|>", END_OF_TEXT)]
-    tensors = {
+    stored = {
         name: tensor.detach().to(torch.bfloat16).contiguous()
-        for name, tensor in network.state_dict().items()
+        for name, tensor in (tensors or network.state_dict()).items()
     }
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

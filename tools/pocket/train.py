@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from corpus import Corpus, encode_books, epoch_stream, read_books, train_tokenizer
 from dialogues import Topic, dialogue_rows, draw_texts, read_topics
@@ -70,7 +70,7 @@ class Stage:
     name: str
     # Short rows first (attention is cheap there), the whole context in the last part.
     phases: tuple[Phase, ...]
-    muon_lr: float
+    muon_lr: float | None  # None: AdamW trains the layers' matrices too
     adam_lr: float
     decay_share: float
     weight_decay: float = 0.1
@@ -157,7 +157,10 @@ class RowSource:
 
 
 def make_optimizers(network: Network, stage: Stage) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers, AdamW for everything else."""
+    """Muon for the matrices of the layers, if it has a rate, AdamW for everything else."""
+    if stage.muon_lr is None:
+        decayed = [p for p in network.parameters() if p.ndim == 2]
+        return [_adam_w(network, decayed, stage)]
     matrices = [p for n, p in network.named_parameters() if p.ndim == 2 and "layers" in n]
     decayed = [p for n, p in network.named_parameters() if p.ndim == 2 and "layers" not in n]
     muon = torch.optim.Muon(
@@ -166,11 +169,15 @@ def make_optimizers(network: Network, stage: Stage) -> list[torch.optim.Optimize
         weight_decay=stage.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
+    return [muon, _adam_w(network, decayed, stage)]
+
+
+def _adam_w(network: Network, decayed: list[nn.Parameter], stage: Stage) -> torch.optim.AdamW:
     groups = [
         {"params": decayed, "weight_decay": stage.weight_decay},
-        {"params": [p for p in network.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        {"params": [p for p in network.parameters() if p.ndim != 2], "weight_decay": 0.0},
     ]
-    return [muon, torch.optim.AdamW(groups, lr=stage.adam_lr, betas=(0.9, 0.95))]
+    return torch.optim.AdamW(groups, lr=stage.adam_lr, betas=(0.9, 0.95))
 
 
 def distillation_loss(draft: Network, teacher: Network, rows: Tensor) -> Tensor:
