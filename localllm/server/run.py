@@ -108,7 +108,11 @@ def _listen(host: str, port: int) -> socket.socket:
     """Raises: RequestError for an address that cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        found = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        # What it accepts inherits this. Without it the second token of an answer waits until the
+        # client's system says that it has the first one, up to 40 ms.
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return found
     except (OSError, OverflowError) as error:
         raise RequestError(
             f"cannot listen on {host}, port {port}: {error!s:.100}",
