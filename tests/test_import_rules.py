@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "localllm").rglob("*.py")) + sorted((ROOT / "kernels").rg
 LINE = [
     *("localllm_kernels", "errors", "files", "user", "text", "model", "engine", "grammars"),
     *("process", "untrusted", "hub", "answer", "cost", "attach", "chat", "quantize", "bench"),
-    *("server", "cli", "__main__"),
+    *("server", "replicas", "cli", "__main__"),
 ]
 WITHOUT_TORCH = [
     "localllm",
@@ -73,6 +73,13 @@ def test_a_file_imports_only_what_stands_left_of_it(path: Path) -> None:
         assert there is None or there == "__version__" or there in left, (
             f"{module_of(path)} imports {name}"
         )
+
+
+def test_ray_is_imported_where_replicas_run_and_nowhere_else() -> None:
+    here = {path.stem for path in FILES if any(n.split(".")[0] == "ray" for n in imports_of(path))}
+    assert here == {"application", "client", "deployment", "here", "replica", "router"}
+    starting = imports_of(ROOT / "localllm" / "replicas" / "scale.py")
+    assert not any(name.startswith("localllm.replicas") for name in starting)
 
 
 def test_nothing_lies_loose_at_the_root() -> None:

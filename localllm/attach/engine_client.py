@@ -9,10 +9,10 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Never
 
 from localllm.answer.completion import TextEvent
 from localllm.attach.messages import (
@@ -74,6 +74,7 @@ class RequestStream:
     events: "asyncio.Queue[TextEvent | LocalLLMError]" = field(default_factory=asyncio.Queue)
     num_ended: int = 0
     num_delivered: int = 0  # samples whose last event has arrived, read or not
+    replica: str = ""  # one engine has none
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
         """Raises: RequestError for a request that is refused; EngineDownError."""
@@ -138,6 +139,11 @@ class EngineClient:
         return "compiling" if self._is_compiling and self._busy_s > 0 else "unresponsive"
 
     @property
+    def replicas(self) -> Mapping[str, Never]:
+        """None: this is one engine."""
+        return {}
+
+    @property
     def _is_ready(self) -> bool:
         return self._state == "ready"
 
@@ -170,8 +176,13 @@ class EngineClient:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
 
-    def submit(self, prompt: Prompt, params: SamplingParams, salt: bytes = b"") -> RequestStream:
-        """Start a request. Raises: EngineDownError, QueueFullError."""
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, salt: bytes = b"", *, is_whole: bool = False
+    ) -> RequestStream:
+        """Start a request; one engine cannot answer it elsewhere if it ends, `is_whole` or not.
+
+        Raises: EngineDownError, QueueFullError.
+        """
         if self._writer is None or not self._is_ready:
             raise EngineDownError("the engine is starting", hint="try again in a moment")
         if len(self._streams) >= self._max_requests:

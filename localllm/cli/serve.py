@@ -11,10 +11,12 @@ from localllm.cli.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
 from localllm.cli.flags import Flags, option, takes_flags
 from localllm.cli.output import note, show_controls
 from localllm.errors import RequestError
+from localllm.replicas.scale import Scale, require_ray
 from localllm.user.settings import default_model
 
 if TYPE_CHECKING:
     from localllm.hub.checkpoint import Checkpoint
+    from localllm.server.engines import Engines
     from localllm.server.guard import Access
 
 # Default number of requests in a batch.
@@ -46,6 +48,14 @@ class ServerFlags(Flags):
     served_model_name: Annotated[
         str | None, option("--served-model-name", help="What clients call the model.")
     ] = None
+    replicas: Annotated[
+        str,
+        option(
+            "--replicas",
+            help="Engines behind this address, or fewest and most of them; needs localllm[ray].",
+            metavar="N|MIN:MAX",
+        ),
+    ] = "1"
     grace: Annotated[
         int, option("--grace", help="Seconds that running answers get at shutdown.")
     ] = 30
@@ -89,6 +99,9 @@ def serve(
     Listens on this machine only, unless --host says otherwise; then a key is required.
     """
     access = server.access()
+    scale = Scale.parse(server.replicas)
+    if not scale.is_one:
+        require_ray()
     config = engine.config(_DEFAULT_SEQS, drafts.config(), cache)
     from localllm.cli.download_progress import TerminalProgress
     from localllm.hub.checkpoint import open_checkpoint
@@ -117,10 +130,24 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access") -> None:
     serving = serve_model(
         found,
         name,
+        _engines(found, flags),
         access,
         (flags.host, flags.port),
         lambda url: note(f"{show_controls(name)} answers at {url}; Ctrl-C stops it"),
-        partial(note, dim=True),
         max(0, flags.grace),
     )
     asyncio.run(serving)
+
+
+def _engines(found: "Checkpoint", flags: ServerFlags) -> "Engines":
+    """What computes the answers, not started yet. Raises: BackendError for too few GPUs."""
+    from localllm.server.limits import LIMITS
+    from localllm.server.run import one_engine
+
+    scale = Scale.parse(flags.replicas)
+    if scale.is_one:
+        return one_engine(found, partial(note, dim=True))
+    from localllm.replicas.here import replicas_here
+
+    note(f"starting {scale} replicas", dim=True)
+    return replicas_here(found, scale, LIMITS.requests, max(0, flags.grace))

@@ -14,12 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from localllm import __version__
-from localllm.attach.engine_client import (
-    EngineClient,
-    EngineDownError,
-    QueueFullError,
-    RequestStream,
-)
+from localllm.attach.engine_client import EngineDownError, QueueFullError
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import (
     ContextLengthError,
@@ -29,6 +24,7 @@ from localllm.errors import (
 from localllm.hub.generation_config import GenerationDefaults
 from localllm.server.answers import Kind, Writer
 from localllm.server.bodies import Bodies, Closing, count_values
+from localllm.server.engines import AnswerStream, Engines, Health
 from localllm.server.guard import Access, App, Guard, Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter, Metrics
@@ -40,7 +36,13 @@ from localllm.server.refusals import (
     invalid,
     refusal_of,
 )
-from localllm.server.responses import StreamedAnswer, Warned, WholeAnswer, merged
+from localllm.server.responses import (
+    StreamedAnswer,
+    WholeAnswer,
+    WithHeader,
+    merged,
+    warning_of,
+)
 from localllm.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -55,6 +57,8 @@ from localllm.text.prompt_writer import PromptWriter
 from localllm.text.tool_calls import Tool, ToolFormat, find_tool_format, tool_grammar
 
 logger = logging.getLogger(__name__)
+# The header that names the replica which answers.
+_REPLICA = b"x-localllm-replica"
 BodyT = TypeVar("BodyT", bound=WholeBody)
 
 
@@ -68,7 +72,7 @@ class ServedModel:
     defaults: GenerationDefaults
 
 
-def create_app(engine: EngineClient, model: ServedModel, access: Access) -> App:
+def create_app(engine: Engines, model: ServedModel, access: Access) -> App:
     """The application; the caller starts and stops `engine`."""
     app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None)
     server = _Server(engine, model)
@@ -111,7 +115,9 @@ def _reading(
             raise RefusedError(body)
         asked = await asyncio.to_thread(_parse, schema, body)
         response = await answer(asked, request)
-        return Warned(response, asked.unknown) if asked.unknown else response
+        if asked.unknown:
+            return WithHeader(response, lambda: warning_of(asked.unknown))
+        return response
 
     return route
 
@@ -147,7 +153,7 @@ def _add_parts(app: FastAPI, parts: dict[str, Any]) -> None:
 
 
 class _Server:
-    def __init__(self, engine: EngineClient, model: ServedModel) -> None:
+    def __init__(self, engine: Engines, model: ServedModel) -> None:
         self._engine, self._model = engine, model
         self._metrics = Metrics(model.name)
         self._by_key: Counter[str] = Counter()
@@ -239,17 +245,14 @@ class _Server:
 
     async def health(self) -> JSONResponse:
         """`GET /health`"""
-        state = self._engine.state
-        told = {
-            "status": "ok" if state == "ready" else state,
-            "restarts": self._engine.num_restarts,
-            "load": asdict(self._engine.stats),
-        }
-        return JSONResponse(told, 200 if state in ("ready", "compiling") else 503)
+        told = _health(self._engine)
+        if self._engine.replicas:
+            told["replicas"] = {name: _health(each) for name, each in self._engine.replicas.items()}
+        return JSONResponse(told, 200 if self._engine.state in ("ready", "compiling") else 503)
 
     async def metrics(self) -> Response:
         """`GET /metrics`"""
-        text = self._metrics.text(self._engine.stats, self._engine.num_restarts)
+        text = self._metrics.text(self._engine)
         return Response(text, media_type="text/plain; version=0.0.4")
 
     @property
@@ -327,11 +330,11 @@ class _Server:
         key = request.scope.get("key", "")
         if key and self._by_key[key] + len(prompts) > LIMITS.requests_of_a_key:
             raise RefusedError(busy("this key has too many requests at once"))
-        streams: list[RequestStream] = []
+        streams: list[AnswerStream] = []
         salt = request.scope.get("salt", b"")
         try:
             for prompt in prompts:
-                streams.append(self._engine.submit(prompt, params, salt))
+                streams.append(self._engine.submit(prompt, params, salt, is_whole=not body.stream))
         except (EngineDownError, QueueFullError) as error:
             for stream in streams:
                 stream.close()
@@ -350,18 +353,24 @@ class _Server:
         def finished() -> None:
             for stream in streams:
                 stream.close()
+                self._metrics.answered(stream.replica)
             self._by_key[key] -= len(prompts)
             meter.close()
 
         meter = Meter(self._metrics, writer.usage.num_prompt, len(prompts) * params.n)
         events = merged(streams, params.n, writer, meter)
         field = "tools" if form is not None else body.grammar_field
+
+        def header() -> tuple[bytes, bytes] | None:
+            replica = streams[0].replica
+            return (_REPLICA, replica.encode()) if replica else None
+
         if not body.stream:
-            return WholeAnswer(events, writer, echoes, finished, field)
+            return WithHeader(WholeAnswer(events, writer, echoes, finished, field), header)
         streamed = StreamedAnswer(events, writer, echoes, finished, field)
         asked = body.stream_options
         streamed.wants_usage = asked is not None and asked.include_usage
-        return streamed
+        return WithHeader(streamed, header)
 
 
 async def _on_refused(request: Request, error: Exception) -> Response:
@@ -379,6 +388,14 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 async def _on_defect(request: Request, error: Exception) -> Response:
     logger.error("internal error in %s", request.url.path, exc_info=error)
     return as_response(Refusal(500, "internal server error", "server_error"))
+
+
+def _health(engine: Health) -> dict[str, Any]:
+    return {
+        "status": "ok" if engine.state == "ready" else engine.state,
+        "restarts": engine.num_restarts,
+        "load": asdict(engine.stats),
+    }
 
 
 def _tools(body: ChatRequest) -> list[Tool]:

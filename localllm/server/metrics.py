@@ -8,7 +8,7 @@ import time
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from localllm.answer.completion import TextEvent
-from localllm.attach.messages import Stats
+from localllm.server.engines import Engines
 
 _PREFIX = "localllm:"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -25,6 +25,18 @@ class Metrics:
         self._usage = self._gauge("kv_cache_usage_perc", "Share of the blocks in use; 1 is all.")
         self._preemptions = self._gauge("num_preemptions", "Requests that were preempted.")
         self._restarts = self._gauge("engine_restarts", "Engines that ended and were replaced.")
+        self._of_replicas = Gauge(
+            f"{_PREFIX}replica_requests",
+            "Requests of each replica, by whether they run or wait.",
+            ("model_name", "replica", "state"),
+            registry=self._registry,
+        )
+        self._by_replica = Counter(
+            f"{_PREFIX}replica_answers",
+            "Requests that each replica was given.",
+            ("model_name", "replica"),
+            registry=self._registry,
+        )
         self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self.generated_tokens = self._counter("generation_tokens", "Tokens of answers.")
         self.asked_tokens = self._counter("prefix_cache_queries", "Prompt tokens looked up.")
@@ -43,17 +55,27 @@ class Metrics:
         self.token_s = self._histogram("inter_token_latency_seconds", "Time between two tokens.")
         self.whole_s = self._histogram("e2e_request_latency_seconds", "Time to the end.")
 
+    def answered(self, replica: str) -> None:
+        """Count a request of one of several engines, however it ended."""
+        if replica:
+            self._by_replica.labels(self._model, replica).inc()
+
     def ended(self, reason: str) -> None:
         """Count a finished sample."""
         self.endings.labels(self._model, reason).inc()
 
-    def text(self, stats: Stats, num_restarts: int) -> bytes:
+    def text(self, engines: Engines) -> bytes:
         """All metrics, in Prometheus's text format."""
+        stats = engines.stats
+        self._of_replicas.clear()
+        for name, each in engines.replicas.items():
+            for kind, count in (("running", each.stats.running), ("waiting", each.stats.waiting)):
+                self._of_replicas.labels(self._model, name, kind).set(count)
         self._running.set(stats.running)
         self._waiting.set(stats.waiting)
         self._usage.set(stats.used_blocks / max(1, stats.blocks))
         self._preemptions.set(stats.preemptions)
-        self._restarts.set(num_restarts)
+        self._restarts.set(engines.num_restarts)
         return generate_latest(self._registry)
 
     def _gauge(self, name: str, meaning: str) -> Gauge:

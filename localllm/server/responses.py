@@ -12,10 +12,10 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from localllm.answer.completion import TextEvent
-from localllm.attach.engine_client import RequestStream
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
 from localllm.server.answers import Writer
+from localllm.server.engines import AnswerStream
 from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter
@@ -23,7 +23,7 @@ from localllm.server.refusals import as_response, refusal_of
 
 
 async def merged(
-    streams: Sequence[RequestStream], num_samples: int, writer: Writer, meter: Meter
+    streams: Sequence[AnswerStream], num_samples: int, writer: Writer, meter: Meter
 ) -> AsyncIterator[tuple[int, TextEvent]]:
     """Events of all streams as they come, each with the number of its choice, after `writer` and
     `meter` have counted it.
@@ -33,7 +33,7 @@ async def merged(
     # Bounded, so that the unread events of a slow client wait, and are counted, in its streams.
     arrived: asyncio.Queue[tuple[int, TextEvent] | LocalLLMError | None] = asyncio.Queue(64)
 
-    async def read(number: int, stream: RequestStream) -> None:
+    async def read(number: int, stream: AnswerStream) -> None:
         try:
             async for event in stream:
                 if event.finish_reason is FinishReason.ERROR:
@@ -171,21 +171,26 @@ class StreamedAnswer(_UntilGone):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Warned(Response):
-    """Another response, with a header that names unknown fields of the request."""
+def warning_of(unknown: Sequence[str]) -> tuple[bytes, bytes]:
+    """The header that names unknown fields of a request."""
+    shown = ", ".join(re.sub(r"[^\w.-]", "?", name, flags=re.A)[:40] for name in unknown[:8])
+    return b"warning", f'299 - "ignored: {shown}"'.encode()
 
-    def __init__(self, answer: Response, unknown: Sequence[str]) -> None:
+
+class WithHeader(Response):
+    """Another response, with a header that is known when it begins; None for none."""
+
+    def __init__(self, answer: Response, header: Callable[[], tuple[bytes, bytes] | None]) -> None:
         super().__init__()
-        self._answer = answer
-        shown = ", ".join(re.sub(r"[^\w.-]", "?", name, flags=re.A)[:40] for name in unknown[:8])
-        self._warning = f'299 - "ignored: {shown}"'.encode()
+        self._answer, self._header = answer, header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
 
         async def send_with(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"warning", self._warning)]
+            header = self._header() if message["type"] == "http.response.start" else None
+            if header is not None:
+                message["headers"] = [*message["headers"], header]
             await send(message)
 
         await self._answer(scope, receive, send_with)

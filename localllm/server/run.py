@@ -12,12 +12,14 @@ import uvicorn
 
 from localllm.attach.addresses import address_of
 from localllm.attach.engine_client import EngineClient
+from localllm.engine.listener import Tell
 from localllm.errors import RequestError
 from localllm.hub.checkpoint import Checkpoint
 from localllm.process.ending import ENDS_S
 from localllm.process.log_rate import LogRate
 from localllm.process.memory import return_large_blocks
 from localllm.server.app import ServedModel, create_app
+from localllm.server.engines import Engines
 from localllm.server.guard import Access
 from localllm.server.limits import LIMITS
 from localllm.server.protocol import PatientProtocol
@@ -40,17 +42,31 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def one_engine(found: Checkpoint, tell: Tell) -> EngineClient:
+    """An engine in a process of its own. `tell` gets the lines to print while it loads a model."""
+    # An absolute path: a relative one could be taken for an alias.
+    return EngineClient(
+        str(found.folder.resolve()),
+        found.engine_config,
+        LIMITS.requests,
+        logging.getLogger().level,
+        name=found.name,
+        address=str(address_of(found.folder, found.engine_config)),
+        tell=tell,
+    )
+
+
 async def serve_model(
     found: Checkpoint,
     name: str,
+    engines: Engines,
     access: Access,
     where: tuple[str, int],
     tell: Callable[[str], None],
-    tell_loading: Callable[[str], None],
     grace_s: int,
 ) -> None:
-    """Serve a model as `name` until a signal ends the server. `tell` gets the address once the
-    server answers, `tell_loading` the lines to print until then.
+    """Serve a model as `name` until a signal ends the server. `engines`: not started yet; `tell`
+    gets the address once the server answers.
 
     After the signal, running requests have `grace_s` to finish. Raises: RequestError for an address
     that cannot be used, LocalLLMError for a model that cannot be loaded.
@@ -62,24 +78,14 @@ async def serve_model(
     max_connections = LIMITS.connections_here()
     # asyncio logs a warning for each byte sent to a client that has just disconnected.
     logging.getLogger("asyncio").setLevel(max(level, logging.ERROR))
-    # Listen before loading the model, which may take long. The engine gets an absolute path: a
-    # relative one could be taken for an alias.
+    # Listen before loading the model, which may take long.
     listener = _listen(*where)
-    engine = EngineClient(
-        str(found.folder.resolve()),
-        found.engine_config,
-        LIMITS.requests,
-        level,
-        name=found.name,
-        address=str(address_of(found.folder, found.engine_config)),
-        tell=tell_loading,
-    )
     try:
-        info = await engine.start()
+        info = await engines.start()
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
         served = ServedModel(name, int(time.time()), writer, found.defaults)
         settings = uvicorn.Config(
-            create_app(engine, served, access),
+            create_app(engines, served, access),
             host=where[0],
             port=where[1],
             log_level=max(level, logging.WARNING),
@@ -101,7 +107,7 @@ async def serve_model(
             announced.cancel()
     finally:
         listener.close()
-        await engine.stop()
+        await engines.stop()
 
 
 def _listen(host: str, port: int) -> socket.socket:

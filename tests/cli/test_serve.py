@@ -59,3 +59,13 @@ def test_a_relative_folder_is_served_under_its_own_name(
         assert name_in_urls(typed, Path(typed)) == "mine"
     for kept in ("qwen3-0.6b", "Qwen/Qwen3-0.6B", "models/mine"):
         assert name_in_urls(kept, folder) == kept
+
+
+def test_replicas_need_ray_which_is_told_before_anything_else(
+    localllm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localllm.replicas.scale.find_spec", lambda name: None)
+    outcome = localllm("serve", "pocket", "--replicas", "2")
+    assert outcome.code == ExitCode.USAGE
+    assert "pip install 'localllm[ray]'" in outcome.err
+    assert localllm("serve", "pocket", "--replicas", "two").code == ExitCode.USAGE

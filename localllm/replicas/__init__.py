@@ -1,0 +1,1 @@
+"""Several engines behind one address, on Ray Serve; needs the extra `ray`."""

@@ -1,0 +1,216 @@
+"""A front's side of replicas: what `EngineClient` is for one engine.
+
+A request of which nothing was sent goes to another replica if its own ends; one that was being
+answered ends with an error.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from localllm.answer.completion import TextEvent
+from localllm.attach.engine_client import EngineDownError, QueueFullError, State
+from localllm.attach.messages import COMMANDS, REPLIES, Events, ModelInfo, Stats, Submit
+from localllm.engine.sampling_params import SamplingParams
+from localllm.process.frames import Unpacker
+from localllm.process.messages import Failed
+from localllm.replicas.ask import Ask, Report, keys_of
+from localllm.text.prompt import Prompt
+
+logger = logging.getLogger(__name__)
+
+# A request that ends each of its replicas ends no more of them.
+_TRIES = 3
+_LOOK_S, _LOOKS_FOR_S = 2.0, 10.0
+
+
+@dataclass(slots=True, eq=False)
+class ReplicaStream:
+    """The events of one request, to be read by one task; closing the stream ends the request."""
+
+    client: "ReplicasClient"
+    ask: Ask
+    num_samples: int
+    is_whole: bool
+    replica: str = ""
+    _response: Any = None
+    # Of each sample, the events that were delivered; and of the current try, those that came.
+    _delivered: Counter[int] = field(default_factory=Counter)
+    _num_ended: int = 0
+
+    async def __aiter__(self) -> AsyncIterator[TextEvent]:
+        """Raises: RequestError for a request that is refused; EngineDownError."""
+        try:
+            for _ in range(_TRIES):
+                try:
+                    async for event in self._ask():
+                        yield event
+                    return
+                except _GoneError:
+                    if self._delivered and not self.is_whole:
+                        break
+                logger.warning("asking again: replica %s ended", self.replica)
+                self.ask = replace(self.ask, avoid=self.ask.avoid | {self.replica})
+            what = "the replica ended during the request"
+            raise EngineDownError(
+                what if self._delivered else "no replica stays long enough to answer",
+                hint="ask again",
+            )
+        finally:
+            self.close()
+
+    async def _ask(self) -> AsyncIterator[TextEvent]:
+        """Ask one replica, and leave out what another has delivered: it is the same.
+
+        Raises: _GoneError if it ends.
+        """
+        unpacker, came = Unpacker(REPLIES), Counter[int]()
+        self._response = self.client.handle.options(stream=True).answer.remote(self.ask)
+        try:
+            async for item in self._response:
+                if isinstance(item, str):
+                    self.replica = item
+                    continue
+                for reply in unpacker.feed(item):
+                    if isinstance(reply, Failed):
+                        raise reply.error
+                    assert isinstance(reply, Events)
+                    for _, event in reply.events:
+                        came[event.sample] += 1
+                        if came[event.sample] <= self._delivered[event.sample]:
+                            continue
+                        self._delivered[event.sample] += 1
+                        self._num_ended += event.finish_reason is not None
+                        yield event
+        except (RayError, RayServeException, EngineDownError) as error:
+            logger.debug("replica %s", self.replica, exc_info=True)
+            raise _GoneError from error
+        if self._num_ended < self.num_samples:
+            raise _GoneError
+
+    def close(self) -> None:
+        """End the request, if it still runs."""
+        if self._response is not None and self._num_ended < self.num_samples:
+            self._response.cancel()
+        self.client.forget(self)
+
+
+class _GoneError(Exception):
+    """The replica ended before the answer did."""
+
+
+class ReplicasClient:
+    """All replicas of a model, as one; see Engines."""
+
+    def __init__(
+        self,
+        deploy: Callable[[], DeploymentHandle[Any]],
+        model: str,
+        max_requests: int,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`deploy`: starts the replicas, and waits until they can be asked; `end`: ends them;
+        `model`: see Ask.
+        """
+        self._deploy, self._end = deploy, end
+        self._model, self._max_requests = model, max_requests
+        self._handle: DeploymentHandle[Any] | None = None
+        self._reports: dict[str, Report] = {}
+        self._streams: set[ReplicaStream] = set()
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def handle(self) -> DeploymentHandle[Any]:
+        """Through which replicas are asked."""
+        assert self._handle is not None
+        return self._handle
+
+    @property
+    def replicas(self) -> Mapping[str, Report]:
+        """See Engines."""
+        return self._reports
+
+    @property
+    def state(self) -> State:
+        """The best state of a replica."""
+        states = {report.state for report in self._reports.values()}
+        known: tuple[State, ...] = ("ready", "compiling", "unresponsive")
+        return next((state for state in known if state in states), "starting")
+
+    @property
+    def stats(self) -> Stats:
+        """The load of all replicas together."""
+        each = [report.stats for report in self._reports.values()]
+        return Stats(
+            running=sum(stats.running for stats in each),
+            waiting=sum(stats.waiting for stats in each),
+            used_blocks=sum(stats.used_blocks for stats in each),
+            blocks=max(1, sum(stats.blocks for stats in each)),
+            preemptions=sum(stats.preemptions for stats in each),
+        )
+
+    @property
+    def num_restarts(self) -> int:
+        """Engines that ended and were replaced within the replicas that run."""
+        return sum(report.num_restarts for report in self._reports.values())
+
+    async def start(self) -> ModelInfo:
+        """See Engines."""
+        self._handle = await asyncio.to_thread(self._deploy)
+        while not self._reports:
+            await self._look()
+        self._looking = asyncio.create_task(self._watch())
+        return next(iter(self._reports.values())).info
+
+    async def stop(self) -> None:
+        """See Engines."""
+        if self._looking is not None:
+            self._looking.cancel()
+        for stream in list(self._streams):
+            stream.close()
+        await asyncio.to_thread(self._end)
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, salt: bytes = b"", *, is_whole: bool = False
+    ) -> ReplicaStream:
+        """See Engines; the request starts once it is read. Raises: QueueFullError."""
+        if len(self._streams) >= self._max_requests:
+            raise QueueFullError(f"{len(self._streams)} requests are already running or waiting")
+        ids = prompt.token_ids
+        if params.seed is None:  # the same wherever it is answered
+            params = replace(params, seed=secrets.randbits(63))
+        packed = COMMANDS.pack(Submit(0, prompt, params, salt))
+        ask = Ask(self._model, keys_of(ids, salt), len(ids), frozenset(), packed)
+        stream = ReplicaStream(self, ask, params.n, is_whole)
+        self._streams.add(stream)
+        return stream
+
+    def forget(self, stream: ReplicaStream) -> None:
+        """Drop a stream that nobody reads any more."""
+        self._streams.discard(stream)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self._look()
+
+    async def _look(self) -> None:
+        """Ask all replicas how they are."""
+        asked = self.handle.broadcast("report")
+        try:
+            found = await asked.results_async(timeout_s=_LOOKS_FOR_S, return_exceptions=True)
+        except (RayError, RayServeException, TimeoutError):
+            logger.debug("replicas cannot be asked", exc_info=True)
+            await asyncio.sleep(_LOOK_S)
+            return
+        self._reports = {each.replica: each for each in found if isinstance(each, Report)}
+        if not self._reports:
+            await asyncio.sleep(0.1)

@@ -1,0 +1,94 @@
+"""Replicas on this machine, for `localllm serve --replicas`: in a Ray of their own, behind the same
+front as a single engine.
+"""
+
+import logging
+import os
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+
+from localllm.errors import BackendError, LocalLLMError
+from localllm.hub.checkpoint import Checkpoint
+from localllm.replicas.client import ReplicasClient
+from localllm.replicas.deployment import Machine, engines_of
+from localllm.replicas.scale import Scale, cores_here, shared
+
+_APPLICATION = "localllm"
+_OBJECT_STORE_BYTES = 128 << 20
+
+
+def replicas_here(
+    found: Checkpoint, scale: Scale, most_requests: int, grace_s: float
+) -> ReplicasClient:
+    """Replicas of a model, each with a GPU, or with a share of the cores and of the memory. Each
+    takes up to `most_requests`.
+    """
+    num_gpus = _count_gpus() if found.engine_config.device != "cpu" else 0
+    if 0 < num_gpus < scale.most:
+        raise BackendError(
+            f"{scale.most} replicas need a GPU each, and there are {num_gpus}",
+            hint=f"--replicas {num_gpus}, or --device cpu",
+        )
+    config = shared(found.engine_config, scale, has_gpus=num_gpus > 0)
+    folder = str(found.folder.resolve())
+    machine = Machine(cores_here() / scale.most, 1 if num_gpus else 0)
+
+    def deploy() -> DeploymentHandle[Any]:
+        _quieten()
+        ray.init(
+            address="local",
+            _node_ip_address="127.0.0.1",
+            num_cpus=cores_here(),
+            num_gpus=num_gpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            logging_level=logging.ERROR,
+        )
+        quiet = LoggingConfig(log_level="WARNING")
+        serve.start(proxy_location="Disabled", logging_config=quiet)
+        engines = engines_of(
+            folder,
+            config,
+            folder,
+            scale,
+            machine,
+            most_requests=most_requests,
+            grace_s=grace_s,
+        )
+        try:
+            return serve.run(engines, name=_APPLICATION, route_prefix=None, logging_config=quiet)
+        except RuntimeError as error:
+            raise LocalLLMError(
+                "the replicas cannot be started",
+                where=str(error)[:500],
+                hint="localllm chat with the same model and flags shows more",
+            ) from error
+
+    return ReplicasClient(deploy, folder, scale.most * most_requests, _end)
+
+
+def _quieten() -> None:
+    """Leave out what Ray tells about itself, and do not tell its makers that it is used."""
+    logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
+    for name, value in (
+        ("RAY_USAGE_STATS_ENABLED", "0"),
+        ("RAY_COLOR_PREFIX", "0"),
+        ("GRPC_ENABLE_FORK_SUPPORT", "0"),
+    ):
+        os.environ.setdefault(name, value)
+
+
+def _count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _end() -> None:
+    if ray.is_initialized():
+        serve.shutdown()
+        ray.shutdown()
