@@ -16,8 +16,8 @@ import triton
 from torch import Tensor
 
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
-from localllm_kernels.cpu.build import BuildError, load_library
-from localllm_kernels.cpu.linear import CpuLinears
+from localllm_kernels.cpu.build import BuildError, digest_of_sources, load_library
+from localllm_kernels.cpu.linear import CpuLinears, num_lanes
 from localllm_kernels.cpu.ops import CpuOps
 from localllm_kernels.driver import DriverError, start_driver
 from localllm_kernels.gate import GateKind, gate, gate_reference, sigmoid_gate_reference
@@ -63,7 +63,8 @@ logger = logging.getLogger(__name__)
 class Ops:
     """Every callable a decoder uses beyond matrix products and embedding look-ups.
 
-    `choice`: which of them are left to torch after all.
+    `choice`: which of them are left to torch after all; `build`: what the bits of their results
+    depend on besides.
     """
 
     traits: Traits
@@ -83,6 +84,7 @@ class Ops:
     # Samples the tokens of a whole batch in one launch, where that avoids waiting for the device.
     sample: Callable[[Tensor, SamplingRows], Tensor] | None = None
     choice: Choice = ALL_OWN
+    build: str = ""
 
 
 TORCH_OPS = Ops(
@@ -219,4 +221,5 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         recurrence=own.recurrence,
         sigmoid_gate=own.sigmoid_gate,
         linears=CpuLinears(library),
+        build=f"{digest_of_sources()} {num_lanes(library)}",
     )

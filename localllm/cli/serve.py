@@ -11,7 +11,7 @@ from localllm.cli.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
 from localllm.cli.flags import Flags, option, takes_flags
 from localllm.cli.output import note, show_controls
 from localllm.errors import RequestError
-from localllm.replicas.scale import Scale, require_ray
+from localllm.replicas.scale import Scale, prepare_ray, require_ray
 from localllm.user.settings import default_model
 
 if TYPE_CHECKING:
@@ -147,6 +147,7 @@ def _engines(found: "Checkpoint", flags: ServerFlags) -> "Engines":
     scale = Scale.parse(flags.replicas)
     if scale.is_one:
         return one_engine(found, partial(note, dim=True))
+    prepare_ray()
     from localllm.replicas.here import replicas_here
 
     note(f"starting {scale} replicas", dim=True)

@@ -263,6 +263,7 @@ def build_engine(
         loaded.device.type,
         loaded.model.ops.traits.name,
         loaded.model.ops.choice,
+        loaded.model.ops.build,
         config.deterministic,
         __version__,
     )

@@ -7,7 +7,7 @@ cost about the same are ranked by what they hold, so that conversations stay whe
 then by how much, so that new ones are spread even where answers come at once.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +24,8 @@ _HELD_ELSEWHERE = 4
 _SPREAD, _MOST_SPREAD_TOKENS = 4, 4096
 # Keys that are remembered for each replica: those of 4 million tokens.
 _MOST_KEYS = 1 << 18
+# More requests are not answered at once; ends of which nobody told are forgotten by this.
+_MOST_RUNNING, _MOST_ENDED = 4096, 64
 
 
 @dataclass(slots=True)
@@ -59,8 +61,10 @@ class Affinity:
     def __init__(self, most_keys: int = _MOST_KEYS) -> None:
         self._most_keys = most_keys
         self._replicas: dict[str, _Known] = {}
-        # Requests that are being answered, by their names.
+        # Requests that are being answered, by their names, the oldest first; and names of some that
+        # have ended, which may be heard of before it is told where they went.
         self._running: dict[str, _Given] = {}
+        self._ended: deque[str] = deque(maxlen=_MOST_ENDED)
 
     def keep(self, names: Iterable[str]) -> None:
         """Know these replicas, and forget all others."""
@@ -101,9 +105,11 @@ class Affinity:
         before, known = self._running.get(request), self._replicas.get(replica)
         if before is not None and before.replica == replica:
             return
-        self.ended(request)
-        if known is None:
+        self._running.pop(request, None)
+        if known is None or request in self._ended:
             return
+        while len(self._running) >= _MOST_RUNNING:
+            del self._running[next(iter(self._running))]
         cost = max(0, num_tokens - BLOCK_TOKENS * known.num_held(keys)) + _ANSWER_TOKENS
         self._running[request] = _Given(replica, cost)
         known.hold(keys, self._most_keys)
@@ -111,3 +117,4 @@ class Affinity:
     def ended(self, request: str) -> None:
         """Note that a request is answered, or was given up."""
         self._running.pop(request, None)
+        self._ended.append(request)

@@ -29,13 +29,14 @@ from localllm.server.guard import LOOPBACK_NAMES, Access
 from localllm.server.limits import LIMITS
 from localllm.text.prompt_writer import PromptWriter
 
-KEYS_VARIABLE = "LOCALLLM_API_KEYS"
+KEY_VARIABLE = "LOCALLLM_API_KEY"
 
 
 class Args(BaseModel):
     """The arguments of the application.
 
-    `engine`: fields of EngineConfig; `api_keys`: or in the environment, separated by commas.
+    `engine`: fields of EngineConfig; `api_keys`: or one in the environment of Ray's processes;
+    `needs_key`: False where only this machine reaches Ray's proxies.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -46,6 +47,7 @@ class Args(BaseModel):
     engine: dict[str, Any] = Field(default_factory=dict)
     served_model_name: str | None = None
     api_keys: list[str] = Field(default_factory=list)
+    needs_key: bool = True
     allowed_hosts: list[str] = Field(default_factory=list)
     allowed_origins: list[str] = Field(default_factory=list)
     grace_s: float = 30
@@ -53,13 +55,14 @@ class Args(BaseModel):
 
 def build(args: Args) -> Application:
     """The front and the replicas. Raises: RequestError for arguments that cannot be used."""
-    config = _config(args.engine)
-    keys = args.api_keys or [each for each in os.environ.get(KEYS_VARIABLE, "").split(",") if each]
-    if args.allowed_hosts and not keys:
+    config = _config(args)
+    key = os.environ.get(KEY_VARIABLE)
+    keys = args.api_keys or ([key] if key else [])
+    if (args.needs_key or args.allowed_hosts) and not keys:
         raise RequestError(
-            "other machines may ask, and there is no key",
+            "there is no key",
             param="api_keys",
-            hint=f"api_keys, or {KEYS_VARIABLE} in the environment",
+            hint="api_keys, or needs_key: false where http_options.host is 127.0.0.1",
         )
     # What the tokens of a request and the keys of its prompt depend on.
     told = hashlib.sha256(json.dumps([args.model, args.engine], sort_keys=True).encode())
@@ -84,8 +87,11 @@ def build(args: Args) -> Application:
     return front.bind(engines, args, config, told.hexdigest(), access)
 
 
-def _config(given: dict[str, Any]) -> EngineConfig:
+def _config(args: Args) -> EngineConfig:
     """Raises: RequestError."""
+    given = args.engine
+    if not args.num_gpus:
+        given = {"threads": max(1, int(args.num_cpus)), **given}
     known = {each.name for each in fields(EngineConfig)} - {"speculation"}
     unknown = sorted(set(given) - known)
     if unknown:

@@ -27,9 +27,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A replica's name, and how its engine is."""
+    """A replica's name, its model as in Ask, and how its engine is."""
 
     replica: str
+    model: str
     state: State
     stats: Stats
     num_restarts: int

@@ -6,10 +6,9 @@ answered ends with an error.
 
 import asyncio
 import logging
-import secrets
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from contextvars import Context
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray.exceptions import RayError
@@ -22,6 +21,7 @@ from localllm.attach.messages import COMMANDS, REPLIES, Events, ModelInfo, Stats
 from localllm.engine.sampling_params import SamplingParams
 from localllm.process.frames import Unpacker
 from localllm.process.messages import Failed
+from localllm.process.shapes import MessageError
 from localllm.replicas.ask import Ask, Report, keys_of
 from localllm.text.prompt import Prompt
 
@@ -29,7 +29,10 @@ logger = logging.getLogger(__name__)
 
 # A request that ends each of its replicas ends no more of them.
 _TRIES = 3
-_LOOK_S, _LOOKS_FOR_S = 2.0, 10.0
+# Seconds between looks at all replicas, and of one; looks that may fail in a row.
+_LOOK_S, _LOOKS_FOR_S, _AGAIN_S, _MOST_MISSED = 2.0, 10.0, 0.2, 3
+# Seconds that a request waits for a replica to take it: one may be starting.
+_ROUTED_S = 120.0
 
 
 @dataclass(slots=True, eq=False)
@@ -42,55 +45,67 @@ class ReplicaStream:
     is_whole: bool
     replica: str = ""
     _response: Any = None
-    # Of each sample, the events that were delivered; and of the current try, those that came.
-    _delivered: Counter[int] = field(default_factory=Counter)
     _num_ended: int = 0
+    _has_begun: bool = False
 
     async def __aiter__(self) -> AsyncIterator[TextEvent]:
         """Raises: RequestError for a request that is refused; EngineDownError."""
         try:
             for _ in range(_TRIES):
                 try:
+                    if self.is_whole:
+                        # Not before the end: another replica may begin it again.
+                        for event in [event async for event in self._ask()]:
+                            yield event
+                        return
                     async for event in self._ask():
+                        self._has_begun = True
                         yield event
                     return
                 except _GoneError:
-                    if self._delivered and not self.is_whole:
+                    if self._has_begun:
                         break
-                logger.warning("asking again: replica %s ended", self.replica)
+                logger.warning("asking again: replica %s ended", self.replica or "unknown")
                 self.ask = replace(self.ask, avoid=self.ask.avoid | {self.replica})
             what = "the replica ended during the request"
             raise EngineDownError(
-                what if self._delivered else "no replica stays long enough to answer",
+                what if self._has_begun else "no replica stays long enough to answer",
                 hint="ask again",
             )
         finally:
             self.close()
 
     async def _ask(self) -> AsyncIterator[TextEvent]:
-        """Ask one replica, and leave out what another has delivered: it is the same.
+        """Ask one replica.
 
-        Raises: _GoneError if it ends.
+        Raises: _GoneError if it ends; EngineDownError if there is none for this model.
         """
-        unpacker, came = Unpacker(REPLIES), Counter[int]()
-        self._response = self.client.handle.options(stream=True).answer.remote(self.ask)
+        unpacker = Unpacker(REPLIES)
+        self._num_ended = 0
+        # In a context of its own: within a request of Ray's proxy, all calls have the same number.
+        self._response = Context().run(
+            lambda: self.client.handle.options(stream=True).answer.remote(self.ask)
+        )
+        items = aiter(self._response)
         try:
-            async for item in self._response:
-                if isinstance(item, str):
-                    self.replica = item
-                    continue
+            async with asyncio.timeout(_ROUTED_S):
+                self.replica = await anext(items)
+            async for item in items:
                 for reply in unpacker.feed(item):
                     if isinstance(reply, Failed):
                         raise reply.error
                     assert isinstance(reply, Events)
                     for _, event in reply.events:
-                        came[event.sample] += 1
-                        if came[event.sample] <= self._delivered[event.sample]:
-                            continue
-                        self._delivered[event.sample] += 1
                         self._num_ended += event.finish_reason is not None
                         yield event
-        except (RayError, RayServeException, EngineDownError) as error:
+        except TimeoutError as error:
+            raise EngineDownError("there is no replica of this model", hint="try again") from error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise _GoneError from error
+        except (RayError, RayServeException, EngineDownError, MessageError) as error:
             logger.debug("replica %s", self.replica, exc_info=True)
             raise _GoneError from error
         if self._num_ended < self.num_samples:
@@ -124,6 +139,7 @@ class ReplicasClient:
         self._model, self._max_requests = model, max_requests
         self._handle: DeploymentHandle[Any] | None = None
         self._reports: dict[str, Report] = {}
+        self._num_missed = 0
         self._streams: set[ReplicaStream] = set()
         self._looking: asyncio.Task[None] | None = None
 
@@ -185,8 +201,6 @@ class ReplicasClient:
         if len(self._streams) >= self._max_requests:
             raise QueueFullError(f"{len(self._streams)} requests are already running or waiting")
         ids = prompt.token_ids
-        if params.seed is None:  # the same wherever it is answered
-            params = replace(params, seed=secrets.randbits(63))
         packed = COMMANDS.pack(Submit(0, prompt, params, salt))
         ask = Ask(self._model, keys_of(ids, salt), len(ids), frozenset(), packed)
         stream = ReplicaStream(self, ask, params.n, is_whole)
@@ -203,14 +217,19 @@ class ReplicasClient:
             await self._look()
 
     async def _look(self) -> None:
-        """Ask all replicas how they are."""
-        asked = self.handle.broadcast("report")
+        """Ask all replicas of this model how they are."""
+        found: list[Any] = []
         try:
+            asked = self.handle.broadcast("report")
             found = await asked.results_async(timeout_s=_LOOKS_FOR_S, return_exceptions=True)
-        except (RayError, RayServeException, TimeoutError):
+        except TimeoutError:
+            self._num_missed += 1  # one that hangs hides the others, but not for ever
+            if self._num_missed < _MOST_MISSED:
+                return
+        except Exception:  # whatever Ray raises, fronts go on looking
             logger.debug("replicas cannot be asked", exc_info=True)
-            await asyncio.sleep(_LOOK_S)
-            return
-        self._reports = {each.replica: each for each in found if isinstance(each, Report)}
+        reports = (each for each in found if isinstance(each, Report))
+        self._reports = {each.replica: each for each in reports if each.model == self._model}
+        self._num_missed = 0
         if not self._reports:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(_AGAIN_S)

@@ -3,7 +3,8 @@ front as a single engine.
 """
 
 import logging
-import os
+import shutil
+import tempfile
 from typing import Any
 
 import ray
@@ -35,11 +36,14 @@ def replicas_here(
         )
     config = shared(found.engine_config, scale, has_gpus=num_gpus > 0)
     folder = str(found.folder.resolve())
+    # Private, and short: the names of sockets within it have at most 107 bytes.
+    folder_of_ray = tempfile.mkdtemp(prefix="ll-ray-")
     machine = Machine(cores_here() / scale.most, 1 if num_gpus else 0)
 
     def deploy() -> DeploymentHandle[Any]:
-        _quieten()
+        logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
         ray.init(
+            _temp_dir=folder_of_ray,
             address="local",
             _node_ip_address="127.0.0.1",
             num_cpus=cores_here(),
@@ -68,27 +72,16 @@ def replicas_here(
                 hint="localllm chat with the same model and flags shows more",
             ) from error
 
-    return ReplicasClient(deploy, folder, scale.most * most_requests, _end)
+    def end() -> None:
+        if ray.is_initialized():
+            serve.shutdown()
+            ray.shutdown()
+        shutil.rmtree(folder_of_ray, ignore_errors=True)
 
-
-def _quieten() -> None:
-    """Leave out what Ray tells about itself, and do not tell its makers that it is used."""
-    logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
-    for name, value in (
-        ("RAY_USAGE_STATS_ENABLED", "0"),
-        ("RAY_COLOR_PREFIX", "0"),
-        ("GRPC_ENABLE_FORK_SUPPORT", "0"),
-    ):
-        os.environ.setdefault(name, value)
+    return ReplicasClient(deploy, folder, scale.most * most_requests, end)
 
 
 def _count_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def _end() -> None:
-    if ray.is_initialized():
-        serve.shutdown()
-        ray.shutdown()

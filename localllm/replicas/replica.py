@@ -62,7 +62,14 @@ class Replica:
         """How the engine is."""
         engine = self._engine
         assert engine.info is not None
-        return Report(self._name, engine.state, engine.stats, engine.num_restarts, engine.info)
+        return Report(
+            self._name,
+            self._told,
+            engine.state,
+            engine.stats,
+            engine.num_restarts,
+            engine.info,
+        )
 
     def record_routing_stats(self) -> dict[str, Any]:
         """For the routers, from time to time."""

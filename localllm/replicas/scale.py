@@ -1,10 +1,12 @@
 """How many replicas, and what each may use of a machine; without Ray."""
 
 import os
+import secrets
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from localllm.engine.config import EngineConfig
+from localllm.engine.threads import usable_cores
 from localllm.errors import RequestError
 
 MOST_REPLICAS = 64
@@ -56,9 +58,24 @@ def require_ray() -> None:
         )
 
 
+def prepare_ray() -> None:
+    """Let Ray be silent, not tell its makers that it is used, and take requests only with a token
+    that nobody else has. It reads this when it is imported.
+    """
+    os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", secrets.token_hex(32)
+    for name, value in (
+        ("RAY_USAGE_STATS_ENABLED", "0"),
+        ("RAY_COLOR_PREFIX", "0"),
+        ("GRPC_ENABLE_FORK_SUPPORT", "0"),
+    ):
+        os.environ.setdefault(name, value)
+
+
 def cores_here() -> int:
     """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    return usable_cores(os.sched_getaffinity(0))
 
 
 def shared(config: EngineConfig, scale: Scale, *, has_gpus: bool) -> EngineConfig:

@@ -31,6 +31,8 @@ class Metrics:
             ("model_name", "replica", "state"),
             registry=self._registry,
         )
+        # Replicas that have answered: those that are gone are left out.
+        self._named: set[str] = set()
         self._by_replica = Counter(
             f"{_PREFIX}replica_answers",
             "Requests that each replica was given.",
@@ -58,6 +60,7 @@ class Metrics:
     def answered(self, replica: str) -> None:
         """Count a request of one of several engines, however it ended."""
         if replica:
+            self._named.add(replica)
             self._by_replica.labels(self._model, replica).inc()
 
     def ended(self, reason: str) -> None:
@@ -68,6 +71,9 @@ class Metrics:
         """All metrics, in Prometheus's text format."""
         stats = engines.stats
         self._of_replicas.clear()
+        for name in self._named - set(engines.replicas):
+            self._by_replica.remove(self._model, name)
+        self._named &= set(engines.replicas)
         for name, each in engines.replicas.items():
             for kind, count in (("running", each.stats.running), ("waiting", each.stats.waiting)):
                 self._of_replicas.labels(self._model, name, kind).set(count)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -20,6 +21,8 @@ from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter
 from localllm.server.refusals import as_response, refusal_of
+
+logger = logging.getLogger(__name__)
 
 
 async def merged(
@@ -45,6 +48,9 @@ async def merged(
             await arrived.put(None)
         except LocalLLMError as error:
             await arrived.put(error)
+        except Exception:
+            logger.exception("a request ended in an unexpected way")
+            await arrived.put(LocalLLMError("internal server error"))
 
     cached = [0] * len(streams)
     tasks = [asyncio.create_task(read(i, stream)) for i, stream in enumerate(streams)]

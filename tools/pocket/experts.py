@@ -10,25 +10,19 @@ section 2.2). The checkpoint has the layout of Qwen3 with experts.
 """
 
 import argparse
-import math
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from corpus import encode_books, read_books
-from dialogues import read_topics
-from export import Facts, write_checkpoint
+from export import write_checkpoint
 from network import MLP, Network, Shape
-from train import SEED, Course, Phase, Stage, held_out_loss, tokens_seen
+from train import Phase, Stage, facts_of, start_from_pocket
 
 NUM_EXPERTS, TOP_K, INNER = 8, 2, 384
 BALANCE = 0.01  # the weight of the balancing loss
 EXPERTS = Stage("experts", (Phase(450, 512, 2, 2),), 1e-3, 1.5e-3, decay_share=0.9)
-POCKET = Path(__file__).parents[2] / "localllm" / "pocket"
 
 
 class Experts(nn.Module):
@@ -81,24 +75,11 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(SEED)
-    network = Network(Shape())
-    network.load_state_dict(load_file(POCKET / "model.safetensors"))
+    network, course = start_from_pocket(args.books, args.work)
     for layer in network.model.layers:
         layer.mlp = Experts(layer.mlp, network.shape)
-    tokenizer = Tokenizer.from_file(str(POCKET / "tokenizer.json"))
-    seen = tokens_seen(POCKET)
-    corpus = encode_books(read_books(args.books), tokenizer)
-    course = Course(corpus, read_topics(), tokenizer, args.work, SEED + seen)
     course.run(EXPERTS, network, lambda rows, targets: loss_of(network, rows, targets))
-    facts = Facts(
-        name="pocket-experts",
-        corpus_tokens=sum(len(passage) for passage in corpus.training),
-        training_tokens=seen + EXPERTS.num_tokens,
-        perplexity=math.exp(held_out_loss(network, corpus)),
-        num_topics=len(course.topics),
-    )
+    facts = facts_of("pocket-experts", network, course, EXPERTS)
     own = {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",
@@ -109,7 +90,7 @@ def main() -> None:
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
-    write_checkpoint(network, tokenizer, facts, args.out, own)
+    write_checkpoint(network, course.tokenizer, facts, args.out, own)
 
 
 if __name__ == "__main__":

@@ -17,21 +17,16 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from corpus import encode_books, read_books
-from dialogues import read_topics
-from export import Facts, write_checkpoint
+from export import write_checkpoint
 from network import Network, Shape
-from train import SEED, Course, Phase, Stage, held_out_loss, tokens_seen
+from train import Phase, Stage, facts_of, start_from_pocket
 
 NUM_KEYS, NUM_VALUES, WIDTH, TAPS, CHUNK = 2, 4, 64, 4, 64
 EVERY = 4  # one layer of so many keeps its attention
 # Without Muon, which computes in bfloat16, so that a processor without AVX512 can train it too.
 HYBRID = Stage("hybrid", (Phase(400, 1024, 1, 1),), None, 1.5e-3, decay_share=0.8)
-POCKET = Path(__file__).parents[2] / "localllm" / "pocket"
 
 
 class DeltaNet(nn.Module):
@@ -150,23 +145,10 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    args.work.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(SEED)
-    network = Network(Shape())
-    network.load_state_dict(load_file(POCKET / "model.safetensors"))
+    network, course = start_from_pocket(args.books, args.work)
     hybrid_of(network)
-    tokenizer = Tokenizer.from_file(str(POCKET / "tokenizer.json"))
-    seen = tokens_seen(POCKET)
-    corpus = encode_books(read_books(args.books), tokenizer)
-    course = Course(corpus, read_topics(), tokenizer, args.work, SEED + seen)
     course.run(HYBRID, network, network.loss)
-    facts = Facts(
-        name="pocket-hybrid",
-        corpus_tokens=sum(len(passage) for passage in corpus.training),
-        training_tokens=seen + HYBRID.num_tokens,
-        perplexity=math.exp(held_out_loss(network, corpus)),
-        num_topics=len(course.topics),
-    )
+    facts = facts_of("pocket-hybrid", network, course, HYBRID)
     own = {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
@@ -182,7 +164,7 @@ def main() -> None:
             "partial_rotary_factor": 1.0,
         },
     }
-    write_checkpoint(network, tokenizer, facts, args.out, own, as_qwen3_5(network))
+    write_checkpoint(network, course.tokenizer, facts, args.out, own, as_qwen3_5(network))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ DRAFT_SHAPE = Shape(
 )
 MEASURE_EVERY = 50
 VOCABULARY_CONVERSATIONS = 5000
+POCKET_FOLDER = Path(__file__).parents[2] / "localllm" / "pocket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +282,29 @@ class Course:
         state = torch.load(path, weights_only=True)
         network.load_state_dict(state["network"])
         return float(state["elapsed_s"])
+
+
+def start_from_pocket(books: Path, work: Path) -> tuple[Network, Course]:
+    """Pocket itself, and a course whose rows it has not seen."""
+    work.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(SEED)
+    network = Network(Shape())
+    network.load_state_dict(load_file(POCKET_FOLDER / "model.safetensors"))
+    tokenizer = Tokenizer.from_file(str(POCKET_FOLDER / "tokenizer.json"))
+    corpus = encode_books(read_books(books), tokenizer)
+    seed = SEED + tokens_seen(POCKET_FOLDER)
+    return network, Course(corpus, read_topics(), tokenizer, work, seed)
+
+
+def facts_of(name: str, network: Network, course: Course, stage: Stage) -> Facts:
+    """What the card of a model says that was made from pocket in one stage."""
+    return Facts(
+        name=name,
+        corpus_tokens=sum(len(passage) for passage in course.corpus.training),
+        training_tokens=tokens_seen(POCKET_FOLDER) + stage.num_tokens,
+        perplexity=math.exp(held_out_loss(network, course.corpus)),
+        num_topics=len(course.topics),
+    )
 
 
 def tokens_seen(folder: Path) -> int:

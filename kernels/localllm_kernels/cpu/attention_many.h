@@ -12,10 +12,10 @@
   for (int i = 0; i < LANES; i++)                                                     \
     if (!(i & half)) {                                                                \
       const f32v a = m[i], b = m[i + half];                                         \
-      m[i] = __builtin_shuffle(a, b, (i32v)low);                                    \
-      m[i + half] = __builtin_shuffle(a, b, (i32v)high);                            \
+      m[i] = PICK(a, b, low);                                    \
+      m[i + half] = PICK(a, b, high);                            \
     }
-#define ORDER(...) {__VA_ARGS__}
+#define ORDER(...) __VA_ARGS__
 INLINE void transpose(f32v m[LANES]) {
 #if LANES == 16
   EXCHANGE(8, ORDER(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),

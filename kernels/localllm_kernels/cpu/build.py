@@ -81,11 +81,17 @@ def find_compiler() -> list[str]:
     return []
 
 
-def _fingerprint(compiler: list[str]) -> str:
-    """Digest of everything that the library depends on: sources, compiler, flags, processor."""
+def digest_of_sources() -> str:
+    """Of everything that the bits of results depend on but the processor."""
     digest = hashlib.sha256()
     for path in [*_SOURCES, *_HEADERS]:
         digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _fingerprint(compiler: list[str]) -> str:
+    """Digest of everything that the library depends on: sources, compiler, flags, processor."""
+    digest = hashlib.sha256(digest_of_sources().encode())
     status = Path(compiler[0]).stat()
     parts = (compiler, status.st_size, status.st_mtime_ns, _FLAGS)
     digest.update(repr(parts).encode())

@@ -33,6 +33,13 @@ typedef uint8_t u8v OF_LANES(1);
 typedef int8_t s8v OF_LANES(1);
 typedef uint8_t u8x4v OF_LANES(4); /* four bytes a lane */
 
+/* Lanes of two vectors, by number; those of the second follow those of the first. */
+#if defined(__clang__)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (i32v){__VA_ARGS__})
+#endif
+
 INLINE f32v load(const float *p) { f32v v; memcpy(&v, p, sizeof v); return v; }
 INLINE void store(float *p, f32v v) { memcpy(p, &v, sizeof v); }
 INLINE f32v splat(float x) { return x - (f32v){0}; }
@@ -162,7 +169,6 @@ INLINE float sum_lanes(f32v v) {
 }
 /* The sums of as many vectors as there are lanes, each in the order of sum_lanes. */
 INLINE void sum_lanes_of_each(const f32v *v, float *sums) {
-#define PICK(a, b, ...) __builtin_shuffle(a, b, (i32v){__VA_ARGS__})
 #if defined(__AVX512F__)
   f32v by_8[8], by_4[4], by_2[2];
   for (int i = 0; i < 8; i++) {
@@ -198,7 +204,7 @@ INLINE void sum_lanes_of_each(const f32v *v, float *sums) {
 #else
   for (int i = 0; i < LANES; i++) sums[i] = sum_lanes(v[i]);
 #endif
-#undef PICK
+
 }
 INLINE float max_lanes(f32v v) {
   float x[LANES];

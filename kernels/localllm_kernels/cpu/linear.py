@@ -79,13 +79,18 @@ class PermutedProduct:
 CpuProduct = CProduct | PermutedProduct
 
 
+def num_lanes(library: ctypes.CDLL) -> int:
+    """Floats in a vector of the library."""
+    return ctypes.c_int64.in_dll(library, "lanes").value
+
+
 class CpuLinears:
     """Makes products from weights; each packs its weight once."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         # Outputs side by side in a block of packed weights.
-        self._lanes = ctypes.c_int64.in_dll(library, "lanes").value
+        self._lanes = num_lanes(library)
         self._run = {
             ProductKind.FLOAT32: library.float32_linear,
             ProductKind.BFLOAT16: library.bfloat16_linear,
