@@ -5,6 +5,8 @@ front as a single engine.
 import logging
 import shutil
 import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -20,6 +22,7 @@ from localllm.replicas.scale import Scale, cores_here, shared
 
 _APPLICATION = "localllm"
 _OBJECT_STORE_BYTES = 128 << 20
+_TRIES, _PAUSE_S = 20, 0.1
 
 
 def replicas_here(
@@ -76,7 +79,11 @@ def replicas_here(
         if ray.is_initialized():
             serve.shutdown()
             ray.shutdown()
-        shutil.rmtree(folder_of_ray, ignore_errors=True)
+        for _ in range(_TRIES):  # Ray's processes write until they have ended
+            shutil.rmtree(folder_of_ray, ignore_errors=True)
+            if not Path(folder_of_ray).exists():
+                return
+            time.sleep(_PAUSE_S)
 
     return ReplicasClient(deploy, folder, scale.most * most_requests, end)
 
