@@ -49,6 +49,8 @@ def rule(request: pytest.FixtureRequest) -> Rule:
 @pytest.fixture(params=["delta", "mamba", "delta, half", "mamba, half"])
 def case(rule: Rule, request: pytest.FixtureRequest) -> Case:
     heads = DELTA if request.param.startswith("delta") else MAMBA
+    if rule is recurrence and request.param == "mamba, half":
+        pytest.skip("the delta rule's stands for it: minutes under Triton's interpreter")
     if rule is recurrence:  # whose interpreter takes milliseconds for a token of a head
         heads = replace(heads, num_keys=1, num_values=1, key_width=7, value_width=5)
     return Case(rule, heads, torch.float16 if "half" in request.param else torch.float32)
