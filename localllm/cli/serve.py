@@ -108,7 +108,7 @@ def serve(
 
     found = open_checkpoint(model or default_model(), config, TerminalProgress())
     found.tokenizer.warm()
-    _serve(found, server, access)
+    _serve(found, server, access, scale)
     return 0
 
 
@@ -118,7 +118,7 @@ def name_in_urls(name: str, folder: Path) -> str:
     return folder.resolve().name if is_relative else name
 
 
-def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access") -> None:
+def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Scale) -> None:
     """Serve until a signal ends it."""
     import asyncio
 
@@ -130,7 +130,7 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access") -> None:
     serving = serve_model(
         found,
         name,
-        _engines(found, flags),
+        _engines(found, scale, max(0, flags.grace)),
         access,
         (flags.host, flags.port),
         lambda url: note(f"{show_controls(name)} answers at {url}; Ctrl-C stops it"),
@@ -139,16 +139,15 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access") -> None:
     asyncio.run(serving)
 
 
-def _engines(found: "Checkpoint", flags: ServerFlags) -> "Engines":
+def _engines(found: "Checkpoint", scale: Scale, grace_s: int) -> "Engines":
     """What computes the answers, not started yet. Raises: BackendError for too few GPUs."""
     from localllm.server.limits import LIMITS
     from localllm.server.run import one_engine
 
-    scale = Scale.parse(flags.replicas)
     if scale.is_one:
         return one_engine(found, partial(note, dim=True))
     prepare_ray()
     from localllm.replicas.here import replicas_here
 
     note(f"starting {scale} replicas", dim=True)
-    return replicas_here(found, scale, LIMITS.requests, max(0, flags.grace))
+    return replicas_here(found, scale, LIMITS.requests, grace_s)

@@ -40,13 +40,13 @@ def replicas_here(
     config = shared(found.engine_config, scale, has_gpus=num_gpus > 0)
     folder = str(found.folder.resolve())
     # Private, and short: the names of sockets within it have at most 107 bytes.
-    folder_of_ray = tempfile.mkdtemp(prefix="ll-ray-")
+    folder_of_ray = tempfile.TemporaryDirectory(prefix="ll-ray-", ignore_cleanup_errors=True)
     machine = Machine(cores_here() / scale.most, 1 if num_gpus else 0)
 
     def deploy() -> DeploymentHandle[Any]:
         logging.getLogger("ray.serve").addFilter(lambda record: record.levelno >= logging.WARNING)
         ray.init(
-            _temp_dir=folder_of_ray,
+            _temp_dir=folder_of_ray.name,
             address="local",
             _node_ip_address="127.0.0.1",
             num_cpus=cores_here(),
@@ -80,8 +80,8 @@ def replicas_here(
             serve.shutdown()
             ray.shutdown()
         for _ in range(_TRIES):  # Ray's processes write until they have ended
-            shutil.rmtree(folder_of_ray, ignore_errors=True)
-            if not Path(folder_of_ray).exists():
+            shutil.rmtree(folder_of_ray.name, ignore_errors=True)
+            if not Path(folder_of_ray.name).exists():
                 return
             time.sleep(_PAUSE_S)
 

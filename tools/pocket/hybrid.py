@@ -1,5 +1,5 @@
 """Train a hybrid from `pocket`, and write its checkpoint: the cost of half precision in the states
-of recurrences is measured with it, and `quantize` is tried with it.
+of recurrences is measured with it.
 
     python tools/pocket/hybrid.py --books BOOKS --work WORK --out FOLDER
 

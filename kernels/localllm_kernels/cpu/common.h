@@ -1,5 +1,5 @@
 /* Vectors of floats and of integers, as long as the processor's own: compilers keep longer ones in
- * memory, not in registers (GCC 12: 2 to 4 times slower).
+ * memory, not in registers (GCC 12: 3 to 6 times slower).
  *
  * The order of a sum depends on nothing but the width of a row, and products and sums
  * are fused only where the code says so (-ffp-contract=off), so a row has the same bits in any
