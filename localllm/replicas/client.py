@@ -1,7 +1,7 @@
 """A front's side of replicas: what `EngineClient` is for one engine.
 
-A request of which nothing was sent goes to another replica if its own ends; one that was being
-answered ends with an error.
+If a replica ends, its requests of which nothing was sent go to another one; streamed answers that
+have begun end with an error.
 """
 
 import asyncio
@@ -105,7 +105,10 @@ class ReplicaStream:
             if task is not None and task.cancelling():
                 raise
             raise _GoneError from error
-        except (RayError, RayServeException, EngineDownError, MessageError) as error:
+        except (
+            *(RayError, RayServeException, EngineDownError, MessageError),
+            StopAsyncIteration,  # it ended before it told its name
+        ) as error:
             logger.debug("replica %s", self.replica, exc_info=True)
             raise _GoneError from error
         if self._num_ended < self.num_samples:
