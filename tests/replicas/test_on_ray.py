@@ -1,7 +1,11 @@
-"""Replicas on Ray, as a user starts them: `pip install -e '.[test,ray]' && pytest -m scale`."""
+"""Replicas on Ray, as a user starts them: `pip install -e '.[test,ray]' && pytest -m scale`;
+with `--log-cli-level info` it tells what it measures.
+"""
 
 import json
+import logging
 import os
+import random
 import re
 import signal
 import subprocess
@@ -10,6 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,7 @@ import pytest
 pytestmark = pytest.mark.scale
 pytest.importorskip("ray", reason="pip install 'localllm[ray]'")
 
+logger = logging.getLogger(__name__)
 WORDS = "the quick brown fox jumps over a lazy dog while wise owls watch".split()  # noqa: SIM905
 GROUPS, TIMES = 8, 6
 
@@ -60,22 +66,27 @@ class Server:
         assert self.process.wait(60) in (0, 130)
 
 
-@pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("home"), "--replicas", "2")
+@contextmanager
+def running(folder: Path, *flags: str) -> Iterator[Server]:
+    server = Server(folder, *flags)
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(tmp_path_factory.mktemp("home"), "--replicas", "2") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("home"))
-    yield server
-    server.stop()
+    with running(tmp_path_factory.mktemp("home")) as server:
+        yield server
 
 
-def prompt(group: int, question: int) -> str:
-    text = " ".join(WORDS[(i * (group + 3) + group) % len(WORDS)] for i in range(260))
+def prompt(group: int, question: int, words: int = 260) -> str:
+    text = " ".join(WORDS[(i * (group + 3) + group) % len(WORDS)] for i in range(words))
     return f"Group {group}. {text} Question {question}?"
 
 
@@ -111,6 +122,32 @@ def test_a_group_of_prompts_stays_on_one_replica_and_the_load_is_even(
     assert max(load.values()) <= 0.6 * sum(load.values())
     # Round robin computes a group's beginning once on each replica: four of six times it is cached.
     assert cached > 0.75 * total
+
+
+def test_caches_that_hold_half_of_the_prompts_give_twice_what_round_robin_gives(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Each replica's cache, and each plain server's, holds 8,192 tokens; the groups have more."""
+    cache = ("--max-num-seqs", "4", "--ctx", "2048")
+    folder = tmp_path_factory.mktemp("home")
+    rounds = [random.Random(question).sample(range(GROUPS), GROUPS) for question in range(TIMES)]
+    prompts = [prompt(each, i, words=1250) for i, groups in enumerate(rounds) for each in groups]
+
+    def cached_tokens(*servers: Server) -> tuple[int, int]:
+        cached = total = 0
+        for i, each in enumerate(prompts):
+            usage = servers[i % len(servers)].complete(each).json()["usage"]
+            cached += usage["prompt_tokens_details"]["cached_tokens"]
+            total += usage["prompt_tokens"]
+        return cached, total
+
+    with running(folder, "--replicas", "2", *cache) as replicas:
+        ours, total = cached_tokens(replicas)
+    with running(folder, *cache) as first, running(folder, *cache) as second:
+        theirs, _ = cached_tokens(first, second)
+    logger.info("of %d tokens %d cached, with round robin %d", total, ours, theirs)
+    assert total > 1.5 * 8192 * TIMES
+    assert ours >= 2 * theirs > 0
 
 
 def test_a_replica_that_dies_costs_no_later_request(replicas: Server, one: Server) -> None:
@@ -172,4 +209,5 @@ def first_token_s(server: Server) -> float:
 def test_ray_and_the_router_add_few_milliseconds(replicas: Server, one: Server) -> None:
     pairs = [(first_token_s(replicas), first_token_s(one)) for _ in range(30)]
     added = sorted(ours - plain for ours, plain in pairs)[len(pairs) // 2]
+    logger.info("%.1f ms added to the first token", 1000 * added)
     assert added <= 0.015
