@@ -24,7 +24,8 @@ from localllm.hub.checkpoint import open_checkpoint
 from localllm.replicas.client import ReplicasClient
 from localllm.replicas.deployment import Machine, engines_of
 from localllm.replicas.scale import Scale
-from localllm.server.app import ServedModel, create_app
+from localllm.server.answering import ServedModel
+from localllm.server.app import create_app
 from localllm.server.guard import LOOPBACK_NAMES, Access
 from localllm.server.limits import LIMITS
 from localllm.text.prompt_writer import PromptWriter

@@ -19,6 +19,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+# Headers that pages of an allowed origin may send.
+_FROM_PAGES = b"authorization, content-type, x-api-key, anthropic-version"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -37,7 +39,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error reply in OpenAI's format."""
+    """An error reply, in OpenAI's terms."""
 
     status: int
     message: str
@@ -51,6 +53,32 @@ class Refusal:
         """The body of the reply."""
         told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return {"error": told}
+
+    def content_at(self, path: str) -> dict[str, Any]:
+        """The body of the reply to a request for `path`: Anthropic's API has errors of its own.
+
+        Source: Anthropic's API reference, "Errors".
+        """
+        if not is_anthropic(path):
+            return self.content
+        kind = "invalid_request_error" if self.status < 500 else "api_error"
+        told = {"type": _ANTHROPIC_KINDS.get(self.status, kind), "message": self.message}
+        return {"type": "error", "error": told}
+
+
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether a path belongs to Anthropic's API."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 class Guard:
@@ -75,9 +103,9 @@ class Guard:
             send = _with_origin(send, origin)
         refusal = self._check(scope["method"], headers)
         if refusal is not None:
-            await _refuse(send, refusal)
+            await _refuse(send, refusal.content_at(scope["path"]), refusal)
             return
-        key = _bearer(headers)
+        key = _key(headers)
         scope["salt"] = self._access.salt(key)
         scope["key"] = key if self._access.keys else ""
         await self._app(scope, receive, send)
@@ -97,7 +125,7 @@ class Guard:
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy in front of this server may believe the other header (RFC 9112, 6.1).
             return Refusal(400, "a body must have either a length or chunks")
-        if self._access.keys and not self._knows(_bearer(headers)):
+        if self._access.keys and not self._knows(_key(headers)):
             return Refusal(
                 401,
                 "the API key is missing or wrong",
@@ -132,9 +160,10 @@ def _hostname(host: str) -> str:
     return found[1].strip("[]").lower() if found else ""
 
 
-def _bearer(headers: dict[str, str]) -> str:
+def _key(headers: dict[str, str]) -> str:
+    """The key that OpenAI's clients send, or Anthropic's."""
     kind, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if kind.lower() == "bearer" else ""
+    return key.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "").strip()
 
 
 def _with_origin(send: Send, origin: str) -> Send:
@@ -153,7 +182,7 @@ async def _allow(send: Send, origin: str) -> None:
     """Answer the preflight request that a browser sends before a request from that origin."""
     headers = [
         (b"access-control-allow-methods", b"GET, POST"),
-        (b"access-control-allow-headers", b"authorization, content-type"),
+        (b"access-control-allow-headers", _FROM_PAGES),
         (b"access-control-max-age", b"600"),
     ]
     start = {"type": "http.response.start", "status": 204, "headers": headers}
@@ -161,8 +190,8 @@ async def _allow(send: Send, origin: str) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _refuse(send: Send, refusal: Refusal) -> None:
-    body = json.dumps(refusal.content).encode()
+async def _refuse(send: Send, content: dict[str, Any], refusal: Refusal) -> None:
+    body = json.dumps(content).encode()
     headers = {"content-type": "application/json", "content-length": str(len(body))}
     headers |= refusal.headers
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]

@@ -35,7 +35,7 @@ class Limits:
     # Or fewer, if the system allows a process fewer open files.
     connections: int = 1024
     messages: int = 2048
-    content_parts: int = 64
+    content_parts: int = 256
     prompts: int = 64
     samples: int = MAX_NUM_SAMPLES
     stop_strings: int = MAX_STOP_STRINGS
@@ -44,7 +44,7 @@ class Limits:
     logprobs: int = MAX_LOGPROBS
     # Of an answer without a limit of its own; the rest of the context may be less.
     answer_tokens: int = 16384
-    tools: int = 64
+    tools: int = 128
     choices: int = 1000
     grammar_bytes: int = MAX_GRAMMAR_BYTES
     grammar_rules: int = MAX_RULES

@@ -1,4 +1,4 @@
-"""Turns errors into refusals, in OpenAI's format and with a fitting status."""
+"""Turns errors into refusals with a fitting status."""
 
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
@@ -76,6 +76,6 @@ def describe_invalid(error: ValidationError) -> Refusal:
     )
 
 
-def as_response(refusal: Refusal) -> JSONResponse:
-    """A refusal as a response."""
-    return JSONResponse(refusal.content, refusal.status, refusal.headers)
+def as_response(refusal: Refusal, path: str) -> JSONResponse:
+    """A refusal as the response to a request for `path`."""
+    return JSONResponse(refusal.content_at(path), refusal.status, refusal.headers)

@@ -18,7 +18,8 @@ from localllm.hub.checkpoint import Checkpoint
 from localllm.process.ending import ENDS_S
 from localllm.process.log_rate import LogRate
 from localllm.process.memory import return_large_blocks
-from localllm.server.app import ServedModel, create_app
+from localllm.server.answering import ServedModel
+from localllm.server.app import create_app
 from localllm.server.engines import Engines
 from localllm.server.guard import Access
 from localllm.server.limits import LIMITS

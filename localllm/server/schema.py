@@ -23,12 +23,12 @@ from pydantic_core import PydanticCustomError
 from localllm.server.bodies import count_values
 from localllm.server.limits import LIMITS
 from localllm.text.grammar import Grammar, lark_literal
-from localllm.text.prompt import ThinkLevel
+from localllm.text.prompt import ChatMessage, ThinkLevel
 
 Name = Annotated[str, Field(max_length=300)]
 Stop = Annotated[str, Field(min_length=1, max_length=LIMITS.stop_chars)]
 Source = Annotated[str, Field(min_length=1, max_length=LIMITS.grammar_bytes)]
-ToolName = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+ToolName = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,128}$")]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 _EFFORTS: dict[str, ThinkLevel] = {
     "none": "off",
@@ -372,6 +372,15 @@ class ChatRequest(Sampling):
         if isinstance(choice, ChosenTool):
             return [tool for tool in tools if tool.function.name == choice.function.name]
         return [] if choice == "none" else tools
+
+    def for_template(self) -> list[ChatMessage]:
+        """The messages as chat templates read them."""
+        return [message.for_template() for message in self.messages]
+
+    @property
+    def are_calls_parallel(self) -> bool:
+        """Whether there may be several calls."""
+        return self.parallel_tool_calls is not False
 
     @property
     def must_call(self) -> bool:

@@ -27,13 +27,13 @@ Way = Literal["auto", "required"]
 _JSON_PIECE = r'"(?:[^"\\]|\\.)*"|[{}:,]| '
 _HEAD = re.compile(r"\[TOOL_CALLS\](?P<name>[^\[\]{}]{1,200})(?:\[CALL_ID\](?P<id>\w+))?\[ARGS\]")
 # A name on a line of its own, and its arguments in the next; and what may become one.
-_LINE = re.compile(r"(?P<name>[^ \t\n{}]{1,64})\n(?=\{)(?P<id>)")
+_LINE = re.compile(r"(?P<name>[^ \t\n{}]{1,128})\n(?=\{)(?P<id>)")
 # A name, the channel unless it came before, and the type of the arguments.
 _HARMONY = re.compile(
     r"to=functions\.(?P<name>[^\s{}]{1,200}?)(?P<id>)(?:<\|channel\|>commentary)?"
     r"(?: ?<\|constrain\|>json| json| )?<\|message\|>"
 )
-_BEGUN_LINE = re.compile(r"[^ \t\n{}]{0,64}|[^ \t\n{}]{1,64}\n(\{.*)?", re.DOTALL)
+_BEGUN_LINE = re.compile(r"[^ \t\n{}]{0,128}|[^ \t\n{}]{1,128}\n(\{.*)?", re.DOTALL)
 # Of an answer where calls have no mark: as many characters as tell a call from a text.
 _TELLING_CHARS = 80
 # Lark terminals that match a text which is no call, where calls have no mark.

@@ -1,4 +1,4 @@
-"""Writes answers in OpenAI's formats, whole and in chunks, from the engine's events.
+"""Writes completions and chats in OpenAI's formats, whole and in chunks.
 
 Source: OpenAI's API reference, "The chat completion object", "The chat completion chunk object" and
 "The completion object"; `reasoning_content` is DeepSeek's name for a model's thoughts,
@@ -7,85 +7,21 @@ Source: OpenAI's API reference, "The chat completion object", "The chat completi
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from localllm.answer.completion import TextEvent, TokenInfo
+from localllm.server.choice import Choice, Frame, Usage
+from localllm.server.guard import Refusal
 from localllm.text.tokenizer import Tokenizer
-from localllm.text.tool_calls import ToolCall, ToolCallSplitter, ToolFormat
+from localllm.text.tool_calls import ToolCall, ToolFormat
 
 Kind = Literal["chat", "text"]
-_REASONS = {"stop": "stop", "length": "length", "abort": "stop"}
+_DONE = Frame("[DONE]")
 
 
-@dataclass(slots=True)
-class Usage:
-    """Token counts of a request, over all its prompts and samples."""
-
-    num_prompt: int = 0
-    num_cached: int = 0
-    num_completion: int = 0
-    num_accepted: int = 0
-
-    def add(self, event: TextEvent) -> None:
-        """Count an event's token."""
-        if event.token is not None:
-            self.num_completion += 1
-            self.num_accepted += event.token.is_draft
-
-    def as_json(self) -> dict[str, Any]:
-        """The `usage` object of OpenAI's API."""
-        return {
-            "prompt_tokens": self.num_prompt,
-            "completion_tokens": self.num_completion,
-            "total_tokens": self.num_prompt + self.num_completion,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached},
-            "completion_tokens_details": {"accepted_prediction_tokens": self.num_accepted},
-        }
-
-
-@dataclass(slots=True)
-class _Choice:
-    """`new_text` and `new_calls` are what the newest event brought."""
-
-    splitter: ToolCallSplitter | None
-    # In pieces: a growing string would be copied with each event.
-    text: list[str] = field(default_factory=list)
-    thinking: list[str] = field(default_factory=list)
-    calls: list[ToolCall] = field(default_factory=list)
-    new_text: str = ""
-    new_calls: list[ToolCall] = field(default_factory=list)
-    reason: str | None = None
-    stop_string: str | None = None
-    tokens: list[TokenInfo] = field(default_factory=list)
-
-    def add(self, event: TextEvent) -> None:
-        self.new_text, self.new_calls = event.text, []
-        if self.splitter is not None:
-            self.new_text, self.new_calls = self.splitter.push(event.text)
-            if event.finish_reason is not None:
-                text, calls = self.splitter.flush()
-                self.new_text += text
-                self.new_calls += calls
-        self.text.append(self.new_text)
-        self.calls += self.new_calls
-        self.thinking.append(event.thinking)
-        if event.token is not None:
-            self.tokens.append(event.token)
-        if event.finish_reason is not None:
-            self.reason = _REASONS.get(event.finish_reason, "stop")
-            self.stop_string = event.stop_string
-            if self.reason == "stop" and self.calls:
-                self.reason = "tool_calls"
-
-    def cut(self) -> dict[str, Any]:
-        """The stop string that cut the answer, if one did, under vLLM's name."""
-        return {} if self.stop_string is None else {"stop_reason": self.stop_string}
-
-
-class Writer:
-    """Writes the `num_choices` answers to one request."""
+class OpenAIWriter:
+    """Writes the `num_choices` answers to one request; see AnswerWriter."""
 
     def __init__(
         self,
@@ -95,30 +31,33 @@ class Writer:
         num_choices: int,
         *,
         has_logprobs: bool,
+        wants_usage: bool = False,
         tools: ToolFormat | None = None,
+        echoes: Sequence[str] = (),
     ) -> None:
-        """`tools`: how the model writes calls, if the request has tools."""
+        """`tools`: how the model writes calls, if the request has tools; `echoes`: what each answer
+        begins with; `wants_usage`: a stream ends with counts of tokens.
+        """
         self._kind, self._model, self._tokenizer = kind, model, tokenizer
-        self._has_logprobs = has_logprobs
+        self._has_logprobs, self._wants_usage = has_logprobs, wants_usage
+        self._echoes = echoes
         self._id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._choices = [
-            _Choice(None if tools is None else ToolCallSplitter(tools)) for _ in range(num_choices)
-        ]
+        self._choices = [Choice.of(tools) for _ in range(num_choices)]
         self._offsets = [0] * num_choices
         self.usage = Usage()
 
     def add(self, index: int, event: TextEvent) -> None:
-        """Add an event of choice `index`."""
+        """See AnswerWriter."""
         self._choices[index].add(event)
         self.usage.add(event)
 
-    def whole(self, echoes: Sequence[str] = ()) -> dict[str, Any]:
-        """The response object of an answer that is not streamed."""
+    def whole(self) -> dict[str, Any]:
+        """See AnswerWriter."""
         choices = []
         for index, choice in enumerate(self._choices):
-            described: dict[str, Any] = {"index": index, "finish_reason": choice.reason}
-            described |= choice.cut()
+            described: dict[str, Any] = {"index": index, "finish_reason": choice.ending}
+            described |= _cut(choice)
             text, thinking = "".join(choice.text), "".join(choice.thinking)
             if self._kind == "chat":
                 message: dict[str, Any] = {"role": "assistant", "content": text}
@@ -129,22 +68,22 @@ class Writer:
                     message["tool_calls"] = [_described_call(call) for call in choice.calls]
                 described["message"] = message
             else:
-                described["text"] = (echoes[index] if echoes else "") + text
+                described["text"] = (self._echoes[index] if self._echoes else "") + text
             described["logprobs"] = self._logprobs(choice.tokens, index)
             choices.append(described)
         kind = "chat.completion" if self._kind == "chat" else "text_completion"
-        return {**self._head(kind), "choices": choices, "usage": self.usage.as_json()}
+        return {**self._head(kind), "choices": choices, "usage": _described_usage(self.usage)}
 
-    def first_chunks(self, echoes: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
-        """The chunks that come before any token."""
+    def begin(self) -> Iterator[Frame]:
+        """See AnswerWriter."""
         for index in range(len(self._choices)):
             if self._kind == "chat":
                 yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
-            elif echoes and echoes[index]:
-                yield self._chunk(index, {"text": echoes[index]}, None)
+            elif self._echoes and self._echoes[index]:
+                yield self._chunk(index, {"text": self._echoes[index]}, None)
 
-    def chunks(self, index: int, event: TextEvent) -> Iterable[dict[str, Any]]:
-        """The chunks of one event; call `add` with it first."""
+    def frames(self, index: int, event: TextEvent) -> Iterator[Frame]:
+        """See AnswerWriter."""
         tokens = [event.token] if event.token is not None else []
         logprobs = self._logprobs(tokens, index) if tokens else None
         if self._kind == "text":
@@ -167,18 +106,26 @@ class Writer:
         if event.finish_reason is not None:
             empty: dict[str, Any] = {"text": ""} if self._kind == "text" else {"delta": {}}
             ended = self._choices[index]
-            yield self._chunk(index, empty | ended.cut(), ended.reason)
+            yield self._chunk(index, empty | _cut(ended), ended.ending)
 
-    def cut_chunks(self) -> Iterable[dict[str, Any]]:
-        """The last chunks of unfinished choices that will not continue."""
+    def end(self) -> Iterator[Frame]:
+        """See AnswerWriter."""
+        if self._wants_usage:
+            usage = _described_usage(self.usage)
+            yield Frame({**self._head(self._chunk_kind), "choices": [], "usage": usage})
+        yield _DONE
+
+    def cut(self) -> Iterator[Frame]:
+        """See AnswerWriter."""
         for index, choice in enumerate(self._choices):
-            if choice.reason is None:
+            if choice.ending is None:
                 empty: dict[str, Any] = {"text": ""} if self._kind == "text" else {"delta": {}}
                 yield self._chunk(index, empty, "abort")
+        yield _DONE
 
-    def usage_chunk(self) -> dict[str, Any]:
-        """The last chunk, if usage was asked for."""
-        return {**self._head(self._chunk_kind), "choices": [], "usage": self.usage.as_json()}
+    def failed(self, refusal: Refusal) -> Iterable[Frame]:
+        """See AnswerWriter."""
+        return Frame(refusal.content), _DONE
 
     @property
     def _chunk_kind(self) -> str:
@@ -194,9 +141,9 @@ class Writer:
 
     def _chunk(
         self, index: int, content: dict[str, Any], reason: str | None, logprobs: Any = None
-    ) -> dict[str, Any]:
+    ) -> Frame:
         choice = {"index": index, **content, "finish_reason": reason, "logprobs": logprobs}
-        return {**self._head(self._chunk_kind), "choices": [choice]}
+        return Frame({**self._head(self._chunk_kind), "choices": [choice]})
 
     def _logprobs(self, tokens: Sequence[TokenInfo], index: int) -> dict[str, Any] | None:
         if not self._has_logprobs:
@@ -225,6 +172,21 @@ class Writer:
     def _described(self, token_id: int, logprob: float) -> dict[str, Any]:
         text = self._tokenizer.decode([token_id])
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+
+def _cut(choice: Choice) -> dict[str, Any]:
+    """The stop string that cut the answer, if one did, under vLLM's name."""
+    return {} if choice.stop_string is None else {"stop_reason": choice.stop_string}
+
+
+def _described_usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.num_prompt,
+        "completion_tokens": usage.num_completion,
+        "total_tokens": usage.num_prompt + usage.num_completion,
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached},
+        "completion_tokens_details": {"accepted_prediction_tokens": usage.num_accepted},
+    }
 
 
 def _described_call(call: ToolCall) -> dict[str, Any]:

@@ -4,9 +4,8 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
@@ -15,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from localllm.answer.completion import TextEvent
 from localllm.engine.request import FinishReason
 from localllm.errors import LocalLLMError
-from localllm.server.answers import Writer
+from localllm.server.choice import AnswerWriter, Frame
 from localllm.server.engines import AnswerStream
 from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
@@ -26,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 async def merged(
-    streams: Sequence[AnswerStream], num_samples: int, writer: Writer, meter: Meter
+    streams: Sequence[AnswerStream], num_samples: int, writer: AnswerWriter, meter: Meter
 ) -> AsyncIterator[tuple[int, TextEvent]]:
     """Events of all streams as they come, each with the number of its choice, after `writer` and
     `meter` have counted it.
@@ -78,14 +77,13 @@ class _UntilGone(Response):
     def __init__(
         self,
         events: AsyncIterator[tuple[int, TextEvent]],
-        writer: Writer,
-        echoes: Sequence[str],
+        writer: AnswerWriter,
         finished: Callable[[], None],
         grammar_field: str,
     ) -> None:
         """`grammar_field`: the field to name if the grammar cannot be used."""
         super().__init__()
-        self._events, self._writer, self._echoes = events, writer, echoes
+        self._events, self._writer = events, writer
         self._finished, self._grammar_field = finished, grammar_field
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,30 +118,27 @@ class WholeAnswer(_UntilGone):
         try:
             async for _ in self._events:
                 pass
-            response = JSONResponse(self._writer.whole(self._echoes))
+            response = JSONResponse(self._writer.whole())
         except LocalLLMError as error:
-            response = as_response(self._refusal_of(error))
+            response = as_response(self._refusal_of(error), scope["path"])
         await response(scope, receive, send)
 
 
 class StreamedAnswer(_UntilGone):
-    """The answer as it comes, in server-sent events; `wants_usage`: token counts at the end."""
-
-    wants_usage = False
+    """The answer as it comes, in server-sent events."""
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False
 
-        async def say(*chunks: dict[str, Any] | str) -> None:
+        async def say(frames: Sequence[Frame]) -> None:
             nonlocal has_begun
             if not has_begun:
                 headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
                 start = {"type": "http.response.start", "status": 200, "headers": headers}
                 await send(start)
                 has_begun = True
-            lines = (each if isinstance(each, str) else json.dumps(each) for each in chunks)
-            body = "".join(f"data: {line}\n\n" for line in lines).encode()
             async with asyncio.timeout(LIMITS.idle_seconds):
+                body = _as_bytes(frames)
                 await send({"type": "http.response.body", "body": body, "more_body": True})
             await asyncio.sleep(0)  # otherwise nobody notices that the client has disconnected
 
@@ -152,29 +147,36 @@ class StreamedAnswer(_UntilGone):
             async for index, event in self._events:
                 if not has_begun:
                     # Not earlier: a refused request gets a status of its own.
-                    first = list(writer.first_chunks(self._echoes))
-                    await say(*first, *writer.chunks(index, event))
-                elif chunks := list(writer.chunks(index, event)):
-                    await say(*chunks)
-            if self.wants_usage:
-                await say(writer.usage_chunk())
+                    await say([*writer.begin(), *writer.frames(index, event)])
+                elif frames := list(writer.frames(index, event)):
+                    await say(frames)
+            await say(list(writer.end()))
         except LocalLLMError as error:
             refusal = self._refusal_of(error)
             if not has_begun:
-                await as_response(refusal)(scope, receive, send)
+                await as_response(refusal, scope["path"])(scope, receive, send)
                 return
-            await say(refusal.content)
+            await say(list(writer.failed(refusal)))
         except TimeoutError:
             return  # a client that reads nothing for so long has given up
         except asyncio.CancelledError:
             # The server ends, and the grace period is over.
             if has_begun:
-                last = [json.dumps(chunk) for chunk in writer.cut_chunks()]
-                body = "".join(f"data: {line}\n\n" for line in (*last, "[DONE]")).encode()
+                body = _as_bytes(writer.cut())
                 await send({"type": "http.response.body", "body": body, "more_body": False})
             raise
-        await say("[DONE]")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _as_bytes(frames: Iterable[Frame]) -> bytes:
+    """As the HTML standard writes server-sent events."""
+    lines = []
+    for frame in frames:
+        if frame.name is not None:
+            lines.append(f"event: {frame.name}\n")
+        data = frame.data if isinstance(frame.data, str) else json.dumps(frame.data)
+        lines.append(f"data: {data}\n\n")
+    return "".join(lines).encode()
 
 
 def warning_of(unknown: Sequence[str]) -> tuple[bytes, bytes]:

@@ -1,0 +1,106 @@
+"""What the events of a request add up to, whatever format it is sent in."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from localllm.answer.completion import TextEvent, TokenInfo
+from localllm.server.guard import Refusal
+from localllm.text.tool_calls import ToolCall, ToolCallSplitter, ToolFormat
+
+Ending = Literal["stop", "length", "tool_calls"]
+_ENDINGS: dict[str, Ending] = {"length": "length"}
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of a request, over all its prompts and samples."""
+
+    num_prompt: int = 0
+    num_cached: int = 0
+    num_completion: int = 0
+    num_accepted: int = 0
+
+    def add(self, event: TextEvent) -> None:
+        """Count an event's token."""
+        if event.token is not None:
+            self.num_completion += 1
+            self.num_accepted += event.token.is_draft
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer so far; `new_text` and `new_calls` are what the newest event brought."""
+
+    splitter: ToolCallSplitter | None
+    # In pieces: a growing string would be copied with each event.
+    text: list[str] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    new_text: str = ""
+    new_calls: list[ToolCall] = field(default_factory=list)
+    ending: Ending | None = None
+    stop_string: str | None = None
+    tokens: list[TokenInfo] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, tools: ToolFormat | None) -> "Choice":
+        """An answer that has not begun; `tools`: how the model writes calls, if it has tools."""
+        return cls(None if tools is None else ToolCallSplitter(tools))
+
+    def add(self, event: TextEvent) -> None:
+        """Add an event."""
+        self.new_text, self.new_calls = event.text, []
+        if self.splitter is not None:
+            self.new_text, self.new_calls = self.splitter.push(event.text)
+            if event.finish_reason is not None:
+                text, calls = self.splitter.flush()
+                self.new_text += text
+                self.new_calls += calls
+        self.text.append(self.new_text)
+        self.calls += self.new_calls
+        self.thinking.append(event.thinking)
+        if event.token is not None:
+            self.tokens.append(event.token)
+        if event.finish_reason is not None:
+            self.ending = _ENDINGS.get(event.finish_reason, "stop")
+            self.stop_string = event.stop_string
+            if self.ending == "stop" and self.calls:
+                self.ending = "tool_calls"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A server-sent event: an object or a word, and the event's name in formats that have one."""
+
+    data: dict[str, Any] | str
+    name: str | None = None
+
+
+class AnswerWriter(Protocol):
+    """Writes the answer to one request in the format of an API."""
+
+    @property
+    def usage(self) -> Usage:
+        """What was counted so far."""
+
+    def add(self, index: int, event: TextEvent) -> None:
+        """Add an event of choice `index`."""
+
+    def whole(self) -> dict[str, Any]:
+        """The answer that is not streamed."""
+
+    def begin(self) -> Iterable[Frame]:
+        """The frames that come before any token."""
+
+    def frames(self, index: int, event: TextEvent) -> Iterable[Frame]:
+        """The frames of one event; call `add` with it first."""
+
+    def end(self) -> Iterable[Frame]:
+        """The frames behind the last event."""
+
+    def cut(self) -> Iterable[Frame]:
+        """The last frames of an answer that will not continue, since the server ends."""
+
+    def failed(self, refusal: Refusal) -> Iterable[Frame]:
+        """The last frames of an answer that an error ends."""

@@ -1,0 +1,53 @@
+"""Anthropic's Messages API. Source: Anthropic's API reference, "Messages"."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from localllm.errors import RequestError
+from localllm.server.answering import Answering, conversation_of
+from localllm.server.messages_schema import CountRequest, MessagesRequest
+from localllm.server.messages_writer import MessagesWriter, new_message_id
+from localllm.server.refusals import RefusedError, refusal_of
+
+
+class MessagesApi:
+    """The routes."""
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
+
+    async def create(self, body: MessagesRequest, request: Request) -> Response:
+        """`POST /v1/messages`"""
+        question = await self._answering.question(body, "messages")
+        if body.begun:
+            [prompt] = question.prompts
+            question = replace(question, prompts=[prompt.begun(await self._begun(body))])
+        writer = MessagesWriter(
+            self._answering.model.name,
+            question.form,
+            only_reads=body.max_tokens == 0,
+            message_id=new_message_id(),
+        )
+        return self._answering.answer(body, question, writer, request)
+
+    async def count(self, body: CountRequest, request: Request) -> Response:
+        """`POST /v1/messages/count_tokens`"""
+        self._answering.check_model(body.model)
+        prompt = await self._answering.write(conversation_of(body), "messages")
+        count = len(prompt.token_ids) + len(await self._begun(body))
+        return JSONResponse({"input_tokens": count})
+
+    async def _begun(self, body: CountRequest) -> Sequence[int]:
+        """The tokens of the answer that the client began. Raises: RefusedError."""
+        encode = partial(self._answering.tokenizer.encode, add_special_tokens=False)
+        try:
+            self._answering.model.prompts.check_length(body.begun)
+            return await asyncio.to_thread(encode, body.begun)
+        except RequestError as error:
+            raise RefusedError(refusal_of(error, "messages")) from error

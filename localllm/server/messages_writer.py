@@ -1,0 +1,164 @@
+"""Writes answers in the format of Anthropic's Messages API, whole and in events.
+
+Source: Anthropic's API reference, "Create a Message" and "Streaming messages".
+"""
+
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from localllm.answer.completion import TextEvent
+from localllm.server.choice import Choice, Frame, Usage
+from localllm.server.guard import Refusal
+from localllm.server.messages_schema import as_json
+from localllm.server.trailing_space import TrailingSpace
+from localllm.text.tool_calls import ToolCall, ToolFormat
+
+PATH = "/v1/messages"
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+# Thoughts come with a signature that their makers can check; there is nothing to check here.
+_SIGNATURE = "localllm"
+
+
+class MessagesWriter:
+    """Writes the answer to one request; see AnswerWriter."""
+
+    def __init__(
+        self, model: str, tools: ToolFormat | None, *, only_reads: bool = False, message_id: str
+    ) -> None:
+        """`tools`: how the model writes calls, if the request has tools; `only_reads`: the answer
+        is empty, since only the prompt was to be read.
+        """
+        self._id, self._model, self._only_reads = message_id, model, only_reads
+        self._choice, self._space = Choice.of(tools), TrailingSpace()
+        self._blocks: list[dict[str, Any]] = []
+        self._pieces: list[str] = []  # of the open block
+        self._open: Literal["thinking", "text"] | None = None
+        self._new: list[Frame] = []
+        self._num_thinking = 0
+        self.usage = Usage()
+
+    def add(self, index: int, event: TextEvent) -> None:
+        """See AnswerWriter."""
+        self._new = []
+        if self._only_reads:
+            self._choice.ending = "length"
+            return
+        self.usage.add(event)
+        self._num_thinking += event.token is not None and bool(event.thinking)
+        self._choice.add(event)
+        if event.thinking:
+            self._say("thinking", event.thinking)
+        choice = self._choice
+        text = self._space.push(choice.new_text)
+        if choice.ending not in (None, "tool_calls") and not choice.calls:
+            text += self._space.flush()
+        if text:
+            self._say("text", text)
+        for call in choice.new_calls:
+            self._call(call)
+        if choice.ending is not None:
+            self._close()
+
+    def whole(self) -> dict[str, Any]:
+        """See AnswerWriter."""
+        return {
+            **self._head(),
+            "content": self._blocks,
+            **self._ending(),
+            "usage": self._described_usage(),
+        }
+
+    def begin(self) -> Iterator[Frame]:
+        """See AnswerWriter."""
+        usage = self._described_usage() | {"output_tokens": 0}
+        empty: dict[str, Any] = {
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+        yield _frame("message_start", message={**self._head(), **empty})
+        yield _frame("ping")
+
+    def frames(self, index: int, event: TextEvent) -> Iterable[Frame]:
+        """See AnswerWriter."""
+        return self._new
+
+    def end(self) -> Iterator[Frame]:
+        """See AnswerWriter."""
+        yield _frame("message_delta", delta=self._ending(), usage=self._described_usage())
+        yield _frame("message_stop")
+
+    def cut(self) -> Iterable[Frame]:
+        """See AnswerWriter."""
+        return self.failed(Refusal(503, "the server ends"))
+
+    def failed(self, refusal: Refusal) -> Iterable[Frame]:
+        """See AnswerWriter."""
+        return (Frame(refusal.content_at(PATH), "error"),)
+
+    def _say(self, kind: Literal["thinking", "text"], piece: str) -> None:
+        if self._open != kind:
+            self._close()
+            self._open = kind
+            self._start({"type": kind, kind: ""} | ({"signature": ""} if kind != "text" else {}))
+        self._pieces.append(piece)
+        self._delta({"type": f"{kind}_delta", kind: piece})
+
+    def _call(self, call: ToolCall) -> None:
+        self._close()
+        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+        self._start(block)
+        self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        self._blocks[-1] = {**block, "input": as_json(call.arguments)}
+        self._new.append(_frame("content_block_stop", index=len(self._blocks) - 1))
+
+    def _start(self, block: dict[str, Any]) -> None:
+        self._blocks.append(block)
+        place = len(self._blocks) - 1
+        self._new.append(_frame("content_block_start", index=place, content_block=block))
+
+    def _delta(self, delta: dict[str, Any]) -> None:
+        place = len(self._blocks) - 1
+        self._new.append(_frame("content_block_delta", index=place, delta=delta))
+
+    def _close(self) -> None:
+        if self._open is None:
+            return
+        whole: dict[str, Any] = {"type": self._open, self._open: "".join(self._pieces)}
+        if self._open == "thinking":
+            whole["signature"] = _SIGNATURE
+            self._delta({"type": "signature_delta", "signature": _SIGNATURE})
+        self._blocks[-1] = whole
+        self._new.append(_frame("content_block_stop", index=len(self._blocks) - 1))
+        self._open, self._pieces = None, []
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
+
+    def _ending(self) -> dict[str, Any]:
+        choice = self._choice
+        reason = _REASONS.get(choice.ending or "", "end_turn")
+        if choice.stop_string is not None:
+            reason = "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": choice.stop_string}
+
+    def _described_usage(self) -> dict[str, Any]:
+        usage = self.usage
+        return {
+            "input_tokens": usage.num_prompt - usage.num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.num_cached,
+            "output_tokens": usage.num_completion,
+            "output_tokens_details": {"thinking_tokens": self._num_thinking},
+        }
+
+
+def new_message_id() -> str:
+    """An identifier as Anthropic's API has them."""
+    return f"msg_{uuid.uuid4().hex}"
+
+
+def _frame(kind: str, **fields: Any) -> Frame:
+    return Frame({"type": kind, **fields}, kind)

@@ -1,0 +1,136 @@
+"""OpenAI's completions, chats and models; and texts as tokens, under vLLM's paths."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from localllm.errors import ContextLengthError
+from localllm.server.answering import Answering, Question
+from localllm.server.openai_writer import Kind, OpenAIWriter
+from localllm.server.refusals import RefusedError, invalid, refusal_of
+from localllm.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Sampling,
+    TokenizeRequest,
+)
+from localllm.text.prompt import Conversation, Text
+
+
+class OpenAIApi:
+    """The routes."""
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering, self._model = answering, answering.model
+
+    async def chat(self, body: ChatRequest, request: Request) -> Response:
+        """`POST /v1/chat/completions`"""
+        question = await self._answering.question(body, "messages")
+        return self._answer("chat", body, question, request)
+
+    async def complete(self, body: CompletionRequest, request: Request) -> Response:
+        """`POST /v1/completions`"""
+        self._answering.check_model(body.model)
+        params = self._answering.params(body)
+        prompts = [await self._answering.write(Text(each), "prompt") for each in body.prompt]
+        echoes: list[str] = []
+        if body.echo:
+            for each in body.prompt:
+                text = each if isinstance(each, str) else self._answering.tokenizer.decode(each)
+                echoes += [text] * params.n
+        return self._answer("text", body, Question(prompts, params), request, echoes)
+
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
+        """`POST /tokenize`"""
+        self._answering.check_model(body.model)
+        if body.messages is not None:
+            prompt = await self._answering.write(
+                Conversation([each.for_template() for each in body.messages]), "messages"
+            )
+            ids: Sequence[int] = prompt.token_ids
+        else:
+            try:
+                self._model.prompts.check_length(body.prompt or "")
+            except ContextLengthError as error:
+                raise RefusedError(refusal_of(error)) from error
+            ids = await asyncio.to_thread(
+                self._answering.tokenizer.encode,
+                body.prompt or "",
+                add_special_tokens=body.add_special_tokens,
+            )
+        context = self._model.prompts.context_length
+        return JSONResponse({"count": len(ids), "max_model_len": context, "tokens": list(ids)})
+
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
+        """`POST /detokenize`"""
+        self._answering.check_model(body.model)
+        known = self._answering.tokenizer.num_token_ids
+        for token_id in body.tokens:
+            if token_id >= known:
+                raise invalid(f"token id {token_id} is not within 0 to {known - 1}", "tokens")
+        text = await asyncio.to_thread(self._answering.tokenizer.decode, body.tokens)
+        return JSONResponse({"prompt": text})
+
+    async def models(self, request: Request) -> dict[str, Any]:
+        """`GET /v1/models`, which Anthropic's API has too."""
+        described = self._described(request)
+        if _is_of_anthropic(request):
+            ends = {"first_id": described["id"], "last_id": described["id"], "has_more": False}
+            return {"data": [described], **ends}
+        return {"object": "list", "data": [described]}
+
+    async def model(self, name: str, request: Request) -> dict[str, Any]:
+        """`GET /v1/models/NAME`"""
+        self._answering.check_model(name)
+        return self._described(request)
+
+    def _described(self, request: Request) -> dict[str, Any]:
+        name, created_s = self._model.name, self._model.created_s
+        context_length = self._model.prompts.context_length
+        if _is_of_anthropic(request):
+            created_at = datetime.fromtimestamp(created_s, UTC).isoformat()
+            return {
+                "type": "model",
+                "id": name,
+                "display_name": name,
+                "created_at": created_at,
+                "max_input_tokens": context_length,
+            }
+        return {
+            "id": name,
+            "object": "model",
+            "created": created_s,
+            "owned_by": "localllm",
+            "max_model_len": context_length,
+        }
+
+    def _answer(
+        self,
+        kind: Kind,
+        body: Sampling,
+        question: Question,
+        request: Request,
+        echoes: Sequence[str] = (),
+    ) -> Response:
+        asked = body.stream_options
+        writer = OpenAIWriter(
+            kind,
+            self._model.name,
+            self._answering.tokenizer,
+            question.num_choices,
+            has_logprobs=question.params.logprobs is not None,
+            wants_usage=asked is not None and asked.include_usage,
+            tools=question.form,
+            echoes=echoes,
+        )
+        return self._answering.answer(body, question, writer, request)
+
+
+def _is_of_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
