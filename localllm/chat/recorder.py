@@ -9,14 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from localllm.chat.store import (
-    PATIENCE_S,
-    ConflictError,
-    DamagedError,
-    SavedSession,
-    SessionStore,
-    set_aside,
-)
+from localllm.chat.database import PATIENCE_S, DamagedError, set_aside
+from localllm.chat.store import ConflictError, SavedSession, SessionStore
 from localllm.chat.store_rows import SessionRow
 from localllm.chat.transcript import Transcript
 from localllm.errors import DiskError, RequestError

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from localllm.cli.common_flags import OptionalModel
 from localllm.cli.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
+from localllm.cli.flag_values import parse_size
 from localllm.cli.flags import Flags, option, takes_flags
 from localllm.cli.output import note, show_controls
 from localllm.errors import RequestError
@@ -56,6 +57,14 @@ class ServerFlags(Flags):
             metavar="N|MIN:MAX",
         ),
     ] = "1"
+    keep_responses: Annotated[
+        str,
+        option(
+            "--keep-responses",
+            help="Disk for answers that later requests go on from; 0: none.",
+            metavar="SIZE",
+        ),
+    ] = "256MiB"
     grace: Annotated[
         int, option("--grace", help="Seconds that running answers get at shutdown.")
     ] = 30
@@ -122,6 +131,7 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
     """Serve until a signal ends it."""
     import asyncio
 
+    from localllm.server.kept_responses import responses_here
     from localllm.server.run import serve_model
 
     name = flags.served_model_name or name_in_urls(found.name, found.folder)
@@ -132,6 +142,7 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
         name,
         _engines(found, scale, max(0, flags.grace)),
         access,
+        responses_here(parse_size(flags.keep_responses, "keep-responses")),
         (flags.host, flags.port),
         lambda url: note(f"{show_controls(name)} answers at {url}; Ctrl-C stops it"),
         max(0, flags.grace),

@@ -35,6 +35,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "overflow": flag_values.parse_overflow,
     "render": check_render_mode,
     "reserve": lambda text: flag_values.parse_size(text, "reserve"),
+    "keep_responses": lambda text: flag_values.parse_size(text, "keep-responses"),
     "snapshot_memory": lambda text: flag_values.parse_size(text, "snapshot-memory"),
     "spec": _check_speculation,
     "spec_max": lambda count: DraftFlags(spec_max=count).config(),

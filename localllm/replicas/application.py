@@ -27,6 +27,7 @@ from localllm.replicas.scale import Scale
 from localllm.server.answering import ServedModel
 from localllm.server.app import create_app
 from localllm.server.guard import LOOPBACK_NAMES, Access
+from localllm.server.kept_responses import responses_here
 from localllm.server.limits import LIMITS
 from localllm.text.prompt_writer import PromptWriter
 
@@ -139,4 +140,4 @@ class Front:
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
         name = args.served_model_name or found.name
         served = ServedModel(name, int(time.time()), writer, found.defaults)
-        self.api = create_app(self._client, served, access)
+        self.api = create_app(self._client, served, access, responses_here())

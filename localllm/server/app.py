@@ -17,11 +17,14 @@ from localllm.server.answering import Answering, ServedModel
 from localllm.server.bodies import Bodies, Closing, count_values
 from localllm.server.engines import Engines, Health
 from localllm.server.guard import Access, App, Guard, Refusal
+from localllm.server.kept_responses import KeptResponses
 from localllm.server.limits import LIMITS
 from localllm.server.messages_api import MessagesApi
 from localllm.server.messages_schema import CountRequest, MessagesRequest
 from localllm.server.openai_api import OpenAIApi
 from localllm.server.refusals import RefusedError, as_response, describe_invalid
+from localllm.server.responses_api import ResponsesApi
+from localllm.server.responses_schema import InputRequest, ResponseRequest
 from localllm.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -35,12 +38,12 @@ logger = logging.getLogger(__name__)
 BodyT = TypeVar("BodyT", bound=WholeBody)
 
 
-def create_app(engine: Engines, model: ServedModel, access: Access) -> App:
+def create_app(engine: Engines, model: ServedModel, access: Access, kept: KeptResponses) -> App:
     """The application; the caller starts and stops `engine`."""
     app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None)
     answering = Answering(engine, model)
     openai, messages = OpenAIApi(answering), MessagesApi(answering)
-    looks = _Looks(answering)
+    responses, looks = ResponsesApi(answering, kept), _Looks(answering)
     app.add_exception_handler(Exception, _on_defect)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RefusedError, _on_refused)
@@ -49,6 +52,8 @@ def create_app(engine: Engines, model: ServedModel, access: Access) -> App:
         "/v1/completions": (openai.complete, CompletionRequest),
         "/v1/messages": (messages.create, MessagesRequest),
         "/v1/messages/count_tokens": (messages.count, CountRequest),
+        "/v1/responses": (responses.create, ResponseRequest),
+        "/v1/responses/input_tokens": (responses.count, InputRequest),
         "/tokenize": (openai.tokenize, TokenizeRequest),
         "/detokenize": (openai.detokenize, DetokenizeRequest),
     }
@@ -64,11 +69,16 @@ def create_app(engine: Engines, model: ServedModel, access: Access) -> App:
     for path, look in (
         ("/v1/models", openai.models),
         ("/v1/models/{name:path}", openai.model),
+        ("/v1/responses/{name}", responses.get),
+        ("/v1/responses/{name}/input_items", responses.items),
         ("/", looks.index),
         ("/health", looks.health),
         ("/metrics", looks.metrics),
     ):
         app.add_api_route(path, look, methods=["GET"], response_model=None)
+    app.add_api_route(
+        "/v1/responses/{name}", responses.remove, methods=["DELETE"], response_model=None
+    )
     _add_parts(app, parts)
     return Closing(Guard(app, access))
 

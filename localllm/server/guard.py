@@ -181,7 +181,7 @@ def _with_origin(send: Send, origin: str) -> Send:
 async def _allow(send: Send, origin: str) -> None:
     """Answer the preflight request that a browser sends before a request from that origin."""
     headers = [
-        (b"access-control-allow-methods", b"GET, POST"),
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
         (b"access-control-allow-headers", _FROM_PAGES),
         (b"access-control-max-age", b"600"),
     ]

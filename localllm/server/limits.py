@@ -54,6 +54,9 @@ class Limits:
     grammar_queue_seconds: int = MAX_GRAMMAR_QUEUE_SECONDS
     requests: int = 256
     requests_of_a_key: int = 64
+    # Of answers that are kept for later requests: all of them, and since one was used last.
+    kept_bytes: int = 256 << 20
+    kept_days: int = 30
 
     def connections_here(self) -> int:
         """As many connections as the system's limit on open files allows, at most `connections`.

@@ -22,6 +22,7 @@ from localllm.server.answering import ServedModel
 from localllm.server.app import create_app
 from localllm.server.engines import Engines
 from localllm.server.guard import Access
+from localllm.server.kept_responses import KeptResponses
 from localllm.server.limits import LIMITS
 from localllm.server.protocol import PatientProtocol
 from localllm.text.prompt_writer import PromptWriter
@@ -62,6 +63,7 @@ async def serve_model(
     name: str,
     engines: Engines,
     access: Access,
+    kept: KeptResponses,
     where: tuple[str, int],
     tell: Callable[[str], None],
     grace_s: int,
@@ -86,7 +88,7 @@ async def serve_model(
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
         served = ServedModel(name, int(time.time()), writer, found.defaults)
         settings = uvicorn.Config(
-            create_app(engines, served, access),
+            create_app(engines, served, access, kept),
             host=where[0],
             port=where[1],
             log_level=max(level, logging.WARNING),

@@ -30,7 +30,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=LIMITS.stop_chars)]
 Source = Annotated[str, Field(min_length=1, max_length=LIMITS.grammar_bytes)]
 ToolName = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,128}$")]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-_EFFORTS: dict[str, ThinkLevel] = {
+EFFORTS: dict[str, ThinkLevel] = {
     "none": "off",
     "minimal": "low",
     "low": "low",
@@ -42,7 +42,7 @@ _EFFORTS: dict[str, ThinkLevel] = {
 
 # OpenAI's fields that have no effect here.
 _IGNORED = frozenset({"user", "store", "metadata", "service_tier", "safety_identifier"})
-_OTHER_PARTS = ("image_url", "input_image", "image", "input_audio", "audio", "file", "video_url")
+OTHER_PARTS = ("image_url", "input_image", "image", "input_audio", "audio", "file", "video_url")
 
 
 class Body(BaseModel):
@@ -182,7 +182,7 @@ class TextPart(Body):
     @classmethod
     def _only_text(cls, value: Any) -> Any:
         kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind in _OTHER_PARTS:
+        if isinstance(kind, str) and kind in OTHER_PARTS:
             raise PydanticCustomError("unsupported_modality", "localllm reads only text")
         return value
 
@@ -396,7 +396,7 @@ class ChatRequest(Sampling):
     def think(self) -> ThinkLevel | None:
         """How much the model should think, if the request says so."""
         if self.reasoning_effort is not None:
-            return _EFFORTS[self.reasoning_effort]
+            return EFFORTS[self.reasoning_effort]
         switch = self.chat_template_kwargs and self.chat_template_kwargs.enable_thinking
         return None if switch is None else "on" if switch else "off"
 

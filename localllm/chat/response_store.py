@@ -1,0 +1,136 @@
+"""Answers that later requests go on from, or ask for again, by their names: the Responses API.
+
+Each belongs to the key that it was made with. A limit on their size and one on their age keep what
+nobody comes back to from staying for ever.
+"""
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from localllm.chat.database import PATIENCE_S, Database
+from localllm.chat.store_rows import UnsoundError, read_text, read_text_or_none
+
+T = TypeVar("T")
+# Requests that a conversation can have.
+_MOST_LINKS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What may be kept: bytes in all, and seconds since it was last used."""
+
+    num_bytes: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """An answer, as it was sent, with the items that it answers."""
+
+    id: str
+    previous: str | None
+    input: list[dict[str, Any]]
+    response: dict[str, Any]
+
+
+class ResponseStore:
+    """The kept answers in one file; see Database for what every method raises.
+
+    `owner` is what keeps the answers of one key from others.
+    """
+
+    def __init__(self, path: Path, quota: Quota, patience_s: float = PATIENCE_S) -> None:
+        """Open or create the file."""
+        self._file = Database(path, patience_s)
+        self._db, self._quota = self._file.db, quota
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def put(self, owner: bytes, stored: StoredResponse) -> None:
+        """Keep an answer, and drop what is too old or too much."""
+        now = time.time()
+        with self._file.transaction():
+            self._db.execute(
+                "INSERT INTO responses (id, owner, previous, created_s, used_s, input, response) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    stored.id,
+                    owner,
+                    stored.previous,
+                    now,
+                    now,
+                    json.dumps(stored.input),
+                    json.dumps(stored.response),
+                ),
+            )
+            self._drop(now)
+
+    def get(self, owner: bytes, name: str) -> StoredResponse | None:
+        """The answer with this name."""
+        with self._file.told():
+            row = self._db.execute(
+                "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ?",
+                (name, owner),
+            ).fetchone()
+            if row is None:
+                return None
+            previous, asked, response = row
+            return StoredResponse(
+                name, read_text_or_none(previous), _json(asked, list), _json(response, dict)
+            )
+
+    def conversation(self, owner: bytes, name: str) -> list[StoredResponse] | None:
+        """The answer with this name and those before it, the first one first, which all count as
+        used now; None if one of them is gone.
+        """
+        found: list[StoredResponse] = []
+        next_name: str | None = name
+        while next_name is not None:
+            stored = self.get(owner, next_name)
+            if stored is None or len(found) == _MOST_LINKS:
+                return None
+            found.append(stored)
+            next_name = stored.previous
+        with self._file.transaction():
+            self._db.executemany(
+                "UPDATE responses SET used_s = ? WHERE id = ?",
+                [(time.time(), each.id) for each in found],
+            )
+        return found[::-1]
+
+    def remove(self, owner: bytes, name: str) -> bool:
+        """Delete an answer for good; whether there was one."""
+        with self._file.transaction():
+            cursor = self._db.execute(
+                "DELETE FROM responses WHERE id = ? AND owner = ?", (name, owner)
+            )
+        return cursor.rowcount > 0
+
+    def _drop(self, now: float) -> None:
+        self._db.execute("DELETE FROM responses WHERE used_s < ?", (now - self._quota.age_s,))
+        rows = self._db.execute(
+            "SELECT id, length(input) + length(response) FROM responses "
+            # The newest last: of a conversation that is cut, its beginning stays.
+            "ORDER BY used_s DESC, created_s"
+        ).fetchall()
+        total = 0
+        for name, num_bytes in rows:
+            total += num_bytes
+            if total > self._quota.num_bytes:
+                self._db.execute("DELETE FROM responses WHERE id = ?", (name,))
+
+
+def _json(text: Any, kind: type[T]) -> T:
+    """Raises: UnsoundError."""
+    try:
+        found = json.loads(read_text(text))
+    except (ValueError, RecursionError) as error:
+        raise UnsoundError("a kept answer is not JSON") from error
+    if not isinstance(found, kind):
+        raise UnsoundError(f"a kept answer is not a {kind.__name__}")
+    return found

@@ -1,0 +1,363 @@
+"""The bodies of OpenAI's Responses API, every field of them bounded.
+
+As in schema.py, a known field that is not supported is refused, and unknown ones are reported.
+Source: OpenAI's API reference, "Create a response", and the types of its Python client, 3.57.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from localllm.server.bodies import count_values
+from localllm.server.limits import LIMITS
+from localllm.server.schema import (
+    EFFORTS,
+    OTHER_PARTS,
+    Body,
+    CallMade,
+    FunctionCall,
+    FunctionDefinition,
+    JsonObjectFormat,
+    Name,
+    TextFormat,
+    ToolDefinition,
+    ToolName,
+    WholeBody,
+)
+from localllm.text.grammar import Grammar
+from localllm.text.prompt import ChatMessage, ThinkLevel
+
+_IGNORED = frozenset({"safety_identifier", "service_tier", "user", "prompt_cache_retention"})
+
+
+class Part(Body):
+    """A part of a message: text that was asked, or answered, or why nothing was."""
+
+    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
+    text: str = ""
+    refusal: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind in (*OTHER_PARTS, "input_file"):
+            raise PydanticCustomError("unsupported_modality", "localllm reads only text")
+        return value
+
+
+Parts = Annotated[list[Part], Field(max_length=LIMITS.content_parts, fail_fast=True)]
+
+
+def _joined(content: str | list[Part]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text or part.refusal for part in content)
+
+
+class MessageItem(Body):
+    """A message."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | Parts
+
+
+class CallItem(Body):
+    """A call in an earlier answer; `arguments` is JSON."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: ToolName
+    arguments: str
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates read it."""
+        function = FunctionCall(name=self.name, arguments=self.arguments)
+        return CallMade(id=self.call_id, type="function", function=function).for_template()
+
+
+class OutputItem(Body):
+    """What a call gave."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: str | Parts
+
+
+class ReasoningItem(Body):
+    """Thoughts in an earlier answer."""
+
+    type: Literal["reasoning"]
+    content: Parts | None = None
+
+    @property
+    def text(self) -> str:
+        """The thoughts."""
+        return _joined(self.content or [])
+
+
+def _kind_of(value: Any) -> str:
+    kind = value.get("type", "message") if isinstance(value, dict) else value.type
+    return kind if isinstance(kind, str) else ""
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[OutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(
+        _kind_of,
+        custom_error_type="item",
+        custom_error_message="must be a message, function_call, function_call_output or reasoning",
+    ),
+]
+Items = Annotated[list[Item], Field(min_length=1, max_length=LIMITS.messages, fail_fast=True)]
+ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
+
+
+class FunctionTool(Body):
+    """A function that the client runs."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class OtherTool(Body):
+    """A tool that OpenAI's servers run, or of a kind of its own; the model is not told of it."""
+
+    type: Annotated[str, Field(max_length=64)]
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(lambda value: "function" if _kind_of(value) == "function" else "other"),
+]
+
+
+class ChosenFunction(Body):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    name: ToolName
+
+
+class SchemaFormat(Body):
+    """JSON that matches a schema; it is enforced with or without `strict`."""
+
+    type: Literal["json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Body):
+    """The format of the answer's text; `verbosity` has no effect."""
+
+    format: (
+        Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None
+    ) = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(Body):
+    """How much to think; there are no summaries of thoughts, since they are sent whole."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class CacheOptions(Body):
+    """What the cache is compared with."""
+
+    comparison_response_id: Name | None = None
+
+
+class InputRequest(WholeBody):
+    """`POST /v1/responses/input_tokens`, and what responses have in common with it."""
+
+    model: Name | None = None
+    input: str | Items = Field(union_mode="left_to_right")
+    instructions: str | None = None
+    previous_response_id: Name | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    text: TextConfig | None = None
+    truncation: Literal["disabled"] | None = None
+
+    _earlier: list[Item] = PrivateAttr(default_factory=list)
+
+    # What the conversation would be instead.
+    conversation: None = None
+    prompt: None = None
+
+    @field_validator("conversation", "prompt", mode="before")
+    @classmethod
+    def _only_items(cls, value: object) -> None:
+        if value is not None:
+            raise ValueError("not supported; use input and previous_response_id")
+
+    @model_validator(mode="after")
+    def _fields_go_together(self) -> "InputRequest":
+        calls = (each for each in self.items if isinstance(each, CallItem))
+        if sum(count_values(call.arguments.encode()) for call in calls) > LIMITS.json_values:
+            raise ValueError(f"the arguments of calls have over {LIMITS.json_values:,} values")
+        names = [tool.name for tool in self.functions]
+        if len(set(names)) < len(names):
+            raise ValueError("two tools have the same name")
+        choice = self.tool_choice
+        if choice == "required" and not names:
+            raise ValueError("tool_choice needs tools")
+        if isinstance(choice, ChosenFunction) and choice.name not in names:
+            raise ValueError("tool_choice names none of the tools")
+        return self
+
+    @property
+    def unknown(self) -> list[str]:
+        """See WholeBody; tools that the model is not told of are among them."""
+        others = {tool.type for tool in self.tools or () if isinstance(tool, OtherTool)}
+        own = set(super().unknown) - _IGNORED
+        return [*sorted(own), *(f"tools.{kind}" for kind in sorted(others))]
+
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The tools that the model is told of."""
+        return [tool for tool in self.tools or () if isinstance(tool, FunctionTool)]
+
+    @property
+    def items(self) -> list[Item]:
+        """The input as items."""
+        if isinstance(self.input, list):
+            return self.input
+        return [MessageItem(role="user", content=self.input)]
+
+    @property
+    def think(self) -> ThinkLevel | None:
+        """See AsksChat."""
+        effort = None if self.reasoning is None else self.reasoning.effort
+        return None if effort is None else EFFORTS[effort]
+
+    @property
+    def callable_tools(self) -> list[ToolDefinition]:
+        """See AsksChat."""
+        choice = self.tool_choice
+        chosen = choice.name if isinstance(choice, ChosenFunction) else None
+        return [
+            ToolDefinition(
+                type="function",
+                function=FunctionDefinition(
+                    name=tool.name, description=tool.description, parameters=tool.parameters
+                ),
+            )
+            for tool in self.functions
+            if choice != "none" and chosen in (None, tool.name)
+        ]
+
+    @property
+    def must_call(self) -> bool:
+        """See AsksChat."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, ChosenFunction)
+
+    @property
+    def are_calls_parallel(self) -> bool:
+        """See AsksChat."""
+        return self.parallel_tool_calls is not False
+
+    @property
+    def grammar_field(self) -> str:
+        """See Asks."""
+        return "text"
+
+    def given(self) -> dict[str, Any]:
+        """See Asks."""
+        match self.text and self.text.format:
+            case JsonObjectFormat():
+                return {"grammar": Grammar.any_object()}
+            case SchemaFormat(schema_=schema):
+                return {"grammar": Grammar.of_schema(schema)}
+        return {}
+
+    def for_template(self) -> list[ChatMessage]:
+        """See AsksChat."""
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return [*system, *messages_of([*self._earlier, *self.items])]
+
+    def continue_from(self, items: Iterable[Mapping[str, Any]]) -> None:
+        """Put `items` before the input: those of earlier requests, and of the answers to them."""
+        self._earlier = ITEMS.validate_python(list(items))
+
+
+class ResponseRequest(InputRequest):
+    """`POST /v1/responses`"""
+
+    max_output_tokens: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            Field(max_length=16),
+        ]
+        | None
+    ) = None
+    prompt_cache_key: Name | None = None
+    prompt_cache_options: CacheOptions | None = None
+    # Of what can be included, answers here have only thoughts, and those are always there.
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    background: Literal[False] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """See Asks."""
+        fields = {
+            "max_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+        }
+        return super().given() | {k: value for k, value in fields.items() if value is not None}
+
+
+def messages_of(items: Iterable[Item]) -> list[ChatMessage]:
+    """Items as chat templates read them: thoughts, text and calls of an answer are one message."""
+    messages: list[dict[str, Any]] = []
+    answer: dict[str, Any] | None = None  # the one at the end, while more may belong to it
+    for item in items:
+        if isinstance(item, OutputItem):
+            said = {"role": "tool", "content": _joined(item.output), "tool_call_id": item.call_id}
+            messages.append(said)
+            answer = None
+            continue
+        if isinstance(item, MessageItem) and item.role != "assistant":
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": _joined(item.content)})
+            answer = None
+            continue
+        is_new = answer is None or "tool_calls" in answer or bool(answer["content"])
+        if answer is None or (is_new and not isinstance(item, CallItem)):
+            answer = {"role": "assistant", "content": ""}
+            messages.append(answer)
+        if isinstance(item, ReasoningItem):
+            answer["reasoning_content"] = answer["thinking"] = item.text
+        elif isinstance(item, CallItem):
+            answer.setdefault("tool_calls", []).append(item.for_template())
+        else:
+            answer["content"] = _joined(item.content)
+    return list(messages)

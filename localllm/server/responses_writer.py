@@ -1,0 +1,232 @@
+"""Writes answers in the format of OpenAI's Responses API, whole and in events.
+
+Source: OpenAI's API reference, "The response object" and "Streaming events".
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from localllm.answer.completion import TextEvent
+from localllm.server.choice import Choice, Frame, Usage
+from localllm.server.guard import Refusal
+from localllm.server.responses_schema import ChosenFunction, ResponseRequest
+from localllm.server.trailing_space import TrailingSpace
+from localllm.text.tool_calls import ToolCall, ToolFormat
+
+Part = Literal["reasoning", "message"]
+_IN_PROGRESS, _COMPLETED, _INCOMPLETE = "in_progress", "completed", "incomplete"
+
+
+class ResponsesWriter:
+    """Writes the answer to one request; see AnswerWriter."""
+
+    def __init__(
+        self,
+        body: ResponseRequest,
+        model: str,
+        tools: ToolFormat | None,
+        response_id: str,
+        keep: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """`tools`: how the model writes calls, if the request has tools; `keep` gets the response
+        once it is whole.
+        """
+        self._body, self._model, self._id, self._keep = body, model, response_id, keep
+        self._created_s = int(time.time())
+        self._choice, self._space = Choice.of(tools), TrailingSpace()
+        self._items: list[dict[str, Any]] = []
+        self._open: Part | None = None
+        self._pieces: list[str] = []  # of the open item
+        self._open_id = ""
+        self._new: list[dict[str, Any]] = []  # what the newest event brought
+        self._num_frames = 0
+        self._num_thinking = 0
+        self.usage = Usage()
+
+    def add(self, index: int, event: TextEvent) -> None:
+        """See AnswerWriter."""
+        self._new = []
+        self.usage.add(event)
+        self._num_thinking += event.token is not None and bool(event.thinking)
+        choice = self._choice
+        choice.add(event)
+        if event.thinking:
+            self._say("reasoning", event.thinking)
+        text = self._space.push(choice.new_text)
+        if choice.ending is not None and not choice.calls:
+            text += self._space.flush()
+        if text:
+            self._say("message", text)
+        for call in choice.new_calls:
+            self._call(call)
+        if choice.ending is not None:
+            self._close(_INCOMPLETE if choice.ending == "length" else _COMPLETED)
+
+    def whole(self) -> dict[str, Any]:
+        """See AnswerWriter."""
+        response = self._response(self._status)
+        self._keep(response)
+        return response
+
+    def begin(self) -> Iterator[Frame]:
+        """See AnswerWriter."""
+        empty = self._response(_IN_PROGRESS) | {"output": [], "usage": None}
+        for kind in ("created", "in_progress"):
+            yield self._frame({"type": f"response.{kind}", "response": empty})
+
+    def frames(self, index: int, event: TextEvent) -> Iterable[Frame]:
+        """See AnswerWriter."""
+        return map(self._frame, self._new)
+
+    def end(self) -> Iterator[Frame]:
+        """See AnswerWriter."""
+        yield self._frame({"type": f"response.{self._status}", "response": self.whole()})
+
+    def cut(self) -> Iterable[Frame]:
+        """See AnswerWriter."""
+        return self.failed(Refusal(503, "the server ends"))
+
+    def failed(self, refusal: Refusal) -> Iterable[Frame]:
+        """See AnswerWriter."""
+        code = "server_error" if refusal.status >= 500 else "invalid_prompt"
+        error = {"code": code, "message": refusal.message}
+        response = self._response("failed") | {"error": error}
+        return [self._frame({"type": "response.failed", "response": response})]
+
+    @property
+    def _status(self) -> str:
+        return _INCOMPLETE if self._choice.ending == "length" else _COMPLETED
+
+    def _say(self, kind: Part, piece: str) -> None:
+        if self._open != kind:
+            self._close(_COMPLETED)
+            self._open, self._open_id = kind, _new_id(_PREFIXES[kind])
+            started = self._item(_IN_PROGRESS) | {"content": []}
+            self._items.append(started)
+            self._event("output_item.added", item=started)
+            self._event("content_part.added", **self._place(), part=self._part())
+        self._pieces.append(piece)
+        extra: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        self._event(f"{_NAMES[kind]}.delta", **self._place(), delta=piece, **extra)
+
+    def _close(self, status: str) -> None:
+        if self._open is None:
+            return
+        item = self._item(status)
+        extra: dict[str, Any] = {"logprobs": []} if self._open == "message" else {}
+        text = "".join(self._pieces)
+        self._event(f"{_NAMES[self._open]}.done", **self._place(), text=text, **extra)
+        self._event("content_part.done", **self._place(), part=self._part())
+        self._items[-1] = item
+        self._event("output_item.done", item=item)
+        self._open, self._pieces = None, []
+
+    def _call(self, call: ToolCall) -> None:
+        self._close(_COMPLETED)
+        item = {
+            "type": "function_call",
+            "id": _new_id("fc"),
+            "call_id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "status": _COMPLETED,
+        }
+        self._items.append(item)
+        started = item | {"arguments": "", "status": _IN_PROGRESS}
+        self._event("output_item.added", item=started)
+        where, kind = {"item_id": item["id"]}, "function_call_arguments"
+        self._event(f"{kind}.delta", **where, delta=call.arguments)
+        self._event(f"{kind}.done", **where, name=call.name, arguments=call.arguments)
+        self._event("output_item.done", item=item)
+
+    def _item(self, status: str) -> dict[str, Any]:
+        """The open item, as far as it goes."""
+        head = {"type": self._open, "id": self._open_id, "status": status}
+        extra: dict[str, Any] = {"role": "assistant"}
+        if self._open == "reasoning":
+            extra = {"summary": []}
+        return {**head, **extra, "content": [self._part()]}
+
+    def _part(self) -> dict[str, Any]:
+        text = "".join(self._pieces)
+        if self._open == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._open_id, "content_index": 0}
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        place = len(self._items) - 1
+        self._new.append({"type": f"response.{kind}", "output_index": place, **fields})
+
+    def _frame(self, data: dict[str, Any]) -> Frame:
+        numbered = {**data, "sequence_number": self._num_frames}
+        self._num_frames += 1
+        return Frame(numbered, data["type"])
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body = self._body
+        reasoning, text = body.reasoning, body.text
+        is_cut = status == _INCOMPLETE
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created_s,
+            "completed_at": int(time.time()) if status in (_COMPLETED, _INCOMPLETE) else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": self._model,
+            "output": list(self._items),
+            "parallel_tool_calls": body.are_calls_parallel,
+            "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {
+                "effort": None if reasoning is None else reasoning.effort,
+                "summary": None,
+            },
+            "store": body.store is not False,
+            "temperature": body.temperature,
+            "text": {"format": {"type": "text"}}
+            if text is None or text.format is None
+            else text.model_dump(by_alias=True, exclude_none=True),
+            "tool_choice": body.tool_choice.model_dump()
+            if isinstance(body.tool_choice, ChosenFunction)
+            else body.tool_choice or "auto",
+            "tools": [tool.model_dump() for tool in body.functions],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": self._described_usage(),
+        }
+
+    def _described_usage(self) -> dict[str, Any]:
+        usage = self.usage
+        return {
+            "input_tokens": usage.num_prompt,
+            "input_tokens_details": {
+                "cached_tokens": usage.num_cached,
+                "cache_write_tokens": usage.num_prompt - usage.num_cached,
+            },
+            "output_tokens": usage.num_completion,
+            "output_tokens_details": {"reasoning_tokens": self._num_thinking},
+            "total_tokens": usage.num_prompt + usage.num_completion,
+        }
+
+
+_NAMES: dict[Part, str] = {"reasoning": "reasoning_text", "message": "output_text"}
+_PREFIXES: dict[Part, str] = {"reasoning": "rs", "message": "msg"}
+
+
+def new_response_id() -> str:
+    """An identifier as OpenAI's API has them."""
+    return _new_id("resp")
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
