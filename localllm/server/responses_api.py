@@ -90,7 +90,7 @@ class ResponsesApi:
     def _keep(self, body: ResponseRequest, owner: bytes, response: Mapping[str, Any]) -> None:
         if body.store is False:
             return
-        items = [item.model_dump(exclude_none=True) for item in body.items]
+        items = [item.as_stored() for item in body.items]
         stored = StoredResponse(response["id"], body.previous_response_id, items, dict(response))
         self._kept.put(owner, stored)
 

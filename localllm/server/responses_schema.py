@@ -65,15 +65,33 @@ def _joined(content: str | list[Part]) -> str:
     return "\n".join(part.text or part.refusal for part in content)
 
 
-class MessageItem(Body):
+class InputItem(Body):
+    """A piece of a conversation."""
+
+    def as_stored(self) -> dict[str, Any]:
+        """As the API lists it."""
+        return self.model_dump(exclude_none=True)
+
+
+class MessageItem(InputItem):
     """A message."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Parts
 
+    def as_stored(self) -> dict[str, Any]:
+        """See InputItem: its content is always a list."""
+        kind = "output_text" if self.role == "assistant" else "input_text"
+        parts = self.content
+        if isinstance(parts, str):
+            content = [{"type": kind, "text": parts}]
+            return {"type": "message", "role": self.role, "content": content}
+        content = [part.model_dump(exclude_unset=True) for part in parts]
+        return {"type": "message", "role": self.role, "content": content}
 
-class CallItem(Body):
+
+class CallItem(InputItem):
     """A call in an earlier answer; `arguments` is JSON."""
 
     type: Literal["function_call"]
@@ -87,7 +105,7 @@ class CallItem(Body):
         return CallMade(id=self.call_id, type="function", function=function).for_template()
 
 
-class OutputItem(Body):
+class OutputItem(InputItem):
     """What a call gave."""
 
     type: Literal["function_call_output"]
@@ -95,7 +113,7 @@ class OutputItem(Body):
     output: str | Parts
 
 
-class ReasoningItem(Body):
+class ReasoningItem(InputItem):
     """Thoughts in an earlier answer."""
 
     type: Literal["reasoning"]
@@ -192,7 +210,10 @@ class InputRequest(WholeBody):
     """`POST /v1/responses/input_tokens`, and what responses have in common with it."""
 
     model: Name | None = None
-    input: str | Items = Field(union_mode="left_to_right")
+    input: Annotated[
+        Annotated[str, Tag("text")] | Annotated[Items, Tag("items")],
+        Discriminator(lambda value: "text" if isinstance(value, str) else "items"),
+    ]
     instructions: str | None = None
     previous_response_id: Name | None = None
     tools: Annotated[list[AnyTool], Field(max_length=LIMITS.tools, fail_fast=True)] | None = None

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.chat.recorder import Recorder
 from localllm.chat.database import MIGRATIONS, DamagedError, set_aside
+from localllm.chat.recorder import Recorder
 from localllm.chat.store import ConflictError, SessionStore
 from localllm.chat.transcript import Transcript, Turn
 from localllm.engine.request import FinishReason

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import pytest
 from openai import BadRequestError, OpenAI
 from openai.types.chat import ChatCompletion
 from schemas import SCHEMAS
-from server.conftest import Server, end, start_server
+from server.conftest import Server
+from server.tool_calling import TEMPLATES, TOOLS, tool_calling_server
 
 from localllm.hub.checkpoint import open_checkpoint
 
@@ -159,82 +159,14 @@ def test_a_form_that_cannot_be_kept_is_refused(
     assert caught.value.param == param
 
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "Looks it up.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "city": {"enum": ["Paris", "Oslo"]},
-                    "days": {"type": "integer", "minimum": 1, "maximum": 9},
-                },
-                "required": ["city", "days"],
-                "additionalProperties": False,
-            },
-        },
-    }
-    for name in ("get_weather", "get_traffic")
-]
-_MESSAGES = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}CALL{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-# What each family's own template is known by.
-TEMPLATES = {
-    "hermes": (
-        "{% if tools %}{% for t in tools %}{{ t | tojson }}{% endfor %}"
-        'Answer <tool_call>\n{"name": N, "arguments": A}\n</tool_call>{% endif %}'
-        + _MESSAGES.replace("CALL", "\n<tool_call>\n{{ c.function | tojson }}\n</tool_call>")
-    ),
-    "llama": (
-        "{# <|start_header_id|> #}{% if tools %}{{ tools | tojson }}"
-        'Answer {"name": N, "parameters": P}{% endif %}'
-        + _MESSAGES.replace(
-            "CALL",
-            '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}',
-        )
-    ),
-    "mistral": (
-        "{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}{% endif %}"
-        + _MESSAGES.replace("CALL", "[TOOL_CALLS][{{ c.function | tojson }}]")
-    ),
-    "command": (
-        "{% if tools %}Answer <|START_ACTION|>{{ tools | tojson }}{% endif %}"
-        + _MESSAGES.replace("CALL", "{{ c.function | tojson }}")
-    ),
-    "harmony": (
-        "{% if tools %}{{ tools | tojson }}{% endif %}"
-        + _MESSAGES.replace(
-            "CALL",
-            '{{ "to=functions." + c.function.name + "<|channel|>commentary " + "json<|message|>" }}'
-            "{{ c.function.arguments | tojson }}",
-        )
-    ),
-    "glm4": (
-        "{# <|observation|>, metadata #}{% if tools %}{{ tools | tojson }}{% endif %}"
-        "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.metadata }}\n{{ m.content }}"
-        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    ),
-}
-
-
 @pytest.fixture(scope="module", params=sorted(TEMPLATES))
 def tool_server(
     request: pytest.FixtureRequest, server_home: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
-    """The built-in model with a template that knows tools."""
-    folder = tmp_path_factory.mktemp(request.param) / "pocket"
-    shutil.copytree(open_checkpoint().folder, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATES[request.param])
-    server = start_server(
-        server_home, "--served-model-name", "pocket", "--max-num-seqs", "4", model=str(folder)
-    )
-    yield server
-    end(server)
+    with tool_calling_server(
+        request.param, server_home, tmp_path_factory.mktemp(request.param)
+    ) as server:
+        yield server
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -300,7 +232,7 @@ def test_tools_that_cannot_be_called_are_refused(tool_server: Server) -> None:
         [tool(), tool()],
         [tool(parameters={"type": "string"})],
         [tool(parameters={"type": "object", "properties": {"a": {"type": "thing"}}})],
-        [tool(name=f"f{i}") for i in range(65)],
+        [tool(name=f"f{i}") for i in range(129)],
         [{"type": "web_search"}],
     ):
         with pytest.raises(BadRequestError) as caught:
