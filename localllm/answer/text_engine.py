@@ -68,7 +68,7 @@ class TextEngine:
         if params.grammar is not None:
             matcher, prompt = form or self.compile(params.grammar, prompt)
         request_id = self.engine.add_request(
-            prompt.token_ids, params, salt, matcher, prompt.borders
+            prompt.token_ids, params, salt, matcher, prompt.borders, prompt.num_to_keep
         )
         for sample in range(params.n):
             self._assemblers[request_id, sample] = _TextAssembler(self.tokenizer, prompt, params)

@@ -5,6 +5,10 @@ A block is in one of three states. *Used*: `ref_count` requests have it in their
 the same prefix can reuse it; cached blocks are in the free list, oldest first. *Empty*: also in the
 free list, in front of the cached ones.
 
+A cached block may be *pinned*: it then waits in a list of its own, and is reused only when all
+others are in use. Pinned blocks take up to a share of the pool; beyond it the ones unused for
+longest are pinned no more.
+
 The key of a full block is sha256 over the previous block's key and its own token ids, so equal keys
 mean equal prefixes. The first block continues from a root key that stands for everything else that
 keys and values depend on.
@@ -16,6 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 NULL_BLOCK_ID = 0
+# The share of the blocks that may be pinned is one of so many.
+_PINNED_SHARE = 2
 
 
 def hash_block(parent_key: bytes, token_ids: Sequence[int]) -> bytes:
@@ -30,6 +36,7 @@ class Block:
     block_id: int
     ref_count: int = 0
     key: bytes | None = None
+    is_pinned: bool = False
     previous: "Block | None" = field(default=None, repr=False)
     next: "Block | None" = field(default=None, repr=False)
 
@@ -96,6 +103,7 @@ class BlockPool:
         self._free = FreeList()
         for block in self.blocks[1:]:
             self._free.append(block)
+        self._pinned = FreeList()
         self._cached: dict[bytes, Block] = {}
 
     @property
@@ -106,7 +114,7 @@ class BlockPool:
     @property
     def num_free_blocks(self) -> int:
         """The number of blocks that can be allocated now, cached ones included."""
-        return len(self._free)
+        return len(self._free) + len(self._pinned)
 
     def is_shared(self, block_id: int) -> bool:
         """Whether the block has several users or can be found by its key; do not write to it."""
@@ -123,16 +131,27 @@ class BlockPool:
         for block_id in block_ids:
             block = self.blocks[block_id]
             if block.ref_count == 0:
-                self._free.remove(block)
+                self._waiting(block).remove(block)
             block.ref_count += 1
+
+    def pin(self, key: bytes) -> None:
+        """Pin the block with content key `key`, if there is one."""
+        block = self._cached.get(key)
+        if block is None or block.is_pinned:
+            return
+        block.is_pinned = True
+        if block.ref_count == 0:
+            self._free.remove(block)
+            self._let_wait(block)
 
     def allocate(self, count: int) -> list[int]:
         """Allocate `count` blocks: empty ones first, then the least recently used cached ones,
-        whose keys are dropped.
+        whose keys are dropped; pinned ones last.
         """
-        assert count <= len(self._free)
-        blocks = [self._free.pop_front() for _ in range(count)]
+        assert count <= self.num_free_blocks
+        blocks = [(self._free or self._pinned).pop_front() for _ in range(count)]
         for block in blocks:
+            block.is_pinned = False
             if block.key is not None:
                 del self._cached[block.key]
                 block.key = None
@@ -162,8 +181,19 @@ class BlockPool:
                 continue
             if block.key is None:
                 self._free.prepend(block)
-            else:
-                self._free.append(block)
+                continue
+            self._let_wait(block)
+
+    def _let_wait(self, block: Block) -> None:
+        self._waiting(block).append(block)
+        if len(self._pinned) > self.num_usable_blocks // _PINNED_SHARE:
+            oldest = self._pinned.pop_front()
+            oldest.is_pinned = False
+            self._free.append(oldest)
+
+    def _waiting(self, block: Block) -> FreeList:
+        """Where a block is that nobody uses."""
+        return self._pinned if block.is_pinned else self._free
 
     def check_invariants(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Assert that reference counts, free list and keys match the block tables in use."""
@@ -173,8 +203,10 @@ class BlockPool:
             assert len(set(held)) == len(held), "a block twice in one table"
             for block_id in held:
                 users[block_id] += 1
-        free = {block.block_id for block in self._free}
-        assert len(free) == len(self._free)
+        free = {block.block_id for waiting in (self._free, self._pinned) for block in waiting}
+        assert len(free) == self.num_free_blocks
+        assert all(block.is_pinned and block.key is not None for block in self._pinned)
+        assert not any(block.is_pinned for block in self._free)
         assert NULL_BLOCK_ID not in free
         for block in self.blocks[1:]:
             assert block.ref_count == users[block.block_id], f"{block} has {users[block.block_id]}"

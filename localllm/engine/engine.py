@@ -89,6 +89,7 @@ class Engine:
         salt: bytes = b"",
         matcher: Matcher | None = None,
         borders: Collection[int] = (),
+        num_to_keep: int = 0,
     ) -> int:
         """Queue a request of `params.n` samples; returns its id, which its events carry.
 
@@ -96,6 +97,7 @@ class Engine:
         neither cached blocks nor drafts, so timing reveals nothing about another's text. `matcher`
         must be at the start of the answer; the first sample takes it over. `borders`: where
         messages of the prompt end, from which a later prompt may go on in another way.
+        `num_to_keep`: tokens of the prompt that the cache should keep for longer than others.
 
         Raises: RequestError for token ids out of range; ContextLengthError for a prompt that
         leaves no room for a new token. Other requests are not affected. DeviceError: see `step`.
@@ -128,6 +130,7 @@ class Engine:
                 salt=salt,
                 # The same prompt again computes its newest token, and the block in which that lies.
                 borders=spread({*borders, num_prompt - 1}),
+                num_to_keep=min(num_to_keep, num_prompt),
                 matcher=matcher if sample == 0 or matcher is None else matcher.copy(),
                 needs_ids=matcher is not None or self._runner.needs_ids(params),
             )

@@ -137,7 +137,15 @@ class PrefixCache:
         request.rolling_key = key
 
     def keep(self, request: Request) -> None:
-        """Offer the registered blocks of a request, which is about to free them, to the store."""
+        """Offer the registered blocks of a request, which is about to free them, to the store; and
+        pin those that it wants to be kept for longer.
+        """
+        num_blocks = min(request.num_registered_blocks, request.num_to_keep // self._block_size)
+        for key in reversed(request.block_keys[:num_blocks]):
+            for group in self._groups:
+                group.pool.pin(key)
+            if self._snapshots is not None:
+                self._snapshots.pin(key)
         if self._store is not None and request.num_registered_blocks:
             self._store.offer(request.block_keys[: request.num_registered_blocks])
 

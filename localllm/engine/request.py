@@ -103,6 +103,8 @@ class Request:
     # Where messages of the prompt end, and where it was seen to part from another request; and the
     # key of the newest snapshot that rolls, see snapshots.py.
     borders: frozenset[int] = frozenset()
+    # Tokens of the prompt to keep in the cache for longer than others.
+    num_to_keep: int = 0
     rolling_key: bytes | None = None
 
     @property

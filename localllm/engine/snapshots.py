@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 STRIDE, ROLL, _ROLL_OF_PROMPT = 1024, 32, 512
 # A copy costs as much as some tokens, so all but the newest of borders in a row lie this far apart.
 APART, NEWEST = 128, 4
+# The share of the quota that may be pinned is one of so many.
+_PINNED_SHARE = 2
 # Snapshots in a step: at least and at most so many, and between these as many as take so few bytes.
 _LEAST, _MOST, _STEP_BYTES = 4, 32, 256 << 20
 
@@ -65,10 +67,12 @@ def positions(
 class _Snapshot:
     values: Tensor
     rolls: bool
+    is_pinned: bool = False
 
 
 class Snapshots:
-    """Snapshots by key, at most `quota_bytes` of them; the ones unused for longest go first.
+    """Snapshots by key, at most `quota_bytes` of them; the ones unused for longest go first, and
+    pinned ones last, as long as they take no more than a share of the quota.
 
     A step can take `per_step` of them.
     """
@@ -101,8 +105,22 @@ class Snapshots:
         self._held[key] = _Snapshot(values, rolls)
         self.num_bytes += values.nbytes
         while self.num_bytes > self.quota_bytes:
-            _, oldest = self._held.popitem(last=False)
-            self.num_bytes -= oldest.values.nbytes
+            self._drop_one()
+
+    def pin(self, key: bytes) -> None:
+        """Pin the snapshot at the end of the block `key`, if there is one."""
+        if key in self._held:
+            self._held[key].is_pinned = True
+            self._held.move_to_end(key)
+
+    def _drop_one(self) -> None:
+        pinned = sum(each.values.nbytes for each in self._held.values() if each.is_pinned)
+        may_stay = pinned <= self.quota_bytes // _PINNED_SHARE
+        key = next(
+            (key for key, each in self._held.items() if not (may_stay and each.is_pinned)),
+            next(iter(self._held)),
+        )
+        self.num_bytes -= self._held.pop(key).values.nbytes
 
     def roll(self, key: bytes) -> None:
         """Drop the snapshot at the end of the block `key`, if it is there and rolls."""

@@ -48,7 +48,8 @@ class Prompt:
     `is_thinking`: the prompt ends inside the model's thoughts. `num_said`: how many tokens at its
     end are the beginning of the answer. `num_context`: how many tokens before those are text that
     the answer continues, so that a space between them is kept. `marks` are texts of special tokens
-    to show in the answer, besides the markers. `borders`: where its messages end.
+    to show in the answer, besides the markers. `borders`: where its messages end. `num_to_keep`:
+    how many tokens at its beginning the cache should keep for longer than others.
     """
 
     token_ids: Sequence[int]
@@ -58,6 +59,7 @@ class Prompt:
     num_said: int = 0
     marks: tuple[str, ...] = ()
     borders: tuple[int, ...] = ()
+    num_to_keep: int = 0
 
     @property
     def shown(self) -> str:
