@@ -8,9 +8,9 @@ a prefill does two operations per weight and token. (Williams et al. 2009, "Roof
 import contextlib
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,9 @@ _STREAM_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}
 # A measurement takes at most a quarter of a GPU's free memory, of which an engine may leave little.
 _FREE_SHARE = 4
 _MATRIX_WIDTH = {"cpu": 2048, "cuda": 8192}
+# A product that takes this long at a small width is as slow at any: torch multiplies int8 one by
+# one on processors without VNNI, for seconds at the full width.
+_SMALL_WIDTH, _SLOW_S = 512, 0.005
 _REPEATS = 3
 
 
@@ -71,7 +74,14 @@ def _memory_rate(device: torch.device) -> float:
 
 
 def _product_rates(device: torch.device) -> dict[Arithmetic, float]:
-    width = _MATRIX_WIDTH[device.type]
+    rates = _product_rates_at(_SMALL_WIDTH, device)
+    fast = {name for name, rate in rates.items() if 2.0 * _SMALL_WIDTH**3 / rate < _SLOW_S}
+    return rates | _product_rates_at(_MATRIX_WIDTH[device.type], device, fast)
+
+
+def _product_rates_at(
+    width: int, device: torch.device, only: Collection[Arithmetic] = get_args(Arithmetic)
+) -> dict[Arithmetic, float]:
     whole = torch.randn(width, width, device=device)
     half = whole.bfloat16()
     codes = torch.randint(-127, 127, (width, width), dtype=torch.int8, device=device)
@@ -83,6 +93,8 @@ def _product_rates(device: torch.device) -> dict[Arithmetic, float]:
     }
     found: dict[Arithmetic, float] = {}
     for name, product in products.items():
+        if name not in only:
+            continue
         with contextlib.suppress(RuntimeError):  # some GPUs lack some products
             found[name] = 2.0 * width**3 / best_time(product, device)
     return found

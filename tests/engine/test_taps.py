@@ -129,7 +129,11 @@ def test_all_layers_in_one_call(architecture: str, window: int | None) -> None:
 
 
 @needs_interpreter
-@pytest.mark.parametrize("recipe", [None, INT4], ids=["plain", "int4, six launches a layer"])
+@pytest.mark.parametrize(
+    "recipe",
+    [None, pytest.param(INT4, marks=pytest.mark.slow)],
+    ids=["plain", "int4, six launches a layer"],
+)
 def test_from_captured_graphs(recipe: Recipe | None) -> None:
     model = load_tiny_model("Qwen3ForCausalLM", None, torch.float32, recipe, backend="triton")
     assert (model.fused is not None) == (recipe is not None)

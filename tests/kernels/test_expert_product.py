@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -80,9 +81,15 @@ def drawn_weight(
     return StackedWeight(kind, packed, scales.to(dtype), zeros, bias, width_in)
 
 
-@pytest.mark.parametrize("gate", [None, "clamped"])
-@pytest.mark.parametrize("dtype", list(TOLERANCE))
-@pytest.mark.parametrize(("kind", "width_in", "group"), FORMS)
+# Every form, and every precision with every gate; each with each only in a slow run.
+PAIRED = [
+    pytest.param(*form, *how, marks=[] if place == i % 4 else [pytest.mark.slow])
+    for i, form in enumerate(FORMS)
+    for place, how in enumerate(product(TOLERANCE, (None, "clamped")))
+]
+
+
+@pytest.mark.parametrize(("kind", "width_in", "group", "dtype", "gate"), PAIRED)
 def test_pairs_have_equal_bits_alone_and_in_any_task(
     kind: StackedKind, width_in: int, group: int, dtype: torch.dtype, gate: GateKind | None
 ) -> None:

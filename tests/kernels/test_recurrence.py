@@ -163,8 +163,19 @@ def test_a_step_goes_on_behind_accepted_drafts(case: Case, accepted: int) -> Non
 )
 @pytest.mark.parametrize("taps", [2, 4])
 def test_it_gives_what_torch_gives(rule: Rule, heads: Heads, taps: int) -> None:
-    if rule is recurrence and heads.num_values > 2:
-        pytest.skip("minutes under Triton's interpreter")
+    if rule is recurrence and heads.num_values * heads.key_width > 14:
+        pytest.skip("takes long under Triton's interpreter, see test_wide_heads_in_triton")
+    check_against_torch(rule, heads, taps)
+
+
+@needs_interpreter
+@pytest.mark.slow
+@pytest.mark.parametrize("taps", [2, 4])
+def test_wide_heads_in_triton(taps: int) -> None:
+    check_against_torch(recurrence, Heads(2, 2, 128, 64, is_delta=False), taps)
+
+
+def check_against_torch(rule: Rule, heads: Heads, taps: int) -> None:
     weights = weights_of(heads, taps)
     case = Case(rule, heads)
     caches = [cache_of(case, 5, ring=taps + 4, taps=taps) for _ in range(2)]

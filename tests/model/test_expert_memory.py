@@ -126,8 +126,8 @@ def test_drafts_preemption_and_cached_prefixes_do_not_change_the_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(InterpreterBuilder, "create_dot", product_of_rows_alike)
-    params = SamplingParams(temperature=0.8, seed=5, max_tokens=9, ignore_eos=True)
-    wanted = [([(7 * i) % 250 + 1 for i in range(length)], params) for length in (7, 21, 8)]
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=7, ignore_eos=True)
+    wanted = [([(7 * i) % 250 + 1 for i in range(length)], params) for length in (7, 18, 8)]
     model = model_with(None, "int4")
     alone = {len(ids): run_alone(model, ids, params)[0].token_ids for ids, _ in wanted}
     limits = Limits(
