@@ -1,12 +1,11 @@
 """Why a prompt was or was not found in the cache: `/why`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from localllm.text.message_places import Decode, message_at
 from localllm.text.prompt import ChatMessage
-
-Decode = Callable[[Sequence[int]], str]
 
 # Characters shown around the first difference.
 _SHOWN = 40
@@ -63,37 +62,27 @@ def report_cache(
     keeps_states: bool = False,
 ) -> CacheReport:
     """Compare a prompt, written from `messages`, with the tokens of the request before it."""
-    shared = sum(
-        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(earlier, prompt, strict=False))
-    )
-    difference = None
-    if shared < len(earlier):
-        index = _message_at(decode, prompt, messages, shared)
-        difference = FirstDifference(
-            token=shared,
-            message=None if index is None else index + 1,
-            role="" if index is None else str(messages[index]["role"]),
-            before=_excerpt(decode, earlier, shared),
-            now=_excerpt(decode, prompt, shared),
-        )
+    shared, difference = find_difference(decode, earlier, prompt, messages)
     return CacheReport(len(prompt), num_cached, shared, len(earlier), difference, keeps_states)
 
 
-def _message_at(
-    decode: Decode, prompt: Sequence[int], messages: Sequence[ChatMessage], token: int
-) -> int | None:
-    """The message whose text holds token number `token`, or else the first one after that token."""
-    place = len(decode(prompt[:token]))
-    text, end = decode(prompt), 0
-    for index, message in enumerate(messages):
-        content = str(message.get("content") or "").strip()
-        found = text.find(content, end)
-        if found < 0:
-            continue
-        end = found + len(content)
-        if place < end:
-            return index
-    return None
+def find_difference(
+    decode: Decode, earlier: Sequence[int], prompt: Sequence[int], messages: Sequence[ChatMessage]
+) -> tuple[int, FirstDifference | None]:
+    """How many tokens a prompt shares with an earlier one, and where it differs, if it does."""
+    shared = sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(earlier, prompt, strict=False))
+    )
+    if shared == len(earlier):
+        return shared, None
+    index = message_at(decode, prompt, messages, shared)
+    return shared, FirstDifference(
+        token=shared,
+        message=None if index is None else index + 1,
+        role="" if index is None else str(messages[index]["role"]),
+        before=_excerpt(decode, earlier, shared),
+        now=_excerpt(decode, prompt, shared),
+    )
 
 
 def _excerpt(decode: Decode, token_ids: Sequence[int], token: int) -> str:

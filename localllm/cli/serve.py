@@ -57,6 +57,17 @@ class ServerFlags(Flags):
             metavar="N|MIN:MAX",
         ),
     ] = "1"
+    volatile: Annotated[
+        list[str] | None,
+        option(
+            "--volatile",
+            help="Lines of system prompts to move behind the conversation; repeatable.",
+            metavar="REGEX",
+        ),
+    ] = None
+    pin: Annotated[
+        bool, option("--pin", help="Keep system prompts in the cache for longer than the rest.")
+    ] = False
     keep_responses: Annotated[
         str,
         option(
@@ -131,8 +142,10 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
     """Serve until a signal ends it."""
     import asyncio
 
+    from localllm.server.answering import PromptHabits
     from localllm.server.kept_responses import responses_here
     from localllm.server.run import serve_model
+    from localllm.server.volatile_lines import parse_rule
 
     name = flags.served_model_name or name_in_urls(found.name, found.folder)
     # Ctrl-C raises an exception, so that cleanup runs and the engine ends too.
@@ -143,6 +156,7 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
         _engines(found, scale, max(0, flags.grace)),
         access,
         responses_here(parse_size(flags.keep_responses, "keep-responses")),
+        PromptHabits([parse_rule(text) for text in flags.volatile or []], pins=flags.pin),
         (flags.host, flags.port),
         lambda url: note(f"{show_controls(name)} answers at {url}; Ctrl-C stops it"),
         max(0, flags.grace),

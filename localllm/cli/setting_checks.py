@@ -12,6 +12,7 @@ from localllm.cli.slash_commands import SETTINGS
 from localllm.engine.config import EngineConfig
 from localllm.engine.sampling_params import SamplingParams
 from localllm.hub.catalog import resolve_model
+from localllm.server.volatile_lines import parse_rule
 
 
 def _in_field(kind: type, field: str, value: object) -> None:
@@ -40,6 +41,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "spec": _check_speculation,
     "spec_max": lambda count: DraftFlags(spec_max=count).config(),
     "spec_ngram": lambda text: DraftFlags(spec_ngram=text).config(),
+    "volatile": lambda rules: [parse_rule(rule) for rule in rules],
     "think": flag_values.parse_think,
     **{
         name.replace("-", "_"): partial(_in_field, SamplingParams, field)

@@ -2,18 +2,20 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localllm.answer.completion import TextEvent
 from localllm.attach.engine_client import EngineDownError, QueueFullError
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError, RequestError
 from localllm.hub.generation_config import GenerationDefaults
 from localllm.server.choice import AnswerWriter
+from localllm.server.earlier_prompts import Compared, Digest, EarlierPrompts, compare
 from localllm.server.engines import AnswerStream, Engines
 from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
@@ -21,7 +23,9 @@ from localllm.server.metrics import Meter, Metrics
 from localllm.server.refusals import RefusedError, busy, invalid, refusal_of
 from localllm.server.schema import ToolDefinition
 from localllm.server.sending import StreamedAnswer, WholeAnswer, WithHeader, merged
+from localllm.server.volatile_lines import Rule, move_volatile_lines
 from localllm.text.grammar import Grammar
+from localllm.text.message_places import end_of_message
 from localllm.text.prompt import Asked, ChatMessage, Conversation, Prompt, ThinkLevel
 from localllm.text.prompt_writer import PromptWriter
 from localllm.text.tokenizer import Tokenizer
@@ -29,6 +33,8 @@ from localllm.text.tool_calls import Tool, ToolFormat, find_tool_format, tool_gr
 
 # The header that names the replica which answers.
 _REPLICA = b"x-localllm-replica"
+# That says how many lines of the prompt were moved behind the conversation.
+_MOVED = b"x-localllm-moved-lines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,14 @@ class AsksChat(Asks, Converses, Protocol):
     """A body that asks for the answer to a conversation."""
 
     @property
+    def compares_with(self) -> str | None:
+        """The answer whose prompt this one is compared with, if the client names one."""
+
+    @property
+    def num_to_keep(self) -> int:
+        """How many messages at the beginning the cache should keep for longer than others."""
+
+    @property
     def must_call(self) -> bool:
         """Whether the answer has to be a call."""
 
@@ -89,11 +103,18 @@ class AsksChat(Asks, Converses, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the engine is asked: prompts, and how to answer each; `form`: how tools are called."""
+    """What the engine is asked: prompts, and how to answer each; `form`: how tools are called.
+
+    Of a conversation also its digest, its prompt beside an earlier one, if there is one, and how
+    many lines of it were moved.
+    """
 
     prompts: Sequence[Prompt]
     params: SamplingParams
     form: ToolFormat | None = None
+    digest: Digest | None = None
+    compared: Compared | None = None
+    num_moved: int = 0
 
     @property
     def num_prompt(self) -> int:
@@ -106,12 +127,26 @@ class Question:
         return len(self.prompts) * self.params.n
 
 
+@dataclass(frozen=True, slots=True)
+class PromptHabits:
+    """What is done to conversations: lines that match a rule of `volatile` are moved to their end;
+    with `pins`, the cache keeps their system prompts for longer than other tokens.
+    """
+
+    volatile: Sequence[Rule] = ()
+    pins: bool = False
+
+
+NO_HABITS = PromptHabits()
+
+
 class Answering:
     """One model, and the engine that answers for it."""
 
-    def __init__(self, engine: Engines, model: ServedModel) -> None:
-        self.engine, self.model = engine, model
+    def __init__(self, engine: Engines, model: ServedModel, habits: PromptHabits) -> None:
+        self.engine, self.model, self._habits = engine, model, habits
         self.metrics = Metrics(model.name)
+        self._earlier = EarlierPrompts()
         self._by_key: Counter[str] = Counter()
 
     @property
@@ -125,7 +160,7 @@ class Answering:
             message = f"the model {name!r:.100} is not served here, only {self.model.name!r}"
             raise RefusedError(Refusal(404, message, code="model_not_found", param="model"))
 
-    async def question(self, body: AsksChat, param: str) -> Question:
+    async def question(self, body: AsksChat, param: str, request: Request) -> Question:
         """What to ask for the answer to a conversation; `param`: the field with its messages.
 
         Raises: RefusedError.
@@ -136,10 +171,44 @@ class Answering:
         if body.callable_tools:  # the grammar first: it checks the size of the tools' schemas
             form = self._tool_format().for_tools(_tools(body))
             params = replace(params, grammar=self._tool_grammar(body, form, params.grammar))
-        prompt = await self.write(conversation_of(body), param)
+        asked = conversation_of(body)
+        moved = move_volatile_lines(asked.messages, self._habits.volatile)
+        asked = replace(asked, messages=moved.messages)
+        prompt = await self.write(asked, param)
         if form is not None:
             prompt = replace(prompt, marks=form.marks)
-        return Question([prompt], params, form)
+        digest = Digest.of(asked.messages, asked.tools)
+        owner = request.scope.get("salt", b"")
+        named = body.compares_with
+        earlier = (
+            self._earlier.nearest(owner, digest)
+            if named is None
+            else self._earlier.find(owner, named)
+        )
+
+        def look() -> tuple[int, Compared | None]:
+            kept = self._tokens_to_keep(asked, prompt, body.num_to_keep)
+            if earlier is None:
+                return kept, None
+            ids = prompt.token_ids
+            return kept, compare(earlier, digest, self.tokenizer.decode, ids, asked.messages)
+
+        num_to_keep, compared = await asyncio.to_thread(look)
+        prompt = replace(prompt, num_to_keep=num_to_keep)
+        return Question([prompt], params, form, digest, compared, moved.num_lines)
+
+    def _tokens_to_keep(self, asked: Conversation, prompt: Prompt, num_messages: int) -> int:
+        """The tokens of the first `num_messages` messages, and of system prompts if all of them are
+        pinned.
+        """
+        messages = asked.messages
+        if self._habits.pins:
+            others = (i for i, each in enumerate(messages) if each["role"] != "system")
+            num_messages = max(num_messages, next(others, len(messages)))
+        if num_messages in (0, len(messages)):
+            return len(prompt.token_ids) if num_messages else 0
+        decode, borders = self.tokenizer.decode, prompt.borders
+        return end_of_message(decode, prompt.token_ids, borders, messages, num_messages - 1)
 
     def params(self, body: Asks) -> SamplingParams:
         """How to answer, by the body and the model's defaults. Raises: RefusedError."""
@@ -205,8 +274,14 @@ class Answering:
             raise RefusedError(refusal_of(error)) from error
         self._by_key[key] += len(prompts)
         writer.usage.num_prompt = asked.num_prompt
+        writer.usage.compared, writer.usage.num_moved = asked.compared, asked.num_moved
+        said: list[int] = []
 
         def finished() -> None:
+            if asked.digest is not None:
+                # The newest token of an answer has no keys and values yet.
+                ids = [*prompts[0].token_ids, *said[:-1]]
+                self._earlier.remember(salt, writer.name, asked.digest, ids)
             for stream in streams:
                 stream.close()
                 self.metrics.answered(stream.replica)
@@ -218,10 +293,24 @@ class Answering:
             return (_REPLICA, replica.encode()) if replica else None
 
         meter = Meter(self.metrics, asked.num_prompt, asked.num_choices)
-        events = merged(streams, params.n, writer, meter)
+        events = _noting(merged(streams, params.n, writer, meter), said)
         field = "tools" if asked.form is not None else body.grammar_field
         kind: Callable[..., Response] = StreamedAnswer if body.stream else WholeAnswer
-        return WithHeader(kind(events, writer, finished, field), header)
+        response = WithHeader(kind(events, writer, finished, field), header)
+        if asked.num_moved:
+            told = (_MOVED, str(asked.num_moved).encode())
+            response = WithHeader(response, lambda: told)
+        return response
+
+
+async def _noting(
+    events: AsyncIterator[tuple[int, TextEvent]], said: list[int]
+) -> AsyncIterator[tuple[int, TextEvent]]:
+    """The same events; `said` gets the tokens of the first answer."""
+    async for index, event in events:
+        if index == 0 and event.token is not None:
+            said.append(event.token.token_id)
+        yield index, event
 
 
 def conversation_of(body: Converses) -> Conversation:

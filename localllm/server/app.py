@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from localllm import __version__
-from localllm.server.answering import Answering, ServedModel
+from localllm.server.answering import NO_HABITS, Answering, PromptHabits, ServedModel
 from localllm.server.bodies import Bodies, Closing, count_values
 from localllm.server.engines import Engines, Health
 from localllm.server.guard import Access, App, Guard, Refusal
@@ -38,10 +38,16 @@ logger = logging.getLogger(__name__)
 BodyT = TypeVar("BodyT", bound=WholeBody)
 
 
-def create_app(engine: Engines, model: ServedModel, access: Access, kept: KeptResponses) -> App:
+def create_app(
+    engine: Engines,
+    model: ServedModel,
+    access: Access,
+    kept: KeptResponses,
+    habits: PromptHabits = NO_HABITS,
+) -> App:
     """The application; the caller starts and stops `engine`."""
     app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None)
-    answering = Answering(engine, model)
+    answering = Answering(engine, model, habits)
     openai, messages = OpenAIApi(answering), MessagesApi(answering)
     responses, looks = ResponsesApi(answering, kept), _Looks(answering)
     app.add_exception_handler(Exception, _on_defect)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from localllm.answer.completion import TextEvent, TokenInfo
+from localllm.server.earlier_prompts import Compared
 from localllm.server.guard import Refusal
 from localllm.text.tool_calls import ToolCall, ToolCallSplitter, ToolFormat
 
@@ -20,12 +21,26 @@ class Usage:
     num_cached: int = 0
     num_completion: int = 0
     num_accepted: int = 0
+    # The prompt beside the one before it, if there is one; and how many of its lines were moved.
+    compared: Compared | None = None
+    num_moved: int = 0
 
     def add(self, event: TextEvent) -> None:
         """Count an event's token."""
         if event.token is not None:
             self.num_completion += 1
             self.num_accepted += event.token.is_draft
+
+    def why(self) -> dict[str, Any]:
+        """Why not all of the prompt was cached, in fields of our own; empty if there is nothing to
+        tell.
+        """
+        found: dict[str, Any] = {}
+        if self.compared is not None and self.compared.difference is not None:
+            found |= self.compared.as_json(self.num_cached)
+        if self.num_moved:
+            found["moved_lines"] = self.num_moved
+        return {"why": found} if found else {}
 
 
 @dataclass(slots=True)
@@ -83,6 +98,10 @@ class AnswerWriter(Protocol):
     @property
     def usage(self) -> Usage:
         """What was counted so far."""
+
+    @property
+    def name(self) -> str:
+        """The answer's identifier."""
 
     def add(self, index: int, event: TextEvent) -> None:
         """Add an event of choice `index`."""

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from localllm.errors import RequestError
 from localllm.server.answering import Answering, conversation_of
 from localllm.server.messages_schema import CountRequest, MessagesRequest
-from localllm.server.messages_writer import MessagesWriter, new_message_id
+from localllm.server.messages_writer import MessagesWriter
 from localllm.server.refusals import RefusedError, refusal_of
 
 
@@ -24,7 +24,7 @@ class MessagesApi:
 
     async def create(self, body: MessagesRequest, request: Request) -> Response:
         """`POST /v1/messages`"""
-        question = await self._answering.question(body, "messages")
+        question = await self._answering.question(body, "messages", request)
         if body.begun:
             [prompt] = question.prompts
             question = replace(question, prompts=[prompt.begun(await self._begun(body))])
@@ -32,7 +32,7 @@ class MessagesApi:
             self._answering.model.name,
             question.form,
             only_reads=body.max_tokens == 0,
-            message_id=new_message_id(),
+            compares_with=body.compares_with,
         )
         return self._answering.answer(body, question, writer, request)
 

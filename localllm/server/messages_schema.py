@@ -241,6 +241,12 @@ class OutputConfig(Body):
     format: JsonFormat | None = None
 
 
+class Diagnostics(Body):
+    """The answer whose prompt this one is compared with."""
+
+    previous_message_id: Name | None = None
+
+
 class CountRequest(WholeBody):
     """`POST /v1/messages/count_tokens`, and what messages have in common with it."""
 
@@ -254,6 +260,7 @@ class CountRequest(WholeBody):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    diagnostics: Diagnostics | None = None
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> "CountRequest":
@@ -327,6 +334,28 @@ class CountRequest(WholeBody):
         if last.role != "assistant" or any(not isinstance(b, TextBlock) for b in last.blocks):
             return ""
         return "\n".join(each.text for each in last.blocks if isinstance(each, TextBlock))
+
+    @property
+    def compares_with(self) -> str | None:
+        """See AsksChat."""
+        return None if self.diagnostics is None else self.diagnostics.previous_message_id
+
+    @property
+    def num_to_keep(self) -> int:
+        """See AsksChat: up to the last mark."""
+        messages = self.messages[:-1] if self.begun else self.messages
+        has_system = int(bool(self.system))
+        if self.cache_control is not None:
+            return len(self.for_template())
+        marked = [each.cache_control for each in self.tools or ()]
+        marked += [each.cache_control for each in self.system or () if isinstance(each, TextBlock)]
+        num_kept = has_system if any(marked) else 0
+        num_written = has_system
+        for message in messages:
+            num_written += sum(1 for _ in message.for_template())
+            if any(block.cache_control for block in message.blocks):
+                num_kept = num_written
+        return num_kept
 
     def for_template(self) -> list[ChatMessage]:
         """See AsksChat; the beginning of the answer is left out."""

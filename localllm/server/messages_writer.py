@@ -24,12 +24,19 @@ class MessagesWriter:
     """Writes the answer to one request; see AnswerWriter."""
 
     def __init__(
-        self, model: str, tools: ToolFormat | None, *, only_reads: bool = False, message_id: str
+        self,
+        model: str,
+        tools: ToolFormat | None,
+        *,
+        only_reads: bool = False,
+        compares_with: str | None = None,
     ) -> None:
         """`tools`: how the model writes calls, if the request has tools; `only_reads`: the answer
-        is empty, since only the prompt was to be read.
+        is empty, since only the prompt was to be read; `compares_with`: the answer whose prompt the
+        client wants this one to be compared with.
         """
-        self._id, self._model, self._only_reads = message_id, model, only_reads
+        self.name = f"msg_{uuid.uuid4().hex}"
+        self._model, self._only_reads, self._compares_with = model, only_reads, compares_with
         self._choice, self._space = Choice.of(tools), TrailingSpace()
         self._blocks: list[dict[str, Any]] = []
         self._pieces: list[str] = []  # of the open block
@@ -135,7 +142,26 @@ class MessagesWriter:
         self._open, self._pieces = None, []
 
     def _head(self) -> dict[str, Any]:
-        return {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
+        return {
+            "id": self.name,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "diagnostics": self._diagnostics(),
+        }
+
+    def _diagnostics(self) -> dict[str, Any] | None:
+        """Why the cache could not be used, if the client wants to know."""
+        compared = self.usage.compared
+        if self._compares_with is None:
+            return None
+        if compared is None:
+            return {"cache_miss_reason": {"type": "previous_message_not_found"}}
+        if compared.difference is None or compared.part is None:
+            return None
+        missed = compared.num_lost(self.usage.num_cached)
+        kind = f"{compared.part}_changed"
+        return {"cache_miss_reason": {"type": kind, "cache_missed_input_tokens": missed}}
 
     def _ending(self) -> dict[str, Any]:
         choice = self._choice
@@ -152,12 +178,8 @@ class MessagesWriter:
             "cache_read_input_tokens": usage.num_cached,
             "output_tokens": usage.num_completion,
             "output_tokens_details": {"thinking_tokens": self._num_thinking},
+            **usage.why(),
         }
-
-
-def new_message_id() -> str:
-    """An identifier as Anthropic's API has them."""
-    return f"msg_{uuid.uuid4().hex}"
 
 
 def _frame(kind: str, **fields: Any) -> Frame:

@@ -31,7 +31,7 @@ class OpenAIApi:
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """`POST /v1/chat/completions`"""
-        question = await self._answering.question(body, "messages")
+        question = await self._answering.question(body, "messages", request)
         return self._answer("chat", body, question, request)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:

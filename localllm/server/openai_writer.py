@@ -41,7 +41,7 @@ class OpenAIWriter:
         self._kind, self._model, self._tokenizer = kind, model, tokenizer
         self._has_logprobs, self._wants_usage = has_logprobs, wants_usage
         self._echoes = echoes
-        self._id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
+        self.name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._choices = [Choice.of(tools) for _ in range(num_choices)]
         self._offsets = [0] * num_choices
@@ -133,7 +133,7 @@ class OpenAIWriter:
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
-            "id": self._id,
+            "id": self.name,
             "object": kind,
             "created": self._created,
             "model": self._model,
@@ -184,7 +184,7 @@ def _described_usage(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.num_prompt,
         "completion_tokens": usage.num_completion,
         "total_tokens": usage.num_prompt + usage.num_completion,
-        "prompt_tokens_details": {"cached_tokens": usage.num_cached},
+        "prompt_tokens_details": {"cached_tokens": usage.num_cached, **usage.why()},
         "completion_tokens_details": {"accepted_prediction_tokens": usage.num_accepted},
     }
 

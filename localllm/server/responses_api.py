@@ -15,7 +15,7 @@ from localllm.server.guard import Refusal
 from localllm.server.kept_responses import KeptResponses
 from localllm.server.refusals import RefusedError, refusal_of
 from localllm.server.responses_schema import InputRequest, ResponseRequest
-from localllm.server.responses_writer import ResponsesWriter, new_response_id
+from localllm.server.responses_writer import ResponsesWriter
 
 
 class ResponsesApi:
@@ -27,10 +27,9 @@ class ResponsesApi:
     async def create(self, body: ResponseRequest, request: Request) -> Response:
         """`POST /v1/responses`"""
         await self._continue(body, request)
-        question = await self._answering.question(body, "input")
-        response_id = new_response_id()
+        question = await self._answering.question(body, "input", request)
         keep = partial(self._keep, body, request.scope.get("salt", b""))
-        writer = ResponsesWriter(body, self._answering.model.name, question.form, response_id, keep)
+        writer = ResponsesWriter(body, self._answering.model.name, question.form, keep)
         return self._answering.answer(body, question, writer, request)
 
     async def count(self, body: InputRequest, request: Request) -> Response:

@@ -302,6 +302,16 @@ class InputRequest(WholeBody):
         return self.parallel_tool_calls is not False
 
     @property
+    def num_to_keep(self) -> int:
+        """See AsksChat: this API has no word for it."""
+        return 0
+
+    @property
+    def compares_with(self) -> str | None:
+        """See AsksChat."""
+        return self.previous_response_id
+
+    @property
     def grammar_field(self) -> str:
         """See Asks."""
         return "text"
@@ -345,6 +355,17 @@ class ResponseRequest(InputRequest):
     # Of what can be included, answers here have only thoughts, and those are always there.
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     background: Literal[False] | None = None
+
+    @property
+    def compares_with(self) -> str | None:
+        """See AsksChat."""
+        return self.asked_to_compare or self.previous_response_id
+
+    @property
+    def asked_to_compare(self) -> str | None:
+        """The response that the client wants this one's prompt to be compared with."""
+        options = self.prompt_cache_options
+        return None if options is None else options.comparison_response_id
 
     def given(self) -> dict[str, Any]:
         """See Asks."""

@@ -27,13 +27,13 @@ class ResponsesWriter:
         body: ResponseRequest,
         model: str,
         tools: ToolFormat | None,
-        response_id: str,
         keep: Callable[[dict[str, Any]], None],
     ) -> None:
         """`tools`: how the model writes calls, if the request has tools; `keep` gets the response
         once it is whole.
         """
-        self._body, self._model, self._id, self._keep = body, model, response_id, keep
+        self.name = _new_id("resp")
+        self._body, self._model, self._keep = body, model, keep
         self._created_s = int(time.time())
         self._choice, self._space = Choice.of(tools), TrailingSpace()
         self._items: list[dict[str, Any]] = []
@@ -172,7 +172,7 @@ class ResponsesWriter:
         reasoning, text = body.reasoning, body.text
         is_cut = status == _INCOMPLETE
         return {
-            "id": self._id,
+            "id": self.name,
             "object": "response",
             "created_at": self._created_s,
             "completed_at": int(time.time()) if status in (_COMPLETED, _INCOMPLETE) else None,
@@ -187,6 +187,7 @@ class ResponsesWriter:
             "parallel_tool_calls": body.are_calls_parallel,
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
+            "prompt_cache_diagnostics": self._diagnostics(),
             "reasoning": {
                 "effort": None if reasoning is None else reasoning.effort,
                 "summary": None,
@@ -205,6 +206,22 @@ class ResponsesWriter:
             "usage": self._described_usage(),
         }
 
+    def _diagnostics(self) -> dict[str, Any] | None:
+        """Whether the cache could be used, if the client wants to know."""
+        compared = self.usage.compared
+        if self._body.asked_to_compare is None:
+            return None
+        if compared is None:
+            return {"type": "comparison_response_not_found"}
+        if compared.difference is None or compared.part is None:
+            return {"type": "cache_hit"}
+        return {
+            "type": "cache_miss",
+            "reason": "tools_changed" if compared.part == "tools" else "input_changed",
+            "cache_missed_tokens": compared.num_lost(self.usage.num_cached),
+            "comparison_reusable_tokens": compared.num_shared,
+        }
+
     def _described_usage(self) -> dict[str, Any]:
         usage = self.usage
         return {
@@ -212,6 +229,7 @@ class ResponsesWriter:
             "input_tokens_details": {
                 "cached_tokens": usage.num_cached,
                 "cache_write_tokens": usage.num_prompt - usage.num_cached,
+                **usage.why(),
             },
             "output_tokens": usage.num_completion,
             "output_tokens_details": {"reasoning_tokens": self._num_thinking},
@@ -221,11 +239,6 @@ class ResponsesWriter:
 
 _NAMES: dict[Part, str] = {"reasoning": "reasoning_text", "message": "output_text"}
 _PREFIXES: dict[Part, str] = {"reasoning": "rs", "message": "msg"}
-
-
-def new_response_id() -> str:
-    """An identifier as OpenAI's API has them."""
-    return _new_id("resp")
 
 
 def _new_id(prefix: str) -> str:

@@ -18,7 +18,7 @@ from localllm.hub.checkpoint import Checkpoint
 from localllm.process.ending import ENDS_S
 from localllm.process.log_rate import LogRate
 from localllm.process.memory import return_large_blocks
-from localllm.server.answering import ServedModel
+from localllm.server.answering import PromptHabits, ServedModel
 from localllm.server.app import create_app
 from localllm.server.engines import Engines
 from localllm.server.guard import Access
@@ -64,6 +64,7 @@ async def serve_model(
     engines: Engines,
     access: Access,
     kept: KeptResponses,
+    habits: PromptHabits,
     where: tuple[str, int],
     tell: Callable[[str], None],
     grace_s: int,
@@ -88,7 +89,7 @@ async def serve_model(
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
         served = ServedModel(name, int(time.time()), writer, found.defaults)
         settings = uvicorn.Config(
-            create_app(engines, served, access, kept),
+            create_app(engines, served, access, kept, habits),
             host=where[0],
             port=where[1],
             log_level=max(level, logging.WARNING),

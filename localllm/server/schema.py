@@ -378,6 +378,16 @@ class ChatRequest(Sampling):
         return [message.for_template() for message in self.messages]
 
     @property
+    def num_to_keep(self) -> int:
+        """See AsksChat: this API has no word for it."""
+        return 0
+
+    @property
+    def compares_with(self) -> str | None:
+        """See AsksChat."""
+        return None
+
+    @property
     def are_calls_parallel(self) -> bool:
         """Whether there may be several calls."""
         return self.parallel_tool_calls is not False
