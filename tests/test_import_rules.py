@@ -14,7 +14,7 @@ FILES = sorted((ROOT / "localllm").rglob("*.py")) + sorted((ROOT / "kernels").rg
 LINE = [
     *("localllm_kernels", "errors", "files", "user", "text", "model", "engine", "grammars"),
     *("process", "untrusted", "hub", "answer", "cost", "attach", "chat", "quantize", "bench"),
-    *("server", "replicas", "cli", "__main__"),
+    *("server", "replicas", "launch", "cli", "__main__"),
 ]
 WITHOUT_TORCH = [
     "localllm",

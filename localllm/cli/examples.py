@@ -13,6 +13,11 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "localllm serve qwen3-4b",
         "localllm serve qwen3-4b --host 0.0.0.0 --api-key $(openssl rand -hex 16)",
     ),
+    "launch": (
+        "localllm launch claude qwen3.6-27b --ctx 64k",
+        "localllm launch aider -- --no-git",
+        "localllm launch codex --dry-run",
+    ),
     "quantize": (
         "localllm quantize qwen3-4b",
         "localllm quantize qwen3-4b ./small --method awq+gptq --group-size 32",

@@ -25,6 +25,7 @@ from localllm.cli.doctor import doctor
 from localllm.cli.eval import evaluate_model
 from localllm.cli.examples import examples
 from localllm.cli.help import ALIASES, Command, Group
+from localllm.cli.launch import launch
 from localllm.cli.limits import limits
 from localllm.cli.ls import ls
 from localllm.cli.origins import origin
@@ -62,6 +63,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, Callable[..., int | None]] = {
     "chat": chat,
     "serve": serve,
+    "launch": launch,
     "ps": ps,
     "stop": stop,
     "limits": limits,

@@ -23,6 +23,13 @@ def models(incomplete: str) -> list[str]:
     return sorted(name for name in names if name.startswith(incomplete)) + _folders(incomplete)
 
 
+def programs(incomplete: str) -> list[str]:
+    """What `localllm launch` can start."""
+    from localllm.launch.programs import PROGRAMS
+
+    return sorted(name for name in PROGRAMS if name.startswith(incomplete))
+
+
 def removable(incomplete: str) -> list[str]:
     """Models on this machine that can be deleted."""
     from localllm.hub.catalog import load_catalog

@@ -39,6 +39,11 @@ def cache_folder(kind: str) -> Path:
     return _folder("XDG_CACHE_HOME", ".cache") / kind
 
 
+def launch_folder() -> Path:
+    """Settings that `localllm launch` writes for other programs."""
+    return _folder("XDG_CONFIG_HOME", ".config") / "launch"
+
+
 def runtime_folder() -> Path:
     """Files that live as long as the user's login session: sockets of running engines."""
     chosen = os.environ.get("XDG_RUNTIME_DIR")

@@ -108,3 +108,44 @@ def test_taking_a_block_out_of_the_middle_does_not_cost_more_in_a_large_pool() -
 
     # A list or deque would take 100 times as long; 5 leaves room for a busy machine.
     assert time_hits(40_000) < 5 * time_hits(400)
+
+
+def test_pinned_blocks_are_given_away_last_and_take_half_of_the_pool() -> None:
+    pool = BlockPool(9)
+    blocks = pool.allocate(8)
+    for block, key in zip(blocks, KEYS, strict=True):
+        pool.register(block, key)
+    for key in KEYS[:3]:
+        pool.pin(key)
+    pool.pin(b"unknown")
+    pool.free(blocks)
+    assert pool.num_free_blocks == 8
+    assert pool.allocate(5) == blocks[3:]
+    assert [pool.find(key) for key in KEYS[:3]] == blocks[:3]
+    # A request that needs all blocks gets them.
+    assert pool.allocate(3) == blocks[:3]
+    pool.free(blocks)
+    pool.check_invariants([])
+    # What is pinned while nobody uses it waits as long; beyond half, the oldest are pinned no more.
+    pool.share(blocks)
+    for block, key in zip(blocks, KEYS, strict=True):
+        pool.register(block, key)
+    pool.free(blocks)
+    for key in KEYS[:6]:
+        pool.pin(key)
+    pool.check_invariants([])
+    assert pool.allocate(4) == [blocks[6], blocks[7], blocks[0], blocks[1]]
+    assert pool.allocate(4) == blocks[2:6]
+
+
+def test_a_pinned_block_stays_pinned_after_it_was_shared() -> None:
+    pool = BlockPool(5)
+    blocks = pool.allocate(4)
+    for block, key in zip(blocks, KEYS, strict=False):
+        pool.register(block, key)
+    pool.pin(KEYS[0])
+    pool.free(blocks)
+    pool.share([blocks[0]])
+    pool.free([blocks[0]])
+    pool.allocate(3)
+    assert pool.find(KEYS[0]) == blocks[0]

@@ -166,6 +166,23 @@ def test_a_quota_drops_the_oldest_and_rolling_ones_are_replaced() -> None:
     assert held.has(b"e")
 
 
+def test_pinned_snapshots_go_last_and_take_half_of_the_quota() -> None:
+    held, values = Snapshots(1000, 4), torch.zeros(200, dtype=torch.uint8)
+    for key in (b"a", b"b", b"c", b"d", b"e"):
+        held.put(key, values, rolls=False)
+    held.pin(b"b")
+    held.pin(b"a")
+    held.pin(b"unknown")
+    held.put(b"f", values, rolls=False)
+    held.put(b"g", values, rolls=False)
+    held.put(b"h", values, rolls=False)
+    assert [held.has(bytes([c])) for c in b"abcdefgh"] == [True, True, *[False] * 3, *[True] * 3]
+    for key in (b"f", b"g"):  # more than half
+        held.pin(key)
+    held.put(b"i", values, rolls=False)
+    assert [held.has(bytes([c])) for c in b"abfghi"] == [True, False, True, True, True, True]
+
+
 @pytest.mark.parametrize("dtype", STATE_DTYPES)
 def test_slots_take_the_bytes_that_the_plan_says(decoder: DecoderModel, dtype: StateDType) -> None:
     architecture = decoder.architecture.with_states(dtype)

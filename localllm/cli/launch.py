@@ -1,0 +1,194 @@
+"""`localllm launch`: start an agent or editor that uses a model here."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localllm.cli import suggestions
+from localllm.cli.common_flags import Yes
+from localllm.cli.flags import Flags, option, takes_flags
+from localllm.cli.output import is_terminal, note, show_controls, write_stdout
+from localllm.cli.terminal import confirm
+from localllm.errors import RequestError
+from localllm.files.private_files import make_private_folder, write_private
+from localllm.hub.catalog import BUILT_IN_MODEL
+from localllm.launch.programs import PROGRAMS, Program
+from localllm.launch.server import DEFAULT_PORT, find_server, started_server
+from localllm.launch.settings import Endpoint, FileChange, Settings
+from localllm.user.settings import default_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Agents begin with prompts of some ten thousand tokens.
+_SHORT_CONTEXT = 24576
+_MISSING = 127  # as a shell has it
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFlags(Flags):
+    """The server, and whether anything is started."""
+
+    port: Annotated[
+        int, option("--port", help="Port of a server that runs, or is started; 0: any.")
+    ] = DEFAULT_PORT
+    api_key: Annotated[str | None, option("--api-key", help="The key of a server that runs.")] = (
+        None
+    )
+    ctx: Annotated[
+        str | None, option("--ctx", "-c", help="Context length of a server that is started.")
+    ] = None
+    dry_run: Annotated[
+        bool, option("--dry-run", help="Only show what would be set; start nothing.")
+    ] = False
+
+
+@takes_flags
+def launch(
+    program: Annotated[
+        str, typer.Argument(help=" | ".join(PROGRAMS), autocompletion=suggestions.programs)
+    ],
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Alias, org/name or folder; the one of the server that runs if not given.",
+            show_default=False,
+            autocompletion=suggestions.models,
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="For the program, behind --.", show_default=False),
+    ] = None,
+    *,
+    launch: LaunchFlags,
+    yes: Yes = False,
+) -> int:
+    """Start an agent or editor that uses a model here.
+
+    It asks the server that runs, or a new one that ends with it.
+    """
+    known = PROGRAMS.get(program)
+    if known is None:
+        raise RequestError(
+            f"there is no program {program!r:.60} here",
+            param="program",
+            hint=f"one of {', '.join(PROGRAMS)}",
+        )
+    if launch.dry_run:
+        _show(known, known.settings(_imagined(model, launch)))
+        return 0
+    executable = next(filter(None, map(shutil.which, known.executables)), None)
+    if executable is None:
+        raise RequestError(f"{known.title} is not installed", param="program", hint=known.install)
+    with _server(model, launch) as endpoint:
+        if endpoint.context_length < _SHORT_CONTEXT:
+            note(
+                f"the context is {endpoint.context_length:,} tokens; agents need more: --ctx 64k",
+                dim=True,
+            )
+        settings = known.settings(endpoint)
+        for change in settings.files:
+            _write(change, known, is_agreed=yes)
+        return _run(known, executable, settings, arguments or [])
+
+
+def _imagined(model: str | None, flags: LaunchFlags) -> Endpoint:
+    """The server that runs, or else the one that would be started."""
+    url = f"http://127.0.0.1:{flags.port}"
+    found = find_server(url, flags.api_key or "")
+    if found is not None and model in (None, found.model):
+        return found
+    from localllm.cli.flag_values import parse_context
+
+    context = parse_context(flags.ctx) if flags.ctx else None
+    return Endpoint(url, model or _model(), context or 32768, "KEY")
+
+
+def _model() -> str:
+    return default_model() or BUILT_IN_MODEL
+
+
+@contextmanager
+def _server(model: str | None, flags: LaunchFlags) -> Iterator[Endpoint]:
+    """Raises: LocalLLMError."""
+    url = f"http://127.0.0.1:{flags.port}"
+    found = find_server(url, flags.api_key or "") if flags.port else None
+    if found is not None and model in (None, found.model):
+        note(f"{show_controls(found.model)} answers at {url}", dim=True)
+        yield found
+        return
+    if found is not None:
+        raise RequestError(
+            f"{found.model!r:.60} is served on port {flags.port}",
+            param="port",
+            hint="another --port, or --port 0",
+        )
+    more = [] if flags.ctx is None else ["--ctx", flags.ctx]
+    with started_server(
+        model or _model(), flags.port, more, lambda line: note(line, dim=True)
+    ) as endpoint:
+        yield endpoint
+
+
+def _show(program: Program, settings: Settings) -> None:
+    """What would be set, as lines for a shell, and files."""
+    for name, value in settings.variables.items():
+        write_stdout(f"export {name}={shlex.quote(value)}\n")
+    write_stdout(shlex.join(settings.command) + "\n")
+    for change in settings.files:
+        kind = "localllm's own file" if change.is_own else f"after a question, in {program.title}'s"
+        write_stdout(f"\n# {kind}: {change.path}\n{change.addition}")
+
+
+def _write(change: FileChange, program: Program, *, is_agreed: bool) -> None:
+    """Write a file; another program's own only if the user agrees.
+
+    Raises: RequestError if nobody can be asked, or the file cannot be added to.
+    """
+    if change.is_own:
+        make_private_folder(change.path.parent)
+        write_private(change.path, (change.text or "").encode())
+        return
+    if change.path.exists() and change.text == change.path.read_text():
+        return
+    note(f"{program.title} reads its models from {change.path}. This would be added:")
+    note(change.addition)
+    if change.text is None:
+        raise RequestError(
+            f"{change.path} has comments or is no plain list, so it is not changed",
+            hint="add the lines above yourself",
+        )
+    if not is_agreed and not is_terminal(sys.stdin):
+        raise RequestError("stdin is not a terminal, so nobody can agree", hint="--yes")
+    if not is_agreed and not confirm("add it? [y/N] ", default=False):
+        raise RequestError("nothing was changed", hint=f"--dry-run shows what {program.name} needs")
+    change.path.parent.mkdir(parents=True, exist_ok=True)
+    if change.path.exists():
+        shutil.copy2(change.path, change.path.with_name(change.path.name + ".before-localllm"))
+    change.path.write_text(change.text)
+
+
+def _run(program: Program, executable: str, settings: Settings, arguments: "Sequence[str]") -> int:
+    """Run the program to its end; of one that returns at once, until Ctrl-C."""
+    command = [executable, *settings.command[1:], *arguments]
+    process = subprocess.Popen(command, env={**os.environ, **settings.variables})
+    # The program has the terminal, and decides what Ctrl-C means.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if program.returns and code == 0:
+        note(f"{program.title} runs; Ctrl-C ends the server")
+        signal.pause()
+    return code if code >= 0 else 128 - code
