@@ -7,6 +7,7 @@ have begun end with an error.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,6 +64,7 @@ class ReplicaStream:
                         yield event
                     return
                 except _GoneError:
+                    self.client.look_soon()
                     if self._has_begun:
                         break
                 logger.warning("asking again: replica %s ended", self.replica or "unknown")
@@ -90,6 +92,8 @@ class ReplicaStream:
         try:
             async with asyncio.timeout(_ROUTED_S):
                 self.replica = await anext(items)
+            if self.replica not in self.client.replicas:
+                self.client.look_soon()
             async for item in items:
                 for reply in unpacker.feed(item):
                     if isinstance(reply, Failed):
@@ -145,6 +149,7 @@ class ReplicasClient:
         self._num_missed = 0
         self._streams: set[ReplicaStream] = set()
         self._looking: asyncio.Task[None] | None = None
+        self._has_changed = asyncio.Event()
 
     @property
     def handle(self) -> DeploymentHandle[Any]:
@@ -214,9 +219,16 @@ class ReplicasClient:
         """Drop a stream that nobody reads any more."""
         self._streams.discard(stream)
 
+    def look_soon(self) -> None:
+        """Ask the replicas how they are, since one has come or gone."""
+        self._has_changed.set()
+
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._has_changed.wait()
+            self._has_changed.clear()
             await self._look()
 
     async def _look(self) -> None:

@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
+from localllm.replicas.scale import prepare_ray
+
 pytestmark = pytest.mark.scale
+# Before Ray is imported, which reads it then.
+prepare_ray()
 pytest.importorskip("ray", reason="pip install 'localllm[ray]'")
 
 import ray  # noqa: E402
@@ -24,7 +28,7 @@ from localllm.engine.sampling_params import SamplingParams  # noqa: E402
 from localllm.replicas import deployment  # noqa: E402
 from localllm.replicas.client import ReplicasClient  # noqa: E402
 from localllm.replicas.replica import Replica  # noqa: E402
-from localllm.replicas.scale import Scale, prepare_ray  # noqa: E402
+from localllm.replicas.scale import Scale  # noqa: E402
 from localllm.text.prompt import Prompt  # noqa: E402
 
 logger = logging.getLogger(__name__)
@@ -70,7 +74,6 @@ class PacedReplica(Replica):
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Starts two replicas, as `localllm serve --replicas 2` does."""
-    prepare_ray()
     monkeypatch.setattr(deployment, "Replica", PacedReplica)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     ray.init(address="local", num_cpus=2, include_dashboard=False)
