@@ -1,5 +1,6 @@
 """`localllm serve`: keep one engine running for many HTTP clients."""
 
+import secrets
 import signal
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +66,10 @@ class ServerFlags(Flags):
             metavar="REGEX",
         ),
     ] = None
+    open: Annotated[
+        bool,
+        option("--open", help="Open the page in a browser, with a token for its conversations."),
+    ] = False
     pin: Annotated[
         bool, option("--pin", help="Keep system prompts in the cache for longer than the rest.")
     ] = False
@@ -148,6 +153,13 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
     from localllm.server.volatile_lines import parse_rule
 
     name = flags.served_model_name or name_in_urls(found.name, found.folder)
+    token = secrets.token_urlsafe(24) if flags.open else None
+
+    def tell(url: str) -> None:
+        note(f"{show_controls(name)} answers at {url}; Ctrl-C stops it")
+        if token is not None:
+            _open_page(f"{url.removesuffix('/v1')}/#token={token}")
+
     # Ctrl-C raises an exception, so that cleanup runs and the engine ends too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     serving = serve_model(
@@ -157,11 +169,22 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
         access,
         responses_here(parse_size(flags.keep_responses, "keep-responses")),
         PromptHabits([parse_rule(text) for text in flags.volatile or []], pins=flags.pin),
+        token,
         (flags.host, flags.port),
-        lambda url: note(f"{show_controls(name)} answers at {url}; Ctrl-C stops it"),
+        tell,
         max(0, flags.grace),
     )
     asyncio.run(serving)
+
+
+def _open_page(address: str) -> None:
+    """Open it in a browser, if there is one, and tell it in any case."""
+    import threading
+    import webbrowser
+
+    note(f"its page, with your conversations: {address}")
+    # Some browsers do not return before they end.
+    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 def _engines(found: "Checkpoint", scale: Scale, grace_s: int) -> "Engines":

@@ -156,7 +156,7 @@ def _replaced(there: str, name: str, addition: str) -> str | None:
 
 
 def _merged(path: Path, addition: dict[str, Any]) -> str | None:
-    """The settings in `path` with `addition`; None if they are no plain JSON: with comments, say."""
+    """The settings in `path` with `addition`; None if they are no plain JSON, with comments say."""
     if not path.exists():
         return json.dumps(addition, indent=2) + "\n"
     try:

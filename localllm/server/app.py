@@ -15,13 +15,15 @@ from starlette.responses import Response
 from localllm import __version__
 from localllm.server.answering import NO_HABITS, Answering, PromptHabits, ServedModel
 from localllm.server.bodies import Bodies, Closing, count_values
+from localllm.server.conversations_api import ConversationsApi, SavedBody
 from localllm.server.engines import Engines, Health
-from localllm.server.guard import Access, App, Guard, Refusal
+from localllm.server.guard import Access, App, Guard, Refusal, wants_page
 from localllm.server.kept_responses import KeptResponses
 from localllm.server.limits import LIMITS
 from localllm.server.messages_api import MessagesApi
 from localllm.server.messages_schema import CountRequest, MessagesRequest
 from localllm.server.openai_api import OpenAIApi
+from localllm.server.page import page_response
 from localllm.server.refusals import RefusedError, as_response, describe_invalid
 from localllm.server.responses_api import ResponsesApi
 from localllm.server.responses_schema import InputRequest, ResponseRequest
@@ -33,6 +35,7 @@ from localllm.server.schema import (
     WholeBody,
 )
 from localllm.server.sending import WithHeader, warning_of
+from localllm.user.places import sessions_file
 
 logger = logging.getLogger(__name__)
 BodyT = TypeVar("BodyT", bound=WholeBody)
@@ -44,12 +47,16 @@ def create_app(
     access: Access,
     kept: KeptResponses,
     habits: PromptHabits = NO_HABITS,
+    page_token: str | None = None,
 ) -> App:
-    """The application; the caller starts and stops `engine`."""
+    """The application; the caller starts and stops `engine`. `page_token`: for conversations on the
+    page; None: it has none.
+    """
     app = FastAPI(title="localllm", version=__version__, docs_url=None, redoc_url=None)
     answering = Answering(engine, model, habits)
     openai, messages = OpenAIApi(answering), MessagesApi(answering)
     responses, looks = ResponsesApi(answering, kept), _Looks(answering)
+    conversations = ConversationsApi(sessions_file(), page_token)
     app.add_exception_handler(Exception, _on_defect)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(RefusedError, _on_refused)
@@ -60,6 +67,8 @@ def create_app(
         "/v1/messages/count_tokens": (messages.count, CountRequest),
         "/v1/responses": (responses.create, ResponseRequest),
         "/v1/responses/input_tokens": (responses.count, InputRequest),
+        "/page/conversations": (conversations.create, SavedBody),
+        "/page/conversations/{number:int}": (conversations.save, SavedBody),
         "/tokenize": (openai.tokenize, TokenizeRequest),
         "/detokenize": (openai.detokenize, DetokenizeRequest),
     }
@@ -77,14 +86,18 @@ def create_app(
         ("/v1/models/{name:path}", openai.model),
         ("/v1/responses/{name}", responses.get),
         ("/v1/responses/{name}/input_items", responses.items),
+        ("/page/conversations", conversations.rows),
+        ("/page/conversations/{number:int}", conversations.get),
         ("/", looks.index),
         ("/health", looks.health),
         ("/metrics", looks.metrics),
     ):
         app.add_api_route(path, look, methods=["GET"], response_model=None)
-    app.add_api_route(
-        "/v1/responses/{name}", responses.remove, methods=["DELETE"], response_model=None
-    )
+    for path, remove in (
+        ("/v1/responses/{name}", responses.remove),
+        ("/page/conversations/{number:int}", conversations.remove),
+    ):
+        app.add_api_route(path, remove, methods=["DELETE"], response_model=None)
     _add_parts(app, parts)
     return Closing(Guard(app, access))
 
@@ -143,7 +156,9 @@ class _Looks:
         self._metrics = answering.metrics
 
     async def index(self, request: Request) -> Response:
-        """`GET /`, for people who open the address in a browser."""
+        """`GET /`: the page for a browser, and a few lines for anything else."""
+        if wants_page(request.headers.get("accept", "")):
+            return page_response()
         base = str(request.base_url)
         lines = [
             f"localllm {__version__} serves {self._model.name} through OpenAI's API.",

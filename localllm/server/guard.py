@@ -101,7 +101,7 @@ class Guard:
                 await _allow(send, origin)
                 return
             send = _with_origin(send, origin)
-        refusal = self._check(scope["method"], headers)
+        refusal = self._check(scope["method"], scope["path"], headers)
         if refusal is not None:
             await _refuse(send, refusal.content_at(scope["path"]), refusal)
             return
@@ -110,7 +110,7 @@ class Guard:
         scope["key"] = key if self._access.keys else ""
         await self._app(scope, receive, send)
 
-    def _check(self, method: str, headers: dict[str, str]) -> Refusal | None:
+    def _check(self, method: str, path: str, headers: dict[str, str]) -> Refusal | None:
         if sum(len(name) + len(value) for name, value in headers.items()) > LIMITS.header_bytes:
             return Refusal(431, "the headers are too large")
         host = headers.get("host", "")
@@ -118,6 +118,8 @@ class Guard:
         if not self._access.keys and _hostname(host) not in self._access.hosts:
             message = f"{host!r:.100} is not a name of this server; --allowed-host adds a name"
             return Refusal(400, message, code="unknown_host")
+        # The page holds nothing of anybody; it asks its reader for a key.
+        is_page = method == "GET" and path == "/" and wants_page(headers.get("accept", ""))
         origin = headers.get("origin")
         own = (f"http://{host}", f"https://{host}")
         if origin is not None and origin not in (*own, *self._access.origins):
@@ -125,7 +127,7 @@ class Guard:
         if "content-length" in headers and "transfer-encoding" in headers:
             # A proxy in front of this server may believe the other header (RFC 9112, 6.1).
             return Refusal(400, "a body must have either a length or chunks")
-        if self._access.keys and not self._knows(_key(headers)):
+        if self._access.keys and not is_page and not self._knows(_key(headers)):
             return Refusal(
                 401,
                 "the API key is missing or wrong",
@@ -147,6 +149,11 @@ class Guard:
         # All keys are compared, each in constant time.
         found = [hmac.compare_digest(given.encode(), key.encode()) for key in self._access.keys]
         return any(found)
+
+
+def wants_page(accept: str) -> bool:
+    """Whether a browser asks, to show what it gets."""
+    return "text/html" in accept
 
 
 def too_large() -> Refusal:

@@ -65,6 +65,7 @@ async def serve_model(
     access: Access,
     kept: KeptResponses,
     habits: PromptHabits,
+    page_token: str | None,
     where: tuple[str, int],
     tell: Callable[[str], None],
     grace_s: int,
@@ -89,7 +90,7 @@ async def serve_model(
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
         served = ServedModel(name, int(time.time()), writer, found.defaults)
         settings = uvicorn.Config(
-            create_app(engines, served, access, kept, habits),
+            create_app(engines, served, access, kept, habits, page_token),
             host=where[0],
             port=where[1],
             log_level=max(level, logging.WARNING),

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +79,7 @@ def test_a_program_gets_a_server_of_its_own_which_ends_with_it(programs: Path) -
     assert told["variables"]["without a key"] == 401
     assert "agents need more" in found.stderr
     url = told["variables"]["ANTHROPIC_BASE_URL"]
-    with pytest.raises(OSError):
+    with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(f"{url}/health")
 
 
