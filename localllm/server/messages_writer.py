@@ -177,7 +177,10 @@ class MessagesWriter:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.num_cached,
             "output_tokens": usage.num_completion,
-            "output_tokens_details": {"thinking_tokens": self._num_thinking},
+            "output_tokens_details": {
+                "thinking_tokens": self._num_thinking,
+                "accepted_draft_tokens": usage.num_accepted,
+            },
             **usage.why(),
         }
 
