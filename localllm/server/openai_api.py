@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property, partial
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from localllm.errors import ContextLengthError
+from localllm.engine.sampling_params import SamplingParams
+from localllm.errors import ContextLengthError, RequestError
 from localllm.server.answering import Answering, Question
 from localllm.server.openai_writer import Kind, OpenAIWriter
 from localllm.server.refusals import RefusedError, invalid, refusal_of
@@ -20,7 +23,8 @@ from localllm.server.schema import (
     Sampling,
     TokenizeRequest,
 )
-from localllm.text.prompt import Conversation, Text
+from localllm.text.fill_in import FillIn
+from localllm.text.prompt import Conversation, Prompt, Text
 
 
 class OpenAIApi:
@@ -38,6 +42,8 @@ class OpenAIApi:
         """`POST /v1/completions`"""
         self._answering.check_model(body.model)
         params = self._answering.params(body)
+        if body.suffix:
+            return await self._fill_in(body, params, request)
         prompts = [await self._answering.write(Text(each), "prompt") for each in body.prompt]
         echoes: list[str] = []
         if body.echo:
@@ -45,6 +51,35 @@ class OpenAIApi:
                 text = each if isinstance(each, str) else self._answering.tokenizer.decode(each)
                 echoes += [text] * params.n
         return self._answer("text", body, Question(prompts, params), request, echoes)
+
+    async def _fill_in(
+        self, body: CompletionRequest, params: SamplingParams, request: Request
+    ) -> Response:
+        """Complete what stands between a prompt and the suffix. Raises: RefusedError."""
+        if self._fill_in_format is None:
+            name = self._model.name
+            raise invalid(f"{name} cannot fill in: its vocabulary has no tokens for it", "suffix")
+        form = self._fill_in_format
+        check, tokenizer = self._model.prompts.check_length, self._answering.tokenizer
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+
+        def write(text: str) -> Prompt:
+            for part in (text, body.suffix or ""):
+                check(part)
+            return Prompt(form.write(text, body.suffix or "", encode))
+
+        try:
+            texts = [each for each in body.prompt if isinstance(each, str)]
+            prompts = [await asyncio.to_thread(write, each) for each in texts]
+        except RequestError as error:
+            raise RefusedError(refusal_of(error, "prompt")) from error
+        stops = (*params.stop_token_ids, *form.stop_ids)
+        question = Question(prompts, replace(params, stop_token_ids=stops))
+        return self._answer("text", body, question, request)
+
+    @cached_property
+    def _fill_in_format(self) -> FillIn | None:
+        return FillIn.of(self._answering.tokenizer.vocabulary())
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """`POST /tokenize`"""

@@ -474,12 +474,11 @@ class CompletionRequest(Sampling):
     best_of: Annotated[int, Field(ge=1, le=LIMITS.samples)] | None = None
     suffix: str | None = None
 
-    @field_validator("suffix")
-    @classmethod
-    def _no_suffix(cls, value: str | None) -> str | None:
-        if value:
-            raise ValueError("suffix is not supported")
-        return value
+    @model_validator(mode="after")
+    def _a_gap_is_between_texts(self) -> "CompletionRequest":
+        if self.suffix and (self.echo or not all(isinstance(each, str) for each in self.prompt)):
+            raise ValueError("suffix goes with prompts that are texts, and without echo")
+        return self
 
     @model_validator(mode="after")
     def _best_is_all(self) -> "CompletionRequest":

@@ -266,5 +266,5 @@ def test_what_is_not_supported_is_refused(client: OpenAI) -> None:
         with pytest.raises(BadRequestError) as caught:
             client.chat.completions.create(**{"model": "pocket", "messages": QUESTION, **arguments})
         assert caught.value.type == "invalid_request_error"
-    with pytest.raises(BadRequestError, match="suffix is not supported"):
+    with pytest.raises(BadRequestError, match="cannot fill in"):
         client.completions.create(model="pocket", prompt="a", suffix="b")
