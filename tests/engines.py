@@ -24,6 +24,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.form_ends import FormEnds
 from localllm.engine.loading import library_folder
 from localllm.engine.matcher import Matcher
+from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, TokenEvent
 from localllm.engine.request_check import EngineLimits
@@ -85,6 +86,7 @@ class Limits:
     speculator: Callable[[], Speculator] | None = None
     # Hidden rows that who drafts sees.
     taps: tuple[int, ...] = ()
+    embeds: bool = False
     # How many compute the first step, the second, and so on, from the beginning again.
     threads: tuple[int, ...] = ()
 
@@ -229,9 +231,11 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         SlotSizes(limits.max_num_seqs + SAVES, max_draft=20),
     )
     threads = GivenThreads(limits.threads) if limits.threads else None
-    runner: Runner = ModelRunner(model, kv_cache, threads, taps=limits.taps)
+    pooler = Pooler(model.architecture.num_layers) if limits.embeds else None
+    taps = (*limits.taps, *(pooler.taps if pooler else ()))
+    runner: Runner = ModelRunner(model, kv_cache, threads, taps=taps)
     if limits.overlaps:
-        runner = LateRunner(model, kv_cache, limits.needs_ids, limits.taps)
+        runner = LateRunner(model, kv_cache, limits.needs_ids, taps)
     scheduling = SchedulerConfig(
         block_size=limits.block_size,
         max_num_seqs=limits.max_num_seqs,
@@ -241,7 +245,7 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
     )
     if limits.device is not None:
         runner = DeviceRunner(
-            model, kv_cache, limits.device, scheduling, limits.max_model_len, taps=limits.taps
+            model, kv_cache, limits.device, scheduling, limits.max_model_len, taps=taps
         )
     windows = [group.state.window for group in groups]
     if limits.speculator is not None and None not in windows:
@@ -264,7 +268,7 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         frozenset({EOS_TOKEN_ID}),
     )
     speculator = None if limits.speculator is None else limits.speculator()
-    return Engine(runner, scheduler, vocabulary, speculator, disk)
+    return Engine(runner, scheduler, vocabulary, speculator, disk, pooler=pooler)
 
 
 class LateRunner(ModelRunner):

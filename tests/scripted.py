@@ -50,6 +50,7 @@ class ScriptedEngine:
         salt: bytes = b"",
         matcher: Matcher | None = None,
         borders: Sequence[int] = (),
+        num_to_keep: int = 0,
     ) -> int:
         if len(prompt) >= self.context_length:
             raise ContextLengthError(f"the prompt has {len(prompt)} tokens", param="prompt")

@@ -2,7 +2,7 @@
 
 import secrets
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -70,6 +70,10 @@ class ServerFlags(Flags):
         bool,
         option("--open", help="Open the page in a browser, with a token for its conversations."),
     ] = False
+    embeddings: Annotated[
+        bool,
+        option("--embeddings", help="Make embeddings too; models that are made for it do anyway."),
+    ] = False
     pin: Annotated[
         bool, option("--pin", help="Keep system prompts in the cache for longer than the rest.")
     ] = False
@@ -130,8 +134,11 @@ def serve(
     config = engine.config(_DEFAULT_SEQS, drafts.config(), cache)
     from localllm.cli.download_progress import TerminalProgress
     from localllm.hub.checkpoint import open_checkpoint
+    from localllm.hub.embedding_files import is_for_embeddings
 
     found = open_checkpoint(model or default_model(), config, TerminalProgress())
+    if server.embeddings or is_for_embeddings(found.folder):
+        found = replace(found, engine_config=replace(found.engine_config, embeds=True))
     found.tokenizer.warm()
     _serve(found, server, access, scale)
     return 0
@@ -168,7 +175,11 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
         _engines(found, scale, max(0, flags.grace)),
         access,
         responses_here(parse_size(flags.keep_responses, "keep-responses")),
-        PromptHabits([parse_rule(text) for text in flags.volatile or []], pins=flags.pin),
+        PromptHabits(
+            [parse_rule(text) for text in flags.volatile or []],
+            pins=flags.pin,
+            embeds=found.engine_config.embeds,
+        ),
         token,
         (flags.host, flags.port),
         tell,

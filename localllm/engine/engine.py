@@ -3,12 +3,15 @@
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localllm.engine.device import is_fatal, is_out_of_memory
 from localllm.engine.engine_state import EngineState, InFlight, Lost, Settled, Unsettled
 from localllm.engine.grammar_turns import GrammarTurns
 from localllm.engine.matcher import Matcher
 from localllm.engine.pacing import Pacer
+from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request import FinishReason, Request, RequestStatus, TokenEvent
 from localllm.engine.request_check import EngineLimits
@@ -18,7 +21,10 @@ from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import ScheduledBatch, Scheduler
 from localllm.engine.snapshots import spread
 from localllm.engine.speculation import Speculator
-from localllm.errors import DeviceError
+from localllm.errors import DeviceError, RequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Engine:
@@ -36,10 +42,13 @@ class Engine:
         speculator: Speculator | None = None,
         prefix_disk: PrefixDisk | None = None,
         pacer: Pacer | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
         """`prefix_disk`: the scheduler's store, written to while there are no requests. `pacer`:
         limits how much prefill may delay running answers; None: prefill may fill whole steps.
+        `pooler`: its tap is the runner's last one; None: there are no embeddings.
         """
+        self._pooler = pooler
         self.limits = limits
         self.scheduler = scheduler
         self._runner = runner
@@ -103,10 +112,16 @@ class Engine:
         leaves no room for a new token. Other requests are not affected. DeviceError: see `step`.
         """
         self._check_alive()
+        if params.embeds and self._pooler is None:
+            raise RequestError(
+                "this engine makes no embeddings", param="input", hint="serve --embeddings"
+            )
         self.limits.check(prompt_token_ids, params, self.scheduler.max_request_tokens)
         num_prompt = len(prompt_token_ids)
         room = self.context_length - num_prompt
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        if params.embeds:
+            max_tokens = 1
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= self.limits.eos_token_ids
@@ -275,14 +290,37 @@ class Engine:
             return None
         if self.speculator is None or not self.speculator.is_watching:
             launched = self._runner.launch(batch)
-            if self.speculator is not None:
-                self.speculator.see(batch, launched.hidden)
+            self._show(batch, launched.hidden)
             return InFlight(batch, launched, began_s, has_waited, False)
         self.speculator.complete(batch)
         launched = self._runner.launch(batch)
-        self.speculator.see(batch, launched.hidden)
+        self._show(batch, launched.hidden)
         self.speculator.work(batch)
         return InFlight(batch, launched, began_s, has_waited, True)
+
+    def _show(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
+        """Show a batch's hidden states to who needs them."""
+        if self._pooler is not None:
+            *hidden, last = hidden
+            self._pooler.see(batch, last)
+        if self.speculator is not None:
+            self.speculator.see(batch, hidden)
+
+    def _with_embeddings(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
+        """Add embeddings to the last events of requests that ended."""
+        if self._pooler is None:
+            return events
+        found = {
+            entry.request.request_id: self._pooler.take(entry.request)
+            for entry in batch.requests
+            if entry.request.status is RequestStatus.FINISHED
+        }
+        return [
+            replace(event, embedding=found.get(event.request_id))
+            if event.finish_reason is not None
+            else event
+            for event in events
+        ]
 
     def _take_in_flight(self) -> InFlight | None:
         match self._state:
@@ -307,7 +345,7 @@ class Engine:
             self._roll_back(due)
             self._note_if_fatal(error)
             raise
-        events = self.scheduler.update(due.batch, sampled)
+        events = self._with_embeddings(due.batch, self.scheduler.update(due.batch, sampled))
         now = time.perf_counter()
         seconds = now - max(due.began_s, self._collected_s)
         self._collected_s = now

@@ -33,6 +33,7 @@ from localllm.engine.operator_case import Sizes
 from localllm.engine.operator_check import CheckRequest
 from localllm.engine.operator_choice import choose_operators
 from localllm.engine.pacing import Pacer
+from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request_check import EngineLimits
 from localllm.engine.runner import ModelRunner, Runner
@@ -300,7 +301,8 @@ def build_engine(
         )
     elif config.speculation.drafter != "off":
         drafter = NgramDrafter(config.speculation.min_match, config.speculation.max_match)
-    taps = () if drafter is None else drafter.taps
+    pooler = Pooler(architecture.num_layers) if config.embeds else None
+    taps = [*(drafter.taps if drafter else ()), *(pooler.taps if pooler else ())]
     runner = _make_runner(loaded, kv_cache, scheduling, longest, count, taps=taps)
     speculator = None
     if drafter is not None:
@@ -319,7 +321,7 @@ def build_engine(
         pools = [group.pool for group in groups[: len(kv_cache.stacks)]]
         disk = PrefixDisk(folder, config.cache_disk_bytes, kv_cache, pools, snapshots)
     scheduler = Scheduler(scheduling, groups, disk, snapshots)
-    return Engine(runner, scheduler, limits, speculator, disk, Pacer())
+    return Engine(runner, scheduler, limits, speculator, disk, Pacer(), pooler)
 
 
 def _draft_token_bytes(draft: LoadedDecoder) -> int:

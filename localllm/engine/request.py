@@ -40,7 +40,7 @@ class TokenEvent:
 
     `is_draft`: whether the token was drafted and accepted. `num_cached_tokens` counts the prompt
     tokens whose keys and values were found in the cache, `num_drafted_tokens` all tokens drafted
-    for this sample so far.
+    for this sample so far. `embedding`: of the prompt, float32, if it was asked for.
     """
 
     request_id: int
@@ -52,6 +52,7 @@ class TokenEvent:
     num_cached_tokens: int = 0
     is_draft: bool = False
     num_drafted_tokens: int = 0
+    embedding: bytes | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,8 @@ class SamplingParams:
     of OpenAI (presence, frequency: over generated tokens) and CTRL (repetition: over prompt and
     generated tokens). `logprobs` N reports the chosen token and the N likeliest, from the
     distribution before any filter. `seed` None draws a random seed. `grammar`: the grammar that the
-    answer must follow; tokens that it forbids are removed before anything else. `given` names the
+    answer must follow; tokens that it forbids are removed before anything else. `embeds`: an
+    embedding of the prompt is wanted, and the answer is one token of no meaning. `given` names the
     fields that the user set: a remote model sends only these, since its server has its own
     defaults.
     """
@@ -44,6 +45,7 @@ class SamplingParams:
     n: int = 1
     seed: int | None = None
     grammar: Grammar | None = None
+    embeds: bool = False
     given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

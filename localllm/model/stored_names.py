@@ -23,6 +23,9 @@ def own_tensors(found: Mapping[str, Info], architecture: Architecture) -> dict[s
     named = text_tensors(found) if architecture.has_tower else dict(found)
     for stored, own in _BEGINNINGS.get(architecture.name, ()):
         named = {_renamed(name, stored, own): info for name, info in named.items()}
+    if not any(name.startswith("model.") for name in named):
+        # Saved without a head, as embedding models are.
+        named = {_renamed(name, "", "model."): info for name, info in named.items()}
     return named
 
 

@@ -130,11 +130,13 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class PromptHabits:
     """What is done to conversations: lines that match a rule of `volatile` are moved to their end;
-    with `pins`, the cache keeps their system prompts for longer than other tokens.
+    with `pins`, the cache keeps their system prompts for longer than other tokens. `embeds`: texts
+    can be embedded.
     """
 
     volatile: Sequence[Rule] = ()
     pins: bool = False
+    embeds: bool = False
 
 
 NO_HABITS = PromptHabits()
@@ -153,6 +155,11 @@ class Answering:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.model.prompts.tokenizer
+
+    @property
+    def makes_embeddings(self) -> bool:
+        """Whether the engine was told to."""
+        return self._habits.embeds
 
     def check_model(self, name: str | None) -> None:
         """Raises: RefusedError for another model than the one that is served."""

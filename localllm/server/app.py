@@ -16,6 +16,7 @@ from localllm import __version__
 from localllm.server.answering import NO_HABITS, Answering, PromptHabits, ServedModel
 from localllm.server.bodies import Bodies, Closing, count_values
 from localllm.server.conversations_api import ConversationsApi, SavedBody
+from localllm.server.embeddings_api import EmbeddingsApi, EmbeddingsRequest
 from localllm.server.engines import Engines, Health
 from localllm.server.guard import Access, App, Guard, Refusal, wants_page
 from localllm.server.kept_responses import KeptResponses
@@ -67,6 +68,7 @@ def create_app(
         "/v1/messages/count_tokens": (messages.count, CountRequest),
         "/v1/responses": (responses.create, ResponseRequest),
         "/v1/responses/input_tokens": (responses.count, InputRequest),
+        "/v1/embeddings": (EmbeddingsApi(answering).create, EmbeddingsRequest),
         "/page/conversations": (conversations.create, SavedBody),
         "/page/conversations/{number:int}": (conversations.save, SavedBody),
         "/tokenize": (openai.tokenize, TokenizeRequest),

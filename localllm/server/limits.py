@@ -37,6 +37,7 @@ class Limits:
     messages: int = 2048
     content_parts: int = 256
     prompts: int = 64
+    embeddings: int = 2048
     samples: int = MAX_NUM_SAMPLES
     stop_strings: int = MAX_STOP_STRINGS
     stop_chars: int = MAX_STOP_CHARS

@@ -425,8 +425,8 @@ class ChatRequest(Sampling):
         return fields
 
 
-def _read_prompts(value: object) -> list[str | list[int]]:
-    """A text, token ids, or a list of either, as a list of prompts.
+def read_prompts(value: object, most: int = LIMITS.prompts) -> list[str | list[int]]:
+    """A text, token ids, or a list of either, as a list of at most `most` prompts.
 
     Checked by hand, since a union would collect an error for every token and every kind of prompt.
     """
@@ -436,8 +436,8 @@ def _read_prompts(value: object) -> list[str | list[int]]:
         raise ValueError("must be a text, a list of token ids, or a list of these")
     if all(type(each) is int for each in value):
         return [_read_tokens(value)]
-    if len(value) > LIMITS.prompts:
-        raise ValueError(f"at most {LIMITS.prompts} prompts")
+    if len(value) > most:
+        raise ValueError(f"at most {most} prompts")
     return [each if isinstance(each, str) else _read_tokens(each) for each in value]
 
 
@@ -450,15 +450,15 @@ def _read_tokens(value: object) -> list[int]:
 
 
 _TOKENS_SCHEMA = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS_SCHEMA]}
+PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TOKENS_SCHEMA]}
 Prompts = Annotated[
     list[str | list[int]],
-    PlainValidator(_read_prompts),
+    PlainValidator(read_prompts),
     WithJsonSchema(
         {
             "anyOf": [
-                *_PROMPT_SCHEMA["anyOf"],
-                {"type": "array", "items": _PROMPT_SCHEMA, "maxItems": LIMITS.prompts},
+                *PROMPT_SCHEMA["anyOf"],
+                {"type": "array", "items": PROMPT_SCHEMA, "maxItems": LIMITS.prompts},
             ]
         }
     ),

@@ -199,6 +199,7 @@ OF_AGENTS: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("/v1/responses/input_tokens", {"input": ITEMS}),
+    ("/v1/embeddings", {"input": ["a", [5, 6]], "dimensions": 4, "encoding_format": "float"}),
     ("/page/conversations", {"model": "pocket", "turns": [{"question": "a", "answer": "b"}]}),
 ]
 PATHS_OF_AGENTS = sorted({path for path, _ in OF_AGENTS})
@@ -257,7 +258,7 @@ def mutated(draw: st.DrawFn, sounds: list[tuple[str, dict[str, Any]]]) -> tuple[
 def test_sound_requests_in_which_something_is_wrong(
     serve: Callable[..., Server], sounds: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    server = serve("-c", "192", "--max-num-seqs", "8")
+    server = serve("-c", "192", "--max-num-seqs", "8", "--embeddings")
     text = golden(server.client())
     counts: Counter[int] = Counter()
     with httpx.Client(base_url=server.url, timeout=60) as http:
