@@ -53,7 +53,7 @@ def _take(url: str) -> None:
                 device_scale_factor=1,
             )
             page.goto(url)
-            page.wait_for_function("document.title.includes('pocket')")
+            page.get_by_role("heading", name="pocket").wait_for()
             for question in QUESTIONS:
                 _ask(page, question)
             page.screenshot(path=PICTURES / f"page-{name}.png")

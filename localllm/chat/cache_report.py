@@ -73,7 +73,7 @@ def find_difference(
     shared = sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(earlier, prompt, strict=False))
     )
-    if shared == len(earlier):
+    if shared in (len(earlier), len(prompt)):  # it continues the earlier one, or is its beginning
         return shared, None
     index = message_at(decode, prompt, messages, shared)
     return shared, FirstDifference(

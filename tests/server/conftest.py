@@ -44,6 +44,7 @@ def start_server(
                 "XDG_CACHE_HOME": str(home),
                 "XDG_RUNTIME_DIR": str(home / "run"),
                 "OMP_NUM_THREADS": "1",
+                "BROWSER": "true",  # what --open starts
             },
         )
     deadline = time.monotonic() + 120

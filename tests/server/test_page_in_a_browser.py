@@ -5,6 +5,7 @@
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,16 @@ def browser(opened: tuple[Server, str]) -> Iterator[Any]:
 def page(browser: Any, opened: tuple[Server, str]) -> Any:
     page = browser.new_page()
     page.goto(opened[1])
-    page.wait_for_function("document.title.includes('pocket')")
+    until(page, "document.title.includes('pocket')")
     return page
+
+
+def until(page: Any, expression: str) -> None:
+    """Wait for it; not by the page's own timers, since its policy forbids to run text."""
+    deadline = time.monotonic() + 20
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, expression
+        time.sleep(0.02)
 
 
 def ask(page: Any, text: str) -> None:
@@ -82,7 +91,7 @@ def test_a_question_is_answered_with_figures_and_is_there_after_a_reload(page: A
     assert "keys and values" in text
     assert re.search(r"\d+ tokens · [\d.]+/s · first after", last_answer(page).inner_text())
     assert "token" not in page.url  # it is not left in the address
-    page.wait_for_function("location.hash.startsWith('#c=')")
+    until(page, "location.hash.startsWith('#c=')")
     page.reload()
     last_answer(page).get_by_text("keys and values").first.wait_for()
     assert last_answer(page).locator(".markdown").inner_text() == text
@@ -93,7 +102,7 @@ def test_an_answer_can_be_stopped_continued_and_regenerated_by_keyboard(page: An
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Temperature").fill("0")
     ask(page, "Tell me a long story about a king and his three sons.")
-    page.wait_for_function("document.querySelector('.answer .markdown')?.innerText.length > 40")
+    until(page, "document.querySelector('.answer .markdown')?.innerText.length > 40")
     page.keyboard.press("Escape")
     page.get_by_text("Stopped.").wait_for()
     begun = last_answer(page).locator(".markdown").inner_text()
@@ -103,7 +112,7 @@ def test_an_answer_can_be_stopped_continued_and_regenerated_by_keyboard(page: An
     assert whole.startswith(begun[:30])
     assert len(whole) >= len(begun)
     last_answer(page).get_by_role("button", name="Regenerate").press("Enter")
-    page.wait_for_function("document.querySelector('#stop').hidden === false")
+    until(page, "document.querySelector('#stop').hidden === false")
     wait_for_end(page)
     assert last_answer(page).locator(".markdown").inner_text()
 
@@ -124,7 +133,7 @@ def test_a_second_window_sees_the_conversation_and_does_not_overwrite_it(
 ) -> None:
     ask(page, "What is batching?")
     wait_for_end(page)
-    page.wait_for_function("location.hash.startsWith('#c=')")
+    until(page, "location.hash.startsWith('#c=')")
     other = browser.new_page()
     other.goto(page.url)
     last_answer(other).wait_for()
