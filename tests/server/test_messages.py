@@ -192,8 +192,8 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 def written(events: Sequence[TextEvent], tools: Any = HERMES) -> tuple[dict[str, Any], list[Frame]]:
     """What a writer makes of events: whole, and in frames, each checked against its type."""
-    whole = MessagesWriter("m", tools, message_id="msg_1")
-    streamed = MessagesWriter("m", tools, message_id="msg_1")
+    whole = MessagesWriter("m", tools)
+    streamed = MessagesWriter("m", tools)
     frames: list[Frame] = []
     for each in events:
         whole.add(0, each)
@@ -219,7 +219,7 @@ def test_thoughts_text_and_calls_are_blocks_in_order() -> None:
     assert (thoughts["thinking"], text["text"]) == ("I see.", "Let me look.")
     assert (call["name"], call["input"]) == ("f", {"a": 1})
     assert (answer["stop_reason"], answer["usage"]["output_tokens"]) == ("tool_use", 6)
-    assert answer["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
+    assert answer["usage"]["output_tokens_details"]["thinking_tokens"] == 2
     begun = [f.data["index"] for f in frames if f.name == "content_block_start"]  # type: ignore[index]
     ended = [f.data["index"] for f in frames if f.name == "content_block_stop"]  # type: ignore[index]
     assert begun == ended == [0, 1, 2]
@@ -234,7 +234,7 @@ def test_space_is_kept_but_before_a_call() -> None:
 
 
 def test_an_error_ends_the_events_in_their_words() -> None:
-    writer = MessagesWriter("m", None, message_id="msg_1")
+    writer = MessagesWriter("m", None)
     [frame] = writer.failed(Refusal(503, "gone"))
     told = {"type": "overloaded_error", "message": "gone"}
     assert frame == Frame({"type": "error", "error": told}, "error")

@@ -185,8 +185,8 @@ def written(events: Sequence[TextEvent]) -> tuple[dict[str, Any], list[Frame], d
     """What a writer makes of events: whole; in frames, each checked; and what it keeps."""
     body = ResponseRequest(input="a")
     kept: list[dict[str, Any]] = []
-    whole = ResponsesWriter(body, "m", HERMES, "resp_1", lambda response: None)
-    streamed = ResponsesWriter(body, "m", HERMES, "resp_1", kept.append)
+    whole = ResponsesWriter(body, "m", HERMES, lambda response: None)
+    streamed = ResponsesWriter(body, "m", HERMES, kept.append)
     frames: list[Frame] = []
     for each in events:
         whole.add(0, each)
@@ -234,7 +234,7 @@ def test_an_answer_that_is_cut_is_incomplete() -> None:
 
 
 def test_an_error_ends_the_events() -> None:
-    writer = ResponsesWriter(ResponseRequest(input="a"), "m", None, "resp_1", lambda r: None)
+    writer = ResponsesWriter(ResponseRequest(input="a"), "m", None, lambda r: None)
     [frame] = writer.failed(Refusal(503, "gone"))
     EVENTS.validate_python(frame.data)
     assert frame.name == "response.failed"
