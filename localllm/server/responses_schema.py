@@ -126,7 +126,7 @@ class ReasoningItem(InputItem):
 
 
 def _kind_of(value: Any) -> str:
-    kind = value.get("type", "message") if isinstance(value, dict) else value.type
+    kind = value.get("type", "message") if isinstance(value, dict) else getattr(value, "type", "")
     return kind if isinstance(kind, str) else ""
 
 

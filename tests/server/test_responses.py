@@ -134,6 +134,8 @@ def test_a_schema_is_kept_to(client: OpenAI) -> None:
         ({"input": [{"type": "item_reference", "id": "a"}]}, "function_call_output"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "only text"),
         ({"input": [{"role": "robot", "content": "a"}]}, "role"),
+        ({"input": ["a"]}, "function_call_output"),
+        ({"tools": ["a"]}, "tools"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "previous_response_id"),
         ({"truncation": "auto"}, "truncation"),
