@@ -63,6 +63,7 @@ MIGRATIONS = (
         previous TEXT,
         created_s REAL NOT NULL,
         used_s REAL NOT NULL,
+        num_bytes INTEGER NOT NULL,
         input TEXT NOT NULL,
         response TEXT NOT NULL
     ) WITHOUT ROWID;

@@ -54,18 +54,20 @@ class ResponseStore:
     def put(self, owner: bytes, stored: StoredResponse) -> None:
         """Keep an answer, and drop what is too old or too much."""
         now = time.time()
+        asked, response = json.dumps(stored.input), json.dumps(stored.response)
         with self._file.transaction():
             self._db.execute(
-                "INSERT INTO responses (id, owner, previous, created_s, used_s, input, response) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO responses (id, owner, previous, created_s, used_s, num_bytes, input, "
+                "response) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     stored.id,
                     owner,
                     stored.previous,
                     now,
                     now,
-                    json.dumps(stored.input),
-                    json.dumps(stored.response),
+                    len(asked) + len(response),
+                    asked,
+                    response,
                 ),
             )
             self._drop(now)
@@ -114,7 +116,7 @@ class ResponseStore:
     def _drop(self, now: float) -> None:
         self._db.execute("DELETE FROM responses WHERE used_s < ?", (now - self._quota.age_s,))
         rows = self._db.execute(
-            "SELECT id, length(input) + length(response) FROM responses "
+            "SELECT id, num_bytes FROM responses "
             # The newest last: of a conversation that is cut, its beginning stays.
             "ORDER BY used_s DESC, created_s"
         ).fetchall()

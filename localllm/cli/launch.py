@@ -22,8 +22,7 @@ from localllm.errors import RequestError
 from localllm.files.private_files import make_private_folder, write_private
 from localllm.hub.catalog import BUILT_IN_MODEL
 from localllm.launch.programs import PROGRAMS, Program
-from localllm.launch.server import DEFAULT_PORT, find_server, started_server
-from localllm.launch.settings import Endpoint, FileChange, Settings
+from localllm.launch.settings import DEFAULT_PORT, Endpoint, FileChange, Settings
 from localllm.user.settings import default_model
 
 if TYPE_CHECKING:
@@ -104,6 +103,8 @@ def launch(
 
 def _imagined(model: str | None, flags: LaunchFlags) -> Endpoint:
     """The server that runs, or else the one that would be started."""
+    from localllm.launch.server import find_server
+
     url = f"http://127.0.0.1:{flags.port}"
     found = find_server(url, flags.api_key or "")
     if found is not None and model in (None, found.model):
@@ -121,6 +122,8 @@ def _model() -> str:
 @contextmanager
 def _server(model: str | None, flags: LaunchFlags) -> Iterator[Endpoint]:
     """Raises: LocalLLMError."""
+    from localllm.launch.server import find_server, started_server
+
     url = f"http://127.0.0.1:{flags.port}"
     found = find_server(url, flags.api_key or "") if flags.port else None
     if found is not None and model in (None, found.model):

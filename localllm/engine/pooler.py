@@ -1,8 +1,8 @@
 """Embeddings: what the model's last norm makes of a prompt's last token."""
 
+from array import array
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from localllm.engine.request import Request
@@ -31,4 +31,4 @@ class Pooler:
     def take(self, request: Request) -> bytes | None:
         """The embedding of a request that has ended, float32; None if it asked for none."""
         row = self._rows.pop(request, None)
-        return None if row is None else row.to("cpu", torch.float32).numpy().tobytes()
+        return None if row is None else array("f", row.float().tolist()).tobytes()

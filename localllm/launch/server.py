@@ -17,7 +17,6 @@ from typing import Any
 from localllm.errors import LocalLLMError, RequestError
 from localllm.launch.settings import Endpoint
 
-DEFAULT_PORT = 8000
 _LOOKS_FOR_S, _ENDS_S, _PAUSE_S = 2.0, 40.0, 0.05
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+DEFAULT_PORT = 8000
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

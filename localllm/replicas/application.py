@@ -24,7 +24,7 @@ from localllm.hub.checkpoint import open_checkpoint
 from localllm.replicas.client import ReplicasClient
 from localllm.replicas.deployment import Machine, engines_of
 from localllm.replicas.scale import Scale
-from localllm.server.answering import ServedModel
+from localllm.server.answering import PromptHabits, ServedModel
 from localllm.server.app import create_app
 from localllm.server.guard import LOOPBACK_NAMES, Access
 from localllm.server.kept_responses import responses_here
@@ -140,4 +140,6 @@ class Front:
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
         name = args.served_model_name or found.name
         served = ServedModel(name, int(time.time()), writer, found.defaults)
-        self.api = create_app(self._client, served, access, responses_here())
+        self.api = create_app(
+            self._client, served, access, responses_here(), PromptHabits(embeds=config.embeds)
+        )

@@ -178,13 +178,17 @@ class Answering:
         if body.callable_tools:  # the grammar first: it checks the size of the tools' schemas
             form = self._tool_format().for_tools(_tools(body))
             params = replace(params, grammar=self._tool_grammar(body, form, params.grammar))
-        asked = conversation_of(body)
-        moved = move_volatile_lines(asked.messages, self._habits.volatile)
-        asked = replace(asked, messages=moved.messages)
+
+        def prepare() -> tuple[Conversation, int, Digest]:
+            asked = conversation_of(body)
+            moved = move_volatile_lines(asked.messages, self._habits.volatile)
+            asked = replace(asked, messages=moved.messages)
+            return asked, moved.num_lines, Digest.of(asked.messages, asked.tools)
+
+        asked, num_moved, digest = await asyncio.to_thread(prepare)
         prompt = await self.write(asked, param)
         if form is not None:
             prompt = replace(prompt, marks=form.marks)
-        digest = Digest.of(asked.messages, asked.tools)
         owner = request.scope.get("salt", b"")
         named = body.compares_with
         earlier = (
@@ -202,7 +206,7 @@ class Answering:
 
         num_to_keep, compared = await asyncio.to_thread(look)
         prompt = replace(prompt, num_to_keep=num_to_keep)
-        return Question([prompt], params, form, digest, compared, moved.num_lines)
+        return Question([prompt], params, form, digest, compared, num_moved)
 
     def _tokens_to_keep(self, asked: Conversation, prompt: Prompt, num_messages: int) -> int:
         """The tokens of the first `num_messages` messages, and of system prompts if all of them are

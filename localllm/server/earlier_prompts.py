@@ -19,6 +19,8 @@ from localllm.text.prompt import ChatMessage
 
 # Bytes of token ids that are remembered, over all conversations.
 _MOST_BYTES = 64 << 20
+# Prompts that are looked through for the nearest.
+_MOST_PROMPTS = 256
 Part = Literal["system", "tools", "messages"]
 
 
@@ -108,7 +110,7 @@ class EarlierPrompts:
         earlier = _Earlier(digest, array("i", token_ids))
         self._found[owner, name] = earlier
         self._num_bytes += _size(earlier)
-        while self._num_bytes > self._most_bytes and self._found:
+        while self._num_bytes > self._most_bytes or len(self._found) > _MOST_PROMPTS:
             _, oldest = self._found.popitem(last=False)
             self._num_bytes -= _size(oldest)
 

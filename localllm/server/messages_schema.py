@@ -381,7 +381,7 @@ class MessagesRequest(CountRequest):
         Annotated[list[Stop], Field(max_length=LIMITS.stop_strings, fail_fast=True)] | None
     ) = None
     stream: bool | None = None
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
 
