@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from localllm.answer.completion import TextEvent
-from localllm.server.choice import Choice, Frame, Usage
+from localllm.server.answer_parts import AnswerParts
+from localllm.server.choice import Frame, Usage
 from localllm.server.guard import Refusal
 from localllm.server.messages_schema import as_json
-from localllm.server.trailing_space import TrailingSpace
 from localllm.text.tool_calls import ToolCall, ToolFormat
 
 PATH = "/v1/messages"
@@ -37,33 +37,27 @@ class MessagesWriter:
         """
         self.name = f"msg_{uuid.uuid4().hex}"
         self._model, self._only_reads, self._compares_with = model, only_reads, compares_with
-        self._choice, self._space = Choice.of(tools), TrailingSpace()
+        self._parts = AnswerParts(tools)
         self._blocks: list[dict[str, Any]] = []
         self._pieces: list[str] = []  # of the open block
         self._open: Literal["thinking", "text"] | None = None
         self._new: list[Frame] = []
-        self._num_thinking = 0
         self.usage = Usage()
 
     def add(self, index: int, event: TextEvent) -> None:
         """See AnswerWriter."""
         self._new = []
         if self._only_reads:
-            self._choice.ending = "length"
+            self._parts.choice.ending = "length"
             return
         self.usage.add(event)
-        self._num_thinking += event.token is not None and bool(event.thinking)
-        self._choice.add(event)
-        if event.thinking:
-            self._say("thinking", event.thinking)
-        choice = self._choice
-        text = self._space.push(choice.new_text)
-        if choice.ending not in (None, "tool_calls") and not choice.calls:
-            text += self._space.flush()
-        if text:
-            self._say("text", text)
-        for call in choice.new_calls:
-            self._call(call)
+        for part in self._parts.push(event):
+            if isinstance(part, ToolCall):
+                self._call(part)
+            else:
+                is_thinking, piece = part
+                self._say("thinking" if is_thinking else "text", piece)
+        choice = self._parts.choice
         if choice.ending is not None:
             self._close()
 
@@ -164,7 +158,7 @@ class MessagesWriter:
         return {"cache_miss_reason": {"type": kind, "cache_missed_input_tokens": missed}}
 
     def _ending(self) -> dict[str, Any]:
-        choice = self._choice
+        choice = self._parts.choice
         reason = _REASONS.get(choice.ending or "", "end_turn")
         if choice.stop_string is not None:
             reason = "stop_sequence"
@@ -178,7 +172,7 @@ class MessagesWriter:
             "cache_read_input_tokens": usage.num_cached,
             "output_tokens": usage.num_completion,
             "output_tokens_details": {
-                "thinking_tokens": self._num_thinking,
+                "thinking_tokens": self._parts.num_thinking,
                 "accepted_draft_tokens": usage.num_accepted,
             },
             **usage.why(),

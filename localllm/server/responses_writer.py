@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 from localllm.answer.completion import TextEvent
-from localllm.server.choice import Choice, Frame, Usage
+from localllm.server.answer_parts import AnswerParts
+from localllm.server.choice import Frame, Usage
 from localllm.server.guard import Refusal
 from localllm.server.responses_schema import ChosenFunction, ResponseRequest
-from localllm.server.trailing_space import TrailingSpace
 from localllm.text.tool_calls import ToolCall, ToolFormat
 
 Part = Literal["reasoning", "message"]
@@ -35,32 +35,26 @@ class ResponsesWriter:
         self.name = _new_id("resp")
         self._body, self._model, self._keep = body, model, keep
         self._created_s = int(time.time())
-        self._choice, self._space = Choice.of(tools), TrailingSpace()
+        self._parts = AnswerParts(tools)
         self._items: list[dict[str, Any]] = []
         self._open: Part | None = None
         self._pieces: list[str] = []  # of the open item
         self._open_id = ""
         self._new: list[dict[str, Any]] = []  # what the newest event brought
         self._num_frames = 0
-        self._num_thinking = 0
         self.usage = Usage()
 
     def add(self, index: int, event: TextEvent) -> None:
         """See AnswerWriter."""
         self._new = []
         self.usage.add(event)
-        self._num_thinking += event.token is not None and bool(event.thinking)
-        choice = self._choice
-        choice.add(event)
-        if event.thinking:
-            self._say("reasoning", event.thinking)
-        text = self._space.push(choice.new_text)
-        if choice.ending is not None and not choice.calls:
-            text += self._space.flush()
-        if text:
-            self._say("message", text)
-        for call in choice.new_calls:
-            self._call(call)
+        for part in self._parts.push(event):
+            if isinstance(part, ToolCall):
+                self._call(part)
+            else:
+                is_thinking, piece = part
+                self._say("reasoning" if is_thinking else "message", piece)
+        choice = self._parts.choice
         if choice.ending is not None:
             self._close(_INCOMPLETE if choice.ending == "length" else _COMPLETED)
 
@@ -97,7 +91,7 @@ class ResponsesWriter:
 
     @property
     def _status(self) -> str:
-        return _INCOMPLETE if self._choice.ending == "length" else _COMPLETED
+        return _INCOMPLETE if self._parts.choice.ending == "length" else _COMPLETED
 
     def _say(self, kind: Part, piece: str) -> None:
         if self._open != kind:
@@ -232,7 +226,7 @@ class ResponsesWriter:
                 **usage.why(),
             },
             "output_tokens": usage.num_completion,
-            "output_tokens_details": {"reasoning_tokens": self._num_thinking},
+            "output_tokens_details": {"reasoning_tokens": self._parts.num_thinking},
             "total_tokens": usage.num_prompt + usage.num_completion,
         }
 
