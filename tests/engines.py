@@ -86,7 +86,7 @@ class Limits:
     speculator: Callable[[], Speculator] | None = None
     # Hidden rows that who drafts sees.
     taps: tuple[int, ...] = ()
-    embeds: bool = False
+    pools: bool = False
     # How many compute the first step, the second, and so on, from the beginning again.
     threads: tuple[int, ...] = ()
 
@@ -231,7 +231,7 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         SlotSizes(limits.max_num_seqs + SAVES, max_draft=20),
     )
     threads = GivenThreads(limits.threads) if limits.threads else None
-    pooler = Pooler(model.architecture.num_layers) if limits.embeds else None
+    pooler = Pooler(model) if limits.pools else None
     taps = (*limits.taps, *(pooler.taps if pooler else ()))
     runner: Runner = ModelRunner(model, kv_cache, threads, taps=taps)
     if limits.overlaps:

@@ -73,11 +73,11 @@ def is_large(path: Path) -> bool:
     return path.suffix == ".safetensors"
 
 
-def describe(path: Path) -> dict[str, Any]:
+def describe(path: Path, folder: Path) -> dict[str, Any]:
     """A file as the hub lists it."""
     data = path.read_bytes()
     described: dict[str, Any] = {
-        "rfilename": path.name,
+        "rfilename": str(path.relative_to(folder)),
         "size": len(data),
         "blobId": git_digest(data),
     }
@@ -114,7 +114,9 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
             elif path.startswith("/api/"):
                 self.answer_api(repo, path, with_body)
             else:
-                self.answer_file(hub.folders[repo] / path.rsplit("/", 1)[1], with_body)
+                # Behind .../resolve/REVISION/
+                name = path.split("/resolve/")[-1].split("/", 1)[-1]
+                self.answer_file(hub.folders[repo] / name, with_body)
 
         def answer_api(self, repo: str, path: str, with_body: bool) -> None:
             revision = re.search(r"/(?:revision|tree)/([^/]+)", path)
@@ -125,7 +127,8 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
             if fault is not None and fault.status:
                 self.send(fault.status, b"", {}, with_body)
                 return
-            files = [describe(p) for p in sorted(hub.folders[repo].iterdir()) if p.is_file()]
+            folder = hub.folders[repo]
+            files = [describe(p, folder) for p in sorted(folder.rglob("*")) if p.is_file()]
             answer: Any = {"id": repo, "sha": hub.commit, "siblings": files}
             hub.lie(answer)
             if "/tree/" in path:

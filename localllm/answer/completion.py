@@ -31,8 +31,7 @@ class TextEvent:
     `thinking` is text of the model's thoughts, `text` that of its answer. A token may come without
     text (half a character, the start of a stop string), and text without a token (at the end, when
     text was held back). `time_s` is on the monotonic clock. `stop_string` comes with the last event
-    too: it cut the answer and is not part of it; and so does `embedding`, float32, if one was asked
-    for.
+    too: it cut the answer and is not part of it. So does `pooled`, float32, if it was asked for.
     """
 
     sample: int
@@ -45,7 +44,7 @@ class TextEvent:
     num_drafted_tokens: int
     time_s: float
     stop_string: str | None = None
-    embedding: bytes | None = None
+    pooled: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ class TextEngine:
                 num_drafted_tokens=event.num_drafted_tokens,
                 time_s=time.monotonic(),
                 stop_string=assembler.stopped_by,
-                embedding=event.embedding,
+                pooled=event.pooled,
             )
         )
 

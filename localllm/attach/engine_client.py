@@ -163,7 +163,12 @@ class EngineClient:
         Raises: LocalLLMError if the model cannot be loaded.
         """
         self._supervisor = asyncio.create_task(self._supervise())
-        await self._settled.wait()
+        settled = asyncio.create_task(self._settled.wait())
+        # A supervisor that ends has failed.
+        await asyncio.wait({settled, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
+        if not settled.done():
+            settled.cancel()
+            await self._supervisor
         if self.info is None:
             assert self.failure is not None
             raise self.failure

@@ -137,8 +137,8 @@ def serve(
     from localllm.hub.embedding_files import is_for_embeddings
 
     found = open_checkpoint(model or default_model(), config, TerminalProgress())
-    if server.embeddings or is_for_embeddings(found.folder):
-        found = replace(found, engine_config=replace(found.engine_config, embeds=True))
+    if server.embeddings or found.reranker or is_for_embeddings(found.folder):
+        found = replace(found, engine_config=replace(found.engine_config, pools=True))
     found.tokenizer.warm()
     _serve(found, server, access, scale)
     return 0
@@ -178,7 +178,6 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
         PromptHabits(
             [parse_rule(text) for text in flags.volatile or []],
             pins=flags.pin,
-            embeds=found.engine_config.embeds,
         ),
         token,
         (flags.host, flags.port),

@@ -35,7 +35,7 @@ class EngineConfig:
     None: all that is left.
     `snapshot_bytes` limits the host memory for states of recurrences, see snapshots.py.
     `cache_disk_bytes` limits the prefixes kept in `cache_dir` (None: in localllm's cache); 0: none.
-    `embeds`: requests can ask for embeddings, for which every layer computes all rows.
+    `pools`: requests can ask for `pooling`, for which every layer computes all rows.
     `threads` is the number of CPU threads; None: at most one per core, fewer while other processes
     use the cores. Either way the engine sets the number of torch's threads
     (`torch.set_num_threads`) for the whole process.
@@ -61,7 +61,7 @@ class EngineConfig:
     deterministic: bool = False
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     threads: int | None = None
-    embeds: bool = False
+    pools: bool = False
     self_check: bool = field(default_factory=_is_checked)
 
     def __post_init__(self) -> None:

@@ -46,7 +46,7 @@ class Engine:
     ) -> None:
         """`prefix_disk`: the scheduler's store, written to while there are no requests. `pacer`:
         limits how much prefill may delay running answers; None: prefill may fill whole steps.
-        `pooler`: its tap is the runner's last one; None: there are no embeddings.
+        `pooler`: its tap is the runner's last one; None: requests cannot ask for `pooling`.
         """
         self._pooler = pooler
         self.limits = limits
@@ -112,7 +112,7 @@ class Engine:
         leaves no room for a new token. Other requests are not affected. DeviceError: see `step`.
         """
         self._check_alive()
-        if params.embeds and self._pooler is None:
+        if params.pooling is not None and self._pooler is None:
             raise RequestError(
                 "this engine makes no embeddings", param="input", hint="serve --embeddings"
             )
@@ -120,7 +120,7 @@ class Engine:
         num_prompt = len(prompt_token_ids)
         room = self.context_length - num_prompt
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        if params.embeds:
+        if params.pooling is not None:
             max_tokens = 1
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -306,8 +306,8 @@ class Engine:
         if self.speculator is not None:
             self.speculator.see(batch, hidden)
 
-    def _with_embeddings(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
-        """Add embeddings to the last events of requests that ended."""
+    def _with_pooled(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
+        """Add what was pooled to the last events of requests that ended."""
         if self._pooler is None:
             return events
         found = {
@@ -316,7 +316,7 @@ class Engine:
             if entry.request.status is RequestStatus.FINISHED
         }
         return [
-            replace(event, embedding=found.get(event.request_id))
+            replace(event, pooled=found.get(event.request_id))
             if event.finish_reason is not None
             else event
             for event in events
@@ -345,7 +345,7 @@ class Engine:
             self._roll_back(due)
             self._note_if_fatal(error)
             raise
-        events = self._with_embeddings(due.batch, self.scheduler.update(due.batch, sampled))
+        events = self._with_pooled(due.batch, self.scheduler.update(due.batch, sampled))
         now = time.perf_counter()
         seconds = now - max(due.began_s, self._collected_s)
         self._collected_s = now

@@ -280,6 +280,8 @@ def build_engine(
         max_model_len=plan.max_model_len,
         num_positions=architecture.max_position_embeddings,
         eos_token_ids=eos_token_ids,
+        writes_text=architecture.writes_text,
+        num_labels=architecture.num_labels,
     )
     longest = plan.max_model_len
     threads = choose_threads(config.threads)
@@ -301,7 +303,7 @@ def build_engine(
         )
     elif config.speculation.drafter != "off":
         drafter = NgramDrafter(config.speculation.min_match, config.speculation.max_match)
-    pooler = Pooler(architecture.num_layers) if config.embeds else None
+    pooler = Pooler(loaded.model) if config.pools else None
     taps = [*(drafter.taps if drafter else ()), *(pooler.taps if pooler else ())]
     runner = _make_runner(loaded, kv_cache, scheduling, longest, count, taps=taps)
     speculator = None

@@ -1,4 +1,4 @@
-"""Embeddings: what the model's last norm makes of a prompt's last token."""
+"""What is read of a prompt's last token in the place of an answer."""
 
 from array import array
 from collections.abc import Sequence
@@ -6,29 +6,42 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from localllm.engine.request import Request
+from localllm.engine.sampling_params import Pooling
 from localllm.engine.scheduler import ScheduledBatch
+from localllm.model.decoder import DecoderModel
 
 
 class Pooler:
-    """Takes the last row of each request that asks for an embedding.
+    """Takes the last row of each request with `pooling`.
 
     The row sees the whole prompt, so cached prefixes, chunks and other requests change nothing.
     """
 
-    def __init__(self, num_layers: int) -> None:
-        """`num_layers`: of the model, which is also the tap of its last norm."""
-        self.taps: Sequence[int] = (num_layers,)
+    def __init__(self, model: DecoderModel) -> None:
+        """Taps the last norm of `model`."""
+        self.taps: Sequence[int] = (model.architecture.num_layers,)
+        self._model = model
         self._rows: dict[Request, Tensor] = {}
 
     def see(self, batch: ScheduledBatch, hidden: Tensor) -> None:
-        """Take rows of a batch's `hidden` states, [num_tokens, hidden], as `Launched` has them."""
+        """Read rows of a batch's `hidden` states, [num_tokens, hidden], as `Launched` has them."""
         end = 0
         for entry in batch.requests:
             end += entry.num_scheduled_tokens
-            if entry.request.params.embeds and entry.catches_up:
-                self._rows[entry.request] = hidden[end - 1].clone()
+            pooling = entry.request.params.pooling
+            if pooling is not None and entry.catches_up:
+                self._rows[entry.request] = self._read(hidden[end - 1], pooling)
 
     def take(self, request: Request) -> bytes | None:
-        """The embedding of a request that has ended, float32; None if it asked for none."""
+        """What was read for a request that has ended, float32; None if it asked for nothing."""
         row = self._rows.pop(request, None)
         return None if row is None else array("f", row.float().tolist()).tobytes()
+
+    def _read(self, row: Tensor, pooling: Pooling) -> Tensor:
+        match pooling.kind:
+            case "embedding":
+                return row.clone()
+            case "labels":
+                return self._model.compute_scores(row[None])[0]
+            case "logits":
+                return self._model.compute_logits(row[None])[0, list(pooling.token_ids)]

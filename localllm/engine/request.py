@@ -40,7 +40,7 @@ class TokenEvent:
 
     `is_draft`: whether the token was drafted and accepted. `num_cached_tokens` counts the prompt
     tokens whose keys and values were found in the cache, `num_drafted_tokens` all tokens drafted
-    for this sample so far. `embedding`: of the prompt, float32, if it was asked for.
+    for this sample so far. `pooled`: what `pooling` asked for, float32.
     """
 
     request_id: int
@@ -52,7 +52,7 @@ class TokenEvent:
     num_cached_tokens: int = 0
     is_draft: bool = False
     num_drafted_tokens: int = 0
-    embedding: bytes | None = None
+    pooled: bytes | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -16,6 +16,8 @@ class EngineLimits:
     # Positions that the model has; `max_model_len` may be less.
     num_positions: int
     eos_token_ids: frozenset[int]
+    writes_text: bool = True
+    num_labels: int = 0
 
     def way_to_longer_context(self, held_by_cache: int) -> str:
         """What a user can do to get a longer context; `held_by_cache`: the most tokens of a request
@@ -33,12 +35,22 @@ class EngineLimits:
         Raises: RequestError for token ids out of range; ContextLengthError for a prompt that
         leaves no room for a new token.
         """
+        pooling = params.pooling
+        if pooling is None and not self.writes_text:
+            raise RequestError(
+                "this model writes no text: it was saved without an output head",
+                param="prompt",
+                hint=f"serve it, for /v1/{'rerank' if self.num_labels else 'embeddings'}",
+            )
+        if pooling is not None and pooling.kind == "labels" and not self.num_labels:
+            raise RequestError("this model has no head that scores texts", param="pooling")
         if not prompt:
             raise RequestError("the prompt is empty", param="prompt", hint="give it some text")
         for name, ids in (
             ("prompt", prompt),
             ("logit_bias", params.logit_bias),
             ("stop_token_ids", params.stop_token_ids),
+            ("pooling", pooling.token_ids if pooling else ()),
         ):
             for token_id in ids:
                 if type(token_id) is not int or not 0 <= token_id < self.vocab_size:

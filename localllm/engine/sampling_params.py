@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from localllm.errors import RequestError, brief
 from localllm.text.grammar import Grammar
@@ -15,6 +16,16 @@ MAX_NUM_SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Pooling:
+    """What is wanted of a prompt's last token in the place of an answer: its hidden state after the
+    last norm, what a head for scores makes of that, or the logits of `token_ids`.
+    """
+
+    kind: Literal["embedding", "labels", "logits"]
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters by which the tokens of one request are chosen.
 
@@ -23,10 +34,9 @@ class SamplingParams:
     of OpenAI (presence, frequency: over generated tokens) and CTRL (repetition: over prompt and
     generated tokens). `logprobs` N reports the chosen token and the N likeliest, from the
     distribution before any filter. `seed` None draws a random seed. `grammar`: the grammar that the
-    answer must follow; tokens that it forbids are removed before anything else. `embeds`: an
-    embedding of the prompt is wanted, and the answer is one token of no meaning. `given` names the
-    fields that the user set: a remote model sends only these, since its server has its own
-    defaults.
+    answer must follow; tokens that it forbids are removed before anything else. `pooling`: wanted
+    of the prompt, and the answer is one token of no meaning. `given` names the fields that the user
+    set: a remote model sends only these, since its server has its own defaults.
     """
 
     temperature: float = 1.0
@@ -45,7 +55,7 @@ class SamplingParams:
     n: int = 1
     seed: int | None = None
     grammar: Grammar | None = None
-    embeds: bool = False
+    pooling: Pooling | None = None
     given: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

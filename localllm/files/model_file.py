@@ -60,8 +60,10 @@ def _find(path: Path) -> Path:
             where=str(path),
             hint=_REDOWNLOAD,
         ) from error
-    repository = folder.parent.parent
-    is_snapshot = folder.parent.name == "snapshots" and repository.name.startswith("models--")
+    # The snapshot itself, or a folder in it.
+    snapshot = folder if folder.parent.name == "snapshots" else folder.parent
+    repository = snapshot.parent.parent
+    is_snapshot = snapshot.parent.name == "snapshots" and repository.name.startswith("models--")
     is_blob = is_snapshot and place.parent == repository / "blobs"
     is_ours = path.parent.parent == _PACKAGE
     if not place.is_relative_to(folder) and not is_blob and not is_ours:

@@ -10,6 +10,7 @@ from localllm.files.file_times import note_use
 from localllm.hub.catalog import BUILT_IN_MODEL, BUILT_IN_MODELS, resolve_model
 from localllm.hub.download import DownloadProgress, fetch_model
 from localllm.hub.generation_config import GenerationDefaults, read_generation_config
+from localllm.hub.reranker_files import Reranker, find_reranker
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
 from localllm.text.tokenizer import Tokenizer
@@ -36,7 +37,8 @@ class FoundModel:
 class Checkpoint:
     """A model's folder with its small files read and checked; the weights are not touched yet.
 
-    `engine_config`: see FoundModel; `open_s`: seconds for all of that.
+    `reranker`: how it scores pairs of texts, if it was made for that; `engine_config`: see
+    FoundModel; `open_s`: seconds for all of that.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Checkpoint:
     defaults: GenerationDefaults
     eos_token_ids: frozenset[int]
     engine_config: EngineConfig
+    reranker: Reranker | None
     open_s: float
 
 
@@ -109,6 +112,7 @@ def read_checkpoint(found: FoundModel) -> Checkpoint:
         defaults=defaults,
         eos_token_ids=frozenset(eos),
         engine_config=found.engine_config,
+        reranker=find_reranker(found.name, folder, found.architecture, tokenizer),
         open_s=found.open_s + time.monotonic() - started,
     )
 

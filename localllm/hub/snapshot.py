@@ -21,8 +21,10 @@ from localllm.hub.transfer import HubCommit, HubFile, RepoKind, fetched_bytes
 # Weights only as safetensors; no code, nor anything else that a repository may hold.
 SMALL_FILES = ("*.json", "*.jinja")
 WANTED_FILES = ("*.safetensors", *SMALL_FILES)
-# The same weights again in other layouts, and anything in subfolders.
-_UNWANTED_FILES = ("consolidated*", "*/*")
+# The same weights again in another layout.
+_UNWANTED_FILE = "consolidated*"
+# Of subfolders only what tells how embeddings and scores are made.
+_IN_SUBFOLDER = re.compile(r"[0-9]{1,3}_\w{1,64}/config\.json", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)*", re.ASCII)
 
 
@@ -71,12 +73,7 @@ def look_up(repo: str, revision: str | None, wanted: tuple[str, ...] = WANTED_FI
     """
     root = cache_root(repo)
     origin, listed = _ask(repo, revision, "model")
-    files = [
-        _checked_file(sibling)
-        for sibling in listed
-        if any(fnmatch(sibling.rfilename, pattern) for pattern in wanted)
-        and not any(fnmatch(sibling.rfilename, pattern) for pattern in _UNWANTED_FILES)
-    ]
+    files = [_checked_file(each) for each in listed if _is_wanted(each.rfilename, wanted)]
     missing = [file for file in files if not _is_here(root, origin, file)]
     partial = {each.name: fetched_bytes(root / "blobs" / each.digest, each) for each in missing}
     return HubSnapshot(origin, files, missing, [each.rfilename for each in listed], partial)
@@ -140,6 +137,12 @@ def _ask(repo: str, revision: str | None, kind: RepoKind) -> tuple[HubCommit, li
     ask: Callable[..., Any] = HfApi().model_info if kind == "model" else HfApi().dataset_info
     info = ask(repo, revision=revision, files_metadata=True)
     return HubCommit(repo, info.sha or "", kind), list(info.siblings or [])
+
+
+def _is_wanted(name: str, wanted: tuple[str, ...]) -> bool:
+    if "/" in name:
+        return _IN_SUBFOLDER.fullmatch(name) is not None
+    return any(fnmatch(name, pattern) for pattern in wanted) and not fnmatch(name, _UNWANTED_FILE)
 
 
 def _checked_file(sibling: Any) -> HubFile:

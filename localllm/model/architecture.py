@@ -29,6 +29,8 @@ from localllm.model.rope_config import RopeConfig
 
 _Spec = TypeVar("_Spec")
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head"
+# The head of a model that scores texts.
+LABELS = "score.weight"
 
 
 def layer_name(index: int) -> str:
@@ -73,7 +75,8 @@ class Architecture:
     `norm` is the final one. Embeddings are multiplied by `embedding_scale`, logits by `logit_scale`
     and then, with a `logit_cap`, kept within it: cap · tanh(logit / cap). `per_layer`: what each
     layer's blocks read besides the residual stream; `has_tower`: the files hold a vision tower too,
-    see tower.py.
+    see tower.py. `writes_text`: false for a model that was saved without an output head;
+    `num_labels`: rows of the head that scores texts in its place, if there is one.
     """
 
     name: str
@@ -90,6 +93,8 @@ class Architecture:
     logit_cap: float | None = None
     per_layer: PerLayerSpec | None = None
     has_tower: bool = False
+    writes_text: bool = True
+    num_labels: int = 0
     quantization: Mapping[str, Any] | None = field(default=None, compare=False)
 
     @property
@@ -268,6 +273,8 @@ class Architecture:
             shapes |= self.per_layer.tensors(self.hidden_size, self.num_layers)
         if not self.tie_word_embeddings:
             shapes[f"{HEAD}.weight"] = (self.vocab_size, self.hidden_size)
+        if self.num_labels:
+            shapes[LABELS] = (self.num_labels, self.hidden_size)
         return shapes
 
     def describe(self) -> str:

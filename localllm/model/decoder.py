@@ -29,6 +29,8 @@ class DecoderModel:
     ropes: RopeTables
     ops: Ops
     per_layer: PerLayerInputs | None = None
+    # The head that scores texts, [num_labels, hidden], where there is one.
+    labels: Tensor | None = None
     # The layers and the final norm in one call, if that is supported for them.
     fused: FusedDecoder | None = None
     # Whether the host looks at values in a step, as it does for experts in its memory.
@@ -116,6 +118,11 @@ class DecoderModel:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """`hidden`: [rows, hidden] -> float32 [rows, vocab_size]."""
         return self.head(hidden)
+
+    def compute_scores(self, hidden: Tensor) -> Tensor:
+        """`hidden`: [rows, hidden] -> float32 [rows, num_labels], of a model that scores texts."""
+        assert self.labels is not None
+        return hidden.float() @ self.labels.float().t()
 
 
 def _tapped(taps: Sequence[int], streams: Mapping[int, Tensor], last: Tensor) -> tuple[Tensor, ...]:

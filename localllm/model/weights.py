@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from localllm.errors import CheckpointError, UnsupportedModelError
-from localllm.model.architecture import EMBEDDING, HEAD, Architecture, layer_name
+from localllm.model.architecture import EMBEDDING, HEAD, LABELS, Architecture, layer_name
 from localllm.model.decoder import DecoderModel
 from localllm.model.ends import Embedding, Head
 from localllm.model.fused.choose import fuse_layers
@@ -166,6 +166,7 @@ def load_model(
         ropes=ropes,
         ops=ops,
         per_layer=per_layer,
+        labels=reader.read(LABELS) if architecture.num_labels else None,
         fused=fuse_layers(architecture, layers, norm, ops),
         looks=expert_slots is not None,
     )

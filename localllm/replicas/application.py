@@ -8,7 +8,6 @@ guards, and asks the replicas.
 import hashlib
 import json
 import os
-import time
 from dataclasses import fields
 from typing import Any
 
@@ -24,7 +23,7 @@ from localllm.hub.checkpoint import open_checkpoint
 from localllm.replicas.client import ReplicasClient
 from localllm.replicas.deployment import Machine, engines_of
 from localllm.replicas.scale import Scale
-from localllm.server.answering import PromptHabits, ServedModel
+from localllm.server.answering import ServedModel
 from localllm.server.app import create_app
 from localllm.server.guard import LOOPBACK_NAMES, Access
 from localllm.server.kept_responses import responses_here
@@ -139,7 +138,5 @@ class Front:
         info = await self._client.start()
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
         name = args.served_model_name or found.name
-        served = ServedModel(name, int(time.time()), writer, found.defaults)
-        self.api = create_app(
-            self._client, served, access, responses_here(), PromptHabits(embeds=config.embeds)
-        )
+        served = ServedModel.of(found, name, writer)
+        self.api = create_app(self._client, served, access, responses_here())

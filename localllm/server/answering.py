@@ -1,6 +1,7 @@
 """From a request that was read to the engine and back: what all APIs of the server share."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,9 @@ from localllm.answer.completion import TextEvent
 from localllm.attach.engine_client import EngineDownError, QueueFullError
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import LocalLLMError, RequestError
+from localllm.hub.checkpoint import Checkpoint
 from localllm.hub.generation_config import GenerationDefaults
+from localllm.hub.reranker_files import Reranker
 from localllm.server.choice import AnswerWriter
 from localllm.server.earlier_prompts import Compared, Digest, EarlierPrompts, compare
 from localllm.server.engines import AnswerStream, Engines
@@ -39,12 +42,23 @@ _MOVED = b"x-localllm-moved-lines"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the front end knows about the model: its name, its prompts, its defaults."""
+    """What the front end knows about the model: its name, its prompts, its defaults. `pools`: texts
+    can be embedded; `reranker`: how it scores pairs of texts, if it does.
+    """
 
     name: str
     created_s: int
     prompts: PromptWriter
     defaults: GenerationDefaults
+    pools: bool = False
+    reranker: Reranker | None = None
+
+    @classmethod
+    def of(cls, found: Checkpoint, name: str, prompts: PromptWriter) -> "ServedModel":
+        """A checkpoint that is served as `name` from now on."""
+        pools = found.engine_config.pools
+        reranker = found.reranker if pools else None
+        return cls(name, int(time.time()), prompts, found.defaults, pools, reranker)
 
 
 class Asks(Protocol):
@@ -130,13 +144,11 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class PromptHabits:
     """What is done to conversations: lines that match a rule of `volatile` are moved to their end;
-    with `pins`, the cache keeps their system prompts for longer than other tokens. `embeds`: texts
-    can be embedded.
+    with `pins`, the cache keeps their system prompts for longer than other tokens.
     """
 
     volatile: Sequence[Rule] = ()
     pins: bool = False
-    embeds: bool = False
 
 
 NO_HABITS = PromptHabits()
@@ -155,11 +167,6 @@ class Answering:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.model.prompts.tokenizer
-
-    @property
-    def makes_embeddings(self) -> bool:
-        """Whether the engine was told to."""
-        return self._habits.embeds
 
     def check_model(self, name: str | None) -> None:
         """Raises: RefusedError for another model than the one that is served."""

@@ -26,6 +26,7 @@ from localllm.server.messages_schema import CountRequest, MessagesRequest
 from localllm.server.openai_api import OpenAIApi
 from localllm.server.page import page_response
 from localllm.server.refusals import RefusedError, as_response, describe_invalid
+from localllm.server.rerank_api import RerankApi, RerankRequest
 from localllm.server.responses_api import ResponsesApi
 from localllm.server.responses_schema import InputRequest, ResponseRequest
 from localllm.server.schema import (
@@ -69,6 +70,7 @@ def create_app(
         "/v1/responses": (responses.create, ResponseRequest),
         "/v1/responses/input_tokens": (responses.count, InputRequest),
         "/v1/embeddings": (EmbeddingsApi(answering).create, EmbeddingsRequest),
+        "/v1/rerank": (RerankApi(answering).rank, RerankRequest),
         "/page/conversations": (conversations.create, SavedBody),
         "/page/conversations/{number:int}": (conversations.save, SavedBody),
         "/tokenize": (openai.tokenize, TokenizeRequest),

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -88,7 +87,7 @@ async def serve_model(
     try:
         info = await engines.start()
         writer = PromptWriter(found.tokenizer, info.context_length, info.longer_context)
-        served = ServedModel(name, int(time.time()), writer, found.defaults)
+        served = ServedModel.of(found, name, writer)
         settings = uvicorn.Config(
             create_app(engines, served, access, kept, habits, page_token),
             host=where[0],

@@ -246,8 +246,7 @@ class Tokenizer:
             template,
             messages,
             tools,
-            add_generation_prompt=True,
-            **{**self._special_tokens, **variables},
+            **{"add_generation_prompt": True, **self._special_tokens, **variables},
         )
 
     def as_lark(self, text: str) -> str:

@@ -7,16 +7,16 @@ import pytest
 from engines import Limits, checked_step, load_tiny_model, make_engine
 
 from localllm.engine.engine import Engine
-from localllm.engine.sampling_params import SamplingParams
+from localllm.engine.sampling_params import Pooling, SamplingParams
 from localllm.errors import RequestError
 from localllm.model.decoder import DecoderModel
 
-EMBEDS = SamplingParams(max_tokens=9, embeds=True)
+EMBEDS = SamplingParams(max_tokens=9, pooling=Pooling("embedding"))
 ANSWERS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 
 def engine_of(model: DecoderModel, **limits: object) -> Engine:
-    return make_engine(model, Limits(embeds=True, **limits))  # type: ignore[arg-type]
+    return make_engine(model, Limits(pools=True, **limits))  # type: ignore[arg-type]
 
 
 def prompt(length: int) -> list[int]:
@@ -31,10 +31,10 @@ def embeddings(engine: Engine, lengths: Sequence[int]) -> dict[int, np.ndarray]:
             assert event.error is None
             if event.request_id in wanted:
                 assert event.finish_reason == "length"
-                assert event.embedding is not None
-                found[wanted[event.request_id]] = np.frombuffer(event.embedding, np.float32)
+                assert event.pooled is not None
+                found[wanted[event.request_id]] = np.frombuffer(event.pooled, np.float32)
             else:
-                assert event.embedding is None
+                assert event.pooled is None
     return found
 
 

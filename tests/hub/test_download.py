@@ -21,6 +21,7 @@ from localllm.errors import CheckpointError, DownloadError, ExitCode
 from localllm.hub import transfer
 from localllm.hub.catalog import ModelSource
 from localllm.hub.download import _check_links, fetch_model, find_snapshot
+from localllm.hub.embedding_files import is_for_embeddings
 from localllm.hub.snapshot import look_up
 from localllm.hub.verified import VerifiedFiles
 
@@ -238,6 +239,19 @@ def assert_is_whole(hub: Hub, folder: Path) -> None:
 
 def size_of_weights(hub: Hub) -> int:
     return (hub.folders[REPO] / WEIGHTS).stat().st_size
+
+
+def test_of_subfolders_only_the_settings_of_modules_are_fetched(hub: Hub) -> None:
+    told = hub.folders[REPO]
+    for name in ("1_Pooling/config.json", "1_Pooling/model.safetensors", "onnx/config.json"):
+        (told / name).parent.mkdir(exist_ok=True)
+        (told / name).write_text('{"pooling_mode": "lasttoken"}')
+    modules = [{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    (told / "modules.json").write_text(json.dumps(modules))
+    folder = fetch_model(SOURCE)
+    assert is_for_embeddings(folder)  # though the file is a link to a blob
+    assert not (folder / "onnx").exists()
+    assert [each.name for each in (folder / "1_Pooling").iterdir()] == ["config.json"]
 
 
 def test_what_is_here_is_used_without_asking(hub: Hub) -> None:

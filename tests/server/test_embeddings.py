@@ -34,7 +34,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pocket = open_checkpoint().folder
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(pocket / name, folder / name)
-    (folder / "modules.json").write_text("[]")
+    kinds = {
+        "": "models.Transformer",
+        "1_Pooling": "models.Pooling",
+        "2_Normalize": "models.Normalize",
+    }
+    modules = [
+        {"path": path, "type": f"sentence_transformers.{kind}"} for path, kind in kinds.items()
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Pooling").mkdir()
     pooling = {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
@@ -97,5 +105,5 @@ def test_another_pooling_is_told(server_home: Path, folder: Path, tmp_path: Path
     shutil.copytree(folder, tmp_path / "m")
     pooling = {"pooling_mode_mean_tokens": True}
     (tmp_path / "m" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    with pytest.raises(AssertionError, match="pooling_mode_mean_tokens"):
+    with pytest.raises(AssertionError, match="made by 'mean_tokens'"):
         start_server(server_home, model=str(tmp_path / "m"))

@@ -6,6 +6,7 @@ something is exchanged, taken out or put in.
 
 import copy
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from server.conftest import Server
 from server.test_server_faults import assert_refused, golden
+
+from localllm.hub.checkpoint import open_checkpoint
 
 pytestmark = pytest.mark.slow
 EACH = 5000
@@ -200,6 +203,18 @@ OF_AGENTS: list[tuple[str, dict[str, Any]]] = [
     ),
     ("/v1/responses/input_tokens", {"input": ITEMS}),
     ("/v1/embeddings", {"input": ["a", [5, 6]], "dimensions": 4, "encoding_format": "float"}),
+    ("/v1/rerank", {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1}),
+    (
+        "/v1/rerank",
+        {
+            "model": "pocket",
+            "query": "a",
+            "documents": ["b c d"],
+            "return_documents": True,
+            "max_tokens_per_doc": 2,
+            "instruction": "d",
+        },
+    ),
     ("/page/conversations", {"model": "pocket", "turns": [{"question": "a", "answer": "b"}]}),
 ]
 PATHS_OF_AGENTS = sorted({path for path, _ in OF_AGENTS})
@@ -213,6 +228,22 @@ junk = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Pocket, as a model that also scores pairs of texts."""
+    folder = tmp_path_factory.mktemp("model") / "pocket"
+    shutil.copytree(open_checkpoint().folder, folder)
+    modules = [{"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.LogitScore"}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_LogitScore").mkdir()
+    answers = {"true_token_id": 1738, "false_token_id": 1454}
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(answers))
+    return str(folder)
+
+
+FLAGS = ("-c", "192", "--max-num-seqs", "8", "--served-model-name", "pocket", "--dtype", "float32")
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -256,9 +287,9 @@ def mutated(draw: st.DrawFn, sounds: list[tuple[str, dict[str, Any]]]) -> tuple[
     ids=["older", *PATHS_OF_AGENTS],
 )
 def test_sound_requests_in_which_something_is_wrong(
-    serve: Callable[..., Server], sounds: list[tuple[str, dict[str, Any]]]
+    serve: Callable[..., Server], reranker: str, sounds: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    server = serve("-c", "192", "--max-num-seqs", "8", "--embeddings")
+    server = serve(*FLAGS, model=reranker)
     text = golden(server.client())
     counts: Counter[int] = Counter()
     with httpx.Client(base_url=server.url, timeout=60) as http:
@@ -283,12 +314,12 @@ def test_sound_requests_in_which_something_is_wrong(
 
 
 def test_requests_that_break_the_rules_of_our_own_description(
-    serve: Callable[..., Server],
+    serve: Callable[..., Server], reranker: str
 ) -> None:
     schemathesis = pytest.importorskip("schemathesis", reason="pip install schemathesis")
     from schemathesis import GenerationMode
 
-    server = serve("-c", "192", "--max-num-seqs", "8")
+    server = serve(*FLAGS, model=reranker)
     text = golden(server.client())
     described = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     operations = [each.ok() for each in described.get_all_operations()]

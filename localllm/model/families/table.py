@@ -44,6 +44,7 @@ from localllm.model.families.qwen3_5 import (
 from localllm.model.families.qwen_moe import read_qwen2_moe, read_qwen3_moe
 from localllm.model.families.seed_oss import read_seed_oss
 from localllm.model.families.smollm3 import read_smollm3
+from localllm.model.headless import class_with_head, is_body, lacks_head, num_labels
 from localllm.model.own_head import has_other_head
 from localllm.model.tower import has_tower, text_config
 
@@ -95,15 +96,20 @@ def architecture_of(raw: Mapping[str, Any], where: str = "config.json") -> Archi
     Raises: CheckpointError naming the field and the range it must lie in; UnsupportedModelError.
     """
     given = text_config(raw, where)
-    name = ConfigFields(given, where).architecture()
+    stored = ConfigFields(given, where).architecture()
+    name = stored if stored in FAMILIES else class_with_head(stored)
     if name not in FAMILIES:
         raise UnsupportedModelError(
-            f"architecture {name!r:.80} is not supported",
+            f"architecture {stored!r:.80} is not supported",
             where=where,
             hint=OTHER_ENGINE,
         )
-    fields = ConfigFields({**CLASS_DEFAULTS.get(name, {}), **given}, where)
-    return replace(FAMILIES[name](fields), has_tower=has_tower(raw))
+    fields = ConfigFields({**CLASS_DEFAULTS.get(name, {}), **given, "architectures": [name]}, where)
+    architecture = replace(FAMILIES[name](fields), has_tower=has_tower(raw))
+    labels = num_labels(stored, given, where)
+    if labels or (is_body(stored) and not architecture.tie_word_embeddings):
+        return replace(_without_head(architecture), num_labels=labels)
+    return architecture
 
 
 def read_architecture(folder: Path) -> Architecture:
@@ -113,7 +119,14 @@ def read_architecture(folder: Path) -> Architecture:
     architecture = architecture_of(raw, str(path))
     if architecture.tie_word_embeddings and has_other_head(folder, architecture):
         architecture = replace(architecture, tie_word_embeddings=False)
+    elif not architecture.tie_word_embeddings and lacks_head(folder, architecture):
+        architecture = _without_head(architecture)
     if "auto_map" in raw:
         name = architecture.name
         logger.warning("code in the model's folder is not run; the built-in %s is used", name)
     return architecture
+
+
+def _without_head(architecture: Architecture) -> Architecture:
+    # Its logits mean nothing; those of the embedding table cost no memory.
+    return replace(architecture, tie_word_embeddings=True, writes_text=False)

@@ -1,0 +1,49 @@
+"""What the engine reads of many prompts at once, without an answer: embeddings and scores."""
+
+import asyncio
+from collections.abc import Sequence
+
+from starlette.requests import Request
+
+from localllm.attach.engine_client import EngineDownError, QueueFullError
+from localllm.engine.request import FinishReason
+from localllm.engine.sampling_params import Pooling, SamplingParams
+from localllm.errors import LocalLLMError
+from localllm.server.answering import Answering
+from localllm.server.refusals import RefusedError, refusal_of
+from localllm.text.prompt import Prompt
+
+# Prompts of one request that are computed at once; others of the engine's requests get their turns.
+_AT_ONCE = 16
+
+
+async def pool(
+    answering: Answering, prompts: Sequence[Prompt], pooling: Pooling, request: Request, param: str
+) -> list[bytes]:
+    """`pooling` of each prompt, float32; `param`: the field of the body that holds the prompts.
+
+    Raises: RefusedError for the first prompt that fails; the others are given up.
+    """
+    turns, salt = asyncio.Semaphore(_AT_ONCE), request.scope.get("salt", b"")
+    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, pooling=pooling)
+
+    async def read(prompt: Prompt) -> bytes:
+        async with turns:
+            try:
+                stream = answering.engine.submit(prompt, params, salt, is_whole=True)
+                async for event in stream:
+                    if event.finish_reason is FinishReason.ERROR:
+                        assert event.error is not None
+                        raise event.error
+                    if event.pooled is not None:
+                        return event.pooled
+            except (EngineDownError, QueueFullError, LocalLLMError) as error:
+                raise RefusedError(refusal_of(error, param)) from error
+        raise RefusedError(refusal_of(LocalLLMError("the engine ended without a result")))
+
+    tasks = [asyncio.create_task(read(prompt)) for prompt in prompts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
