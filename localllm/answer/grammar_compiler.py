@@ -18,7 +18,7 @@ from localllm.errors import RequestError
 from localllm.grammars.lark import read_lark
 from localllm.grammars.lengths import check_length, regex_length
 from localllm.grammars.parser_limits import parser_limits
-from localllm.grammars.schema import read_schema
+from localllm.grammars.schema import read_schema, read_schema_of_tool
 from localllm.grammars.vocabulary import single_token, spelling_vocabulary
 from localllm.text.grammar import Grammar, refused
 from localllm.text.prompt import Prompt
@@ -251,8 +251,9 @@ def _source(grammar: Grammar) -> str:
             check_length(regex_length(grammar.source), "regular expression")
             return LLMatcher.grammar_from_regex(grammar.source)
         case "lark" | "calls":
-            names_tokens = grammar.kind == "calls"
-            source = read_lark(grammar.source, read_schema, names_tokens=names_tokens)
+            is_ours = grammar.kind == "calls"
+            read = read_schema_of_tool if is_ours else read_schema
+            source = read_lark(grammar.source, read, names_tokens=is_ours)
             return _grammars(lark_grammar=source)
 
 

@@ -13,6 +13,8 @@ from localllm.errors import RequestError
 ALIASES = {"run": "chat", "list": "ls"}
 # Fewer flags than this are easier to read in one list.
 _FEW = 24
+# Of a command that starts another program: the arguments for that.
+_BEHIND = "arguments"
 # The section of flags that have none of their own; it comes last.
 _REST = "Options"
 
@@ -21,6 +23,18 @@ class Command(TyperCommand):
     """A command whose help groups its flags into sections if there are many, and whose errors say
     where a value comes from that was not typed.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What stands behind -- fills the parameter `_BEHIND` alone, whichever arguments are left
+        out before it.
+        """
+        if "--" not in args or all(param.name != _BEHIND for param in self.params):
+            return super().parse_args(ctx, args)
+        place = args.index("--")
+        behind = args[place + 1 :]
+        rest = super().parse_args(ctx, args[:place])
+        ctx.params[_BEHIND] = behind
+        return rest
 
     def invoke(self, ctx: Any) -> Any:
         """See typer."""

@@ -20,13 +20,14 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
+from localllm.errors import RequestError
 from localllm.grammars.bounds import check_multiples, check_shortest
 from localllm.grammars.formats import KNOWN, PATTERNS
 from localllm.grammars.lengths import check_length, regex_length
 from localllm.grammars.one_of import settle_one_of
 from localllm.grammars.pattern import rust_regex
 from localllm.grammars.references import Place, References
-from localllm.text.grammar import JSON_SPACE, check_schema_size, refused
+from localllm.text.grammar import JSON_SPACE, LOOSE, check_schema_size, refused
 
 Written = dict[str, Any]
 
@@ -44,8 +45,28 @@ def read_schema(schema: Any) -> Written:
 
     Raises: RequestError for an invalid schema, or one that cannot be enforced.
     """
+    return _read_schema(schema, is_loose=False)
+
+
+def read_schema_of_tool(schema: Any) -> Written:
+    """The same for the arguments of a tool; with the keyword `LOOSE`, what cannot be enforced is
+    left out.
+
+    Raises: RequestError.
+    """
+    if not isinstance(schema, dict) or LOOSE not in schema:
+        return _read_schema(schema, is_loose=False)
+    try:
+        return _read_schema(schema, is_loose=True)
+    except RequestError:
+        # Too much of it to say which part.
+        kind = schema.get("type")
+        return _read_schema({"type": kind} if kind in TYPES else True, is_loose=False)
+
+
+def _read_schema(schema: Any, *, is_loose: bool) -> Written:
     check_schema_size(schema)
-    reader = _Reader(schema)
+    reader = _Reader(schema, is_loose=is_loose)
     written = settle_one_of(reader.whole())
     check_multiples(reader.multiples)
     check_shortest(written)
@@ -67,10 +88,11 @@ def read_schema(schema: Any) -> Written:
 class _Reader:
     """Reads one document. `multiples` are all of its multipleOf; `has_controls`: constants hold
     characters that only `\\u` can write; `has_open_names`: an object may have names that are not
-    listed.
+    listed. If it `is_loose`, keywords that cannot be enforced are left out.
     """
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, *, is_loose: bool) -> None:
+        self._is_loose = is_loose
         self.multiples: list[Fraction] = []
         self.has_controls = self.has_open_names = False
         self._references = References(schema)
@@ -111,11 +133,20 @@ class _Reader:
         done = set[Callable[[Place, Written], None]]()
         for keyword in schema:
             if _is_out_of_reach(keyword, schema):
+                if self._is_loose:
+                    continue
                 raise _refused(f"the keyword {keyword!r} is not supported", place)
             read = self._keywords.get(keyword)
-            if read is not None and read not in done:
-                done.add(read)
+            if read is None or read in done:
+                continue
+            done.add(read)
+            before = dict(written)
+            try:
                 read(place, written)
+            except RequestError:
+                if not self._is_loose:
+                    raise
+                written = before
         return written
 
     def _read_all(self, place: Place, keyword: str) -> list[Written | bool]:
@@ -243,8 +274,12 @@ class _Reader:
 
     def _read_combined(self, place: Place, written: Written) -> None:
         for keyword in place.schema:
-            if keyword in ("allOf", "anyOf", "oneOf"):
-                written[keyword] = [*written.get(keyword, []), *self._read_all(place, keyword)]
+            if keyword not in ("allOf", "anyOf", "oneOf"):
+                continue
+            schemas = self._read_all(place, keyword)
+            if keyword == "oneOf" and self._is_loose:  # one of them at least
+                keyword, schemas = "allOf", [{"anyOf": schemas}]
+            written[keyword] = [*written.get(keyword, []), *schemas]
 
     def _read_reference(self, place: Place, written: Written) -> None:
         target = self._references.find(place)
@@ -275,7 +310,9 @@ def _is_out_of_reach(keyword: str, schema: dict[str, Any]) -> bool:
             return value is not False
         case "if":
             return "then" in schema or "else" in schema
-        case "propertyNames" | "unevaluatedItems" | "unevaluatedProperties":
+        case "propertyNames":
+            return value not in (True, {}, {"type": "string"})  # names are strings
+        case "unevaluatedItems" | "unevaluatedProperties":
             return value not in (True, {})
         case "dependentRequired" | "dependentSchemas" | "dependencies":
             return value not in ({},)

@@ -333,11 +333,13 @@ async def _noting(
 
 def conversation_of(body: Converses) -> Conversation:
     """The conversation that a body holds."""
-    tools = [tool.model_dump(exclude_none=True) for tool in body.callable_tools]
+    hidden = {"function": {"strict"}}  # of the server's work, not the model's
+    tools = [tool.model_dump(exclude_none=True, exclude=hidden) for tool in body.callable_tools]
     return Conversation(body.for_template(), tools or None, body.think)
 
 
 def _tools(body: AsksChat) -> list[Tool]:
     return [
-        Tool(each.function.name, each.function.parameters or {}) for each in body.callable_tools
+        Tool(each.function.name, each.function.parameters or {}, bool(each.function.strict))
+        for each in body.callable_tools
     ]

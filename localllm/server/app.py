@@ -96,7 +96,8 @@ def create_app(
         ("/health", looks.health),
         ("/metrics", looks.metrics),
     ):
-        app.add_api_route(path, look, methods=["GET"], response_model=None)
+        # Agents ask for / with HEAD, to see whether there is a server.
+        app.add_api_route(path, look, methods=["GET", "HEAD"], response_model=None)
     for path, remove in (
         ("/v1/responses/{name}", responses.remove),
         ("/page/conversations/{number:int}", conversations.remove),

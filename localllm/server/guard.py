@@ -62,7 +62,12 @@ class Refusal:
         if not is_anthropic(path):
             return self.content
         kind = "invalid_request_error" if self.status < 500 else "api_error"
-        told = {"type": _ANTHROPIC_KINDS.get(self.status, kind), "message": self.message}
+        message = self.message
+        if self.code == "context_length_exceeded":
+            message = (
+                f"prompt is too long: {message}"  # by which agents know that it is time to cut
+            )
+        told = {"type": _ANTHROPIC_KINDS.get(self.status, kind), "message": message}
         return {"type": "error", "error": told}
 
 

@@ -194,6 +194,7 @@ class ToolBody(Body):
     name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = None
     cache_control: CacheControl | None = None
 
     @model_validator(mode="before")
@@ -310,7 +311,10 @@ class CountRequest(WholeBody):
             ToolDefinition(
                 type="function",
                 function=FunctionDefinition(
-                    name=tool.name, description=tool.description, parameters=tool.input_schema
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.input_schema,
+                    strict=tool.strict,
                 ),
             )
             for tool in self.tools or ()

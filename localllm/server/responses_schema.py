@@ -284,7 +284,10 @@ class InputRequest(WholeBody):
             ToolDefinition(
                 type="function",
                 function=FunctionDefinition(
-                    name=tool.name, description=tool.description, parameters=tool.parameters
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.parameters,
+                    strict=tool.strict,
                 ),
             )
             for tool in self.functions

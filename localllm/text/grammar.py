@@ -22,6 +22,8 @@ _RULE = re.compile(r"\s*[?!]*[A-Za-z_][\w-]*[^:\"/]*:")
 # JSON may be laid out in lines or with single spaces; without a bound, a confused model writes
 # whitespace forever.
 JSON_SPACE = r"( |\r?\n[ \t]{0,32})?"
+# A schema with this keyword, in a grammar of calls, is held as far as it can be enforced.
+LOOSE = "x-localllm-loose"
 
 
 @dataclass(frozen=True, slots=True)

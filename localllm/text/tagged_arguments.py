@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localllm.text.grammar import lark_literal
+from localllm.text.grammar import LOOSE, lark_literal
 from localllm.text.quoted_spans import EndOutsideQuotes
 
 _OPENS, _CLOSES = "<parameter=", "</parameter>"
-_SHARED = ("$defs", "definitions")  # what schemas of arguments may refer to
+# What schemas of arguments may refer to, and how they are read.
+_SHARED = ("$defs", "definitions", LOOSE)
 _NAME = re.compile(r"<function=([^>\n]{1,200})>")
 _KEY = re.compile(r"<parameter=([^>\n]{1,200})>")
 

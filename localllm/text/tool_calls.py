@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from localllm.errors import RequestError
-from localllm.text.grammar import Grammar, lark_literal
+from localllm.text.grammar import LOOSE, Grammar, lark_literal
 from localllm.text.quoted_arguments import QuotedArguments
 from localllm.text.stop_strings import longest_overlap
 from localllm.text.tagged_arguments import TaggedArguments
@@ -48,10 +48,13 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that can be called: `parameters` is the JSON schema of its arguments."""
+    """A function that can be called: `parameters` is the JSON schema of its arguments, all of which
+    is enforced if the tool is `strict`, otherwise what can be.
+    """
 
     name: str
     parameters: Mapping[str, Any]
+    strict: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +253,9 @@ def tool_grammar(
                 "NUMBER" if each == _NUMBER else lark_literal(each) for each in pieces
             )
         parameters = {"type": "object", **tool.parameters}
+        parameters.pop(LOOSE, None)
+        if not tool.strict:
+            parameters[LOOSE] = True
         if parameters["type"] != "object":
             raise RequestError(
                 f"the schema of {tool.name} must describe an object of arguments", param="tools"

@@ -83,6 +83,14 @@ def test_a_program_gets_a_server_of_its_own_which_ends_with_it(programs: Path) -
         urllib.request.urlopen(f"{url}/health")
 
 
+def test_arguments_for_the_program_are_no_model(programs: Path, home: Path) -> None:
+    for more in (["-p", "hello"], ["file.py", "--", "-x"]):
+        found = run("aider", "--port", "0", "--", *more)
+        told = json.loads(found.stdout)
+        assert told["arguments"][-len(more) :] == more
+        assert told["arguments"][:2] == ["--model", "openai/pocket"]
+
+
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_a_dry_run_shows_what_would_be_set_and_starts_nothing(
     localllm: Localllm, home: Path, name: str

@@ -1,5 +1,6 @@
 """JSON schemas mean what the standard says; what cannot be held to is refused, and says why."""
 
+import json
 import time
 from typing import Any
 
@@ -8,7 +9,8 @@ from forms import admits, is_valid, state_of
 
 from localllm.answer.grammar_compiler import check_grammar
 from localllm.errors import RequestError
-from localllm.text.grammar import MAX_SCHEMA_OBJECTS, Grammar
+from localllm.grammars.schema import read_schema_of_tool
+from localllm.text.grammar import LOOSE, MAX_SCHEMA_OBJECTS, Grammar
 
 
 def open_object(**schema: Any) -> dict[str, Any]:
@@ -330,3 +332,44 @@ def test_an_object_may_have_many_names_that_may_be_left_out() -> None:
     names = [f"k{i}" for i in range(1500)]
     schema = open_object(properties={name: {"type": "null"} for name in names})
     assert is_valid(schema, {names[0]: None, names[-1]: None})
+
+
+def of_tool(schema: dict[str, Any]) -> Grammar:
+    """The grammar of a call that is nothing but its arguments."""
+    return Grammar("calls", f"start: %json {json.dumps({**schema, LOOSE: True})}")
+
+
+@pytest.mark.parametrize("name", sorted(OUT_OF_REACH))
+def test_what_is_out_of_reach_is_left_out_of_a_tools_schema(name: str) -> None:
+    schema, _, _ = OUT_OF_REACH[name]
+    if isinstance(schema, dict):
+        read_schema_of_tool({**schema, LOOSE: True})
+
+
+def test_the_rest_of_a_tools_schema_is_held() -> None:
+    schema = open_object(
+        properties={
+            "a": {"type": "integer", "not": {"const": 3}},
+            "b": {"type": "array", "uniqueItems": True, "items": {"type": "boolean"}},
+            "c": {"oneOf": [{"type": "integer", "minimum": 3}, {"type": "number"}]},
+            "d": {"type": "string", "pattern": "(?=x)", "maxLength": 2},
+        },
+        required=["a"],
+        dependentRequired={"b": ["c"]},
+        additionalProperties=False,
+    )
+    with pytest.raises(RequestError):
+        check_grammar(Grammar.of_schema(schema))
+    tool = of_tool(schema)
+    for text in ('{"a":3}', '{"a":1,"b":[true,true]}', '{"a":1,"c":1.5}', '{"a":1,"d":"yy"}'):
+        assert admits(tool, text), text
+    for text in ("{}", '{"a":"x"}', '{"a":1,"b":[1]}', '{"a":1,"c":"x"}', '{"a":1,"e":1}'):
+        assert not admits(tool, text), text
+    # Only a grammar of calls can ask for that.
+    with pytest.raises(RequestError):
+        check_grammar(Grammar.of_schema({**schema, LOOSE: True}))
+
+
+def test_names_that_are_strings_ask_for_nothing() -> None:
+    record = open_object(propertyNames={"type": "string"}, additionalProperties={"type": "null"})
+    assert admits(Grammar.of_schema(record), '{"a":null}')

@@ -114,7 +114,7 @@ def of_user(*blocks: dict[str, Any]) -> dict[str, Any]:
         ({"model": "claude"}, 404, "claude"),
         ({"messages": []}, 400, "messages"),
         ({"max_tokens": -1}, 400, "max_tokens"),
-        (of_user({"type": "text", "text": "a " * 3000}), 400, "context"),
+        (of_user({"type": "text", "text": "a " * 3000}), 400, "prompt is too long: "),
         ({"tools": [{"type": "web_search_20250305", "name": "a"}]}, 400, "web_search"),
         ({"mcp_servers": [{"url": "x"}]}, 400, "mcp_servers"),
         (of_user({"type": "image", "source": {}}), 400, "only text"),

@@ -231,7 +231,7 @@ def test_tools_that_cannot_be_called_are_refused(tool_server: Server) -> None:
         [tool(name="a b")],
         [tool(), tool()],
         [tool(parameters={"type": "string"})],
-        [tool(parameters={"type": "object", "properties": {"a": {"type": "thing"}}})],
+        [tool(parameters={"properties": {"a": {"type": "thing"}}}, strict=True)],
         [tool(name=f"f{i}") for i in range(129)],
         [{"type": "web_search"}],
     ):
