@@ -99,3 +99,23 @@ def serve(server_home: Path) -> Iterator[Callable[..., Server]]:
     yield start
     for server in started:
         end(server)
+
+
+@pytest.fixture(scope="module")
+def opened(server_home: Path) -> Iterator[tuple[Server, str]]:
+    """A server with `--open`, and the token of its page."""
+    server = start_server(server_home, "--open")
+    found = None
+    while found is None:
+        found = re.search(r"/#token=(\S+)", server.log.read_text())
+    yield server, found[1]
+    end(server)
+
+
+@pytest.fixture(scope="session")
+def tool_server(server_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The built-in model, which calls tools as Hermes does."""
+    from server.tool_calling import tool_calling_server
+
+    with tool_calling_server("hermes", server_home, tmp_path_factory.mktemp("model")) as server:
+        yield server

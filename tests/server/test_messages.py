@@ -1,8 +1,7 @@
 """`/v1/messages` through Anthropic's own client."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anthropic
@@ -12,7 +11,7 @@ from anthropic import Anthropic
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 from server.conftest import Server
-from server.tool_calling import TOOLS, tool_calling_server
+from server.tool_calling import TOOLS
 
 from localllm.answer.completion import TextEvent, TokenInfo
 from localllm.engine.request import FinishReason
@@ -149,12 +148,6 @@ def test_models_are_listed_as_their_client_reads_them(messages: Anthropic) -> No
     [model] = messages.models.list().data
     assert (model.id, model.type, model.max_input_tokens) == ("pocket", "model", 2048)
     assert messages.models.retrieve("pocket").id == "pocket"
-
-
-@pytest.fixture(scope="module")
-def tool_server(server_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with tool_calling_server("hermes", server_home, tmp_path_factory.mktemp("model")) as server:
-        yield server
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -4,26 +4,14 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from server.conftest import Server, end, start_server
+from server.conftest import Server
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 TURN = {"question": "What?", "answer": "That.", "thinking": "", "finish_reason": "stop"}
-
-
-@pytest.fixture(scope="module")
-def opened(server_home: Path) -> Iterator[tuple[Server, str]]:
-    """A server with `--open`, and its token."""
-    server = start_server(server_home, "--open")
-    found = None
-    while found is None:
-        found = re.search(r"/#token=(\S+)", server.log.read_text())
-    yield server, found[1]
-    end(server)
 
 
 @pytest.fixture

@@ -7,11 +7,10 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from server.conftest import Server, end, start_server
+from server.conftest import Server
 
 pytestmark = pytest.mark.browser
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -28,17 +27,6 @@ HOSTILE = """<script>document.title = "taken"</script>
 <script>document.title = "taken"</script>
 ```
 """
-
-
-@pytest.fixture(scope="module")
-def opened(server_home: Path) -> Iterator[tuple[Server, str]]:
-    """A server with `--open`, and the address of its page."""
-    server = start_server(server_home, "--open")
-    found = None
-    while found is None:
-        found = re.search(r"(http://\S+/#token=\S+)", server.log.read_text())
-    yield server, found[1]
-    end(server)
 
 
 @pytest.fixture
@@ -58,7 +46,8 @@ def browser(opened: tuple[Server, str]) -> Iterator[Any]:
 @pytest.fixture
 def page(browser: Any, opened: tuple[Server, str]) -> Any:
     page = browser.new_page()
-    page.goto(opened[1])
+    server, token = opened
+    page.goto(f"{server.url}/#token={token}")
     until(page, "document.title.includes('pocket')")
     return page
 

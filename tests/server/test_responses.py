@@ -1,8 +1,7 @@
 """`/v1/responses` through OpenAI's own client."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jsonschema
@@ -13,7 +12,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from server.conftest import Server
 from server.test_messages import CALL, event
-from server.tool_calling import TOOLS, tool_calling_server
+from server.tool_calling import TOOLS
 
 from localllm.answer.completion import TextEvent
 from localllm.engine.request import FinishReason
@@ -155,12 +154,6 @@ def test_tools_that_others_would_run_are_named_in_a_warning(client: OpenAI) -> N
         model="pocket", input="a", max_output_tokens=1, tools=[{"type": "web_search"}]
     )
     assert found.headers["warning"] == '299 - "ignored: tools.web_search"'
-
-
-@pytest.fixture(scope="module")
-def tool_server(server_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with tool_calling_server("hermes", server_home, tmp_path_factory.mktemp("model")) as server:
-        yield server
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
