@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from localllm.chat.database import PATIENCE_S, Database
 from localllm.chat.store_rows import UnsoundError, read_text, read_text_or_none
+from localllm.errors import ContextLengthError
 
 T = TypeVar("T")
 # Requests that a conversation can have.
@@ -86,13 +87,23 @@ class ResponseStore:
                 name, read_text_or_none(previous), _json(asked, list), _json(response, dict)
             )
 
-    def conversation(self, owner: bytes, name: str) -> list[StoredResponse] | None:
+    def conversation(self, owner: bytes, name: str, most_bytes: int) -> list[StoredResponse] | None:
         """The answer with this name and those before it, the first one first, which all count as
         used now; None if one of them is gone.
+
+        Raises: ContextLengthError if they have over `most_bytes`.
         """
         found: list[StoredResponse] = []
         next_name: str | None = name
+        total = 0
         while next_name is not None:
+            total += self._size(owner, next_name)
+            if total > most_bytes:
+                raise ContextLengthError(
+                    f"the conversation has over {most_bytes:,} bytes",
+                    param="previous_response_id",
+                    hint="begin anew, with a summary of it",
+                )
             stored = self.get(owner, next_name)
             if stored is None or len(found) == _MOST_LINKS:
                 return None
@@ -104,6 +115,13 @@ class ResponseStore:
                 [(time.time(), each.id) for each in found],
             )
         return found[::-1]
+
+    def _size(self, owner: bytes, name: str) -> int:
+        with self._file.told():
+            row = self._db.execute(
+                "SELECT num_bytes FROM responses WHERE id = ? AND owner = ?", (name, owner)
+            ).fetchone()
+        return 0 if row is None else int(row[0])
 
     def remove(self, owner: bytes, name: str) -> bool:
         """Delete an answer for good; whether there was one."""

@@ -43,7 +43,7 @@ class KeptResponses:
 
     async def conversation(self, owner: bytes, name: str) -> list[StoredResponse] | None:
         """See ResponseStore. Raises: LocalLLMError."""
-        return await self._ask(lambda store: store.conversation(owner, name))
+        return await self._ask(lambda store: store.conversation(owner, name, LIMITS.body_bytes))
 
     async def remove(self, owner: bytes, name: str) -> bool:
         """See ResponseStore. Raises: LocalLLMError."""
