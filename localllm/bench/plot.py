@@ -106,7 +106,7 @@ def _draw_roofline(report: Report, axes: Any) -> None:
     arithmetic = points[0]["arithmetic"]
     memory = limits.memory_bytes_per_s
     # If this arithmetic has no measured rate, the fastest measured one stands in.
-    peak = limits.operations_per_s.get(arithmetic, max(limits.operations_per_s.values()))
+    peak = limits.peak(arithmetic) or max(limits.operations_per_s.values())
     least = min(found["intensity"] for found in points) / 2
     most = max(*(found["intensity"] for found in points), peak / memory) * 4
     axes.plot(

@@ -167,7 +167,7 @@ def this_machine(config: EngineConfig, *, measures: bool = True) -> Machine:
         rate = _GLANCE_BYTES / best_time(lambda: x.sum(), device)
         return Machine(name, device.type, memory, free, rate, None)
     limits = measure_rates(device)
-    rates = limits.memory_bytes_per_s, limits.operations_per_s.get("bf16")
+    rates = limits.memory_bytes_per_s, limits.peak("bf16")
     return Machine(name, device.type, memory, free, *rates)
 
 

@@ -30,6 +30,8 @@ _MATRIX_WIDTH = {"cpu": 2048, "cuda": 8192}
 # one on processors without VNNI, for seconds at the full width.
 _SMALL_WIDTH, _SLOW_S = 512, 0.005
 _REPEATS = 3
+# Each holds the values of those before it.
+_FROM_NARROW: tuple[Arithmetic, ...] = ("int8", "bf16", "fp32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,15 @@ class Rates:
 
     memory_bytes_per_s: float
     operations_per_s: dict[Arithmetic, float]
+
+    def peak(self, arithmetic: Arithmetic) -> float | None:
+        """The best rate of a product that can do the work of `arithmetic`: its own, or a wider one,
+        as the narrow ones are slow on processors without instructions for them. None if no such
+        product is known.
+        """
+        wider = _FROM_NARROW[_FROM_NARROW.index(arithmetic) :]
+        known = [self.operations_per_s[name] for name in wider if name in self.operations_per_s]
+        return max(known, default=None)
 
     @classmethod
     def median(cls, several: Iterable["Rates"]) -> "Rates":
@@ -210,11 +221,11 @@ class Roofline:
     def of(
         cls, num_bytes: int, operations: int, limits: Rates, arithmetic: Arithmetic
     ) -> "Roofline":
-        """The slower of bytes and operations, since they overlap; memory alone if the rate of
-        `arithmetic` is unknown.
+        """The slower of bytes and operations, since they overlap; memory alone if no rate is known
+        for `arithmetic`.
         """
         moving = num_bytes / limits.memory_bytes_per_s
-        rate = limits.operations_per_s.get(arithmetic)
+        rate = limits.peak(arithmetic)
         computing = 0.0 if rate is None else operations / rate
         return cls(moving, "memory") if moving >= computing else cls(computing, "arithmetic")
 

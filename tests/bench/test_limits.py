@@ -68,6 +68,14 @@ def test_the_roofline_is_the_slower_of_moving_and_computing() -> None:
     assert computing.verdict(50.0) == "80% of the arithmetic peak"
 
 
+def test_a_peak_is_that_of_the_best_product_that_holds_the_values() -> None:
+    without_int8 = Rates(1.0, {"fp32": 100.0, "bf16": 40.0, "int8": 2.0})
+    assert [without_int8.peak(each) for each in ("int8", "bf16", "fp32")] == [100.0, 100.0, 100.0]
+    with_int8 = Rates(1.0, {"fp32": 10.0, "bf16": 50.0, "int8": 200.0})
+    assert [with_int8.peak(each) for each in ("int8", "bf16", "fp32")] == [200.0, 50.0, 10.0]
+    assert Rates(1.0, {"int8": 2.0}).peak("bf16") is None
+
+
 def test_the_median_of_limits_is_taken_rate_by_rate() -> None:
     several = [Rates(m, {"bf16": b}) for m, b in ((1.0, 30.0), (3.0, 10.0), (2.0, 20.0))]
     assert Rates.median(several) == Rates(2.0, {"bf16": 20.0})
