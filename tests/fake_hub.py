@@ -116,7 +116,10 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
             else:
                 # Behind .../resolve/REVISION/
                 name = path.split("/resolve/")[-1].split("/", 1)[-1]
-                self.answer_file(hub.folders[repo] / name, with_body)
+                named = hub.folders[repo] / name
+                # What a hub lies about may lie elsewhere.
+                file = named if named.exists() else named.parents[name.count("/")] / named.name
+                self.answer_file(file, with_body)
 
         def answer_api(self, repo: str, path: str, with_body: bool) -> None:
             revision = re.search(r"/(?:revision|tree)/([^/]+)", path)

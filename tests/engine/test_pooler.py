@@ -11,7 +11,7 @@ from localllm.engine.sampling_params import Pooling, SamplingParams
 from localllm.errors import RequestError
 from localllm.model.decoder import DecoderModel
 
-EMBEDS = SamplingParams(max_tokens=9, pooling=Pooling("embedding"))
+EMBEDS = SamplingParams(max_tokens=9, ignore_eos=True, pooling=Pooling("embedding"))
 ANSWERS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 
 
