@@ -84,7 +84,7 @@ def launch(
             hint=f"one of {', '.join(PROGRAMS)}",
         )
     if launch.dry_run:
-        _show(known, known.settings(_imagined(model, launch)))
+        _show(known, known.settings(_imagined(model, launch)), arguments or [])
         return 0
     executable = next(filter(None, map(shutil.which, known.executables)), None)
     if executable is None:
@@ -92,7 +92,8 @@ def launch(
     with _server(model, launch) as endpoint:
         if endpoint.context_length < _SHORT_CONTEXT:
             note(
-                f"the context is {endpoint.context_length:,} tokens; agents need more: --ctx 64k",
+                f"the context is {endpoint.context_length:,} tokens; agents need "
+                f"{_SHORT_CONTEXT:,} or more, from a model and a server that have them",
                 dim=True,
             )
         settings = known.settings(endpoint)
@@ -103,16 +104,29 @@ def launch(
 
 def _imagined(model: str | None, flags: LaunchFlags) -> Endpoint:
     """The server that runs, or else the one that would be started."""
-    from localllm.launch.server import find_server
-
     url = f"http://127.0.0.1:{flags.port}"
-    found = find_server(url, flags.api_key or "")
-    if found is not None and model in (None, found.model):
+    found = _found_server(url, model, flags)
+    if found is not None:
         return found
+    note("no server runs there: one would be started, and its key stand in the place of KEY")
     from localllm.cli.flag_values import parse_context
 
     context = parse_context(flags.ctx) if flags.ctx else None
     return Endpoint(url, model or _model(), context or 32768, "KEY")
+
+
+def _found_server(url: str, model: str | None, flags: LaunchFlags) -> Endpoint | None:
+    """The server that runs. Raises: RequestError for one of another model."""
+    from localllm.launch.server import find_server
+
+    found = find_server(url, flags.api_key or "") if flags.port else None
+    if found is not None and model not in (None, found.model):
+        raise RequestError(
+            f"{found.model!r:.60} is served on port {flags.port}",
+            param="port",
+            hint="another --port, or --port 0",
+        )
+    return found
 
 
 def _model() -> str:
@@ -122,20 +136,16 @@ def _model() -> str:
 @contextmanager
 def _server(model: str | None, flags: LaunchFlags) -> Iterator[Endpoint]:
     """Raises: LocalLLMError."""
-    from localllm.launch.server import find_server, started_server
+    from localllm.launch.server import started_server
 
     url = f"http://127.0.0.1:{flags.port}"
-    found = find_server(url, flags.api_key or "") if flags.port else None
-    if found is not None and model in (None, found.model):
+    found = _found_server(url, model, flags)
+    if found is not None:
         note(f"{show_controls(found.model)} answers at {url}", dim=True)
         yield found
         return
-    if found is not None:
-        raise RequestError(
-            f"{found.model!r:.60} is served on port {flags.port}",
-            param="port",
-            hint="another --port, or --port 0",
-        )
+    if flags.port:
+        note(f"no server runs on port {flags.port}; one is started", dim=True)
     more = [] if flags.ctx is None else ["--ctx", flags.ctx]
     with started_server(
         model or _model(), flags.port, more, lambda line: note(line, dim=True)
@@ -143,11 +153,11 @@ def _server(model: str | None, flags: LaunchFlags) -> Iterator[Endpoint]:
         yield endpoint
 
 
-def _show(program: Program, settings: Settings) -> None:
+def _show(program: Program, settings: Settings, arguments: "Sequence[str]") -> None:
     """What would be set, as lines for a shell, and files."""
     for name, value in settings.variables.items():
         write_stdout(f"export {name}={shlex.quote(value)}\n")
-    write_stdout(shlex.join(settings.command) + "\n")
+    write_stdout(shlex.join([*settings.command, *arguments]) + "\n")
     for change in settings.files:
         kind = "localllm's own file" if change.is_own else f"after a question, in {program.title}'s"
         write_stdout(f"\n# {kind}: {change.path}\n{change.addition}")

@@ -31,7 +31,7 @@ def find_server(url: str, key: str) -> Endpoint | None:
     except urllib.error.HTTPError as error:
         if error.code == 401:
             raise RequestError(
-                f"the server at {url} needs a key",
+                f"the server at {url} needs {'another' if key else 'a'} key",
                 param="api_key",
                 hint="set LOCALLLM_API_KEY, or choose another --port",
             ) from error

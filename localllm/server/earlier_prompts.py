@@ -119,13 +119,16 @@ class EarlierPrompts:
         return self._found.get((owner, name))
 
     def nearest(self, owner: bytes, digest: Digest) -> _Earlier | None:
-        """The newest prompt that shares most messages with this one; None if none shares any."""
-        best, most = None, 0
+        """The newest prompt that shares most messages with this one, of those one with the same
+        system prompt and tools; None if none shares any.
+        """
+        best, most = None, (0, False)
         known = set(digest.messages)
         for (whose, _), each in reversed(self._found.items()):
             count = len(known.intersection(each.digest.messages)) if whose == owner else 0
-            if count > most:
-                best, most = each, count
+            is_alike = (each.digest.system, each.digest.tools) == (digest.system, digest.tools)
+            if count and (count, is_alike) > most:
+                best, most = each, (count, is_alike)
         return best
 
 

@@ -78,7 +78,9 @@ class RerankApi:
         answering.check_model(body.model)
         reranker = answering.model.reranker
         if reranker is None:
-            raise invalid(f"{answering.model.name} is no reranker; Qwen3-Reranker is one", "model")
+            raise invalid(
+                f"{answering.model.name} is not a reranker; Qwen3-Reranker is one", "model"
+            )
         try:
             prompts = await asyncio.to_thread(self._write, reranker, body)
         except LocalLLMError as error:

@@ -71,6 +71,9 @@ class ResponsesApi:
         except LocalLLMError as error:
             raise RefusedError(refusal_of(error, "previous_response_id")) from error
         if earlier is None:
+            if await self._kept.get(request.scope.get("salt", b""), name) is not None:
+                message = f"an answer before {name!r:.100} was deleted, or is too long ago"
+                raise RefusedError(_gone(message))
             raise _not_found(name, "previous_response_id")
         body.continue_from(
             item for stored in earlier for item in (*stored.input, *stored.response["output"])
@@ -92,6 +95,10 @@ class ResponsesApi:
         items = [item.as_stored() for item in body.items]
         stored = StoredResponse(response["id"], body.previous_response_id, items, dict(response))
         self._kept.put(owner, stored)
+
+
+def _gone(message: str) -> Refusal:
+    return Refusal(400, message, code="previous_response_not_found", param="previous_response_id")
 
 
 def _not_found(name: str, param: str | None) -> RefusedError:

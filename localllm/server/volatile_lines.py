@@ -15,18 +15,22 @@ from localllm.text.prompt import ChatMessage
 Rule = re.Pattern[str]
 # Longer lines are no status; matching them could take long.
 _MOST_CHARS = 2000
+_HINT = "such as 'Today is .*'"
 
 
 def parse_rule(text: str) -> Rule:
     """A regular expression for whole lines. Raises: RequestError."""
     try:
-        return re.compile(text)
+        rule = re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         raise RequestError(
-            f"{text!r:.100} is no regular expression: {error}",
+            f"{text!r:.100} is not a valid regular expression: {error}",
             param="volatile",
-            hint="such as 'Today is .*'",
+            hint=_HINT,
         ) from error
+    if rule.fullmatch(""):
+        raise RequestError(f"{text!r:.100} matches empty lines", param="volatile", hint=_HINT)
+    return rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def test_a_program_gets_a_server_of_its_own_which_ends_with_it(programs: Path) -
     assert told["arguments"] == ["-p", "hello world"]
     assert told["variables"]["answer"]
     assert told["variables"]["without a key"] == 401
-    assert "agents need more" in found.stderr
+    assert "agents need 24,576 or more" in found.stderr
     url = told["variables"]["ANTHROPIC_BASE_URL"]
     with pytest.raises(urllib.error.URLError, match="refused"):
         urllib.request.urlopen(f"{url}/health")
@@ -96,9 +96,13 @@ def test_a_dry_run_shows_what_would_be_set_and_starts_nothing(
     localllm: Localllm, home: Path, name: str
 ) -> None:
     before = sorted(home.rglob("*"))
-    found = localllm("launch", name, "qwen3-8b", "--ctx", "64k", "--dry-run", "--port", "9")
+    found = localllm(
+        "launch", name, "qwen3-8b", "--ctx", "64k", "--dry-run", "--port", "9", "--", "-x"
+    )
     assert found.code == 0
+    assert re.search(r"-x$", found.out, re.MULTILINE)
     assert "qwen3-8b" in found.out
+    assert "would be started" in found.err
     assert "http://127.0.0.1:9" in found.out
     for line in found.out.splitlines():
         if line.startswith("export "):

@@ -117,6 +117,42 @@ def test_an_edited_question_takes_the_place_of_the_old_one(page: Any) -> None:
     assert questions == ["What is quantization?"]
 
 
+def test_an_edit_that_is_given_up_leaves_the_conversation(page: Any) -> None:
+    ask(page, "What is paging?")
+    wait_for_end(page)
+    page.locator("article.question").last.get_by_role("button", name="Edit").click()
+    until(page, "document.querySelector('article') === null")
+    page.keyboard.press("Escape")
+    assert page.locator("article.question .text").all_inner_texts() == ["What is paging?"]
+    assert last_answer(page).locator(".markdown").inner_text()
+    assert page.get_by_label("Your question").input_value() == ""
+
+
+def test_a_question_that_failed_does_not_fail_the_next_one(page: Any) -> None:
+    ask(page, "a b c " * 3000)
+    page.get_by_text("prompt is too long").wait_for()
+    ask(page, "What is paging?")
+    page.get_by_text("The answer is complete.").wait_for()
+    assert last_answer(page).locator(".markdown").inner_text()
+
+
+def test_settings_out_of_their_range_are_not_sent(page: Any) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Most tokens").fill("-3")
+    ask(page, "What is paging?")
+    assert page.locator("article").count() == 0
+    assert page.get_by_label("Your question").input_value() == "What is paging?"
+
+
+def test_what_was_said_before_a_reload_is_kept_and_can_be_continued(page: Any) -> None:
+    ask(page, "Tell me a long story about a king and his three sons.")
+    until(page, "document.querySelector('.answer .markdown')?.innerText.length > 60")
+    until(page, "location.hash.startsWith('#c=')")
+    page.reload()
+    last_answer(page).get_by_role("button", name="Continue").wait_for()
+    assert len(last_answer(page).locator(".markdown").inner_text()) > 20
+
+
 def test_a_second_window_sees_the_conversation_and_does_not_overwrite_it(
     browser: Any, page: Any, opened: tuple[Server, str]
 ) -> None:

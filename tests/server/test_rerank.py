@@ -204,7 +204,7 @@ def test_other_models_are_no_rerankers(server: Server) -> None:
     body = {"query": "a", "documents": ["b"]}
     refused = httpx.post(f"{server.url}/v1/rerank", json=body)
     assert refused.status_code == 400
-    assert "no reranker" in refused.text
+    assert "not a reranker" in refused.text
 
 
 @pytest.mark.parametrize("false_id", [1454, None])

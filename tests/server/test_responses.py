@@ -86,6 +86,16 @@ def test_a_conversation_goes_on_from_a_response(client: OpenAI, is_streamed: boo
             call(first.id)
 
 
+def test_a_conversation_that_lost_its_beginning_says_so(client: OpenAI) -> None:
+    asked = {"model": "pocket", "max_output_tokens": 4}
+    first = client.responses.create(input="a", **asked)  # type: ignore[call-overload]
+    second = client.responses.create(input="b", previous_response_id=first.id, **asked)  # type: ignore[call-overload]
+    client.responses.delete(first.id)
+    assert client.responses.retrieve(second.id).id == second.id
+    with pytest.raises(openai.BadRequestError, match=r"before .* was deleted"):
+        client.responses.create(input="c", previous_response_id=second.id, **asked)  # type: ignore[call-overload]
+
+
 def test_what_should_not_be_stored_is_not(client: OpenAI) -> None:
     said = ask(client, False, store=False)
     with pytest.raises(openai.NotFoundError):
