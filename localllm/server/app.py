@@ -196,7 +196,13 @@ async def _on_refused(request: Request, error: Exception) -> Response:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    refusal = Refusal(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+    message = str(error.detail)
+    if error.status_code == 404:
+        message = (
+            f"there is nothing at {request.url.path:.100}; the base URL ends with /v1 for OpenAI's "
+            "clients, without it for Anthropic's"
+        )
+    refusal = Refusal(error.status_code, message, headers=dict(error.headers or {}))
     return as_response(refusal, request.url.path)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from starlette.requests import Request
 
@@ -38,7 +39,8 @@ async def pool(
                     if event.pooled is not None:
                         return event.pooled
             except (EngineDownError, QueueFullError, LocalLLMError) as error:
-                raise RefusedError(refusal_of(error, param)) from error
+                # The engine knows no other field than a prompt.
+                raise RefusedError(replace(refusal_of(error), param=param)) from error
         raise RefusedError(refusal_of(LocalLLMError("the engine ended without a result")))
 
     tasks = [asyncio.create_task(read(prompt)) for prompt in prompts]

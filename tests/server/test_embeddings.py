@@ -107,3 +107,15 @@ def test_another_pooling_is_told(server_home: Path, folder: Path, tmp_path: Path
     (tmp_path / "m" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
     with pytest.raises(AssertionError, match="made by 'mean_tokens'"):
         start_server(server_home, model=str(tmp_path / "m"))
+
+
+def test_what_is_wrong_with_a_text_is_told_of_its_field(embedder: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="empty") as caught:
+        embedder.client().embeddings.create(model="small", input="")
+    assert caught.value.param == "input"
+
+
+def test_a_wrong_address_says_how_a_right_one_ends(embedder: Server) -> None:
+    wrong = openai.OpenAI(base_url=embedder.url, api_key="none", max_retries=0)
+    with pytest.raises(openai.NotFoundError, match="ends with /v1"):
+        wrong.embeddings.create(model="small", input="a")
