@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from localllm.errors import LocalLLMError, RequestError
+from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.launch.settings import Endpoint
 
 _LOOKS_FOR_S, _ENDS_S, _PAUSE_S = 2.0, 40.0, 0.05
@@ -102,6 +102,9 @@ def _wait_until_ready(
             tell(line)
         told = max(told, len(lines))
         if has_ended and not piece:
-            last = next((each for each in reversed(text.splitlines()) if each.strip()), "")
-            raise LocalLLMError("the server ended before it was ready", where=last.strip()[:300])
+            code = process.returncode
+            raise LocalLLMError(
+                "the server ended before it was ready; what it said stands above",
+                exit_code=ExitCode(code) if code in set(ExitCode) else None,
+            )
         time.sleep(_PAUSE_S)
