@@ -108,7 +108,7 @@ def _imagined(model: str | None, flags: LaunchFlags) -> Endpoint:
     found = _found_server(url, model, flags)
     if found is not None:
         return found
-    note("no server runs there: one would be started, and its key stand in the place of KEY")
+    note("no server runs there; one would be started, with a key where KEY stands")
     from localllm.cli.flag_values import parse_context
 
     context = parse_context(flags.ctx) if flags.ctx else None
