@@ -81,6 +81,7 @@ class Batch:
         window: int | None,
         cap: float | None = None,
         sinks: torch.Tensor | None = None,
+        num_hidden: int = 0,
     ) -> torch.Tensor:
         """What attention should give, in float64, from the keys and values as they are kept."""
         cache, out = self.cache, []
@@ -99,7 +100,7 @@ class Batch:
             scores = torch.einsum("qhd,khd->hqk", query, key) * scale
             positions = torch.arange(length - len(query), length, device=query.device)[:, None]
             keys = torch.arange(length, device=query.device)
-            hidden = keys > positions
+            hidden = (keys > positions) | (keys < num_hidden)
             if window is not None:
                 hidden |= keys <= positions - window
             if cap is not None:
@@ -108,7 +109,8 @@ class Batch:
             if sinks is not None:
                 sink = sinks.double().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
                 scores = torch.cat((scores, sink), dim=-1)
-            weights = scores.softmax(-1)[..., :length]
+            # A query that sees nothing gives zeros.
+            weights = scores.softmax(-1).nan_to_num(0.0)[..., :length]
             out.append(torch.einsum("hqk,khd->qhd", weights, value))
         return torch.cat(out)
 

@@ -57,6 +57,7 @@ def _fragment_decode_kernel(
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    NUM_HIDDEN: tl.constexpr,
     EIGHTS: tl.constexpr,
     WARPS: tl.constexpr,
     MIN_TURNS: tl.constexpr,
@@ -144,6 +145,8 @@ def _fragment_decode_kernel(
                     is_seen = key <= positions[2 * n + c % 2]
                     if HAS_WINDOW:
                         is_seen &= key > positions[2 * n + c % 2] - window
+                    if NUM_HIDDEN:
+                        is_seen &= key >= NUM_HIDDEN
                     score = sums[c] * key_scales[c // 2]
                     scores = scores + (tl.where(is_seen, score, float("-inf")),)
         # Eighth n, column c, chunk k, half h: scores[4 * (k * EIGHTS + n) + 2 * h + c].
@@ -210,7 +213,10 @@ def _fragment_decode_kernel(
     dim = lanes // 4 * (HEAD_DIM // 8) + 2 * (places // 4 % STEPS) + places % 4 // 2
     token = query // GROUP
     row = (first_query + token).to(tl.int64) * HEADS + kv_head * GROUP + query % GROUP
-    result = found / _of_query(totals, places, STEPS)
+    sums = _of_query(totals, places, STEPS)
+    if NUM_HIDDEN:
+        sums = tl.where(sums == 0, 1.0, sums)
+    result = found / sums
     tl.store(out_ptr + row * HEAD_DIM + dim, result.to(dtype), mask=token < num_queries)
 
 

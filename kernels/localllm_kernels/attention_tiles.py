@@ -51,6 +51,7 @@ def attend_tiles(
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    NUM_HIDDEN: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -91,6 +92,8 @@ def attend_tiles(
         is_seen = keys[None, :] <= positions[:, None]
         if HAS_WINDOW:
             is_seen &= keys[None, :] > positions[:, None] - window
+        if NUM_HIDDEN:
+            is_seen &= keys[None, :] >= NUM_HIDDEN
         scores = tl.where(is_seen, scores, float("-inf"))
         most_now = tl.maximum(most, tl.max(scores, axis=1))
         # If a row has seen nothing yet, nothing is subtracted from its minus infinities.
@@ -156,6 +159,7 @@ def aot_constants(kind: int, has_window: bool, head_dim: int) -> dict[str, objec
         "CACHE_BLOCK": 16,
         "KIND": kind,
         "HAS_WINDOW": has_window,
+        "NUM_HIDDEN": 0,
         "BLOCK_D": head_dim,
     }
 

@@ -3,7 +3,8 @@
     out = softmax(scale · q kᵀ, over keys j with  p − window < j ≤ p) · v      (p: query position)
 
 With a `cap`, scores are kept within it, see capped.py (Gemma 2). A sink is a score of a head's own
-that takes its share of the weights and has no value (gpt-oss).
+that takes its share of the weights and has no value (gpt-oss). The first `num_hidden` keys are
+hidden from all queries, whose output is zero if they see none.
 
 Built so that a query's result has the same bits whatever else is in the batch and however the
 prompt was split: keys are taken in tiles of `KEY_TILE` at absolute positions, each tile is summed
@@ -45,6 +46,7 @@ def paged_attention_reference(
     window: int | None,
     cap: float | None = None,
     sinks: Tensor | None = None,
+    num_hidden: int = 0,
 ) -> Tensor:
     """Attend for every request of a batch.
 
@@ -77,6 +79,7 @@ def paged_attention_reference(
             window=window,
             cap=cap,
             sinks=sinks,
+            num_hidden=num_hidden,
             max_position=max(lengths[i] for i in single) - 1,
             min_position=min(lengths[i] for i in single) - 1,
         )
@@ -99,6 +102,7 @@ def paged_attention_reference(
                 window=window,
                 cap=cap,
                 sinks=sinks,
+                num_hidden=num_hidden,
                 max_position=low + count - 1,
                 min_position=low,
             ).squeeze(0)
@@ -115,6 +119,7 @@ def _attend(
     window: int | None,
     cap: float | None,
     sinks: Tensor | None,
+    num_hidden: int,
     max_position: int,
     min_position: int,
 ) -> Tensor:
@@ -147,11 +152,14 @@ def _attend(
     row_positions = row_positions.view(seqs, 1, 1, -1, 1)
     keys = torch.arange(first_key, first_key + num_tiles * KEY_TILE, device=query.device)
     keys = keys.view(1, 1, num_tiles, 1, KEY_TILE)
-    hidden = keys > row_positions
+    hidden = (keys > row_positions) | (keys < num_hidden)
     if window is not None:
         hidden = hidden | (keys <= row_positions - window)
     scores = scores.masked_fill_(hidden, -torch.inf)
     maximum = scores.amax(dim=(2, 4), keepdim=True)
+    if num_hidden:
+        # From a query that sees nothing, nothing is subtracted.
+        maximum = maximum.masked_fill(maximum == -torch.inf, 0.0)
     if sinks is not None:
         # A row is a query of a head, the heads of a key/value head side by side.
         sink = sinks.float().view(1, kv_heads, 1, groups).repeat(1, 1, queries, 1)
@@ -166,6 +174,8 @@ def _attend(
     for tile in range(1, num_tiles):
         total = total + tile_outputs[:, :, tile]
         denominator = denominator + tile_sums[:, :, tile]
+    if num_hidden:
+        denominator = denominator.masked_fill(denominator == 0, 1.0)
     attended = (total / denominator)[:, :, :rows]
     attended = attended.view(seqs, kv_heads, queries, groups, head_dim).transpose(1, 2)
     return attended.reshape(seqs, queries, heads, head_dim).to(query.dtype)

@@ -64,6 +64,7 @@ def _decode_kernel(
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    NUM_HIDDEN: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -119,6 +120,7 @@ def _decode_kernel(
         CACHE_BLOCK,
         KIND,
         HAS_WINDOW,
+        NUM_HIDDEN,
         HAS_CAP,
         HAS_SINKS,
         BLOCK_M,
@@ -134,6 +136,8 @@ def _decode_kernel(
         )  # fmt: skip
         if not is_done:
             return
+    if NUM_HIDDEN:
+        total = tl.where(total == 0, 1.0, total)
     result = values / total[:, None]
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
@@ -175,6 +179,7 @@ def paged_attention_decode(
     window: int | None,
     cap: float | None = None,
     sinks: Tensor | None = None,
+    num_hidden: int = 0,
     num_splits: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -221,6 +226,7 @@ def paged_attention_decode(
         "CACHE_BLOCK": cache_block,
         "KIND": cache_kind(cache),
         "HAS_WINDOW": window is not None,
+        "NUM_HIDDEN": num_hidden,
         "MAX_PARTS": MAX_SPLITS,
     }
     grid = (num_seqs, kv_heads, num_splits)

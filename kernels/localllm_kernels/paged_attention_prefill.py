@@ -75,6 +75,7 @@ def _prefill_kernel(
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    NUM_HIDDEN: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -139,6 +140,7 @@ def _prefill_kernel(
         CACHE_BLOCK,
         KIND,
         HAS_WINDOW,
+        NUM_HIDDEN,
         HAS_CAP,
         HAS_SINKS,
         BLOCK_M,
@@ -154,6 +156,8 @@ def _prefill_kernel(
         )  # fmt: skip
         if not is_done:
             return
+    if NUM_HIDDEN:
+        total = tl.where(total == 0, 1.0, total)
     result = values / total[:, None]
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
@@ -188,6 +192,7 @@ def paged_attention_prefill(
     window: int | None,
     cap: float | None = None,
     sinks: Tensor | None = None,
+    num_hidden: int = 0,
     num_splits: int | None = None,
     least_queries: int = 0,
     out: Tensor | None = None,
@@ -244,6 +249,7 @@ def paged_attention_prefill(
         CACHE_BLOCK=cache_block,
         KIND=cache_kind(cache),
         HAS_WINDOW=window is not None,
+        NUM_HIDDEN=num_hidden,
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
         BLOCK_N=block_n,

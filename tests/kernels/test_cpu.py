@@ -220,6 +220,25 @@ def test_capped_scores_and_sinks(
             assert torch.equal(alone, found[starts[i] : starts[i + 1]])
 
 
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("num_hidden", [1, 70])
+@pytest.mark.parametrize("head_dim", [24, 64])
+def test_hidden_keys(ops: CpuOps, head_dim: int, num_hidden: int, window: int | None) -> None:
+    """Some requests of the batch have no other keys."""
+    batch = Batch(MIXED, 6, 2, head_dim)
+    expected = batch.expected(0.3, window, num_hidden=num_hidden).float()
+    assert not expected[0].any()
+    assert (expected - batch.expected(0.3, window).float()).abs().max() > 0.05
+    starts = batch.cu_seqlens_q.tolist()
+    for attention in (paged_attention_reference, ops.paged_attention):
+        hiding = partial(attention, num_hidden=num_hidden)
+        found = batch.attend(window, hiding)
+        torch.testing.assert_close(found, expected, atol=5e-6, rtol=1e-5)
+        for i in range(len(MIXED)):
+            alone = batch.attend_part(slice(i, i + 1), window, hiding)
+            assert torch.equal(alone, found[starts[i] : starts[i + 1]])
+
+
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 def test_attention_over_values_in_fewer_bits(

@@ -35,7 +35,11 @@ def guard_cache(memory: GuardedMemory, cache: KVCache) -> KVCache:
 
 
 def decoded(
-    batch: Batch, window: int | None, num_splits: int, workspace: Workspace
+    batch: Batch,
+    window: int | None,
+    num_splits: int,
+    workspace: Workspace,
+    num_hidden: int = 0,
 ) -> torch.Tensor:
     """What the kernel gives, which has left guards and counters as they were."""
     with GuardedMemory() as memory:
@@ -49,6 +53,7 @@ def decoded(
             max_query_len=int(batch.cu_seqlens_q.diff().max()),
             scale=0.3,
             window=window,
+            num_hidden=num_hidden,
             num_splits=num_splits,
         )
     memory.check()
@@ -111,14 +116,17 @@ def test_decode_over_values_in_fewer_bits(head_dim: int, kv_dtype: torch.dtype) 
     check_decode(Batch(WINDOWS[:4], 6, 2, head_dim, kv_dtype), None, 2)
 
 
-def check_fragments(batch: Batch, dtype: torch.dtype, window: int | None, num_splits: int) -> None:
+def check_fragments(
+    batch: Batch, dtype: torch.dtype, window: int | None, num_splits: int, num_hidden: int = 0
+) -> None:
     batch.to("cpu", dtype)
     group = batch.query.shape[1] // batch.cache.key.shape[1]
     rows = int(batch.cu_seqlens_q.diff().max()) * group
     assert takes_fragments(batch.query, batch.cache, rows)
-    found = decoded(batch, window, num_splits, Workspace(CPU, key_fragments=True))
+    found = decoded(batch, window, num_splits, Workspace(CPU, key_fragments=True), num_hidden)
     # Weights and results are rounded; Triton's interpreter cuts bfloat16 off.
-    expected, most = batch.expected(0.3, window), 1 if dtype == torch.bfloat16 else 0.5
+    expected = batch.expected(0.3, window, num_hidden=num_hidden)
+    most = 1 if dtype == torch.bfloat16 else 0.5
     assert distance(found, expected, unit_of(dtype)) < most
 
 
@@ -335,6 +343,38 @@ def test_prefill(heads: int, kv_heads: int, window: int | None) -> None:
 @pytest.mark.parametrize("head_dim", [16, 24, 64])
 def test_prefill_over_values_in_fewer_bits(head_dim: int, kv_dtype: torch.dtype) -> None:
     check_prefill(Batch([(70, 70), (65, 1), (7, 3)], 6, 2, head_dim, kv_dtype), None)
+
+
+def test_fragments_with_hidden_keys() -> None:
+    batch = Batch([(1, 1), (300, 2), (70, 1)], 4, 2, 64, torch.int8)
+    check_fragments(batch, torch.float16, None, 2, num_hidden=1)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize(("num_hidden", "window"), [(1, None), (70, None), (20, 40)])
+def test_hidden_keys(kv_dtype: torch.dtype, num_hidden: int, window: int | None) -> None:
+    """In one and in several parts; some requests have no other keys."""
+    kernels = [(paged_attention_decode, [(1, 1), *WINDOWS]), (paged_attention_prefill, MIXED)]
+    for kernel, lengths in kernels:
+        batch = Batch(lengths, 6, 2, 24, kv_dtype)
+        expected = batch.expected(0.3, window, num_hidden=num_hidden).float()
+        assert not expected[0].any()
+        assert (expected - batch.expected(0.3, window).float()).abs().max() > 0.05
+        for num_splits in (1, 3):
+            found = kernel(
+                batch.query,
+                batch.cache,
+                Workspace(CPU),
+                block_tables=batch.block_tables,
+                cu_seqlens_q=batch.cu_seqlens_q,
+                seq_lens=batch.seq_lens,
+                max_query_len=int(batch.cu_seqlens_q.diff().max()),
+                scale=0.3,
+                window=window,
+                num_hidden=num_hidden,
+                num_splits=num_splits,
+            )
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])

@@ -25,7 +25,7 @@ typedef struct {
 
 INLINE Span seen_keys(const AttentionShape *s, const AttentionTask *task) {
   const int64_t start = s->window ? task->first_position - s->window + 1 : 0;
-  return (Span){start < 0 ? 0 : start, task->first_position + task->num_queries, 0, 0, 0};
+  return (Span){start < s->num_hidden ? s->num_hidden : start, task->first_position + task->num_queries, 0, 0, 0};
 }
 INLINE void move_to(Span *span, int64_t first) {
   span->first = first;
@@ -115,6 +115,7 @@ static void finish_rows(const AttentionShape *s, const AttentionTask *task, cons
   for (int64_t r = 0; r < state->rows; r++) {
     float *to = out + query_of(s, task, r) * width;
     const float *total = state->total + r * state->dim;
-    for (int64_t i = 0; i < width; i++) to[i] = total[i] / state->sum[r];
+    const float sum = state->sum[r] > 0.0f ? state->sum[r] : 1.0f;
+    for (int64_t i = 0; i < width; i++) to[i] = total[i] / sum;
   }
 }

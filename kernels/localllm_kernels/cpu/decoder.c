@@ -21,6 +21,7 @@ typedef struct {
   int64_t inputs_at, gate_at, factors_at; /* columns of the first product; -1: `factors` gives them */
   int64_t first_width;                    /* of its outputs */
   int64_t window; /* 0: none */
+  int64_t num_hidden; /* keys, see AttentionShape */
   int64_t group, place; /* of its keys and values: the cache group, and the place in it */
   int64_t rotation;     /* which of the batch's */
 } Layer;
@@ -191,7 +192,7 @@ static void attend(const Team *team, const Forward *f, const Layer *layer) {
                              .rows = b->rows, .num_stored = b->num_stored, .heads = d->heads,
                              .has_values = 1};
   const AttentionShape shape = {rotation.cache, d->heads, layer->window,
-                                d->scale, d->cap, layer->sinks};
+                                d->scale, d->cap, layer->sinks, layer->num_hidden};
   rotate(team, f, layer, rotation);
   team_attention(team, &shape, f->tasks[layer->group], f->num_tasks, s->query, s->mixed);
   if (d->has_gate) {
@@ -266,7 +267,7 @@ int decoder_forward(const Decoder *d, const Batch *b, const Group *groups, int64
   divide(d, b->rows, memory, &forward.scratch);
   int failed = 0;
   for (int64_t i = 0; i < num_groups && !failed; i++) {
-    const AttentionShape shape = {groups[i].first, d->heads, 0, d->scale, 0.0f, NULL};
+    const AttentionShape shape = {groups[i].first, d->heads, 0, d->scale, 0.0f, NULL, 0};
     tasks[i] = attention_tasks(groups[i].tables, b->starts, b->lengths, b->seqs,
                                groups[i].max_blocks, &shape, &forward.num_tasks);
     failed = !tasks[i];

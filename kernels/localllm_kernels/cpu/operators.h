@@ -55,6 +55,7 @@ typedef struct {
   float scale;
   float cap;          /* scores become cap · tanh(score / cap); 0: none */
   const float *sinks; /* [heads], scores that weigh but have no value, or NULL */
+  int64_t num_hidden; /* the first keys, which no query sees; one that sees none gives zeros */
 } AttentionShape;
 
 /* Up to a few queries of one request, with the heads that share one key/value head. */

@@ -264,6 +264,7 @@ class CpuOps:
         window: int | None,
         cap: float | None = None,
         sinks: Tensor | None = None,
+        num_hidden: int = 0,
     ) -> Tensor:
         """See paged_attention_reference."""
         _, heads, head_dim = query.shape
@@ -271,7 +272,7 @@ class CpuOps:
         out = torch.zeros_like(query)
         sink_pointer = None if sinks is None else sinks.data_ptr()
         shape = AttentionShape(
-            CKVCache.of(cache), heads, window or 0, scale, cap or 0.0, sink_pointer
+            CKVCache.of(cache), heads, window or 0, scale, cap or 0.0, sink_pointer, num_hidden
         )
         failed = self._paged_attention(
             ctypes.addressof(shape),

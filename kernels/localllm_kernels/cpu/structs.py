@@ -257,6 +257,7 @@ class AttentionShape(Structure):
         ("scale", c_float),
         ("cap", c_float),
         ("sinks", c_void_p),
+        ("num_hidden", c_int64),
     )
 
 
@@ -311,6 +312,7 @@ class Layer(Structure):
         ("factors_at", c_int64),
         ("first_width", c_int64),
         ("window", c_int64),
+        ("num_hidden", c_int64),
         ("group", c_int64),
         ("place", c_int64),
         ("rotation", c_int64),

@@ -83,7 +83,8 @@ class AttentionSpec:
     takes, since it has none; `has_sinks`: each head has a sink, see paged_attention_reference;
     `has_gate`: the checkpoint's queries have a gate for each of their values, behind those of a
     head, whose sigmoid is a factor on what the head has found (Qwen3-Next); `output`: the last
-    linear's name; `head_gate`: that of one whose sigmoids are factors on each head (LFM3).
+    linear's name; `head_gate`: that of one whose sigmoids are factors on each head (LFM3);
+    `num_hidden`: the first keys, which no query sees, see `paged_attention_reference`.
     """
 
     hidden_size: int
@@ -106,6 +107,7 @@ class AttentionSpec:
     output: str = "self_attn.o_proj"
     name: str = "self_attn"
     head_gate: str | None = None
+    num_hidden: int = 0
 
     @property
     def score_scale(self) -> float:
@@ -342,6 +344,7 @@ class Attention:
             window=spec.window,
             cap=spec.cap,
             sinks=self.sinks,
+            num_hidden=spec.num_hidden,
         )
         # Not torch's sigmoid, whose vector loop and scalar tail may differ in the last bit.
         if self.head_gate is not None:

@@ -191,6 +191,7 @@ def _set_attention(found: structs.Layer, attention: Attention) -> None:
     found.qkv, found.output = map(_product, attention.products)
     found.first_width = _c_product(attention.qkv_proj).weight.width_out
     found.window = attention.spec.window or 0
+    found.num_hidden = attention.spec.num_hidden
 
 
 def _set_recurrence(found: structs.Layer, mixer: Recurrence) -> None:
