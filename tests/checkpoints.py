@@ -51,17 +51,22 @@ def tiny_config(architecture: str, **changes: Any) -> dict[str, Any]:
 def random_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
     """Weights that make logits of ordinary size, so that near ties are rare."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, shape in architecture_of(config).tensors().items():
-        values = torch.randn(shape, generator=generator)
-        if "norm" in name or "scalar" in name:
-            tensors[name] = 1 + 0.2 * values
-        elif len(shape) == 1 or "embed_tokens" in name or "lm_head" in name:
-            tensors[name] = 0.5 * values
-        else:
-            tensors[name] = values / shape[1] ** 0.5
+    tensors = {
+        name: random_values(name, shape, generator)
+        for name, shape in architecture_of(config).tensors().items()
+    }
     dtype = getattr(torch, config.get("torch_dtype", config.get("dtype", "float32")))
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def random_values(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """One of them."""
+    values = torch.randn(shape, generator=generator)
+    if "norm" in name or "scalar" in name:
+        return 1 + 0.2 * values
+    if len(shape) == 1 or "embed_tokens" in name or "lm_head" in name:
+        return 0.5 * values
+    return values / shape[1] ** 0.5
 
 
 def stacked(

@@ -22,6 +22,7 @@ from localllm.model.blocks.experts_beside import ExpertsBesideSpec
 from localllm.model.blocks.latent_experts import LatentExpertsSpec
 from localllm.model.blocks.mamba import MambaSpec
 from localllm.model.config_fields import DType
+from localllm.model.join import DRAFTED, JOIN, JoinSpec
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 from localllm.model.per_layer_inputs import PROJECTION, PerLayerSpec
@@ -76,7 +77,8 @@ class Architecture:
     and then, with a `logit_cap`, kept within it: cap · tanh(logit / cap). `per_layer`: what each
     layer's blocks read besides the residual stream; `has_tower`: the files hold a vision tower too,
     see tower.py. `writes_text`: false for a model that was saved without an output head;
-    `num_labels`: rows of the head that scores texts in its place, if there is one.
+    `num_labels`: rows of the head that scores texts in its place, if there is one. `join`: of a
+    head that drafts for another model, whose embeddings it has, see mtp.py.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Architecture:
     logit_scale: float = 1.0
     logit_cap: float | None = None
     per_layer: PerLayerSpec | None = None
+    join: JoinSpec | None = None
     has_tower: bool = False
     writes_text: bool = True
     num_labels: int = 0
@@ -255,6 +258,10 @@ class Architecture:
         shapes = self.layer_linears()
         if self.per_layer is not None:
             shapes[PROJECTION] = (self.num_layers * self.per_layer.width, self.hidden_size)
+        if self.join is not None:
+            shapes[JOIN] = (self.hidden_size, 2 * self.hidden_size)
+            if self.join.num_drafted is not None:
+                shapes[HEAD] = (self.join.num_drafted, self.hidden_size)
         if not self.tie_word_embeddings:
             shapes[HEAD] = (self.vocab_size, self.hidden_size)
         return shapes
@@ -264,7 +271,11 @@ class Architecture:
 
         With tied embeddings the head is the embedding table; a stored head is accepted and ignored.
         """
-        shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, self.hidden_size)}
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.join is None:
+            shapes[EMBEDDING] = (self.vocab_size, self.hidden_size)
+        else:
+            shapes |= self._join_tensors(self.join)
         for i, layer in enumerate(self.layers):
             own = layer.tensors()
             shapes |= {f"{layer_name(i)}.{name}": shape for name, shape in own.items()}
@@ -275,6 +286,16 @@ class Architecture:
             shapes[f"{HEAD}.weight"] = (self.vocab_size, self.hidden_size)
         if self.num_labels:
             shapes[LABELS] = (self.num_labels, self.hidden_size)
+        return shapes
+
+    def _join_tensors(self, join: JoinSpec) -> dict[str, tuple[int, ...]]:
+        shapes: dict[str, tuple[int, ...]] = {
+            f"{JOIN}.weight": (self.hidden_size, 2 * self.hidden_size),
+            **join.vectors(self.hidden_size),
+        }
+        if join.num_drafted is not None:
+            shapes[f"{HEAD}.weight"] = (join.num_drafted, self.hidden_size)
+            shapes[DRAFTED] = (join.num_drafted,)
         return shapes
 
     def describe(self) -> str:

@@ -10,6 +10,7 @@ from localllm.model.blocks.block import BlockInputs
 from localllm.model.ends import Embedding, Head
 from localllm.model.fused.decoder import FusedDecoder
 from localllm.model.inputs import ForwardBatch, PagedKVCache
+from localllm.model.join import Join
 from localllm.model.layer import Layer
 from localllm.model.norm import Norm
 from localllm.model.per_layer_inputs import PerLayerInputs
@@ -29,6 +30,8 @@ class DecoderModel:
     ropes: RopeTables
     ops: Ops
     per_layer: PerLayerInputs | None = None
+    # Of a head, which has its target's embedding.
+    join: Join | None = None
     # The head that scores texts, [num_labels, hidden], where there is one.
     labels: Tensor | None = None
     # The layers and the final norm in one call, if that is supported for them.
@@ -71,6 +74,9 @@ class DecoderModel:
         ops = self.ops
         rotations = self.ropes.rotations(batch.positions)
         residual = self.embedding(batch.input_ids)
+        if self.join is not None:
+            assert batch.hidden is not None
+            residual = self.join(residual, batch.hidden, ops)
         if self.fused is not None and self.fused.takes(batch):
             x, found = self.fused(residual, rotations, batch, kv_cache, taps)
             return x, _tapped(taps, found, x)

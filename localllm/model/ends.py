@@ -35,15 +35,26 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The output head. Logits are multiplied by `scale` and then, with a `cap`, kept within it."""
+    """The output head. Logits are multiplied by `scale` and then, with a `cap`, kept within it.
+
+    `drafted`: int64 [rows of the projection], the ids of the only tokens that it has logits for;
+    those of the other tokens of `vocab_size` are minus infinity.
+    """
 
     projection: Projection
     scale: float = 1.0
     cap: float | None = None
+    drafted: Tensor | None = None
+    vocab_size: int = 0
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """`hidden`: [rows, hidden], after the last norm -> float32 [rows, vocab_size]."""
         logits = self.projection(hidden).float()
         if self.scale != 1:
             logits = logits * self.scale
-        return logits if self.cap is None else capped(logits, self.cap)
+        if self.cap is not None:
+            logits = capped(logits, self.cap)
+        if self.drafted is None:
+            return logits
+        spread = logits.new_full((len(logits), self.vocab_size), float("-inf"))
+        return spread.index_copy_(1, self.drafted, logits)

@@ -39,6 +39,8 @@ class ForwardBatch:
     num_logit_rows: int
     # Where recurrences keep their state, None if the model has none.
     states: States | None = None
+    # [padded_tokens, hidden], of a head: the target's hidden state before each token.
+    hidden: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -1,12 +1,13 @@
 """Check the headers of a checkpoint's files against its config, before any weight is read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from localllm.errors import CheckpointError
-from localllm.model.architecture import HEAD, Architecture
+from localllm.model.architecture import HEAD, Architecture, layer_name
+from localllm.model.join import DRAFTED
 from localllm.model.packed.scheme import Scheme, StoredTensor
 from localllm.model.quantization_config import read_quantization
 from localllm.model.safetensors_header import TensorInfo, read_headers
@@ -18,8 +19,8 @@ LOADABLE_DTYPES = ("F32", "F16", "BF16")
 # Buffers that old exports stored with the weights, although they follow from the config; and static
 # scales of a quantized KV cache, which ours does not use.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
-# Layers that predict further tokens, which stand beside the model's own.
-_FURTHER = "mtp."
+# Token ids.
+_INTEGERS = ("I32", "I64")
 # Upper bound on loaded over stored bytes: zeros are unpacked, codes repacked. A test checks it.
 RESIDENT_SHARE = 1.15
 
@@ -81,9 +82,24 @@ def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
     unsupported dtype, or of a shape that contradicts the config; UnsupportedModelError for an
     unknown quantization.
     """
-    found = unstack(own_tensors(read_headers(files), architecture), architecture)
+    found = own_tensors(read_headers(files), architecture)
+    further = further_tensors(found, architecture)
+    own = {name: info for name, info in found.items() if name not in further}
+    return check_tensors(unstack(own, architecture), architecture)
+
+
+def further_tensors(found: Collection[str], architecture: Architecture) -> set[str]:
+    """The names of layers that predict further tokens, beside the model's own; see mtp.py."""
+    behind = f"{layer_name(architecture.num_layers)}."
+    has_behind = f"{behind}eh_proj.weight" in found or f"{behind}enorm.weight" in found
+    beginnings = ("mtp.", behind) if has_behind else ("mtp.",)
+    return {name for name in found if name.startswith(beginnings)}
+
+
+def check_tensors(found: Mapping[str, TensorInfo], architecture: Architecture) -> WeightMap:
+    """Check tensors, by the names that the loader knows. Raises: as `check_weights`."""
     expected = {
-        name: StoredTensor((shape,), LOADABLE_DTYPES)
+        name: StoredTensor((shape,), _INTEGERS if name == DRAFTED else LOADABLE_DTYPES)
         for name, shape in architecture.tensors().items()
     }
     shapes = architecture.linears()
@@ -109,7 +125,7 @@ def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
         is_tied_head = name == f"{HEAD}.weight" and architecture.tie_word_embeddings
         is_unread = name.rpartition(".")[0] in unread
         is_known = name in plain or name in claimed or is_tied_head or is_unread
-        is_ignored = name.endswith(IGNORED_SUFFIXES) or name.startswith(_FURTHER)
+        is_ignored = name.endswith(IGNORED_SUFFIXES)
         if not is_known and not is_ignored:
             raise CheckpointError(
                 f"tensor {name!r} is left over: {architecture.name} has no place for it",

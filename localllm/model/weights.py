@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from localllm.model.architecture import EMBEDDING, HEAD, LABELS, Architecture, l
 from localllm.model.decoder import DecoderModel
 from localllm.model.ends import Embedding, Head
 from localllm.model.fused.choose import fuse_layers
+from localllm.model.join import DRAFTED, JOIN, Join, JoinSpec
 from localllm.model.layer import Layer
 from localllm.model.linear import (
     DequantizedLinear,
@@ -169,6 +170,31 @@ def load_model(
         labels=reader.read(LABELS) if architecture.num_labels else None,
         fused=fuse_layers(architecture, layers, norm, ops),
         looks=expert_slots is not None,
+    )
+
+
+def load_head(
+    source: WeightSource, architecture: Architecture, target: DecoderModel, dtype: torch.dtype
+) -> DecoderModel:
+    """Load a head that drafts for `target`, whose embedding, device and operators it has, and its
+    output head if it has none of its own. `architecture`: see mtp.py. Raises: as `load_model`.
+    """
+    device = target.embedding.table.device
+    reader = WeightReader(source, dtype, device, target.ops)
+    assert architecture.join is not None
+    ropes = RopeTables(target.ropes.num_positions, device)
+    layers = tuple(reader.layer(architecture, i, ropes) for i in range(architecture.num_layers))
+    norm = reader.last_norm(architecture)
+    return DecoderModel(
+        architecture=architecture,
+        embedding=target.embedding,
+        layers=layers,
+        norm=norm,
+        head=reader.drafting_head(architecture, target.head),
+        ropes=ropes,
+        ops=target.ops,
+        join=reader.join(architecture.join),
+        fused=fuse_layers(architecture, layers, norm, target.ops),
     )
 
 
@@ -345,6 +371,34 @@ class WeightReader:
         has_own = self._source.has_quantized(HEAD) or self._has_plain(f"{HEAD}.weight")
         product = self.linear(HEAD) if has_own else self._plain(embedding.table, None)
         return Head(product, architecture.logit_scale, architecture.logit_cap)
+
+    def drafting_head(self, architecture: Architecture, target: Head) -> Head:
+        """The output head of a head that drafts: its own for some tokens, or the target's."""
+        assert architecture.join is not None
+        if architecture.join.num_drafted is None:
+            return target
+        drafted = self._source.plain(DRAFTED).long()
+        vocab_size = architecture.vocab_size
+        if bool((drafted < 0).any() or (drafted >= vocab_size).any()):
+            raise CheckpointError(
+                f"tensor {DRAFTED!r} holds ids that are not of the {vocab_size:,} tokens",
+                where=self._source.place(DRAFTED),
+                hint="the head may be of another model",
+            )
+        return replace(
+            target,
+            projection=self.linear(HEAD),
+            drafted=drafted.to(self._device),
+            vocab_size=vocab_size,
+        )
+
+    def join(self, spec: JoinSpec) -> Join:
+        """The join of a head that drafts."""
+        norms = (
+            norm.with_weight(self.vector(f"{norm.name}.weight"))
+            for norm in (spec.embedding, spec.hidden)
+        )
+        return Join(self.linear(JOIN), *norms)
 
     def last_norm(self, architecture: Architecture) -> Norm:
         """The norm after the last layer."""

@@ -13,13 +13,13 @@ from engines import Limits, checked_step, load_tiny_model, make_engine
 from guards import needs_interpreter
 from recording_device import RecordingDevice
 from torch import Tensor
+from whole_text import whole_text
 
 from localllm.engine.request import Request
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.speculation import Speculator
 from localllm.model.decoder import DecoderModel
-from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
 from localllm.quantize.recipe import Recipe
 
 # The residual stream behind the first layer, that behind the last, and what the last norm makes.
@@ -55,23 +55,7 @@ class Watcher(Oracle):
 
 def reference(model: DecoderModel, token_ids: list[int]) -> tuple[Tensor, ...]:
     """The rows of a text computed at once, block by block."""
-    size = -(-len(token_ids) // 16) * 16
-    groups = len(model.architecture.cache_groups)
-    cpu = torch.device("cpu")
-    cache = PagedKVCache.allocate(model.architecture, [2] * groups, size, torch.float32, cpu)
-    positions = torch.arange(len(token_ids))
-    table = GroupTables(positions + size, torch.ones(1, 1, dtype=torch.int32))
-    padding = -len(token_ids) % model.ops.traits.row_unit
-    batch = ForwardBatch(
-        input_ids=torch.tensor(token_ids + [0] * padding),
-        positions=torch.cat((positions, torch.zeros(padding, dtype=torch.int64))),
-        tables=(table,) * groups,
-        cu_seqlens_q=torch.tensor([0, len(token_ids)], dtype=torch.int32),
-        seq_lens=torch.tensor([len(token_ids)]),
-        max_query_len=len(token_ids),
-        logit_rows=torch.empty(0, dtype=torch.int64),
-        num_logit_rows=0,
-    )
+    batch, cache = whole_text(model, token_ids)
     with torch.inference_mode():
         return model.forward_tapped(batch, cache, TAPS)[1]
 

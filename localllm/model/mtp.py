@@ -1,0 +1,131 @@
+"""Heads for the next token but one that lie in a model's own checkpoint (multi-token prediction).
+
+Such a head is one layer of the model's kind behind a join, with the model's embeddings and mostly
+its output head. Its layer attends to entries of (hidden state i, token i + 1), each at the place
+of token i + 1; there is none at the first place, which queries do not see.
+
+Sources: the report on DeepSeek V3, section 2.2; transformers' `MtpModel`; the names of tensors in
+the published files of Qwen3-Next, Qwen3.5 and GLM-4.5.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from localllm.model.architecture import FINAL_NORM, HEAD, Architecture, layer_name
+from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.join import DRAFTED, JOIN, JoinSpec
+from localllm.model.layer import LayerPlan
+from localllm.model.safetensors_header import TensorInfo, read_headers
+from localllm.model.stacked_experts import unstack
+from localllm.model.stored_names import own_tensors
+from localllm.model.weight_check import WeightMap, check_tensors
+
+_EMBEDDING_NORM, _HIDDEN_NORM = "model.join_embedding_norm", "model.join_hidden_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How the names of a head's tensors begin in files, and how they do here."""
+
+    names: tuple[tuple[str, str], ...]
+    # The name that files with such a head have.
+    marker: str
+
+
+# Qwen3-Next and later Qwen, and pocket.
+_APART = _Layout(
+    (
+        ("mtp.fc.", f"{JOIN}."),
+        ("mtp.pre_fc_norm_embedding.", f"{_EMBEDDING_NORM}."),
+        ("mtp.pre_fc_norm_hidden.", f"{_HIDDEN_NORM}."),
+        ("mtp.norm.", f"{FINAL_NORM}."),
+        ("mtp.lm_head.", f"{HEAD}."),
+        ("mtp.token_ids", DRAFTED),
+        ("mtp.layers.0.", f"{layer_name(0)}."),
+    ),
+    "mtp.fc.weight",
+)
+
+
+def _as_further_layer(number: int) -> _Layout:
+    """GLM-4 with experts, and DeepSeek V3: one more layer behind the model's own."""
+    layer = f"{layer_name(number)}."
+    names = (
+        (f"{layer}eh_proj.", f"{JOIN}."),
+        (f"{layer}enorm.", f"{_EMBEDDING_NORM}."),
+        (f"{layer}hnorm.", f"{_HIDDEN_NORM}."),
+        (f"{layer}shared_head.norm.", f"{FINAL_NORM}."),
+        # Copies of the model's own.
+        (f"{layer}shared_head.head.", ""),
+        (f"{layer}embed_tokens.", ""),
+        (layer, f"{layer_name(0)}."),
+    )
+    return _Layout(names, f"{layer}eh_proj.weight")
+
+
+def mtp_tensors(
+    found: Mapping[str, TensorInfo], architecture: Architecture
+) -> dict[str, TensorInfo]:
+    """The tensors of the head in a model's files by the names that the loader knows; empty if they
+    hold none. `found`: by the names that `own_tensors` gives.
+    """
+    for layout in (_APART, _as_further_layer(architecture.num_layers)):
+        if any(name.startswith(layout.marker.removesuffix("weight")) for name in found):
+            return _renamed(found, layout)
+    return {}
+
+
+def mtp_architecture(target: Architecture, found: Mapping[str, TensorInfo]) -> Architecture | None:
+    """The head whose tensors are `found`; None for a model without full attention, of which no
+    such heads are known.
+    """
+    plan = _last_full_attention(target.layers)
+    if plan is None:
+        return None
+    first, second = (replace(target.norm, name=name) for name in (_EMBEDDING_NORM, _HIDDEN_NORM))
+    ids = found.get(DRAFTED)
+    join = JoinSpec(first, second, ids.shape[0] if ids is not None and ids.shape else None)
+    return replace(
+        target,
+        norm=replace(target.norm, name=FINAL_NORM),
+        layers=(plan,),
+        tie_word_embeddings=True,
+        has_tower=False,
+        per_layer=None,
+        join=join,
+    )
+
+
+def find_mtp(files: Sequence[Path], target: Architecture) -> tuple[Architecture, WeightMap] | None:
+    """The head in a model's files, checked; None if they hold none.
+
+    Raises: CheckpointError, as `check_weights`.
+    """
+    found = mtp_tensors(own_tensors(read_headers(list(files)), target), target)
+    architecture = mtp_architecture(target, found) if found else None
+    if architecture is None:
+        return None
+    return architecture, check_tensors(unstack(found, architecture), architecture)
+
+
+def _renamed(found: Mapping[str, TensorInfo], layout: _Layout) -> dict[str, TensorInfo]:
+    renamed = {}
+    for name, info in found.items():
+        for stored, own in layout.names:
+            if name.startswith(stored):
+                if own:
+                    renamed[own + name.removeprefix(stored)] = info
+                break
+    return renamed
+
+
+def _last_full_attention(layers: Sequence[LayerPlan]) -> LayerPlan | None:
+    """The last layer that attends to all tokens, as it stands in a head."""
+    for plan in reversed(layers):
+        for i, place in enumerate(plan.places):
+            match place.block:
+                case AttentionSpec(window=None, reads=None) as attention:
+                    own = replace(place, block=replace(attention, num_hidden=1))
+                    return replace(plan, places=(*plan.places[:i], own, *plan.places[i + 1 :]))
+    return None

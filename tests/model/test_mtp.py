@@ -1,0 +1,144 @@
+"""Heads in a model's own checkpoint give what transformers' `MtpLayer` gives."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engines import load_folder
+from every_family import small_config
+from heads import APART, behind, head_architecture, load_own_head, write_with_head
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_layers import MtpLayer
+from whole_text import whole_text
+
+from localllm.errors import CheckpointError
+from localllm.model.architecture import Architecture
+from localllm.model.decoder import DecoderModel
+from localllm.model.join import DRAFTED
+
+TOKENS = [11, 250, 7, 7, 93, 120, 5, 201, 33, 64, 9, 140, 71]
+# Float32 sums in another order.
+MOST = 2e-4
+FAMILIES = {
+    "Qwen3ForCausalLM": APART,
+    "Qwen3NextForCausalLM": APART,
+    "Qwen3_5ForCausalLM": APART,
+    "Qwen3_5MoeForCausalLM": APART,
+    "Glm4MoeForCausalLM": behind(2),
+}
+
+
+def config_of(family: str) -> dict[str, Any]:
+    config = small_config(family)
+    if family == "Glm4MoeForCausalLM":
+        config["model_type"] = "glm4_moe"
+    return config
+
+
+def oracle(folder: Path, tensors: dict[str, Tensor], architecture: Architecture) -> MtpLayer:
+    """Transformers' layer with these weights."""
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    kinds = getattr(config, "layer_types", None)
+    layers = model.get_decoder().layers
+    index = len(layers) - 1
+    if kinds is not None:
+        index = max(i for i, kind in enumerate(kinds) if kind == "full_attention")
+    norm = type(model.get_decoder().norm)
+    layer = MtpLayer(model.config, type(layers[index]), norm, index)
+    own = {
+        "enorm.weight": tensors["model.join_embedding_norm.weight"],
+        "hnorm.weight": tensors["model.join_hidden_norm.weight"],
+        "eh_proj.weight": tensors["model.join.weight"],
+        "post_norm.weight": tensors["model.norm.weight"],
+    }
+    begin = "model.layers.0."
+    own |= {
+        f"mtp_block.{name.removeprefix(begin)}": values
+        for name, values in tensors.items()
+        if name.startswith(begin)
+    }
+    for _, spec in architecture.experts():
+        parts = [
+            [own.pop(f"mtp_block.{name}.weight") for name in spec.expert_at(i).names]
+            for i in range(spec.router.num_experts)
+        ]
+        gate_up = torch.stack([torch.cat((gate, up)) for gate, up, _ in parts])
+        own["mtp_block.mlp.experts.gate_up_proj"] = gate_up
+        own["mtp_block.mlp.experts.down_proj"] = torch.stack([down for *_, down in parts])
+    layer.load_state_dict(own)
+    layer.rotary = model.get_decoder().rotary_emb
+    return layer.eval()
+
+
+def rows_of(head: DecoderModel, hidden: Tensor) -> Tensor:
+    """The head's rows for TOKENS after `hidden`."""
+    batch, cache = whole_text(head, TOKENS, hidden)
+    with torch.inference_mode():
+        return head.forward(batch, cache)[: len(TOKENS)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_gives_what_transformers_gives(family: str, tmp_path: Path) -> None:
+    config = config_of(family)
+    tensors = write_with_head(tmp_path, config, FAMILIES[family])
+    target = load_folder(tmp_path, torch.float32)
+    head = load_own_head(tmp_path, target)
+    layer = oracle(tmp_path, tensors, head_architecture(config))
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(len(TOKENS), config["hidden_size"], generator=generator)
+    embedded = target.embedding(torch.tensor(TOKENS))
+    positions = torch.arange(len(TOKENS))[None]
+    mask = torch.full((len(TOKENS), len(TOKENS)), float("-inf")).triu(1)[None, None]
+    with torch.inference_mode():
+        expected = layer(
+            embedded[None],
+            hidden[None],
+            layer.rotary(embedded[None], positions),
+            mask,
+            positions,
+            None,
+        )[0]
+    found = rows_of(head, hidden)
+    torch.testing.assert_close(found, expected, atol=MOST, rtol=MOST)
+    assert (found - found[:1]).abs().max() > 0.1
+    # The output head is the target's.
+    assert head.compute_logits(found).shape[1] == config["vocab_size"]
+
+
+def test_a_head_s_own_output_head_has_logits_for_some_tokens(tmp_path: Path) -> None:
+    config = config_of("Qwen3ForCausalLM")
+    write_with_head(tmp_path, config)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    ids = torch.tensor([3, 7, 100, 287], dtype=torch.int32)
+    weight = torch.randn(4, config["hidden_size"], generator=torch.Generator().manual_seed(1))
+    save_file({**tensors, "mtp.token_ids": ids, "mtp.lm_head.weight": weight}, file)
+    target = load_folder(tmp_path, torch.float32)
+    head = load_own_head(tmp_path, target)
+    assert DRAFTED in head.architecture.tensors()
+    hidden = torch.randn(2, config["hidden_size"])
+    logits = head.compute_logits(hidden)
+    torch.testing.assert_close(logits[:, ids.long()], hidden @ weight.T, atol=1e-5, rtol=1e-5)
+    others = [i for i in range(config["vocab_size"]) if i not in ids.tolist()]
+    assert bool((logits[:, others] == float("-inf")).all())
+    save_file({**tensors, "mtp.token_ids": ids + 1, "mtp.lm_head.weight": weight}, file)
+    with pytest.raises(CheckpointError, match="not of the 288 tokens"):
+        load_own_head(tmp_path, target)
+
+
+def test_a_broken_head_is_refused(tmp_path: Path) -> None:
+    write_with_head(tmp_path, config_of("Qwen3_5ForCausalLM"))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    target = load_folder(tmp_path, torch.float32)
+    save_file({name: each for name, each in tensors.items() if name != "mtp.norm.weight"}, file)
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' is missing"):
+        load_own_head(tmp_path, target)
+    tensors["mtp.fc.weight"] = tensors["mtp.fc.weight"][:, :-1].contiguous()
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"'mtp\.fc\.weight' has shape"):
+        load_own_head(tmp_path, target)
