@@ -1,6 +1,7 @@
 """Drafters for tests: one that knows the answers and errs at times, lengths that never learn."""
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -9,13 +10,13 @@ from torch import Tensor
 
 from localllm.engine.device import Device
 from localllm.engine.device_runner import DeviceRunner
-from localllm.engine.draft_lengths import Candidate, DraftLengths
+from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.ngram import NgramDrafter, Proposal
 from localllm.engine.request import Request
 from localllm.engine.runner import ModelRunner, Runner
 from localllm.engine.scheduler import ScheduledBatch, SchedulerConfig
-from localllm.engine.speculation import Drafter, Speculator
+from localllm.engine.speculation import Drafter, Proposer, Speculator
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -26,10 +27,12 @@ VOCAB_SIZE = 259
 class FullLengths(DraftLengths):
     """Whole proposals, whatever becomes of them."""
 
-    def choose(
-        self, num_rows: int, num_decoding: int, proposals: Sequence[Candidate], most: int
-    ) -> list[int]:
-        return [candidate.num_tokens for candidate in proposals]
+    def offer(
+        self, num_rows: int, num_decoding: int, candidates: Sequence[Candidate | None], most: int
+    ) -> Offer:
+        counts = [0 if each is None else each.num_tokens for each in candidates]
+        # The same chance for all, so that the dearest drafter with a proposal wins.
+        return Offer([[1.0] * count for count in counts], counts, float(sum(counts)))
 
     def plain_seconds(self, num_rows: int) -> float | None:
         return None
@@ -71,7 +74,7 @@ class Oracle:
                 tokens[i] = self.random.randrange(VOCAB_SIZE)
         return Proposal(tokens[:count], 0) if tokens else None
 
-    def complete(self, batch: ScheduledBatch) -> None:
+    def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         pass
 
     @property
@@ -89,8 +92,13 @@ class Oracle:
 class EagerSpeculator(Speculator):
     """Looks at every step, and where steps overlap, waits for the ids of most of them."""
 
-    def __init__(self, drafter: Drafter, lengths: DraftLengths, max_draft: int) -> None:
-        super().__init__(drafter, lengths, max_draft)
+    def __init__(
+        self,
+        proposers: Sequence[Proposer],
+        max_draft: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(proposers, max_draft, clock)
         self._random = Random(0)
 
     def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
@@ -101,16 +109,21 @@ class EagerSpeculator(Speculator):
         return self._random.random() < 0.8
 
 
+def eager(drafter: Drafter, lengths: DraftLengths, max_draft: int) -> EagerSpeculator:
+    """With one drafter."""
+    return EagerSpeculator([Proposer("test", drafter, lengths)], max_draft)
+
+
 def ngram_speculator(max_draft: int, min_match: int = 1) -> Speculator:
     """Whatever has stood before is drafted, as long as allowed."""
     drafter = NgramDrafter(min_match, 6)
-    return EagerSpeculator(drafter, FullLengths(7), max_draft)
+    return eager(drafter, FullLengths(7), max_draft)
 
 
 def oracle_speculator(
     answer: Callable[[Request], Sequence[int]], error_rate: float, max_draft: int
 ) -> Speculator:
-    return EagerSpeculator(Oracle(answer, error_rate), FullLengths(1), max_draft)
+    return eager(Oracle(answer, error_rate), FullLengths(1), max_draft)
 
 
 def model_speculator(
@@ -137,4 +150,10 @@ def model_speculator(
         limits = SchedulerConfig(block_size, 64, max_tokens, False, b"")
         runner = DeviceRunner(draft, kv_cache, device, limits, 256, tables=tables)
     drafter = DraftModel(runner, kv_cache, 256, max_tokens, table)
-    return EagerSpeculator(drafter, FullLengths(1), max_draft)
+    return eager(drafter, FullLengths(1), max_draft)
+
+
+def together(*speculators: Speculator) -> Speculator:
+    """One speculator with the drafters of several."""
+    proposers = [each for one in speculators for each in one._proposers]
+    return EagerSpeculator(proposers, max(one._max_draft for one in speculators))

@@ -84,8 +84,6 @@ class Limits:
     needs_ids: Callable[[SamplingParams], bool] = lambda params: False
     device: Device | None = None
     speculator: Callable[[], Speculator] | None = None
-    # Hidden rows that who drafts sees.
-    taps: tuple[int, ...] = ()
     pools: bool = False
     # How many compute the first step, the second, and so on, from the beginning again.
     threads: tuple[int, ...] = ()
@@ -232,7 +230,8 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
     )
     threads = GivenThreads(limits.threads) if limits.threads else None
     pooler = Pooler(model) if limits.pools else None
-    taps = (*limits.taps, *(pooler.taps if pooler else ()))
+    speculator = None if limits.speculator is None else limits.speculator()
+    taps = (*(speculator.taps if speculator else ()), *(pooler.taps if pooler else ()))
     runner: Runner = ModelRunner(model, kv_cache, threads, taps=taps)
     if limits.overlaps:
         runner = LateRunner(model, kv_cache, limits.needs_ids, taps)
@@ -267,7 +266,6 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         limits.max_model_len,
         frozenset({EOS_TOKEN_ID}),
     )
-    speculator = None if limits.speculator is None else limits.speculator()
     return Engine(runner, scheduler, vocabulary, speculator, disk, pooler=pooler)
 
 
@@ -380,7 +378,7 @@ def drain(engine: Engine, indices: dict[int, int], answers: dict[tuple[int, int]
     # Of each step that sampled a request, the logits of its positions.
     computed: dict[tuple[int, int], deque[list[bytes]]] = {key: deque() for key in answers}
 
-    def forward_recorded(batch: ScheduledBatch) -> torch.Tensor:
+    def forward_recorded(batch: ScheduledBatch, hidden: torch.Tensor | None = None) -> torch.Tensor:
         logits = forward(runner, batch)
         rows = iter(logits)
         for entry in batch.requests:

@@ -24,7 +24,7 @@ def record_logits(llm: LLM) -> list[torch.Tensor]:
     recorded: list[torch.Tensor] = []
     forward = runner.forward
 
-    def forward_recorded(batch: ScheduledBatch) -> torch.Tensor:
+    def forward_recorded(batch: ScheduledBatch, hidden: torch.Tensor | None = None) -> torch.Tensor:
         logits = forward(batch)
         if len(logits):
             recorded.append(logits)

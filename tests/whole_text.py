@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
+from localllm_kernels.state_cache import StateSlots
 
 
 def whole_text(
@@ -17,7 +19,11 @@ def whole_text(
     size = -(-(first + len(token_ids)) // 16) * 16
     groups = len(model.architecture.cache_groups)
     cpu = torch.device("cpu")
-    cache = PagedKVCache.allocate(model.architecture, [2] * groups, size, torch.float32, cpu)
+    slots = SlotSizes(1) if model.architecture.recurrent_groups else None
+    dtype = torch.float32
+    cache = PagedKVCache.allocate(model.architecture, [2] * groups, size, dtype, cpu, slots)
+    count = len(token_ids)
+    states = None if slots is None else StateSlots((0,), (0, count), (0,), (0,), (count,), ())
     positions = torch.arange(first, first + len(token_ids))
     table = GroupTables(positions + size, torch.ones(1, 1, dtype=torch.int32))
     padding = -len(token_ids) % model.ops.traits.row_unit
@@ -33,6 +39,7 @@ def whole_text(
         max_query_len=len(token_ids),
         logit_rows=torch.empty(0, dtype=torch.int64),
         num_logit_rows=0,
+        states=states,
         hidden=hidden,
     )
     return batch, cache

@@ -1,8 +1,9 @@
 """The result of a prompt: events while the answer grows, and the completion they add up to."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from localllm.engine.request import FinishReason, TokenLogprobs
+from localllm.engine.request import DraftCount, FinishReason, TokenLogprobs
 from localllm.errors import LocalLLMError, RequestError
 from localllm.text.prompt import Prompt
 from localllm.text.thinking import Split
@@ -31,7 +32,8 @@ class TextEvent:
     `thinking` is text of the model's thoughts, `text` that of its answer. A token may come without
     text (half a character, the start of a stop string), and text without a token (at the end, when
     text was held back). `time_s` is on the monotonic clock. `stop_string` comes with the last event
-    too: it cut the answer and is not part of it. So does `pooled`, float32, if it was asked for.
+    too: it cut the answer and is not part of it. So do `pooled`, float32, if it was asked for, and
+    `drafts`, those of each drafter.
     """
 
     sample: int
@@ -45,6 +47,7 @@ class TextEvent:
     time_s: float
     stop_string: str | None = None
     pooled: bytes | None = None
+    drafts: tuple[DraftCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Sample:
     thinking: str = ""
     tokens: list[TokenInfo] = field(default_factory=list)
     num_drafted_tokens: int = 0
+    drafts: tuple[DraftCount, ...] = ()
     finish_reason: FinishReason | None = None
     stop_string: str | None = None
     error: LocalLLMError | None = None
@@ -145,6 +149,15 @@ class Completion:
         return sum(token.is_draft for sample in self.samples for token in sample.tokens)
 
     @property
+    def drafts(self) -> list[DraftCount]:
+        """The drafts of all samples that have ended, of each drafter."""
+        drafted, accepted = Counter[str](), Counter[str]()
+        for each in (one for sample in self.samples for one in sample.drafts):
+            drafted[each.drafter] += each.num_drafted
+            accepted[each.drafter] += each.num_accepted
+        return [DraftCount(name, count, accepted[name]) for name, count in drafted.items()]
+
+    @property
     def ttft_s(self) -> float:
         """Time to first token, 0 if none came."""
         return 0.0 if self.first_token_s is None else self.first_token_s - self.started_s
@@ -180,4 +193,5 @@ class Completion:
                 self.num_cached_tokens = event.num_cached_tokens
         if event.finish_reason is not None:
             sample.finish_reason, sample.error = event.finish_reason, event.error
+            sample.drafts = event.drafts
             sample.stop_string = event.stop_string

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -133,7 +134,8 @@ class TextEngine:
             split = assembler.push(event.token_id)
         if assembler.has_stopped:
             if finish_reason is None:
-                self.engine.abort(event.request_id, event.sample)
+                [ended] = self.engine.abort(event.request_id, event.sample)
+                event = replace(event, drafts=ended.drafts)
             finish_reason = FinishReason.STOP
         elif finish_reason is not None:
             rest = assembler.flush()
@@ -158,6 +160,7 @@ class TextEngine:
                 time_s=time.monotonic(),
                 stop_string=assembler.stopped_by,
                 pooled=event.pooled,
+                drafts=event.drafts,
             )
         )
 

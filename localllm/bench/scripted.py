@@ -16,7 +16,9 @@ from localllm.engine.scheduler import SampledToken, ScheduledBatch
 
 
 class ScriptedRunner:
-    """Computes and samples as `runner` does, but returns the tokens in `scripts`, by request id."""
+    """Computes and samples as `runner` does, but returns the tokens of `scripts`, by request id;
+    a request without a script keeps its own.
+    """
 
     def __init__(self, runner: Runner, scripts: dict[int, Sequence[int]]) -> None:
         self._runner, self._scripts = runner, scripts
@@ -61,11 +63,13 @@ class _Scripted:
 
     def wait(self) -> list[list[SampledToken]]:
         """See Launched."""
-        self.launched.wait()
         tokens = []
-        for entry in self.batch.requests:
-            if entry.catches_up:
-                script = self.scripts[entry.request.request_id]
+        caught_up = [entry for entry in self.batch.requests if entry.catches_up]
+        for entry, own in zip(caught_up, self.launched.wait(), strict=True):
+            script = self.scripts.get(entry.request.request_id)
+            if script is None:
+                tokens.append(own)
+            else:
                 said = entry.known_end - entry.request.num_prompt_tokens
                 rest = (SampledToken(token) for token in script[said : said + entry.num_samples])
                 tokens.append(accept_draft(entry.draft, rest))

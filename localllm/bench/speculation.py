@@ -1,9 +1,13 @@
-"""What drafts gain: the same text with and without them, alternating, on several kinds of text."""
+"""What drafts gain: the same text with and without them, alternating, on several kinds of text.
+
+An answer is given, or it is the model's own: a head guesses what the model says, so a given text
+would tell nothing about it.
+"""
 
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from localllm.bench.results import Result, Spread, Suite
 from localllm.bench.scripted import ScriptedRunner
@@ -24,11 +28,12 @@ INDEX_TOKENS, LOOK_UPS = 1_000_000, 100
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A prompt and its scripted answer, in tokens."""
+    """A prompt and its answer, in tokens; None: what the model says with `params`."""
 
     name: str
     prompt: list[int]
-    answer: list[int]
+    answer: list[int] | None
+    params: SamplingParams
 
 
 @dataclass(slots=True)
@@ -66,7 +71,9 @@ class SpeculationSuite(Suite):
         self._subject = subject
         self._batches, self._num_tokens, self._repeats = batches, num_tokens, repeats
         self._scripts = make_scripts(subject, num_tokens, seed)
-        self._found: dict[tuple[str, int], _Found] = {}
+        assert subject.speculator is not None
+        self._variants = subject.speculator.parts()
+        self._found: dict[tuple[str, str, int], _Found] = {}
         self._index: Result | None = None
         self._seed = seed
 
@@ -76,12 +83,13 @@ class SpeculationSuite(Suite):
         self._index = measure_index(self._seed)
         for batch in self._batches:
             for script in self._scripts:
-                self._run_pairs(script, batch, progress)
+                for drafters in self._variants:
+                    self._run_pairs(drafters, script, batch, progress)
 
     def results(self) -> list[Result]:
         """A row for each text and batch so far."""
         rows = [] if self._index is None else [self._index]
-        for (name, batch), found in self._found.items():
+        for (drafters, name, batch), found in self._found.items():
             if not found.drafting_s:
                 continue
             ratios = [a / b for a, b in zip(found.plain_s, found.drafting_s, strict=True)]
@@ -91,7 +99,7 @@ class SpeculationSuite(Suite):
                 Result(
                     "speculation",
                     name,
-                    {"batch": batch, "pairs": len(ratios)},
+                    {"drafters": drafters, "batch": batch, "pairs": len(ratios)},
                     {
                         "plain_tokens_per_s": _speed(num_tokens, found.plain_s),
                         "tokens_per_s": _speed(num_tokens, found.drafting_s),
@@ -105,14 +113,15 @@ class SpeculationSuite(Suite):
             )
         return rows
 
-    def _run_pairs(self, script: Script, batch: int, progress: Callable[[str], None]) -> None:
-        found = self._found[script.name, batch] = _Found()
-        plain, speculator = self._subject.engine, self._subject.speculator
-        assert speculator is not None
+    def _run_pairs(
+        self, drafters: str, script: Script, batch: int, progress: Callable[[str], None]
+    ) -> None:
+        found = self._found[drafters, script.name, batch] = _Found()
+        plain, speculator = self._subject.engine, self._variants[drafters]
         # Step times and acceptance rates are learned once, as in a long-running process. The text
         # of a run is not known to the next, since all runs produce the same text.
         for pair in range(self._repeats + 1):
-            progress(f"{script.name}, batch {batch}, pair {pair}")
+            progress(f"{script.name}, {drafters}, batch {batch}, pair {pair}")
             # The two take turns to go first.
             order = (None, speculator.renewed())[:: 1 if pair % 2 else -1]
             runs = {each is None: run_script(plain, each, script, batch) for each in order}
@@ -161,18 +170,29 @@ def make_scripts(subject: Subject, num_tokens: int, seed: int) -> list[Script]:
         prompt, answer = (
             tokenizer.encode(part, add_special_tokens=False) for part in (text.prompt, text.answer)
         )
-        scripts.append(Script(text.name, prompt[:num_prompt], answer[:num_tokens]))
+        greedy = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        prompt, answer = prompt[:num_prompt], answer[:num_tokens]
+        scripts.append(Script(text.name, prompt, answer, replace(greedy, max_tokens=len(answer))))
+    sampled = replace(greedy, temperature=1.0, seed=seed)
+    for name, params in (("greedy", greedy), ("sampled", sampled)):
+        scripts.append(Script(f"own words, {name}", scripts[-1].prompt, None, params))
     tokens = subject.random_tokens(random.Random(seed), num_prompt + num_tokens)
-    return [*scripts, Script("random tokens", tokens[num_tokens:], tokens[:num_tokens])]
+    return [*scripts, Script("random tokens", tokens[num_tokens:], tokens[:num_tokens], greedy)]
 
 
 def run_script(engine: Engine, speculator: Speculator | None, script: Script, batch: int) -> Run:
-    """Let `batch` requests output the answer; timed from when all have their first token."""
+    """Let `batch` requests output the answer; timed from when all have their first token. Own
+    answers differ in their seed.
+    """
     scripts: dict[int, Sequence[int]] = {}
     told = engine.beside(speculator=speculator, wrap=lambda runner: ScriptedRunner(runner, scripts))
-    params = SamplingParams(temperature=0.0, max_tokens=len(script.answer), ignore_eos=True)
-    for _ in range(batch):
-        scripts[told.add_request(script.prompt, params)] = script.answer
+    for i in range(batch):
+        params = script.params
+        if params.seed is not None:
+            params = replace(params, seed=params.seed + i)
+        request_id = told.add_request(script.prompt, params)
+        if script.answer is not None:
+            scripts[request_id] = script.answer
     started: set[int] = set()
     while len(started) < batch:
         started.update(event.request_id for event in told.step())

@@ -74,6 +74,7 @@ class VerifySuite(Suite):
                 replace(params, max_tokens=num_tokens, ignore_eos=True, logprobs=MAX_LOGPROBS),
             )
             for script in make_scripts(subject, num_tokens, seed)
+            if script.answer is not None  # the others have a prompt of these
             for params in _SAMPLINGS
         ]
         self._found: list[tuple[_Way, list[Difference], int]] = []

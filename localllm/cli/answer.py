@@ -127,6 +127,12 @@ def describe_completion(
             "completion_tokens": completion.num_generated_tokens,
             "drafted_tokens": None if is_remote else completion.num_drafted_tokens,
             "accepted_tokens": None if is_remote else completion.num_accepted_tokens,
+            "drafts": None
+            if is_remote
+            else {
+                each.drafter: {"drafted": each.num_drafted, "accepted": each.num_accepted}
+                for each in completion.drafts
+            },
         },
         "timing": {
             "load_s": round(loaded.load_s, 4),

@@ -136,8 +136,11 @@ class BenchDraftFlags(Flags):
     ] = False
     drafter: Annotated[
         str,
-        typer.Option("--drafter", help="Drafter for --spec and --verify: ngram or draft:MODEL."),
-    ] = "ngram"
+        typer.Option(
+            "--drafter",
+            help="Drafters for --spec and --verify: auto, or ngram, head and draft:MODEL, by +.",
+        ),
+    ] = "auto"
     lengths: Annotated[DraftFlags, only("spec_max", "spec_ngram")]
 
     def config(self) -> SpeculationConfig:

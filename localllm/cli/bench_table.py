@@ -93,7 +93,11 @@ def _bytes(count: float) -> str:
 
 
 def _condition(name: str) -> Column:
-    return name, lambda row: f"{row.conditions.get(name, ''):,}" if name in row.conditions else ""
+    def shown(row: Result) -> str:
+        value = row.conditions.get(name, "")
+        return value if isinstance(value, str) else f"{value:,}"
+
+    return name, shown
 
 
 def _found(header: str, name: str, format_one: Callable[[float], str]) -> Column:
@@ -170,6 +174,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "speculation": (
         _TEST,
+        _condition("drafters"),
         _condition("batch"),
         _found("without", "plain_tokens_per_s", _speed),
         _found("with drafts", "tokens_per_s", _speed),

@@ -62,8 +62,8 @@ class DraftFlags(Flags):
         str,
         option(
             "--spec",
-            help="How tokens are drafted.",
-            choices=("auto", "ngram", "draft:MODEL", "off"),
+            help="How tokens are drafted; several ways are joined by +.",
+            choices=("auto", "ngram", "head", "draft:MODEL", "off"),
         ),
     ] = _SPECULATION.drafter
     spec_max: Annotated[int, option("--spec-max", help="Maximum tokens in a draft.")] = (

@@ -21,8 +21,7 @@ def describe_turn(completion: "Completion", context_length: int) -> str:
             f"first token {completion.ttft_s:.2f} s · whole answer {took:.2f} s"
             " · the server reports no token counts"
         )
-    drafted, accepted = completion.num_drafted_tokens, completion.num_accepted_tokens
-    drafts = f" · drafts {accepted:,}/{drafted:,}" if drafted else ""
+    drafts = f" · drafts {describe_drafts(completion)}" if completion.num_drafted_tokens else ""
     computed = completion.num_prompt_tokens - completion.num_cached_tokens
     # For a few tokens, the rate would only reflect the time of a step.
     rate = f", {completion.prefill_tokens_per_s:,.0f} tok/s" if computed > _BLOCK_TOKENS else ""
@@ -35,6 +34,17 @@ def describe_turn(completion: "Completion", context_length: int) -> str:
         f"{answer}{drafts}"
         f" · {context(completion.num_context_tokens, context_length)}"
     )
+
+
+def describe_drafts(completion: "Completion") -> str:
+    """Accepted and drafted tokens, and whose they are."""
+    by = [
+        f"{each.drafter} {each.num_accepted:,}/{each.num_drafted:,}" for each in completion.drafts
+    ]
+    if len(by) == 1:
+        return by[0]
+    total = f"{completion.num_accepted_tokens:,}/{completion.num_drafted_tokens:,}"
+    return f"{total} ({', '.join(by)})" if by else total
 
 
 def describe_truncation(truncation: "Truncation") -> str:

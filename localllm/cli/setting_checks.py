@@ -21,9 +21,8 @@ def _in_field(kind: type, field: str, value: object) -> None:
 
 def _check_speculation(text: str) -> None:
     config = DraftFlags(spec=text).config()
-    kind, _, model = config.drafter.partition(":")
-    if kind == "draft":
-        resolve_model(model)
+    if config.draft_model is not None:
+        resolve_model(config.draft_model)
 
 
 # By the name of the setting.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.answer.overflow import UNKNOWN_CONTEXT
 from localllm.cli import slash_turns as turns
-from localllm.cli.figures import describe_prompt
+from localllm.cli.figures import describe_drafts, describe_prompt
 from localllm.cli.files import user_path
 from localllm.cli.flag_values import parse_think
 from localllm.cli.output import note, show_controls
@@ -178,8 +178,7 @@ def _stats(repl: "Repl", argument: str) -> None:
         ("first token", f"{completion.ttft_s:.3f} s"),
         ("prefill", f"{completion.prefill_tokens_per_s:,.0f} tok/s"),
         ("decode", f"{decoded:,.1f} tok/s" if decoded else unknown or "0 tok/s"),
-        ("drafted tokens", unknown or f"{completion.num_drafted_tokens:,}"),
-        ("accepted tokens", unknown or f"{completion.num_accepted_tokens:,}"),
+        ("accepted drafts", unknown or describe_drafts(completion)),
         ("ended by", str(finish) if finish else "Ctrl-C"),
         ("turns", str(repl.session.num_turns)),
     ):

@@ -27,8 +27,9 @@ def build_forward_batch(
     """
     scheduled = batch.requests
     counts = [entry.num_scheduled_tokens for entry in scheduled]
-    starts = [entry.start for entry in scheduled]
-    ends = [entry.end for entry in scheduled]
+    skipped = [entry.num_skipped * block_size for entry in scheduled]
+    starts = [entry.start - count for entry, count in zip(scheduled, skipped, strict=True)]
+    ends = [entry.end - count for entry, count in zip(scheduled, skipped, strict=True)]
     num_tokens = sum(counts)
     padded = num_tokens + -num_tokens % row_multiple
     input_ids = np.zeros(padded, dtype=np.int64)
@@ -42,7 +43,7 @@ def build_forward_batch(
         input_ids[rows] = entry.token_ids
         positions[rows] = own = np.arange(starts[i], ends[i])
         for number in which:
-            table = np.array(entry.request.tables[number], dtype=np.int32)
+            table = np.array(entry.request.tables[number][entry.num_skipped :], dtype=np.int32)
             block_tables[number][i, : len(table)] = table
             slot_mappings[number][rows] = slots_of(own, table, block_size)
         row += counts[i]

@@ -94,6 +94,7 @@ class DeviceRunner:
             where,
             self._tables,
             kv_cache.num_slots - limits.max_num_seqs if kv_cache.recurrent else None,
+            model.hidden_inputs,
         )
         # Two of each: one is filled while the other is being copied.
         self._hosts = [device.host_buffer(self._inputs.num_bytes) for _ in range(2)]
@@ -119,8 +120,11 @@ class DeviceRunner:
         return False
 
     @torch.inference_mode()
-    def launch(self, batch: ScheduledBatch) -> Launched:
-        """See Runner."""
+    def launch(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Launched:
+        """See Runner and HeadRunner."""
+        if hidden is not None:
+            assert self._inputs.hidden is not None
+            self._inputs.hidden[: len(hidden)].copy_(hidden)
         try:
             return self._launch(batch)
         except BaseException:

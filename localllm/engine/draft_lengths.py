@@ -20,11 +20,6 @@ from localllm.engine.step_times import StepTimes
 
 # A draft must promise this much more speed to be worth its uncertainty.
 MARGIN = 1.08
-# After PROBE_INTERVAL steps that had proposals but did not draft, one step drafts a little just to
-# learn; the interval then doubles up to the longest. After PLAIN_INTERVAL steps that draft, one
-# step does not.
-PROBE_INTERVAL, LONGEST_PROBE_INTERVAL, PLAIN_INTERVAL = 48, 768, 256
-_PROBE_TOKENS = 2
 # Drafts less likely than this are not considered.
 _LEAST_CHANCE = 0.02
 # How fast earlier drafts are forgotten, for one request and for all requests, and the weight of the
@@ -62,54 +57,38 @@ class DraftHistory:
 
 
 class DraftLengths:
-    """Chooses draft lengths for the requests of a step, and learns from the outcome.
+    """How long the drafts of one drafter should be; learns from the outcome.
 
     The class of a position is the number of tokens before it that matched, at most
     `num_classes` - 1.
     """
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, plain: StepTimes | None = None) -> None:
+        """`plain`: the times of steps without drafts, which several drafters may share."""
         # Initial guess: the longer the match, the likelier the next token.
         self._outcomes = [
             Outcomes(2.0, 2.0 * (kind + 1) / (kind + 2)) for kind in range(num_classes)
         ]
-        self._plain, self._drafting = StepTimes(), StepTimes()
-        self._since_draft = self._since_plain = 0
-        self._probe_interval = PROBE_INTERVAL
+        self._plain = StepTimes() if plain is None else plain
+        self._drafting = StepTimes()
 
-    def choose(
-        self, num_rows: int, num_decoding: int, proposals: Sequence["Candidate"], most: int
-    ) -> list[int]:
-        """How many tokens of each proposal to verify, at most `most` in all.
+    def fresh(self, plain: StepTimes) -> "DraftLengths":
+        """The same, with nothing learned yet."""
+        return type(self)(len(self._outcomes), plain)
+
+    def offer(
+        self, num_rows: int, num_decoding: int, candidates: Sequence["Candidate | None"], most: int
+    ) -> "Offer":
+        """How many tokens of each candidate to verify, at most `most` in all. A request without a
+        proposal has no candidate.
 
         Without drafts the step computes `num_rows` rows, and `num_decoding` of them give a token.
         """
-        offered = sorted(
-            (
-                (chance, i)
-                for i, candidate in enumerate(proposals)
-                for chance in self._chances(candidate)
-            ),
-            reverse=True,
-        )[:most]
-        counts = [0] * len(proposals)
-        best = self._best_number(num_rows, num_decoding, [chance for chance, _ in offered])
-        self._since_plain += 1
-        self._since_draft += 1
-        if best and self._since_plain >= PLAIN_INTERVAL:
-            best = 0  # keeps the measured time of steps without drafts up to date
-        elif best:
-            self._probe_interval = PROBE_INTERVAL
-        elif self._since_draft >= self._probe_interval:
-            best = min(_PROBE_TOKENS, len(offered))
-            self._probe_interval = min(2 * self._probe_interval, LONGEST_PROBE_INTERVAL)
-        for _, i in offered[:best]:
-            counts[i] += 1
-        if best:
-            self._since_draft = 0
-        else:
-            self._since_plain = 0
-        return counts
+        chances = [() if each is None else self._chances(each) for each in candidates]
+        offer = Offer(chances)
+        ranked = offer.ranked[:most]
+        best, speed = self._best_number(num_rows, num_decoding, [chance for chance, _ in ranked])
+        return Offer(chances, offer.first(best), speed)
 
     def add_step(self, num_rows: int, seconds: float, *, is_plain: bool) -> None:
         """Record the time of a step of `num_rows` rows; `is_plain`: drafting had no part in it."""
@@ -136,20 +115,25 @@ class DraftLengths:
         """Seconds of a step without drafts; None if none was measured."""
         return self._plain.seconds(num_rows)
 
-    def _best_number(self, num_rows: int, num_decoding: int, chances: Sequence[float]) -> int:
+    def _best_number(
+        self, num_rows: int, num_decoding: int, chances: Sequence[float]
+    ) -> tuple[int, float]:
+        """The best number of drafted tokens, and the tokens a second that they promise; 0 and 0 if
+        none are worth it.
+        """
         base = self._plain.seconds(num_rows)
         if base is None or not self._plain.knows(num_rows):
-            return 0
+            return 0, 0.0
         best, least = 0, MARGIN * num_decoding
         expected = list(accumulate(chances, initial=float(num_decoding)))
         if expected[-1] <= least:
-            return 0  # too little even if drafting were free
+            return 0, 0.0  # too little even if drafting were free
         best_speed = least / base
         for count in _tried_numbers(len(chances)):
             speed = expected[count] / self._drafting_seconds(num_rows + count, base)
             if speed > best_speed:
                 best, best_speed = count, speed
-        return best
+        return best, best_speed if best else 0.0
 
     def _drafting_seconds(self, num_rows: int, base: float) -> float:
         """Seconds of a step with drafts, at least `base`, those of the step without them.
@@ -203,3 +187,30 @@ class Candidate:
     history: DraftHistory
     match_length: int
     num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one drafter has for a step.
+
+    `chances`: for each request, the chances that the first one, two, … tokens are all accepted;
+    `counts`: the tokens of each request that are worth verifying; `speed`: the tokens a second that
+    these promise, 0 if none are worth it.
+    """
+
+    chances: Sequence[Sequence[float]]
+    counts: Sequence[int] = ()
+    speed: float = 0.0
+
+    @property
+    def ranked(self) -> list[tuple[float, int]]:
+        """Every token's chance and request, the likeliest first."""
+        each = ((chance, i) for i, own in enumerate(self.chances) for chance in own)
+        return sorted(each, reverse=True)
+
+    def first(self, number: int) -> list[int]:
+        """The tokens of each request among the likeliest `number`."""
+        counts = [0] * len(self.chances)
+        for _, i in self.ranked[:number]:
+            counts[i] += 1
+        return counts

@@ -12,7 +12,7 @@ Speculative Decoding", accept at random instead).
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -124,10 +124,10 @@ class DraftModel:
             return None
         return Proposal([NOT_KNOWN] * min(count, room), 0)
 
-    def complete(self, batch: ScheduledBatch) -> None:
+    def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         """See Drafter: runs one step of the draft model for each token of the longest draft."""
         self._copy_blocks(batch)
-        asked = [each for each in batch.requests if each.draft and each.draft[0] == NOT_KNOWN]
+        asked = [each for each in batch.requests if each.draft and each.request in own]
         drafting = [(entry, self._follow(entry.request)) for entry in asked]
         # Drafts follow the request's grammar, since a token that it forbids would be rejected.
         for entry, follower in drafting:

@@ -13,7 +13,7 @@ from localllm.engine.matcher import Matcher
 from localllm.engine.pacing import Pacer
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
-from localllm.engine.request import FinishReason, Request, RequestStatus, TokenEvent
+from localllm.engine.request import DraftCount, FinishReason, Request, RequestStatus, TokenEvent
 from localllm.engine.request_check import EngineLimits
 from localllm.engine.runner import Runner
 from localllm.engine.sampler import sample_seed
@@ -227,11 +227,15 @@ class Engine:
         Returns the final events of the samples that were not finished.
         """
         ended = self.scheduler.abort(request_id, sample)
-        if self.speculator:
-            for request in ended:
-                self.speculator.forget(request)
         return [
-            TokenEvent(request_id, request.sample, None, FinishReason.ABORT) for request in ended
+            TokenEvent(
+                request_id,
+                request.sample,
+                None,
+                FinishReason.ABORT,
+                drafts=self._last_drafts(request),
+            )
+            for request in ended
         ]
 
     def _advance(self, in_flight: InFlight | None) -> list[TokenEvent]:
@@ -354,10 +358,30 @@ class Engine:
         if self.speculator:
             if due.is_watched:
                 self.speculator.learn(due.batch, sampled, seconds, due.has_waited)
-            for entry in due.batch.requests:
-                if entry.request.status is RequestStatus.FINISHED:
-                    self.speculator.forget(entry.request)
+            events = self._with_drafts(due.batch, events)
         return events
+
+    def _with_drafts(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
+        """Add the counts of drafts to the last events of requests that ended."""
+        found = {
+            (entry.request.request_id, entry.request.sample): self._last_drafts(entry.request)
+            for entry in batch.requests
+            if entry.request.status is RequestStatus.FINISHED
+        }
+        return [
+            replace(event, drafts=found.get((event.request_id, event.sample), ()))
+            if event.finish_reason is not None
+            else event
+            for event in events
+        ]
+
+    def _last_drafts(self, request: Request) -> tuple[DraftCount, ...]:
+        """The drafts of a request that has ended, which is then forgotten."""
+        if self.speculator is None:
+            return ()
+        counts = self.speculator.counts(request)
+        self.speculator.forget(request)
+        return counts
 
     def _roll_back(self, started: InFlight | None) -> None:
         if started is not None:

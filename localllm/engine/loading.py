@@ -20,6 +20,7 @@ from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.expert_memory import expert_sizes, plan_experts
+from localllm.engine.head_drafter import MAX_WAITING_ROWS, HeadDrafter
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.memory import (
     MemoryPlan,
@@ -36,23 +37,26 @@ from localllm.engine.pacing import Pacer
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
 from localllm.engine.request_check import EngineLimits
-from localllm.engine.runner import ModelRunner, Runner
+from localllm.engine.runner import HeadRunner, ModelRunner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
 from localllm.engine.snapshots import Snapshots
-from localllm.engine.speculation import Drafter, Speculator
+from localllm.engine.speculation import Proposer, Speculator
 from localllm.engine.step_inputs import graph_rows
+from localllm.engine.step_times import StepTimes
 from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
-from localllm.errors import BackendError, GpuMemoryError
+from localllm.errors import BackendError, GpuMemoryError, RequestError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
+from localllm.model.blocks.block import RowBytes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
+from localllm.model.mtp import find_mtp
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
-from localllm.model.weights import CheckpointWeights, load_model, open_source
+from localllm.model.weights import CheckpointWeights, load_head, load_model, open_source
 from localllm.user.places import cache_folder, prefix_folder
 from localllm_kernels import select_ops
 from localllm_kernels.choice import ALL_OWN, Choice
@@ -62,6 +66,8 @@ from localllm_kernels.tunings import Tunings
 # Tokens in one step. On a CPU, matrix products reach the same speed with 64 rows as with 2,048 (see
 # docs/performance.md), and every request waits for the whole step for its next token.
 _STEP_TOKENS = {"cpu": 256, "cuda": 2048}
+# Depths of a head's drafts whose acceptances are told apart.
+_HEAD_DEPTHS = 4
 KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -76,6 +82,43 @@ class LoadedDecoder:
     device: torch.device
     # Configurations of its kernels; None if nothing is tuned.
     tunings: Tunings | None = None
+    # The head in its own files that drafts for it, if there is one and it is wanted.
+    head: DecoderModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSource:
+    """A head that is not loaded yet."""
+
+    architecture: Architecture
+    weights: WeightMap
+
+    @classmethod
+    def find(
+        cls, files: list[Path], target: Architecture, config: EngineConfig
+    ) -> "HeadSource | None":
+        """The head in the files of a model, if `config` wants one.
+
+        Raises: CheckpointError, as `check_weights`; RequestError where there must be one.
+        """
+        if not config.speculation.has("head"):
+            return None
+        found = find_mtp(files, target)
+        if found is not None:
+            return cls(*found)
+        if config.speculation.needs("head"):
+            raise RequestError(
+                "this model has no head that drafts",
+                param="spec",
+                hint="--spec auto, which uses what there is",
+            )
+        return None
+
+    def token_bytes(self, row_bytes: RowBytes, hidden_bytes: int, block_size: int) -> int:
+        """Bytes for each token: its entry, and its share of a block's last hidden state, of
+        `hidden_bytes`.
+        """
+        return self.architecture.token_bytes(row_bytes) + -(-hidden_bytes // block_size)
 
 
 def load_decoder(
@@ -92,10 +135,12 @@ def load_decoder(
 
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
-    weights = check_weights(find_weight_files(folder), architecture)
+    files = find_weight_files(folder)
+    weights = check_weights(files, architecture)
+    head = HeadSource.find(files, architecture, config)
     with open_source(weights) as source:
         resident = weights.resident_bytes
-        return build_decoder(source, resident, architecture, config, listener, draft)
+        return build_decoder(source, resident, architecture, config, listener, draft, head)
 
 
 def build_decoder(
@@ -105,9 +150,10 @@ def build_decoder(
     config: EngineConfig,
     listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
+    head: HeadSource | None = None,
 ) -> LoadedDecoder:
     """A decoder with the weights of `source`; `resident_bytes` gives their size in memory for the
-    byte width of an unquantized value.
+    byte width of an unquantized value. `head`: its own head, which is loaded too.
 
     Raises: as `load_decoder`.
     """
@@ -142,6 +188,17 @@ def build_decoder(
         raise BackendError(str(error), hint="--backend torch") from error
     free = free_bytes(device)
 
+    num_models = 1 if head is None else 2
+    draft_token_bytes = _draft_token_bytes(draft) if draft else 0
+    draft_bytes = draft.plan.besides_cache_bytes if draft else 0
+    resident = resident_bytes(dtype.itemsize)
+    if head is not None:
+        row = architecture.hidden_size * dtype.itemsize
+        cached = partial(row_bytes, dtype=kv_dtype)
+        draft_token_bytes += head.token_bytes(cached, row, config.block_size)
+        draft_bytes += MAX_WAITING_ROWS * row
+        resident += head.weights.resident_bytes(dtype.itemsize)
+
     def plan_with(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
         has_graphs = is_captured and device.type == "cuda" and ops.traits.captures
         return plan_memory(
@@ -152,16 +209,16 @@ def build_decoder(
             item_bytes=dtype.itemsize,
             row_bytes=partial(row_bytes, dtype=kv_dtype),
             free_bytes=free,
-            graph_rows=graph_rows(config.max_num_seqs) if has_graphs else 0,
-            draft_token_bytes=_draft_token_bytes(draft) if draft else 0,
-            draft_bytes=draft.plan.besides_cache_bytes if draft else 0,
+            graph_rows=num_models * graph_rows(config.max_num_seqs) if has_graphs else 0,
+            draft_token_bytes=draft_token_bytes,
+            draft_bytes=draft_bytes,
             gathers=ops.traits.gathers,
         )
 
     weights = source.weights if isinstance(source, CheckpointWeights) else source
     plan = plan_experts(
         plan_with,
-        resident_bytes(dtype.itemsize),
+        resident,
         expert_sizes(architecture, lambda name: weights.linear_bytes(name, dtype.itemsize)),
         config,
         architecture,
@@ -185,11 +242,15 @@ def build_decoder(
         deterministic=config.deterministic,
         expert_slots=plan.expert_slots,
     )
+    own_head = None
+    if head is not None:
+        with open_source(head.weights) as head_source:
+            own_head = load_head(head_source, head.architecture, model, dtype)
     if device.type == "cuda":
         planned, left = plan, free_bytes(device)
         plan = reconcile(planned, config, left)
         listener.line(describe_taken(plan, planned, left - plan.kv_bytes))
-    return LoadedDecoder(model, plan, dtype, kv_dtype, device, tunings)
+    return LoadedDecoder(model, plan, dtype, kv_dtype, device, tunings, own_head)
 
 
 def check_request(
@@ -235,7 +296,10 @@ def load_draft(
 
     Raises: as `load_decoder`.
     """
-    alone = replace(config, kv_cache_tokens=config.block_size, max_model_len=None)
+    speculation = replace(config.speculation, drafter="ngram")  # without a head of its own
+    alone = replace(
+        config, kv_cache_tokens=config.block_size, max_model_len=None, speculation=speculation
+    )
     return load_decoder(folder, architecture, alone, listener)
 
 
@@ -286,30 +350,11 @@ def build_engine(
     longest = plan.max_model_len
     threads = choose_threads(config.threads)
     count = ThreadCount(threads.most, is_fixed=threads.is_fixed)
-    drafter: Drafter | None = None
-    if draft is not None:
-        table = next(i for i, group in enumerate(plan.groups) if group.window is None)
-        num_groups = len(draft.model.architecture.cache_groups)
-        draft_cache = _allocate(draft, config, [num_blocks[table]] * num_groups)
-        draft_runner = _make_runner(
-            draft, draft_cache, scheduling, longest, tables=[table] * num_groups
-        )
-        drafter = DraftModel(
-            draft_runner,
-            draft_cache,
-            draft.plan.max_model_len,
-            plan.max_num_batched_tokens,
-            table,
-        )
-    elif config.speculation.drafter != "off":
-        drafter = NgramDrafter(config.speculation.min_match, config.speculation.max_match)
+    proposers = _proposers(loaded, config, scheduling, draft)
+    speculator = Speculator(proposers, config.speculation.max_draft) if proposers else None
     pooler = Pooler(loaded.model) if config.pools else None
-    taps = [*(drafter.taps if drafter else ()), *(pooler.taps if pooler else ())]
+    taps = [*(speculator.taps if speculator else ()), *(pooler.taps if pooler else ())]
     runner = _make_runner(loaded, kv_cache, scheduling, longest, count, taps=taps)
-    speculator = None
-    if drafter is not None:
-        lengths = DraftLengths(1 if draft else config.speculation.max_match + 1)
-        speculator = Speculator(drafter, lengths, config.speculation.max_draft)
     groups = [
         BlockGroup(BlockPool(group.num_blocks), config.block_size, group.window)
         for group in plan.groups
@@ -324,6 +369,75 @@ def build_engine(
         disk = PrefixDisk(folder, config.cache_disk_bytes, kv_cache, pools, snapshots)
     scheduler = Scheduler(scheduling, groups, disk, snapshots)
     return Engine(runner, scheduler, limits, speculator, disk, Pacer(), pooler)
+
+
+def _proposers(
+    loaded: LoadedDecoder,
+    config: EngineConfig,
+    scheduling: SchedulerConfig,
+    draft: LoadedDecoder | None,
+) -> list[Proposer]:
+    """Who drafts for a decoder, from the cheapest to the dearest."""
+    speculation, plain = config.speculation, StepTimes()
+    found = list[Proposer]()
+    if speculation.has("ngram"):
+        ngrams = NgramDrafter(speculation.min_match, speculation.max_match)
+        lengths = DraftLengths(speculation.max_match + 1, plain)
+        found.append(Proposer("n-grams", ngrams, lengths))
+    if loaded.head is None and draft is None:
+        return found
+    groups = loaded.plan.groups
+    table = next(i for i, group in enumerate(groups) if group.window is None)
+    num_blocks = groups[table].num_blocks
+    if loaded.head is not None:
+        head = _head_drafter(loaded, loaded.head, config, scheduling, num_blocks, table)
+        found.append(Proposer("head", head, DraftLengths(_HEAD_DEPTHS, plain)))
+    if draft is not None:
+        smaller = _model_drafter(loaded, draft, config, scheduling, num_blocks, table)
+        found.append(Proposer("draft model", smaller, DraftLengths(1, plain)))
+    return found
+
+
+def _model_drafter(
+    loaded: LoadedDecoder,
+    draft: LoadedDecoder,
+    config: EngineConfig,
+    scheduling: SchedulerConfig,
+    num_blocks: int,
+    table: int,
+) -> DraftModel:
+    """The drafter with a draft model, over the blocks of the cache group `table`."""
+    plan, num_groups = loaded.plan, len(draft.model.architecture.cache_groups)
+    kv_cache, tables = _allocate(draft, config, [num_blocks] * num_groups), [table] * num_groups
+    runner = _make_runner(draft, kv_cache, scheduling, plan.max_model_len, tables=tables)
+    return DraftModel(
+        runner, kv_cache, draft.plan.max_model_len, plan.max_num_batched_tokens, table
+    )
+
+
+def _head_drafter(
+    loaded: LoadedDecoder,
+    head: DecoderModel,
+    config: EngineConfig,
+    scheduling: SchedulerConfig,
+    num_blocks: int,
+    table: int,
+) -> HeadDrafter:
+    """The drafter with a decoder's own head, over the blocks of the cache group `table`."""
+    own, plan = replace(loaded, model=head), loaded.plan
+    num_groups = len(head.architecture.cache_groups)
+    kv_cache, tables = _allocate(own, config, [num_blocks] * num_groups), [table] * num_groups
+    taps = [head.architecture.num_layers]
+    runner = _make_runner(own, kv_cache, scheduling, plan.max_model_len, tables=tables, taps=taps)
+    return HeadDrafter(
+        runner,
+        kv_cache,
+        loaded.model.architecture.num_layers,
+        loaded.model.architecture.hidden_size,
+        plan.max_model_len,
+        plan.max_num_batched_tokens,
+        table,
+    )
 
 
 def _draft_token_bytes(draft: LoadedDecoder) -> int:
@@ -354,7 +468,7 @@ def _make_runner(
     threads: ThreadCount | None = None,
     tables: Sequence[int] | None = None,
     taps: Sequence[int] = (),
-) -> Runner:
+) -> HeadRunner:
     """The runner of a decoder on its device; `longest`: the most tokens of a request; `threads`,
     `tables`, `taps`: see ModelRunner.
     """

@@ -6,7 +6,7 @@ text repeats itself: edits, quotations, code.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -113,7 +113,7 @@ class NgramDrafter:
             return None
         return Proposal(index.repetition(count), own.length)
 
-    def complete(self, batch: ScheduledBatch) -> None:
+    def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         """See Drafter: nothing to do, since proposals have their tokens."""
 
     @property

@@ -35,12 +35,22 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCount:
+    """How many tokens somebody drafted for an answer, and how many were accepted."""
+
+    drafter: str
+    num_drafted: int
+    num_accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
     """The result of one step for one sample of a request: a token, an end, or both.
 
     `is_draft`: whether the token was drafted and accepted. `num_cached_tokens` counts the prompt
     tokens whose keys and values were found in the cache, `num_drafted_tokens` all tokens drafted
-    for this sample so far. `pooled`: what `pooling` asked for, float32.
+    for this sample so far. `pooled`: what `pooling` asked for, float32; `drafts`: with the last
+    event, those of each drafter.
     """
 
     request_id: int
@@ -53,6 +63,7 @@ class TokenEvent:
     is_draft: bool = False
     num_drafted_tokens: int = 0
     pooled: bytes | None = None
+    drafts: tuple[DraftCount, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

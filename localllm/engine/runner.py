@@ -64,6 +64,13 @@ class Runner(Protocol):
         """Release memory that is held but not needed."""
 
 
+class HeadRunner(Runner, Protocol):
+    """Runs batches of a head, which reads hidden states of another model besides tokens."""
+
+    def launch(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Launched:
+        """See Runner. `hidden`: those before the batch's tokens, [num_tokens, hidden]."""
+
+
 @dataclass(frozen=True, slots=True)
 class Computed:
     """A batch that is already computed."""
@@ -123,15 +130,15 @@ class ModelRunner:
         """See Runner."""
         return True
 
-    def launch(self, batch: ScheduledBatch) -> Launched:
-        """See Runner."""
+    def launch(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Launched:
+        """See Runner and HeadRunner."""
         began_s = time.perf_counter()
         if self._threads:
             if began_s - self._ended_s > _PAUSE_S:
                 self._threads.look_again()
             if self._threads.count != torch.get_num_threads():
                 torch.set_num_threads(self._threads.count)
-        logits = self.forward(batch)
+        logits = self.forward(batch, hidden)
         caught_up = [entry for entry in batch.requests if entry.catches_up]
         sampled = sample_tokens(logits, caught_up, self._model.ops) if caught_up else []
         if self._threads:
@@ -148,7 +155,7 @@ class ModelRunner:
         """See Runner."""
 
     @torch.inference_mode()
-    def forward(self, batch: ScheduledBatch) -> Tensor:
+    def forward(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Tensor:
         """Compute the batch's tokens; returns the logits of the sampled positions, float32 [rows,
         vocab].
         """
@@ -160,6 +167,11 @@ class ModelRunner:
             # Once for all layers, which read them from its memory.
             assert inputs.states is not None
             inputs = replace(inputs, states=inputs.states.on(self._device))
+        if hidden is not None:
+            padding = len(inputs.input_ids) - len(hidden)
+            if padding:
+                hidden = torch.cat((hidden, hidden.new_zeros(padding, hidden.shape[1])))
+            inputs = replace(inputs, hidden=hidden)
         for load in batch.state_loads:
             self._kv_cache.write_state(load.slot, load.position, load.values)
         hidden, taps = self._model.forward_last(inputs, self._kv_cache, self._taps)

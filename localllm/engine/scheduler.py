@@ -60,7 +60,9 @@ class ScheduledRequest:
 
     `catches_up`: whether they include its newest token, so that the next can be sampled; otherwise
     there is no draft. `stands`: where the states of recurrences stand, see StateSlots; with
-    `keeps_state` they are left there.
+    `keeps_state` they are left there. `num_skipped`: blocks at the front of its tables that are not
+    seen; the model's positions begin behind them. `proposer`: whose the draft is, by number, None
+    for what a grammar forces.
     """
 
     request: Request
@@ -70,6 +72,8 @@ class ScheduledRequest:
     draft: Sequence[int] = ()
     stands: int = 0
     keeps_state: bool = False
+    num_skipped: int = 0
+    proposer: int | None = None
 
     @property
     def end(self) -> int:

@@ -4,16 +4,18 @@ Drafts cannot change the text (see sampler.py), only its speed; so decisions res
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from localllm.engine.draft_choice import DraftChoice
 from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
 from localllm.engine.matcher import Matcher
 from localllm.engine.ngram import NOT_KNOWN, Proposal
-from localllm.engine.request import Request
-from localllm.engine.scheduler import SampledToken, ScheduledBatch
+from localllm.engine.request import DraftCount, Request
+from localllm.engine.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
+from localllm.engine.step_times import StepTimes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,8 +61,10 @@ class Drafter(Protocol):
     def propose(self, request: Request, count: int) -> Proposal | None:
         """Up to `count` tokens to follow the request's."""
 
-    def complete(self, batch: ScheduledBatch) -> None:
-        """Put ids into drafts that were proposed without them, now that they have blocks."""
+    def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
+        """Put ids into drafts that were proposed without them, now that they have blocks. `own`:
+        the requests whose drafts are this drafter's.
+        """
 
     def forget(self, request: Request) -> None:
         """Drop a request that has ended."""
@@ -83,12 +87,43 @@ class Drafter(Protocol):
         """See Runner."""
 
 
+class Proposer(NamedTuple):
+    """A drafter with its name, and the lengths of its drafts."""
+
+    name: str
+    drafter: Drafter
+    lengths: DraftLengths
+
+
+# Who proposes what a grammar forces.
+_GRAMMAR = "grammar"
+
+
 @dataclass(slots=True)
-class _Drafted:
-    """What is known about the drafts of one request."""
+class _Known:
+    """What is known about one drafter's drafts for one request."""
 
     history: DraftHistory = field(default_factory=DraftHistory)
     match_length: int = 0
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """What is known about the drafts of one request: of each drafter by its number, and the counts
+    of drafted and accepted tokens by its name.
+    """
+
+    known: dict[int, _Known] = field(default_factory=dict)
+    counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def of(self, drafter: int) -> _Known:
+        """What is known about a drafter's."""
+        return self.known.setdefault(drafter, _Known())
+
+    def count(self, name: str, num_drafted: int, num_accepted: int) -> None:
+        """Add a draft to the counts."""
+        drafted, accepted = self.counts.get(name, (0, 0))
+        self.counts[name] = drafted + num_drafted, accepted + num_accepted
 
 
 class Speculator:
@@ -96,23 +131,29 @@ class Speculator:
 
     @property
     def is_warm(self) -> bool:
-        """See Runner: of the drafter."""
-        return self._drafter.is_warm
+        """See Runner: of the drafters."""
+        return all(drafter.is_warm for drafter in self._drafters)
 
     def work_ahead(self) -> bool:
-        """See Runner: for the drafter."""
-        return self._drafter.work_ahead()
+        """See Runner: for the drafters."""
+        return any(drafter.work_ahead() for drafter in self._drafters)
 
     def __init__(
         self,
-        drafter: Drafter,
-        lengths: DraftLengths,
+        proposers: Sequence[Proposer],
         max_draft: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`clock` measures the seconds that looking for drafts takes."""
-        self._drafter, self._lengths, self._max_draft = drafter, lengths, max_draft
+        """`proposers`: from the cheapest to the dearest; their lengths share the times of steps
+        without drafts. `clock` measures the seconds that looking for drafts takes.
+        """
+        self._proposers, self._max_draft = tuple(proposers), max_draft
+        self._drafters = [each.drafter for each in self._proposers]
+        self._lengths = [each.lengths for each in self._proposers]
+        self._choice = DraftChoice(self._lengths)
         self._clock = clock
+        # Whose the drafts of the newest step are.
+        self._by: dict[Request, int] = {}
         # Seconds of the last look, learning included; and the averages of a look and of a step.
         self._spent_s = self._look_s = self._step_s = 0.0
         self._requests: dict[Request, _Drafted] = {}
@@ -125,20 +166,44 @@ class Speculator:
 
     def renewed(self) -> "Speculator":
         """A speculator that has seen no text yet, and shares what was learned about speed."""
-        return Speculator(self._drafter.renewed(), self._lengths, self._max_draft, self._clock)
+        renewed = [each._replace(drafter=each.drafter.renewed()) for each in self._proposers]
+        return type(self)(renewed, self._max_draft, self._clock)
+
+    def parts(self) -> dict[str, "Speculator"]:
+        """Speculators that know nothing yet, by the names of their drafters: with each alone, and
+        with all together. They share the drafters, so only one may have requests at a time.
+        """
+        together = ", ".join(each.name for each in self._proposers)
+        groups = {each.name: (each,) for each in self._proposers} | {together: self._proposers}
+        found = {}
+        for name, proposers in groups.items():
+            plain = StepTimes()
+            own = [each._replace(lengths=each.lengths.fresh(plain)) for each in proposers]
+            found[name] = type(self)(own, self._max_draft, self._clock).renewed()
+        return found
 
     def add(self, request: Request) -> None:
         """Note a new request."""
-        self._drafter.add(request)
+        for drafter in self._drafters:
+            drafter.add(request)
+
+    @property
+    def taps(self) -> list[int]:
+        """The hidden states that the drafters need, of one after the other."""
+        return [tap for drafter in self._drafters for tap in drafter.taps]
 
     @property
     def is_watching(self) -> bool:
         """Whether the step of the last `propose` call matters; otherwise `complete`, `work` and
         `learn` are not called for it.
         """
+        if self._forced:
+            return True
         if self._rest > 0:
             return False
-        return self._is_looking or self._since_look <= 1 or self._drafter.has_work
+        if self._is_looking or self._since_look <= 1:
+            return True
+        return any(drafter.has_work for drafter in self._drafters)
 
     def wants_ids(self) -> bool:
         """Whether the next step should wait for the previous one's ids, to draft from them."""
@@ -158,6 +223,7 @@ class Speculator:
 
     def _propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         self._is_looking = False
+        self._by = {}
         if self._rest > 0:
             self._rest -= 1
             return {}
@@ -172,18 +238,27 @@ class Speculator:
         return drafts
 
     def complete(self, batch: ScheduledBatch) -> None:
-        """See Drafter."""
-        self._drafter.complete(batch)
+        """Put ids into drafts that were proposed without them, and a name to each draft."""
+        for i, entry in enumerate(batch.requests):
+            if entry.draft and entry.request in self._by:
+                batch.requests[i] = replace(entry, proposer=self._by[entry.request])
+        for number, drafter in enumerate(self._drafters):
+            drafter.complete(batch, [each for each, by in self._by.items() if by == number])
 
     def work(self, batch: ScheduledBatch) -> None:
         """See Drafter."""
-        if self._drafter.has_work:
-            self._drafter.work(batch)
+        for drafter in self._drafters:
+            if drafter.has_work:
+                drafter.work(batch)
 
     def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
-        """Show a batch's hidden states to the drafter, if it needs any."""
-        if self._drafter.taps:
-            self._drafter.see(batch, hidden)
+        """Show a batch's hidden states to the drafters that need them; `hidden`: of all `taps`."""
+        first = 0
+        for drafter in self._drafters:
+            if drafter.taps:
+                end = first + len(drafter.taps)
+                drafter.see(batch, hidden[first:end])
+                first = end
 
     def learn(
         self,
@@ -200,15 +275,14 @@ class Speculator:
         num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
         num_drafted = sum(len(entry.draft) for entry in batch.requests)
         # The time of a step that has waited says nothing about steps without drafts.
-        self._lengths.add_step(num_rows, seconds, is_plain=not (num_drafted or has_waited))
+        proposers = [entry.proposer for entry in batch.requests if entry.draft]
+        dearest = max((each for each in proposers if each is not None), default=0)
+        self._lengths[dearest].add_step(num_rows, seconds, is_plain=not (num_drafted or has_waited))
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
-            if entry.draft and entry.request not in self._forced:
-                known = self._of(entry.request)
-                self._lengths.add_outcome(
-                    known.history, known.match_length, len(entry.draft), len(tokens) - 1
-                )
-        if sampled and (num_drafted or has_waited) and not self._forced:
+            if entry.draft:
+                self._learn_outcome(entry, len(tokens) - 1)
+        if sampled and (num_drafted or has_waited) and None not in proposers:
             tokens_each = sum(map(len, sampled)) / len(sampled)
             self._book_saving(num_rows - num_drafted, tokens_each, seconds)
         self._spent_s += self._clock() - began_s
@@ -216,7 +290,25 @@ class Speculator:
     def forget(self, request: Request) -> None:
         """Drop a request that has ended."""
         self._requests.pop(request, None)
-        self._drafter.forget(request)
+        for drafter in self._drafters:
+            drafter.forget(request)
+
+    def counts(self, request: Request) -> tuple[DraftCount, ...]:
+        """A request's drafts so far, of each who proposed any."""
+        found = self._requests.get(request)
+        if found is None:
+            return ()
+        return tuple(DraftCount(name, *counts) for name, counts in found.counts.items())
+
+    def _learn_outcome(self, entry: ScheduledRequest, num_accepted: int) -> None:
+        drafted, by, num_drafted = self._of(entry.request), entry.proposer, len(entry.draft)
+        if by is None:
+            drafted.count(_GRAMMAR, num_drafted, num_accepted)
+            return
+        known = drafted.of(by)
+        lengths = self._lengths[by]
+        lengths.add_outcome(known.history, known.match_length, num_drafted, num_accepted)
+        drafted.count(self._proposers[by].name, num_drafted, num_accepted)
 
     def _interval(self) -> int:
         """The number of steps per look for drafts while looks find nothing."""
@@ -246,36 +338,47 @@ class Speculator:
         return max(0, min(self._max_draft, left))
 
     def _look(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
-        proposals: dict[Request, Proposal] = {}
-        for request in running:
-            room = self._room(request)
-            if room == 0 or request in self._forced:
-                continue
-            proposal = self._drafter.propose(request, room)
-            if proposal is not None and request.matcher is not None:
-                proposal = _allowed(proposal, request.matcher)
-            if proposal is not None:
-                proposals[request] = proposal
-        longest = max((found.match_length for found in proposals.values()), default=0)
+        rooms = {request: self._room(request) for request in running}
+        asked = [each for each, room in rooms.items() if room and each not in self._forced]
+        proposals = [
+            {
+                request: found
+                for request in asked
+                if (found := _ask(drafter, request, rooms[request]))
+            }
+            for drafter in self._drafters
+        ]
+        every = [proposal for own in proposals for proposal in own.values()]
+        longest = max((proposal.match_length for proposal in every), default=0)
         self._num_quiet += 1.0 if longest < _PROMISING_LENGTH else _PROMISING_WEIGHT
-        if not proposals:
+        if not every:
             return {}
         missing = [request.num_tokens - request.num_computed_tokens for request in running]
-        counts = self._lengths.choose(
+        chosen = self._choice.choose(
             min(sum(missing), budget),
             missing.count(1),
             [
-                Candidate(self._of(request).history, found.match_length, len(found.token_ids))
-                for request, found in proposals.items()
+                [self._candidate(request, number, own.get(request)) for request in asked]
+                for number, own in enumerate(proposals)
             ],
             MAX_DRAFTED_TOKENS - sum(map(len, self._forced.values())),
         )
         drafts = {}
-        for (request, found), count in zip(proposals.items(), counts, strict=True):
+        for request, (number, count) in zip(asked, chosen, strict=True):
             if count:
-                self._of(request).match_length = found.match_length
-                drafts[request] = found.token_ids[:count]
+                proposal = proposals[number][request]
+                self._of(request).of(number).match_length = proposal.match_length
+                self._by[request] = number
+                drafts[request] = proposal.token_ids[:count]
         return drafts
+
+    def _candidate(
+        self, request: Request, number: int, proposal: Proposal | None
+    ) -> Candidate | None:
+        if proposal is None:
+            return None
+        history = self._of(request).of(number).history
+        return Candidate(history, proposal.match_length, len(proposal.token_ids))
 
     def _of(self, request: Request) -> _Drafted:
         return self._requests.setdefault(request, _Drafted())
@@ -284,7 +387,7 @@ class Speculator:
         """Compare a step's time with that of steps without drafts; look more often if drafting
         saves time, and pause it if it loses time.
         """
-        plain = self._lengths.plain_seconds(num_rows)
+        plain = self._lengths[0].plain_seconds(num_rows)
         if plain is None:
             return
         saved = tokens_each - seconds / plain
@@ -296,6 +399,14 @@ class Speculator:
             self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
         elif self._saved == _MOST_SAVED:
             self._next_rest = _SHORTEST_REST
+
+
+def _ask(drafter: Drafter, request: Request, room: int) -> Proposal | None:
+    """A drafter's proposal for a request, as far as the request's grammar allows it."""
+    proposal = drafter.propose(request, room)
+    if proposal is None or request.matcher is None:
+        return proposal
+    return _allowed(proposal, request.matcher)
 
 
 def _allowed(proposal: Proposal, matcher: Matcher) -> Proposal | None:

@@ -12,9 +12,11 @@ MAX_NGRAM_MATCH = 64
 class SpeculationConfig:
     """Configuration of speculation.
 
-    `drafter`: "auto" and "ngram" look up the next tokens in earlier text, "draft:MODEL" asks a
-    smaller model, "off" disables drafting. `max_draft`: the most drafted tokens per request and
-    step; `min_match`, `max_match`: the least and the most tokens that are matched in earlier text.
+    `drafter`: "ngram" looks up the next tokens in earlier text, "head" asks the head that lies in
+    the model's own files, "draft:MODEL" a smaller model; several are joined by "+". "auto" is
+    "ngram", and "head" where there is one; "off" disables drafting. `max_draft`: the most drafted
+    tokens per request and step; `min_match`, `max_match`: the least and the most tokens that are
+    matched in earlier text.
     """
 
     drafter: str = "auto"
@@ -23,10 +25,13 @@ class SpeculationConfig:
     max_match: int = 8
 
     def __post_init__(self) -> None:
-        kind, colon, model = self.drafter.partition(":")
-        if not ((kind == "draft" and model) or (kind in ("auto", "ngram", "off") and not colon)):
+        names = self.drafter.split("+")
+        kinds = [name.partition(":")[0] for name in names]
+        is_known = self.drafter == "off" or all(map(_is_drafter, names))
+        if not is_known or len(set(kinds)) < len(kinds):
             raise RequestError(
-                f"--spec must be auto, ngram, draft:MODEL or off, found {self.drafter!r:.60}",
+                "--spec must be off, or one or several of auto, ngram, head and draft:MODEL, "
+                f"joined by '+'; found {self.drafter!r:.60}",
                 param="spec",
             )
         if type(self.max_draft) is not int or not 1 <= self.max_draft <= MAX_DRAFT:
@@ -45,4 +50,18 @@ class SpeculationConfig:
     @property
     def draft_model(self) -> str | None:
         """The name of the draft model; None if there is none."""
-        return self.drafter.partition(":")[2] or None
+        found = (name.partition(":") for name in self.drafter.split("+"))
+        return next((model for kind, _, model in found if kind == "draft"), None)
+
+    def has(self, kind: str) -> bool:
+        """Whether a drafter of that kind is asked for, "ngram" or "head"."""
+        return not {kind, "auto"}.isdisjoint(self.drafter.split("+"))
+
+    def needs(self, kind: str) -> bool:
+        """Whether it is asked for by its own name."""
+        return kind in self.drafter.split("+")
+
+
+def _is_drafter(name: str) -> bool:
+    kind, colon, model = name.partition(":")
+    return (kind == "draft" and bool(model)) or (kind in ("auto", "ngram", "head") and not colon)

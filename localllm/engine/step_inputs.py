@@ -196,7 +196,8 @@ def fill(
     fill_nothing(host, shape, tables)
     entries = batch.requests
     counts = np.array([entry.num_scheduled_tokens for entry in entries])
-    starts = np.array([entry.start for entry in entries])
+    skipped = np.array([entry.num_skipped * block_size for entry in entries])
+    starts = np.array([entry.start for entry in entries]) - skipped
     ends = np.cumsum(counts)
     num_tokens = int(ends[-1])
     positions = np.repeat(starts, counts) + within(counts)
@@ -209,7 +210,7 @@ def fill(
     for i, (entry, end) in enumerate(zip(entries, ends.tolist(), strict=True)):
         known = entry.token_ids
         for place, number in enumerate(tables.numbers):
-            table = entry.request.tables[number]
+            table = entry.request.tables[number][entry.num_skipped :]
             packed[place, i, : len(table)] = np.frombuffer(table, dtype=np.int32)
         row = end - entry.num_scheduled_tokens
         if known:
@@ -275,9 +276,11 @@ class DeviceInputs:
         device: torch.device,
         tables: Sequence[int],
         num_saves: int | None = None,
+        hidden: tuple[int, torch.dtype] | None = None,
     ) -> None:
         """`most_rows`: the most requests in a padded step; `max_blocks`: blocks of the longest
-        request; `tables`: see `build_forward_batch`; `num_saves`: see StepTables.
+        request; `tables`: see `build_forward_batch`; `num_saves`: see StepTables; `hidden`: width
+        and dtype of a head's hidden states.
         """
         largest = StepShape(most_tokens, most_rows, 1, most_tokens)
         self.tables = StepTables(tuple(dict.fromkeys(tables)), num_saves)
@@ -292,6 +295,11 @@ class DeviceInputs:
         self._buffer = whole[kept:]
         sizes = (len(self.tables), most_rows, max_blocks)
         self._tables = torch.zeros(sizes, dtype=torch.int32, device=device)
+        # [most_tokens, hidden], what a head reads besides tokens.
+        self.hidden: Tensor | None = None
+        if hidden is not None:
+            width, dtype = hidden
+            self.hidden = torch.zeros(most_tokens, width, dtype=dtype, device=device)
 
     def place(self, num_bytes: int) -> Tensor:
         """The device buffer for `num_bytes` of a filled host buffer."""
@@ -327,6 +335,7 @@ class DeviceInputs:
             logit_rows=arrays["logit_rows"],
             num_logit_rows=shape.num_logit_rows,
             states=states,
+            hidden=None if self.hidden is None else self.hidden[: shape.num_tokens],
         )
 
     def sampling_rows(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from localllm.model.architecture import Architecture
@@ -38,6 +39,13 @@ class DecoderModel:
     fused: FusedDecoder | None = None
     # Whether the host looks at values in a step, as it does for experts in its memory.
     looks: bool = False
+
+    @property
+    def hidden_inputs(self) -> tuple[int, torch.dtype] | None:
+        """Width and dtype of the hidden states that a head takes; None for other models."""
+        if self.join is None:
+            return None
+        return self.architecture.hidden_size, self.embedding.row_dtype
 
     def forward(self, batch: ForwardBatch, kv_cache: PagedKVCache) -> Tensor:
         """Hidden states [padded_tokens, hidden] of the batch's tokens, after the final norm.

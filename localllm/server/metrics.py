@@ -4,10 +4,12 @@ Source: vLLM's documentation, "Production metrics".
 """
 
 import time
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from localllm.answer.completion import TextEvent
+from localllm.engine.request import DraftCount
 from localllm.server.engines import Engines
 
 _PREFIX = "localllm:"
@@ -47,6 +49,15 @@ class Metrics:
         self.accepted_tokens = self._counter(
             "spec_decode_num_accepted_tokens", "Draft tokens accepted."
         )
+        self._by_drafter = {
+            kind: Counter(
+                f"{_PREFIX}{kind}_by_drafter",
+                f"Draft tokens of finished samples that were {kind.partition('_')[0]}, by drafter.",
+                ("model_name", "drafter"),
+                registry=self._registry,
+            )
+            for kind in ("drafted_tokens", "accepted_tokens")
+        }
         self.endings = Counter(
             f"{_PREFIX}request_success",
             "Finished samples, by reason.",
@@ -66,6 +77,15 @@ class Metrics:
     def ended(self, reason: str) -> None:
         """Count a finished sample."""
         self.endings.labels(self._model, reason).inc()
+
+    def drafted(self, drafts: Iterable[DraftCount]) -> None:
+        """Count the drafts of a finished sample."""
+        for each in drafts:
+            for kind, count in (
+                ("drafted_tokens", each.num_drafted),
+                ("accepted_tokens", each.num_accepted),
+            ):
+                self._by_drafter[kind].labels(self._model, each.drafter).inc(count)
 
     def text(self, engines: Engines) -> bytes:
         """All metrics, in Prometheus's text format."""
@@ -133,6 +153,7 @@ class Meter:
             self._num_drafted[index] = event.num_drafted_tokens
         if event.finish_reason is not None:
             metrics.ended(str(event.finish_reason))
+            metrics.drafted(event.drafts)
 
     def close(self) -> None:
         """Count the request's duration, however it ended."""

@@ -84,7 +84,7 @@ def test_static_batches_compute_every_row_to_the_longest(engine: Engine) -> None
     computed = []
     forward = engine._runner.forward
 
-    def counting(batch):  # type: ignore[no-untyped-def]
+    def counting(batch, hidden):  # type: ignore[no-untyped-def]
         computed.append(sum(each.num_scheduled_tokens for each in batch.requests))
         return forward(batch)
 

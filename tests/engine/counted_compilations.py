@@ -32,7 +32,7 @@ from localllm.engine.ngram import NgramDrafter
 from localllm.engine.request_check import EngineLimits
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
-from localllm.engine.speculation import Speculator
+from localllm.engine.speculation import Proposer, Speculator
 from localllm.model.families.table import architecture_of
 from localllm.model.inputs import PagedKVCache
 from localllm.model.random_weights import RandomWeights
@@ -140,7 +140,7 @@ def make_engine(kind: str, fragment_rows: int, max_num_seqs: int) -> Engine:
     cache = PagedKVCache.allocate(architecture, [2000], 16, torch.bfloat16, device)
     runner = DeviceRunner(model, cache, NoDevice(), scheduling, CONTEXT)
     limits = EngineLimits(VOCAB_SIZE, CONTEXT, CONTEXT, frozenset())
-    speculator = Speculator(NgramDrafter(2, 8), FullLengths(9), 15)
+    speculator = Speculator([Proposer("n-grams", NgramDrafter(2, 8), FullLengths(9))], 15)
     return Engine(
         runner, Scheduler(scheduling, [BlockGroup(BlockPool(2000), 16)]), limits, speculator
     )

@@ -256,7 +256,7 @@ def test_logits_that_are_not_finite_end_their_request_and_no_other() -> None:
     bad = engine.add_request(list(range(3, 20)), GREEDY)
     good = engine.add_request(list(range(5, 20)), GREEDY)
 
-    def poisoned(batch: ScheduledBatch) -> torch.Tensor:
+    def poisoned(batch: ScheduledBatch, hidden: None) -> torch.Tensor:
         logits = forward(runner, batch).clone()
         for row, entry in enumerate(e for e in batch.requests if e.catches_up):
             if entry.request.request_id == bad and entry.request.num_generated_tokens == 3:
@@ -283,7 +283,7 @@ def test_a_step_that_fails_costs_time_and_no_token() -> None:
     prompt = list(range(3, 25))  # the last block is half full: each sample copies it
     step = 0
 
-    def failing(batch: ScheduledBatch) -> torch.Tensor:
+    def failing(batch: ScheduledBatch, hidden: None) -> torch.Tensor:
         nonlocal step
         step += 1
         if step == 2:  # the copies are scheduled, and not done

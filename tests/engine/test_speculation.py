@@ -14,7 +14,7 @@ from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.ngram import NgramDrafter, Proposal
 from localllm.engine.request import Request
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
-from localllm.engine.speculation import Speculator
+from localllm.engine.speculation import Proposer, Speculator
 
 # Seconds of a step by its rows: a GPU's memory is read once for all of them; a CPU's arithmetic
 # counts for each; here a second row is a disaster.
@@ -28,7 +28,9 @@ MACHINES: dict[str, Callable[[int], float]] = {
 
 def new_speculator() -> Speculator:
     # By this clock looking takes no time.
-    return Speculator(NgramDrafter(2, 8), DraftLengths(9), 15, clock=lambda: 0.0)
+    return Speculator(
+        [Proposer("n-grams", NgramDrafter(2, 8), DraftLengths(9))], 15, clock=lambda: 0.0
+    )
 
 
 def step_of(*requests: Request, num_tokens: int) -> ScheduledBatch:
@@ -195,7 +197,9 @@ def test_where_nothing_holds_few_steps_are_looked_at_but_all_that_were_waited_fo
 
     drafter, ticks = Counting(2, 8), count()
     # A look takes a thousandth of a second, so does learning from each of two steps; a step 250.
-    speculator = Speculator(drafter, DraftLengths(9), 15, clock=lambda: next(ticks) / 1000)
+    speculator = Speculator(
+        [Proposer("test", drafter, DraftLengths(9))], 15, clock=lambda: next(ticks) / 1000
+    )
     batch = ScheduledBatch([ScheduledRequest(request, 99, 1, catches_up=True)])
     for num_steps, looks_wanted in ((4, 4), (100, 17), (100, 17)):
         before = drafter.num_looks

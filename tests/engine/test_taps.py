@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from drafting import EagerSpeculator, FullLengths, Oracle
+from drafting import FullLengths, Oracle, eager
 from engines import Limits, checked_step, load_tiny_model, make_engine
 from guards import needs_interpreter
 from recording_device import RecordingDevice
@@ -69,9 +69,9 @@ def watch(model: DecoderModel, limits: Callable[..., Limits]) -> dict[int, list[
     watcher = Watcher(answer, 0.3)
 
     def speculator() -> Speculator:
-        return EagerSpeculator(watcher, FullLengths(1), 3)
+        return eager(watcher, FullLengths(1), 3)
 
-    engine = make_engine(model, limits(speculator=speculator, taps=TAPS))
+    engine = make_engine(model, limits(speculator=speculator))
     texts: dict[int, list[int]] = {}
     for length in (37, 3, 18):
         ids = [(7 * length + 5 * i) % 250 + 1 for i in range(length)]

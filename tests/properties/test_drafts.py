@@ -1,14 +1,23 @@
 """The exactness contract with drafts: whatever somebody proposes, a request gets its own tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import torch
-from drafting import model_speculator, ngram_speculator, oracle_speculator
+from drafting import (
+    FullLengths,
+    eager,
+    model_speculator,
+    ngram_speculator,
+    oracle_speculator,
+    together,
+)
 from engines import Limits, checked_step, load_tiny_model, make_engine, run
+from heads import CheckedHead, head_drafter, head_speculator, random_head, reference
 from hypothesis import strategies as st
 from properties.test_exactness import (
     ALL_MODELS,
+    KV_DTYPES,
     Request,
     answers_alone,
     assert_nobody_is_disturbed,
@@ -34,6 +43,7 @@ DRAFT_MODELS = {
     "the same model": ("Qwen3ForCausalLM",),
     "a hybrid": ("Qwen3_5MoeForCausalLM",),
 }
+HEADS = ("a head", "a head that nearly knows")
 # Text that repeats itself: the end of the prompt stands in it before.
 repeating = st.builds(
     lambda prompt, times: (prompt[:30] * times)[:90], prompts, st.integers(1, 4)
@@ -59,16 +69,27 @@ def speculator_of(
     max_draft: int,
     limits: Limits,
 ) -> Callable[[], Speculator]:
-    """Of what was there before, of a smaller model, or of somebody who nearly knows."""
+    """Of what was there before, of a smaller model, of a head, or of somebody who nearly knows; or
+    all of these at once.
+    """
+    if kind == "all":
+        each = [
+            speculator_of(one, model_name, wanted, error_rate, max_draft, limits)
+            for one in ("ngram", "a head that nearly knows", "another model")
+        ]
+        return lambda: together(*(new() for new in each))
     if kind == "ngram":
         return lambda: ngram_speculator(max_draft)
+    blocks, tokens = (limits.num_blocks, limits.block_size), limits.max_num_batched_tokens
+    groups = load_tiny_model(*ALL_MODELS[model_name]).architecture.cache_groups
+    table = [*(group.state.window for group in groups), None].index(None)
     if kind in DRAFT_MODELS:
         draft = load_tiny_model(*DRAFT_MODELS[kind])
-        blocks, tokens = (limits.num_blocks, limits.block_size), limits.max_num_batched_tokens
-        groups = load_tiny_model(*ALL_MODELS[model_name]).architecture.cache_groups
-        windows = [group.state.window for group in groups]
-        table = [*windows, None].index(None)
         return lambda: model_speculator(draft, *blocks, max_draft, tokens, table=table)
+    model = load_tiny_model(*ALL_MODELS[model_name])
+    head = random_head(model)
+    if kind == "a head" and head is not None:
+        return lambda: head_speculator(model, head, *blocks, max_draft, tokens, table)
     known = [
         (prompt, answers_alone(model_name, (prompt, params)), params) for prompt, params in wanted
     ]
@@ -78,9 +99,15 @@ def speculator_of(
         return next(
             answers[request.sample].token_ids
             for own, answers, params in known
-            if own == prompt and params is request.params
+            if own == prompt and params == request.params
         )
 
+    if kind == "a head that nearly knows" and head is not None:
+        exact = None if KV_DTYPES.get(model_name) else reference(model)
+        size, overlaps = limits.block_size, limits.overlaps
+        runner = CheckedHead(exact, answer, error_rate, size, table, overlaps)
+        drafter = head_drafter(runner, model, head, *blocks, tokens, table)
+        return lambda: eager(drafter, FullLengths(1), max_draft)
     return lambda: oracle_speculator(answer, error_rate, max_draft)
 
 
@@ -89,7 +116,7 @@ def speculator_of(
     100,
     models,
     st.one_of(few, st.lists(st.tuples(repeating, looping), min_size=1, max_size=3)),
-    st.sampled_from(["ngram", "oracle", *DRAFT_MODELS]),
+    st.sampled_from(["ngram", "oracle", "all", *HEADS, *DRAFT_MODELS]),
     st.sampled_from([0.0, 0.1, 0.5]),
     st.integers(1, 20),
     st.fixed_dictionaries(
@@ -136,7 +163,7 @@ def test_drafts_change_no_token(
     st.integers(30, 60),
     st.booleans(),
     st.integers(1, 12),
-    st.sampled_from(["oracle", *DRAFT_MODELS]),
+    st.sampled_from(["oracle", "all", *HEADS, *DRAFT_MODELS]),
 )
 def test_arrivals_and_aborts_beside_drafts_disturb_nobody(
     model_name: str,
@@ -232,11 +259,11 @@ def test_a_hybrid_drafts_what_it_says_itself_whatever_was_rejected() -> None:
 
     def recording() -> Speculator:
         made = model_speculator(draft, 400, 16, 5, 4096)
-        drafter = made._drafter
+        drafter = made._drafters[0]
         complete = drafter.complete
 
-        def complete_recorded(batch: ScheduledBatch) -> None:
-            complete(batch)
+        def complete_recorded(batch: ScheduledBatch, own: Collection[EngineRequest]) -> None:
+            complete(batch, own)
             seen.extend((list(each.request.token_ids), list(each.draft)) for each in batch.requests)
 
         drafter.complete = complete_recorded  # type: ignore[method-assign]

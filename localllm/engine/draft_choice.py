@@ -1,0 +1,100 @@
+"""Who drafts in a step: the drafter whose drafts promise the most tokens a second, if any does.
+
+Several drafters propose at once, from the cheapest to the dearest. Each has its own record of times
+and acceptances (draft_lengths.py). What a step costs with a drafter's tokens was measured with all
+that it does for them, so tokens of cheaper drafters may take the place of its own where they are
+likelier.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
+
+# After PROBE_INTERVAL steps in which a drafter proposed but was not chosen, one step takes a little
+# of it just to learn; the interval then doubles up to the longest. After PLAIN_INTERVAL steps that
+# draft, one step does not.
+PROBE_INTERVAL, LONGEST_PROBE_INTERVAL, PLAIN_INTERVAL = 48, 768, 256
+_PROBE_TOKENS = 2
+
+
+class Chosen(NamedTuple):
+    """For one request, the drafter by its number, and how many of its tokens to verify."""
+
+    drafter: int
+    num_tokens: int
+
+
+class DraftChoice:
+    """Chooses among drafters, whose `lengths` are in order of their cost."""
+
+    def __init__(self, lengths: Sequence[DraftLengths]) -> None:
+        self._lengths = lengths
+        # Of each drafter, the steps since it was chosen, and after how many it is tried again.
+        self._since = [0] * len(lengths)
+        self._intervals = [PROBE_INTERVAL] * len(lengths)
+        self._since_plain = 0
+
+    def choose(
+        self,
+        num_rows: int,
+        num_decoding: int,
+        candidates: Sequence[Sequence[Candidate | None]],
+        most: int,
+    ) -> list[Chosen]:
+        """For each request, whose drafts to verify; at most `most` tokens in all.
+
+        `candidates`: of each drafter, one for each request. Without drafts the step computes
+        `num_rows` rows, and `num_decoding` of them give a token.
+        """
+        offers = [
+            lengths.offer(num_rows, num_decoding, own, most)
+            for lengths, own in zip(self._lengths, candidates, strict=True)
+        ]
+        self._since_plain += 1
+        for i, own in enumerate(candidates):
+            self._since[i] += any(own)
+        chosen = self._decide(offers, most)
+        used = {each.drafter for each in chosen if each.num_tokens}
+        for drafter in used:
+            self._since[drafter] = 0
+        if not used:
+            self._since_plain = 0
+        return chosen
+
+    def _decide(self, offers: Sequence[Offer], most: int) -> list[Chosen]:
+        best = max(range(len(offers)), key=lambda i: offers[i].speed)
+        is_worth_it = offers[best].speed > 0
+        if is_worth_it:
+            self._intervals[best] = PROBE_INTERVAL
+        for i, offer in enumerate(offers):
+            is_chosen = is_worth_it and i == best
+            if not is_chosen and self._since[i] >= self._intervals[i]:
+                self._intervals[i] = min(2 * self._intervals[i], LONGEST_PROBE_INTERVAL)
+                return [Chosen(i, count) for count in offer.first(min(_PROBE_TOKENS, most))]
+        if not is_worth_it or self._since_plain >= PLAIN_INTERVAL:
+            # The latter keeps the measured time of steps without drafts up to date.
+            return [Chosen(best, 0) for _ in offers[best].chances]
+        return self._with_likelier_ones(offers, best, most)
+
+    def _with_likelier_ones(self, offers: Sequence[Offer], best: int, most: int) -> list[Chosen]:
+        """The best offer, but of each request the tokens of the drafter who expects more of them to
+        be accepted, among those as cheap as the best.
+        """
+        winner = offers[best]
+        least = min(
+            own[count - 1]
+            for own, count in zip(winner.chances, winner.counts, strict=True)
+            if count
+        )
+        chosen, left = [], most
+        for i, count in enumerate(winner.counts):
+            mine, expected = Chosen(best, count), sum(winner.chances[i][:count])
+            for drafter in range(best):
+                likely = [each for each in offers[drafter].chances[i] if each >= least]
+                if sum(likely) > expected:
+                    mine, expected = Chosen(drafter, len(likely)), sum(likely)
+            mine = mine._replace(num_tokens=min(mine.num_tokens, left))
+            left -= mine.num_tokens
+            chosen.append(mine)
+        return chosen

@@ -1,0 +1,441 @@
+"""Drafts from a head on the model's own hidden states.
+
+The head's entry for token p, made of that token and the hidden state before it, stands at slot p of
+a cache of its own, with the same block ids as a full cache group of the target; so prefixes, shared
+blocks and preemption work as without it. As in draft_model.py, the token of each computed slot is
+remembered, and with it whether a block still holds what it held.
+
+Hidden states exist only while a step computes them. They are kept until the head has made entries
+of them; that of each block's last token is kept with the block, so that a request that begins
+behind a cached prefix can go on. Where some are missing (the engine drafted nothing for a while, or
+a prefix was never seen), the head goes on behind the gap, from the next block on: it does not see
+what is before, which makes its drafts worse and changes nothing else.
+
+It samples with the same noise as the target model, as a draft model does.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from localllm.engine.batching import slots_of
+from localllm.engine.ngram import NOT_KNOWN, Proposal
+from localllm.engine.request import Request
+from localllm.engine.runner import HeadRunner, Launched, copy_blocks
+from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
+from localllm.model.inputs import PagedKVCache
+
+# A head that lacks more entries of a request catches up before it drafts for it, with about as many
+# tokens in each step as the step has, and this many more.
+_CHUNK = 256
+# The most hidden states that wait for the head, over all requests.
+MAX_WAITING_ROWS = 4096
+_NOTHING = -1
+
+
+@dataclass(slots=True)
+class _Follower:
+    """The head's copy of a request, which includes drafted tokens.
+
+    It sees the entries behind the first one of block `skipped`, up to slot `num_known`. `rows`: the
+    hidden states from position `rows_start` on that are not used up yet.
+    """
+
+    request: Request
+    admission: int
+    skipped: int = 0
+    num_known: int = 1
+    rows: list[Tensor] = field(default_factory=list)
+    rows_start: int = 0
+    rows_end: int = 0
+
+    def add(self, start: int, rows: Tensor) -> bool:
+        """Take hidden states from position `start` on, in place of older ones there; False if some
+        before them are missing.
+        """
+        if start > self.rows_end:
+            return False
+        if start < self.rows_end:
+            self.keep(self.rows_start, start)
+        self.rows.append(rows)
+        self.rows_end = start + len(rows)
+        return True
+
+    def keep(self, start: int, end: int) -> None:
+        """Keep those from `start` up to `end`."""
+        if end <= start or end <= self.rows_start:
+            self.rows, self.rows_start, self.rows_end = [], end, end
+            return
+        kept, position = [], self.rows_start
+        for rows in self.rows:
+            low, high = max(0, start - position), min(len(rows), end - position)
+            if low < high:
+                kept.append(rows if high - low == len(rows) else rows[low:high])
+            position += len(rows)
+        self.rows, self.rows_start = kept, max(start, self.rows_start)
+        self.rows_end = self.rows_start + sum(map(len, kept))
+
+    def between(self, start: int, end: int) -> list[Tensor]:
+        """Those from `start` up to `end`."""
+        found, position = [], self.rows_start
+        for rows in self.rows:
+            low, high = max(0, start - position), min(len(rows), end - position)
+            if low < high:
+                found.append(rows[low:high])
+            position += len(rows)
+        return found
+
+    @property
+    def computable(self) -> int:
+        """One past the last slot whose token and hidden state are known."""
+        return min(len(self.request.token_ids), self.rows_end + 1)
+
+
+class HeadDrafter:
+    """Drafts with a runner of the head; `kv_cache` has the target cache's block ids."""
+
+    def __init__(
+        self,
+        runner: HeadRunner,
+        kv_cache: PagedKVCache,
+        tap: int,
+        hidden_size: int,
+        max_model_len: int,
+        max_tokens: int,
+        table: int = 0,
+    ) -> None:
+        """`runner`: its tap is what the head takes in place of a hidden state for the next token;
+        `tap`: the target's hidden states that it takes, of `hidden_size`; `max_tokens`: the most
+        tokens in one of its steps; `table`: the index of the request's table that it uses.
+        """
+        self._runner, self._kv_cache, self._table = runner, kv_cache, table
+        self._taps = (tap,)
+        self._max_model_len, self._max_tokens = max_model_len, max_tokens
+        self._chunk = min(_CHUNK, max_tokens)
+        self._block_size = kv_cache.block_size
+        num_blocks = kv_cache.num_blocks(0)
+        # By slot: the token whose entry is there.
+        self._computed = np.full(num_blocks * self._block_size, _NOTHING, np.int32)
+        # By block: the last token's hidden state, and the token.
+        device = kv_cache.stacks[0].key.device
+        self._last_rows: Tensor | None = None
+        self._last_shape = (num_blocks, hidden_size), device
+        self._last_tokens = np.full(num_blocks, _NOTHING, np.int32)
+        self._followers: dict[Request, _Follower] = {}
+        self._waiting: deque[tuple[ScheduledBatch, Tensor]] = deque()
+        self._num_waiting = 0
+
+    def renewed(self) -> "HeadDrafter":
+        """See Drafter: returns itself, since it remembers no text."""
+        return self
+
+    def add(self, request: Request) -> None:
+        """See Drafter."""
+
+    @property
+    def is_warm(self) -> bool:
+        """See Drafter."""
+        return self._runner.is_warm
+
+    def work_ahead(self) -> bool:
+        """See Drafter."""
+        return self._runner.work_ahead()
+
+    @property
+    def taps(self) -> Sequence[int]:
+        """See Drafter."""
+        return self._taps
+
+    def see(self, batch: ScheduledBatch, hidden: Sequence[Tensor]) -> None:
+        """See Drafter: keeps them for later, since this is called in every step."""
+        [rows] = hidden
+        if self._runner.overlaps:
+            rows = rows.clone()  # the next step overwrites them
+        self._waiting.append((batch, rows))
+        self._num_waiting += len(rows)
+        while self._num_waiting > MAX_WAITING_ROWS:
+            self._num_waiting -= len(self._waiting.popleft()[1])
+
+    @property
+    def has_work(self) -> bool:
+        """See Drafter."""
+        return self._num_waiting >= self._chunk
+
+    def work(self, batch: ScheduledBatch) -> None:
+        """See Drafter: makes entries of long prompts."""
+        self._take_waiting()
+        left = self._chunk + sum(entry.num_scheduled_tokens for entry in batch.requests)
+        left = min(left, self._max_tokens)
+        step = []
+        for request in [entry.request for entry in batch.requests]:
+            follower = self._follow(request)
+            if follower is None:
+                continue
+            computable = min(follower.computable, self._num_slots(follower))
+            if computable - follower.num_known < self._chunk:
+                continue
+            end = min(computable, follower.num_known + left)
+            if end > follower.num_known:
+                step.append((follower, end))
+                left -= end - follower.num_known
+        self._catch_up(step)
+
+    def propose(self, request: Request, count: int) -> Proposal | None:
+        """See Drafter: up to `count` tokens whose ids are not known yet."""
+        self._take_waiting()
+        follower = self._follow(request)
+        num_tokens = len(request.token_ids)
+        room = self._max_model_len - num_tokens
+        if follower is None or follower.computable < num_tokens or room <= 0:
+            return None
+        if not 0 < num_tokens - follower.num_known <= self._chunk:
+            return None
+        return Proposal([NOT_KNOWN] * min(count, room), 0)
+
+    def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
+        """See Drafter: runs one step of the head for each token of the longest draft."""
+        self._copy_blocks(batch)
+        drafting = []
+        for i, entry in enumerate(batch.requests):
+            if entry.draft and entry.request in own:
+                follower = self._followers[entry.request]
+                # Drafts follow the request's grammar, since others would be rejected.
+                matcher = entry.request.matcher
+                follower.request.matcher = None if matcher is None else matcher.copy()
+                drafting.append(_Drafting(i, follower, len(entry.draft), entry.known_end))
+        if not drafting:
+            return
+        # Longest first, so that those still drafting at some depth are the first ones.
+        drafting.sort(key=lambda each: -each.num_drafts)
+        has_grammar = any(each.follower.request.matcher for each in drafting)
+        # A device that overlaps keeps the newest tokens, so one step may be in flight.
+        most_under_way = 0 if has_grammar or not self._runner.overlaps else 1
+        rows, under_way = self._first_drafts(drafting)
+        for depth in range(1, drafting[0].num_drafts + 1):
+            while len(under_way) > most_under_way:
+                _take(*under_way.popleft())
+            going_on = [each for each in drafting if each.num_drafts > depth]
+            if not going_on:
+                break
+            entries = [each.entry(each.end + depth - 1, each.end + depth) for each in going_on]
+            launched = self._runner.launch(ScheduledBatch(entries), rows[: len(going_on)])
+            under_way.append((launched, going_on))
+            [rows] = launched.hidden
+        for each in under_way:
+            _take(*each)
+        for one in drafting:
+            follower, text = one.follower, one.follower.request.token_ids
+            entry = batch.requests[one.index]
+            batch.requests[one.index] = replace(entry, draft=text[one.end :])
+            self._forget_slots(follower, one.end, len(text))
+            del text[one.end :]
+            self._book(follower, one.end)
+
+    def forget(self, request: Request) -> None:
+        """See Drafter: completes what a later request with the same beginning will look for."""
+        self._take_waiting()
+        follower = self._followers.pop(request, None)
+        if follower is None or follower.admission != request.admission:
+            return  # its blocks may be another's by now
+        own = follower.request
+        own.token_ids[follower.num_known :] = request.token_ids[follower.num_known :]
+        end = min(follower.computable, self._num_slots(follower))
+        end -= end % self._block_size
+        if 0 < end - follower.num_known <= self._chunk:
+            self._catch_up([(follower, end)])
+        elif end == follower.num_known:
+            self._keep_last_rows(follower, end)
+
+    def _take_waiting(self) -> None:
+        """Hand the hidden states that wait to the requests' followers."""
+        for batch, rows in self._waiting:
+            first = 0
+            for entry in batch.requests:
+                end = first + entry.num_scheduled_tokens
+                self._note(entry.request, entry.start, rows[first:end])
+                first = end
+        self._waiting.clear()
+        self._num_waiting = 0
+
+    def _note(self, request: Request, start: int, rows: Tensor) -> None:
+        follower = self._followers.get(request)
+        if follower is None or follower.admission != request.admission:
+            if not request.tables:
+                return
+            follower = self._followers[request] = self._begin(request, start)
+        if not follower.add(start, rows):
+            self._go_on(follower, start)
+            follower.add(start, rows)
+
+    def _begin(self, request: Request, start: int) -> _Follower:
+        """A follower that gets hidden states from position `start` on, behind a cached prefix."""
+        own = replace(
+            request,
+            token_ids=request.token_ids[:start],
+            params=replace(request.params, logprobs=None),
+            matcher=None,
+        )
+        follower = _Follower(own, request.admission)
+        size = self._block_size
+        table = np.array(request.tables[self._table], np.int32)
+        num_blocks = start // size
+        if start and start % size == 0 and num_blocks <= len(table):
+            last = int(table[num_blocks - 1])
+            slots = slots_of(np.arange(start), table, size)
+            differs = np.flatnonzero(self._computed[slots] != own.token_ids)
+            first = int(differs[-1]) + 1 if len(differs) else 0
+            skipped = -(-max(0, first - 1) // size)
+            is_kept = self._last_rows is not None and self._last_tokens[last] == own.token_ids[-1]
+            if is_kept and skipped < num_blocks:
+                assert self._last_rows is not None
+                follower.skipped, follower.num_known = skipped, start
+                follower.rows = [self._last_rows[last : last + 1].clone()]
+                follower.rows_start, follower.rows_end = start - 1, start
+                return follower
+        self._go_on(follower, start)
+        return follower
+
+    def _go_on(self, follower: _Follower, start: int) -> None:
+        """Let a follower begin at the first block from position `start` on, where hidden states
+        come after a gap.
+        """
+        follower.skipped = -(-start // self._block_size)
+        follower.num_known = follower.skipped * self._block_size + 1
+        follower.rows, follower.rows_start, follower.rows_end = [], start, start
+
+    def _follow(self, request: Request) -> _Follower | None:
+        """The follower of a request, updated to its tokens and blocks; None if nothing of it has
+        been seen.
+        """
+        follower = self._followers.get(request)
+        if follower is None or follower.admission != request.admission:
+            return None
+        own, known = follower.request, follower.num_known
+        own.token_ids[known - 1 :] = request.token_ids[known - 1 :]
+        if len(own.token_ids) < len(request.token_ids):  # it goes on behind a gap
+            own.token_ids[:] = request.token_ids
+        own.tables, own.slot = request.tables, request.slot
+        return follower
+
+    def _catch_up(self, step: list[tuple[_Follower, int]]) -> None:
+        """Make the entries of followers up to some slot."""
+        if not step:
+            return
+        entries, rows = [], []
+        for follower, end in step:
+            start = follower.num_known
+            entries.append(_entry(follower, start, end, catches_up=False))
+            rows += follower.between(start - 1, end - 1)
+        self._runner.launch(ScheduledBatch(entries), _joined(rows)).wait()
+        for follower, end in step:
+            self._book(follower, end)
+
+    def _first_drafts(
+        self, drafting: "list[_Drafting]"
+    ) -> "tuple[Tensor, deque[tuple[Launched, list[_Drafting]]]]":
+        """Make the entries that are lacking, and sample each follower's first drafted token.
+
+        Returns what takes the place of its hidden state, and the steps that do so.
+        """
+        steps, num_tokens = list[list[_Drafting]](), self._max_tokens
+        for each in drafting:
+            num_tokens += each.end - each.follower.num_known
+            if num_tokens > self._max_tokens:
+                steps.append([])
+                num_tokens = each.end - each.follower.num_known
+            steps[-1].append(each)
+        found, under_way = [], deque[tuple[Launched, list[_Drafting]]]()
+        for step in steps:
+            starts = [each.follower.num_known for each in step]
+            entries = [
+                each.entry(start, each.end) for each, start in zip(step, starts, strict=True)
+            ]
+            rows = [
+                part
+                for each, start in zip(step, starts, strict=True)
+                for part in each.follower.between(start - 1, each.end - 1)
+            ]
+            launched = self._runner.launch(ScheduledBatch(entries), _joined(rows))
+            under_way.append((launched, step))
+            [own] = launched.hidden
+            if len(own) > len(step):
+                last = np.cumsum([entry.num_scheduled_tokens for entry in entries]) - 1
+                own = own[torch.from_numpy(last).to(own.device)]
+            found.append(own.clone() if len(steps) > 1 else own)
+        return _joined(found), under_way
+
+    def _book(self, follower: _Follower, end: int) -> None:
+        """Record that the follower's entries before slot `end` are computed."""
+        start, own = follower.num_known, follower.request
+        self._computed[self._slots(own, start, end)] = own.token_ids[start:end]
+        self._keep_last_rows(follower, end)
+        follower.num_known = end
+        follower.keep(end - 1, follower.rows_end)
+
+    def _keep_last_rows(self, follower: _Follower, end: int) -> None:
+        """Keep the hidden states of the last tokens of the blocks that end within the used ones."""
+        size = self._block_size
+        for position in range(follower.rows_start, min(end, follower.rows_end)):
+            if (position + 1) % size == 0:
+                block = follower.request.tables[self._table][position // size]
+                [row] = follower.between(position, position + 1)
+                if self._last_rows is None:
+                    shape, device = self._last_shape
+                    self._last_rows = torch.zeros(shape, dtype=row.dtype, device=device)
+                self._last_rows[block] = row[0]
+                self._last_tokens[block] = follower.request.token_ids[position]
+
+    def _num_slots(self, follower: _Follower) -> int:
+        return len(follower.request.tables[self._table]) * self._block_size
+
+    def _forget_slots(self, follower: _Follower, start: int, end: int) -> None:
+        """Record that slots hold entries that are not of the text."""
+        self._computed[self._slots(follower.request, start, end)] = _NOTHING
+
+    def _slots(self, request: Request, start: int, end: int) -> npt.NDArray[np.int64]:
+        table = np.array(request.tables[self._table], np.int32)
+        return slots_of(np.arange(start, end), table, self._block_size)
+
+    def _copy_blocks(self, batch: ScheduledBatch) -> None:
+        copies = [copy for copy in batch.block_copies if copy.group == self._table]
+        if not copies:
+            return
+        copy_blocks(self._kv_cache, [self._table] * len(self._kv_cache.stacks), copies)
+        by_block = self._computed.reshape(-1, self._block_size)
+        for copy in copies:
+            by_block[copy.target] = by_block[copy.source]
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafting:
+    """The batch's request `index`: `num_drafts` tokens to draft, for a follower of `end` tokens."""
+
+    index: int
+    follower: _Follower
+    num_drafts: int
+    end: int
+
+    def entry(self, start: int, end: int) -> ScheduledRequest:
+        """Entries of slots `start` to `end`, after which a token is sampled."""
+        return _entry(self.follower, start, end, catches_up=True)
+
+
+def _entry(follower: _Follower, start: int, end: int, *, catches_up: bool) -> ScheduledRequest:
+    return ScheduledRequest(
+        follower.request, start, end - start, catches_up, num_skipped=follower.skipped
+    )
+
+
+def _joined(rows: Sequence[Tensor]) -> Tensor:
+    return rows[0] if len(rows) == 1 else torch.cat(tuple(rows))
+
+
+def _take(launched: Launched, drafting: Sequence[_Drafting]) -> None:
+    """Wait for the tokens and append them; a row that is not finite gives token 0."""
+    for each, [token] in zip(drafting, launched.wait(), strict=True):
+        each.follower.request.append(token.token_id or 0)
