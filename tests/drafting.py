@@ -51,6 +51,8 @@ class Oracle:
     def renewed(self) -> "Oracle":
         return self
 
+    took_more = False
+
     def work_ahead(self) -> bool:
         return False
 
@@ -73,6 +75,9 @@ class Oracle:
             if self.random.random() < self.error_rate:
                 tokens[i] = self.random.randrange(VOCAB_SIZE)
         return Proposal(tokens[:count], 0) if tokens else None
+
+    def prepare(self, request: Request) -> None:
+        pass
 
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         pass

@@ -17,7 +17,7 @@ from whole_text import whole_text
 
 from localllm.engine.head_drafter import HeadDrafter
 from localllm.engine.request import Request
-from localllm.engine.runner import Computed, HeadRunner, ModelRunner
+from localllm.engine.runner import Computed, HeadDraft, HeadRunner, ModelRunner
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, ScheduledBatch
 from localllm.engine.speculation import Speculator
@@ -92,9 +92,8 @@ def load_own_head(folder: Path, target: DecoderModel) -> DecoderModel:
     """The head in a checkpoint's own files."""
     found = find_mtp(find_weight_files(folder), target.architecture)
     assert found is not None
-    architecture, weights = found
-    with open_source(weights) as source:
-        return load_head(source, architecture, target, target.embedding.table.dtype)
+    with open_source(found.weights) as source:
+        return load_head(source, found.architecture, target, target.embedding.table.dtype)
 
 
 @dataclass(frozen=True)
@@ -183,6 +182,9 @@ class CheckedHead:
 
     def release_memory(self) -> None:
         pass
+
+    def draft(self, drafts: Sequence[HeadDraft], hidden: Tensor) -> None:
+        """Not at once."""
 
     def launch(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Computed:
         assert hidden is not None

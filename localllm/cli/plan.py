@@ -178,6 +178,7 @@ def _memory_rows(plan: "ModelPlan") -> list[_Row]:
     """The rows that say what takes memory."""
     shape, memory = plan.shape, plan.memory
     weights = f"{shape.num_parameters / 1e9:.2f} billion, {shape.kind}"
+    weights += "" if shape.head is None else ", and a head that drafts"
     rows = [
         ("weights", size(memory.weights_bytes), weights),
         ("activations", size(memory.activations_bytes), "while a step is computed"),

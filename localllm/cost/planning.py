@@ -17,6 +17,7 @@ from localllm.cost.rates import ModelWork, best_time, measure_rates
 from localllm.cost.step_model import WITH_CARE, Gpu, predict_decode
 from localllm.engine.config import EngineConfig
 from localllm.engine.expert_memory import expert_sizes, plan_experts
+from localllm.engine.head_source import head_memory
 from localllm.engine.loading import (
     KV_DTYPES,
     free_bytes,
@@ -41,6 +42,7 @@ from localllm.hub.download import fetch_model
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.block import RowBytes
 from localllm.model.families.table import read_architecture
+from localllm.model.mtp import FoundHead, find_mtp
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
@@ -93,6 +95,8 @@ class Shape:
     num_parameters: int
     is_here: bool
     entry: CatalogEntry | None
+    # The head in its files that drafts for it.
+    head: FoundHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,7 @@ class ModelPlan:
             "free_bytes": memory.free_bytes,
             "usable_bytes": memory.budget_bytes,
             "weights_bytes": memory.weights_bytes,
+            "has_head": self.shape.head is not None,
             "host_bytes": memory.host_bytes,
             "expert_slots": memory.expert_slots,
             "activations_bytes": memory.activations_bytes,
@@ -238,8 +243,8 @@ def _kind(name: str) -> WeightKind:
 
 
 def _shape_of_files(name: str, folder: Path) -> Shape:
-    architecture = read_architecture(folder)
-    weights = check_weights(find_weight_files(folder), architecture)
+    architecture, files = read_architecture(folder), find_weight_files(folder)
+    weights = check_weights(files, architecture)
     dtype: torch.dtype = getattr(
         torch, "float32" if name in BUILT_IN_MODELS else architecture.dtype
     )
@@ -265,6 +270,7 @@ def _shape_of_files(name: str, folder: Path) -> Shape:
         num_parameters=plain.resident_bytes(1),
         is_here=True,
         entry=load_catalog().get(name),
+        head=find_mtp(files, architecture),
     )
 
 
@@ -300,6 +306,9 @@ def _plan_memory(
     shape: Shape, machine: Machine, engine: EngineConfig, num_bytes: int
 ) -> MemoryPlan:
     traits = _traits(shape, machine, engine)
+    of_head = head_memory(
+        shape.head, shape.dtype.itemsize, _row_bytes(shape, engine), engine.block_size
+    )
 
     def plan(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
         has_graphs = is_captured and traits.captures
@@ -311,13 +320,16 @@ def _plan_memory(
             item_bytes=shape.dtype.itemsize,
             row_bytes=_row_bytes(shape, config),
             free_bytes=num_bytes,
-            graph_rows=graph_rows(config.max_num_seqs) if has_graphs else 0,
+            graph_rows=of_head.num_models * graph_rows(config.max_num_seqs) if has_graphs else 0,
+            draft_token_bytes=of_head.token_bytes,
+            draft_bytes=of_head.waiting_bytes,
             gathers=traits.gathers,
         )
 
     sizes = expert_sizes(shape.architecture, shape.linear_bytes)
+    weights_bytes = shape.weights_bytes + of_head.weights_bytes
     return plan_experts(
-        plan, shape.weights_bytes, sizes, engine, shape.architecture, has_slots=traits.captures
+        plan, weights_bytes, sizes, engine, shape.architecture, has_slots=traits.captures
     )
 
 

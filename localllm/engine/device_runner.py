@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localllm.engine.device import CaptureError, Device, is_fatal, is_out_of_memory
 from localllm.engine.request import TokenLogprobs
-from localllm.engine.runner import Launched, copy_blocks, own_tables
+from localllm.engine.runner import HeadDraft, Launched, copy_blocks, own_tables
 from localllm.engine.sampler import accept_draft
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
@@ -130,6 +130,10 @@ class DeviceRunner:
         except BaseException:
             self._slots.forget()
             raise
+
+    def draft(self, drafts: Sequence[HeadDraft], hidden: Tensor) -> list[list[int]] | None:
+        """See HeadRunner: token by token is fast enough, from captured graphs."""
+        return None
 
     @property
     def is_warm(self) -> bool:

@@ -11,11 +11,16 @@ from typing import NamedTuple
 
 from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
 
-# After PROBE_INTERVAL steps in which a drafter proposed but was not chosen, one step takes a little
-# of it just to learn; the interval then doubles up to the longest. After PLAIN_INTERVAL steps that
-# draft, one step does not.
-PROBE_INTERVAL, LONGEST_PROBE_INTERVAL, PLAIN_INTERVAL = 48, 768, 256
+# After PROBE_INTERVAL steps in which a drafter was not chosen, one step takes a little of it, so
+# that something is learned; the interval then doubles up to the longest, and begins anew when the
+# drafter is chosen. After PLAIN_INTERVAL steps that draft, one step does not; at first, when a
+# process becomes faster from step to step, after fewer.
+PROBE_INTERVAL, LONGEST_PROBE_INTERVAL = 48, 768
+FIRST_PLAIN_INTERVAL, PLAIN_INTERVAL = 4, 256
 _PROBE_TOKENS = 2
+# A drafter other than the first that was not chosen for so many steps is asked in one of so many
+# looks.
+_LOSING_STEPS, _LOOKS_PASSED = 16, 8
 
 
 class Chosen(NamedTuple):
@@ -32,8 +37,17 @@ class DraftChoice:
         self._lengths = lengths
         # Of each drafter, the steps since it was chosen, and after how many it is tried again.
         self._since = [0] * len(lengths)
-        self._intervals = [PROBE_INTERVAL] * len(lengths)
-        self._since_plain = 0
+        self._passed = [0] * len(lengths)
+        # Steps are measured twice before they are believed, which makes up for the first probe.
+        self._intervals = [2 * PROBE_INTERVAL] * len(lengths)
+        self._since_plain, self._plain_interval = 0, FIRST_PLAIN_INTERVAL
+
+    def asks(self, drafter: int) -> bool:
+        """Whether to ask a drafter in this step; not always, if it has not been chosen for long."""
+        if drafter == 0 or self._since[drafter] < _LOSING_STEPS:
+            return True
+        self._passed[drafter] = (self._passed[drafter] + 1) % _LOOKS_PASSED
+        return self._passed[drafter] == 0
 
     def choose(
         self,
@@ -41,8 +55,10 @@ class DraftChoice:
         num_decoding: int,
         candidates: Sequence[Sequence[Candidate | None]],
         most: int,
+        num_steps: int = 1,
     ) -> list[Chosen]:
-        """For each request, whose drafts to verify; at most `most` tokens in all.
+        """For each request, whose drafts to verify; at most `most` tokens in all. `num_steps`: the
+        steps since the last call.
 
         `candidates`: of each drafter, one for each request. Without drafts the step computes
         `num_rows` rows, and `num_decoding` of them give a token.
@@ -53,7 +69,7 @@ class DraftChoice:
         ]
         self._since_plain += 1
         for i, own in enumerate(candidates):
-            self._since[i] += any(own)
+            self._since[i] += num_steps if any(own) else 0
         chosen = self._decide(offers, most)
         used = {each.drafter for each in chosen if each.num_tokens}
         for drafter in used:
@@ -61,6 +77,10 @@ class DraftChoice:
         if not used:
             self._since_plain = 0
         return chosen
+
+    def try_again(self, drafter: int) -> None:
+        """Note that a chosen drafter was not ready: the next step is to try it."""
+        self._since[drafter] = max(self._since[drafter], self._intervals[drafter])
 
     def _decide(self, offers: Sequence[Offer], most: int) -> list[Chosen]:
         best = max(range(len(offers)), key=lambda i: offers[i].speed)
@@ -72,8 +92,11 @@ class DraftChoice:
             if not is_chosen and self._since[i] >= self._intervals[i]:
                 self._intervals[i] = min(2 * self._intervals[i], LONGEST_PROBE_INTERVAL)
                 return [Chosen(i, count) for count in offer.first(min(_PROBE_TOKENS, most))]
-        if not is_worth_it or self._since_plain >= PLAIN_INTERVAL:
-            # The latter keeps the measured time of steps without drafts up to date.
+        if is_worth_it and self._since_plain >= self._plain_interval:
+            # Keeps the measured time of steps without drafts up to date.
+            self._plain_interval = min(2 * self._plain_interval, PLAIN_INTERVAL)
+            is_worth_it = False
+        if not is_worth_it:
             return [Chosen(best, 0) for _ in offers[best].chances]
         return self._with_likelier_ones(offers, best, most)
 

@@ -10,21 +10,25 @@ matched, for each request and for all. Tuning on acceptance alone loses where ar
 expensive: vLLM's pull request 26504 reports 0.83 of all tokens accepted and 16 % less speed.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from operator import mul
 
 from localllm.engine.speculation_config import MAX_DRAFT
-from localllm.engine.step_times import StepTimes
+from localllm.engine.step_times import DraftCosts, StepTimes
 
 # A draft must promise this much more speed to be worth its uncertainty.
 MARGIN = 1.08
+# Steps with drafts cannot take less time than those without: so many that take less than this share
+# of it show that the latter have become faster.
+_IN_DOUBT, _TOO_FAST = 3, 0.93
 # Drafts less likely than this are not considered.
 _LEAST_CHANCE = 0.02
 # How fast earlier drafts are forgotten, for one request and for all requests, and the weight of the
-# latter for a request of which little is known.
-_FORGET_OWN, _FORGET_ALL, _PRIOR_WEIGHT = 0.95, 0.995, 2.0
+# latter for a request of which little is known; more where requests are alike.
+_FORGET_OWN, _FORGET_ALL, _PRIOR_WEIGHT, _ALIKE_WEIGHT = 0.95, 0.995, 2.0, 10.0
 
 
 @dataclass(slots=True)
@@ -38,6 +42,10 @@ class Outcomes:
     def chance(self) -> float:
         """The chance that the next token is accepted."""
         return self.accepted / self.decided
+
+    def chance_with(self, guess: float, weight: float) -> float:
+        """The same, with a guess that counts as `weight` outcomes."""
+        return (self.accepted + weight * guess) / (self.decided + weight)
 
     def add(self, is_accepted: bool, kept: float) -> None:
         """Record one more outcome; earlier ones keep the fraction `kept` of their weight."""
@@ -60,21 +68,27 @@ class DraftLengths:
     """How long the drafts of one drafter should be; learns from the outcome.
 
     The class of a position is the number of tokens before it that matched, at most
-    `num_classes` - 1.
+    `num_classes` - 1; or, for a drafter that looks at no matches, its depth in the draft.
     """
 
-    def __init__(self, num_classes: int, plain: StepTimes | None = None) -> None:
+    def __init__(
+        self, num_classes: int, plain: StepTimes | None = None, *, has_matches: bool = True
+    ) -> None:
         """`plain`: the times of steps without drafts, which several drafters may share."""
-        # Initial guess: the longer the match, the likelier the next token.
+        self._has_matches = has_matches
+        # Initial guess: the longer the match, the likelier the next token. A token deep in a draft
+        # is as likely as the one before it.
         self._outcomes = [
-            Outcomes(2.0, 2.0 * (kind + 1) / (kind + 2)) for kind in range(num_classes)
+            Outcomes(2.0, 2.0 * (kind + 1) / (kind + 2)) if has_matches else Outcomes(0.0, 0.0)
+            for kind in range(num_classes)
         ]
         self._plain = StepTimes() if plain is None else plain
-        self._drafting = StepTimes()
+        self._drafting = DraftCosts()
+        self._newest = deque[float](maxlen=_IN_DOUBT)
 
     def fresh(self, plain: StepTimes) -> "DraftLengths":
         """The same, with nothing learned yet."""
-        return type(self)(len(self._outcomes), plain)
+        return type(self)(len(self._outcomes), plain, has_matches=self._has_matches)
 
     def offer(
         self, num_rows: int, num_decoding: int, candidates: Sequence["Candidate | None"], most: int
@@ -90,10 +104,24 @@ class DraftLengths:
         best, speed = self._best_number(num_rows, num_decoding, [chance for chance, _ in ranked])
         return Offer(chances, offer.first(best), speed)
 
-    def add_step(self, num_rows: int, seconds: float, *, is_plain: bool) -> None:
-        """Record the time of a step of `num_rows` rows; `is_plain`: drafting had no part in it."""
-        times = self._plain if is_plain else self._drafting
-        times.add(num_rows, seconds)
+    def add_step(self, num_rows: int, seconds: float, num_drafted: int, *, is_plain: bool) -> None:
+        """Record the time of a step of `num_rows` rows, `num_drafted` of them drafted; `is_plain`:
+        drafting had no part in it.
+        """
+        if is_plain:
+            self._plain.add(num_rows, seconds)
+            return
+        rows = num_rows - num_drafted
+        base = self._plain.seconds(rows)
+        if base is None:
+            return
+        self._drafting.add(rows, num_drafted, seconds / base)
+        self._newest.append(seconds / base)
+        if len(self._newest) == _IN_DOUBT and max(self._newest) < _TOO_FAST:
+            # Everything has become faster; what was measured before misleads.
+            self._plain.forget(rows)
+            self._drafting.forget(rows)
+            self._newest.clear()
 
     def add_outcome(
         self, history: DraftHistory, match_length: int, num_drafted: int, num_accepted: int
@@ -130,40 +158,44 @@ class DraftLengths:
             return 0, 0.0  # too little even if drafting were free
         best_speed = least / base
         for count in _tried_numbers(len(chances)):
-            speed = expected[count] / self._drafting_seconds(num_rows + count, base)
+            speed = expected[count] / self._drafting_seconds(num_rows, count, base)
             if speed > best_speed:
                 best, best_speed = count, speed
         return best, best_speed if best else 0.0
 
-    def _drafting_seconds(self, num_rows: int, base: float) -> float:
-        """Seconds of a step with drafts, at least `base`, those of the step without them.
-
-        Times of steps without drafts are scaled by the ratio at the nearest measured size of a step
-        with drafts.
+    def _drafting_seconds(self, num_rows: int, num_drafted: int, base: float) -> float:
+        """Seconds of a step with drafts, at least `base`, those of the step without them. Where no
+        such step was measured, drafts cost what rows cost.
         """
-        found = self._plain.seconds(num_rows)
-        assert found is not None
-        like = self._drafting.nearest(num_rows)
-        if like is not None:
-            measured, plain = self._drafting.seconds(like), self._plain.seconds(like)
-            assert measured is not None
-            assert plain is not None
-            found *= measured / plain
-        return max(found, base)
+        factor = self._drafting.factor(num_rows, num_drafted)
+        if factor is not None:
+            return base * max(1.0, factor)
+        plain = self._plain.seconds(num_rows + num_drafted)
+        assert plain is not None
+        return max(plain, base)
 
     def _chances(self, candidate: "Candidate") -> Sequence[float]:
         """The chances that the first one, two, … tokens of a proposal are all accepted."""
-        count = min(candidate.num_tokens, candidate.history.longest)
+        longest = candidate.history.longest if self._has_matches else candidate.num_tokens
+        count = min(candidate.num_tokens, longest)
         kinds = (self._kind(candidate.match_length + i) for i in range(count))
         chances = accumulate((self._chance(candidate.history, kind) for kind in kinds), mul)
         return list(takewhile(lambda chance: chance > _LEAST_CHANCE, chances))
 
     def _chance(self, history: DraftHistory, kind: int) -> float:
-        general, own = self._outcomes[kind].chance, history.outcomes.get(kind)
+        general, own = self._general_chance(kind), history.outcomes.get(kind)
         if own is None:
             return general
-        decided = own.decided + _PRIOR_WEIGHT
-        return (own.accepted + _PRIOR_WEIGHT * general) / decided
+        weight = _PRIOR_WEIGHT if self._has_matches else _ALIKE_WEIGHT
+        return own.chance_with(general, weight)
+
+    def _general_chance(self, kind: int) -> float:
+        if self._has_matches:
+            return self._outcomes[kind].chance
+        chance, weight = 0.5, _PRIOR_WEIGHT
+        for outcomes in self._outcomes[: kind + 1]:
+            chance, weight = outcomes.chance_with(chance, weight), _ALIKE_WEIGHT
+        return chance
 
     def _kind(self, match_length: int) -> int:
         return min(match_length, len(self._outcomes) - 1)

@@ -82,6 +82,11 @@ class DraftModel:
         """See Drafter."""
         return self._runner.is_warm
 
+    @property
+    def took_more(self) -> bool:
+        """See Drafter."""
+        return False
+
     def work_ahead(self) -> bool:
         """See Drafter."""
         return self._runner.work_ahead()
@@ -123,6 +128,9 @@ class DraftModel:
         if num_tokens - follower.num_known > _CHUNK or room <= 0:
             return None
         return Proposal([NOT_KNOWN] * min(count, room), 0)
+
+    def prepare(self, request: Request) -> None:
+        """See Drafter: nothing, since all proposals are ready."""
 
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         """See Drafter: runs one step of the draft model for each token of the longest draft."""

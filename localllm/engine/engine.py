@@ -300,7 +300,8 @@ class Engine:
         launched = self._runner.launch(batch)
         self._show(batch, launched.hidden)
         self.speculator.work(batch)
-        return InFlight(batch, launched, began_s, has_waited, True)
+        is_usual = not self.speculator.took_more
+        return InFlight(batch, launched, began_s, has_waited, True, is_usual)
 
     def _show(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
         """Show a batch's hidden states to who needs them."""
@@ -357,7 +358,9 @@ class Engine:
             _pace(self._pacer, due.batch, seconds)
         if self.speculator:
             if due.is_watched:
-                self.speculator.learn(due.batch, sampled, seconds, due.has_waited)
+                self.speculator.learn(
+                    due.batch, sampled, seconds, due.has_waited, is_usual=due.is_usual
+                )
             events = self._with_drafts(due.batch, events)
         return events
 

@@ -14,7 +14,8 @@ class InFlight:
     """A batch that is being computed.
 
     `has_waited`: its step first waited for the previous batch, to draft from its ids;
-    `is_watched`: the speculator learns from it.
+    `is_watched`: the speculator learns from it; `is_usual`: its drafts took no longer than those of
+    later steps will.
     """
 
     batch: ScheduledBatch
@@ -22,6 +23,7 @@ class InFlight:
     began_s: float
     has_waited: bool
     is_watched: bool
+    is_usual: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,15 +26,16 @@ from torch import Tensor
 from localllm.engine.batching import slots_of
 from localllm.engine.ngram import NOT_KNOWN, Proposal
 from localllm.engine.request import Request
-from localllm.engine.runner import HeadRunner, Launched, copy_blocks
+from localllm.engine.runner import HeadDraft, HeadRunner, Launched, copy_blocks
 from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
 from localllm.model.inputs import PagedKVCache
 
-# A head that lacks more entries of a request catches up before it drafts for it, with about as many
-# tokens in each step as the step has, and this many more.
-_CHUNK = 256
-# The most hidden states that wait for the head, over all requests.
-MAX_WAITING_ROWS = 4096
+# A head that lacks more than a few entries of a request catches up before it drafts for it, with
+# about as many tokens in each step as the step has, and a chunk more. So many are made for a later
+# request when a request ends.
+_FEW, _CHUNK, _AT_THE_END = 16, 256, 64
+# Memory, in float32, for hidden states that wait for the head, over all requests.
+_WAITING_BYTES, _FEWEST_WAITING, _MOST_WAITING = 64 << 20, 1024, 1 << 15
 _NOTHING = -1
 
 
@@ -96,6 +97,11 @@ class _Follower:
         return min(len(self.request.token_ids), self.rows_end + 1)
 
 
+def max_waiting_rows(row_bytes: int) -> int:
+    """How many hidden states of `row_bytes` may wait for the head; older ones are dropped."""
+    return min(max(_WAITING_BYTES // row_bytes, _FEWEST_WAITING), _MOST_WAITING)
+
+
 class HeadDrafter:
     """Drafts with a runner of the head; `kv_cache` has the target cache's block ids."""
 
@@ -123,12 +129,15 @@ class HeadDrafter:
         self._computed = np.full(num_blocks * self._block_size, _NOTHING, np.int32)
         # By block: the last token's hidden state, and the token.
         device = kv_cache.stacks[0].key.device
+        self._max_waiting = max_waiting_rows(4 * hidden_size)
         self._last_rows: Tensor | None = None
         self._last_shape = (num_blocks, hidden_size), device
         self._last_tokens = np.full(num_blocks, _NOTHING, np.int32)
         self._followers: dict[Request, _Follower] = {}
         self._waiting: deque[tuple[ScheduledBatch, Tensor]] = deque()
         self._num_waiting = 0
+        # Whether a request lacks too many entries to be drafted for.
+        self._is_behind = self._took_more = False
 
     def renewed(self) -> "HeadDrafter":
         """See Drafter: returns itself, since it remembers no text."""
@@ -141,6 +150,11 @@ class HeadDrafter:
     def is_warm(self) -> bool:
         """See Drafter."""
         return self._runner.is_warm
+
+    @property
+    def took_more(self) -> bool:
+        """See Drafter: whether it made entries besides those of the newest tokens."""
+        return self._took_more
 
     def work_ahead(self) -> bool:
         """See Drafter."""
@@ -158,17 +172,18 @@ class HeadDrafter:
             rows = rows.clone()  # the next step overwrites them
         self._waiting.append((batch, rows))
         self._num_waiting += len(rows)
-        while self._num_waiting > MAX_WAITING_ROWS:
+        while self._num_waiting > self._max_waiting:
             self._num_waiting -= len(self._waiting.popleft()[1])
 
     @property
     def has_work(self) -> bool:
         """See Drafter."""
-        return self._num_waiting >= self._chunk
+        return self._is_behind
 
     def work(self, batch: ScheduledBatch) -> None:
         """See Drafter: makes entries of long prompts."""
         self._take_waiting()
+        self._is_behind = False
         left = self._chunk + sum(entry.num_scheduled_tokens for entry in batch.requests)
         left = min(left, self._max_tokens)
         step = []
@@ -177,7 +192,7 @@ class HeadDrafter:
             if follower is None:
                 continue
             computable = min(follower.computable, self._num_slots(follower))
-            if computable - follower.num_known < self._chunk:
+            if computable - follower.num_known <= min(_FEW, self._chunk):
                 continue
             end = min(computable, follower.num_known + left)
             if end > follower.num_known:
@@ -193,13 +208,20 @@ class HeadDrafter:
         room = self._max_model_len - num_tokens
         if follower is None or follower.computable < num_tokens or room <= 0:
             return None
-        if not 0 < num_tokens - follower.num_known <= self._chunk:
+        lacking = num_tokens - follower.num_known
+        if lacking <= 0:  # behind a gap, within the block
             return None
-        return Proposal([NOT_KNOWN] * min(count, room), 0)
+        is_ready = lacking <= min(_FEW, self._chunk)
+        return Proposal([NOT_KNOWN] * min(count, room), 0, is_ready=is_ready)
+
+    def prepare(self, request: Request) -> None:
+        """See Drafter: it catches up with prompts in the next call of `work`."""
+        self._is_behind = True
 
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         """See Drafter: runs one step of the head for each token of the longest draft."""
         self._copy_blocks(batch)
+        self._took_more = False
         drafting = []
         for i, entry in enumerate(batch.requests):
             if entry.draft and entry.request in own:
@@ -212,6 +234,26 @@ class HeadDrafter:
             return
         # Longest first, so that those still drafting at some depth are the first ones.
         drafting.sort(key=lambda each: -each.num_drafts)
+        drafts = self._drafts_at_once(drafting) or self._drafts_one_by_one(drafting)
+        for each, draft in zip(drafting, drafts, strict=True):
+            entry = batch.requests[each.index]
+            batch.requests[each.index] = replace(entry, draft=draft)
+            self._forget_slots(each.follower, each.end, each.end + len(draft) - 1)
+            self._book(each.follower, each.end)
+
+    def _drafts_at_once(self, drafting: "list[_Drafting]") -> list[list[int]] | None:
+        """The drafts, where the runner makes all of them in one call."""
+        starts = [each.follower.num_known for each in drafting]
+        if sum(each.end for each in drafting) - sum(starts) > self._max_tokens:
+            return None
+        asked = [
+            HeadDraft(each.entry(start, each.end), each.num_drafts)
+            for each, start in zip(drafting, starts, strict=True)
+        ]
+        return self._runner.draft(asked, _joined(_rows_of(drafting)))
+
+    def _drafts_one_by_one(self, drafting: "list[_Drafting]") -> list[list[int]]:
+        """The drafts, one token of all of them after the other."""
         has_grammar = any(each.follower.request.matcher for each in drafting)
         # A device that overlaps keeps the newest tokens, so one step may be in flight.
         most_under_way = 0 if has_grammar or not self._runner.overlaps else 1
@@ -228,13 +270,12 @@ class HeadDrafter:
             [rows] = launched.hidden
         for each in under_way:
             _take(*each)
+        found = []
         for one in drafting:
-            follower, text = one.follower, one.follower.request.token_ids
-            entry = batch.requests[one.index]
-            batch.requests[one.index] = replace(entry, draft=text[one.end :])
-            self._forget_slots(follower, one.end, len(text))
+            text = one.follower.request.token_ids
+            found.append(text[one.end :])
             del text[one.end :]
-            self._book(follower, one.end)
+        return found
 
     def forget(self, request: Request) -> None:
         """See Drafter: completes what a later request with the same beginning will look for."""
@@ -246,7 +287,7 @@ class HeadDrafter:
         own.token_ids[follower.num_known :] = request.token_ids[follower.num_known :]
         end = min(follower.computable, self._num_slots(follower))
         end -= end % self._block_size
-        if 0 < end - follower.num_known <= self._chunk:
+        if 0 < end - follower.num_known <= _AT_THE_END:
             self._catch_up([(follower, end)])
         elif end == follower.num_known:
             self._keep_last_rows(follower, end)
@@ -326,12 +367,15 @@ class HeadDrafter:
         """Make the entries of followers up to some slot."""
         if not step:
             return
+        self._took_more = True
         entries, rows = [], []
         for follower, end in step:
             start = follower.num_known
             entries.append(_entry(follower, start, end, catches_up=False))
             rows += follower.between(start - 1, end - 1)
-        self._runner.launch(ScheduledBatch(entries), _joined(rows)).wait()
+        hidden = _joined(rows)
+        if self._runner.draft([HeadDraft(entry, 0) for entry in entries], hidden) is None:
+            self._runner.launch(ScheduledBatch(entries), hidden).wait()
         for follower, end in step:
             self._book(follower, end)
 
@@ -351,15 +395,8 @@ class HeadDrafter:
             steps[-1].append(each)
         found, under_way = [], deque[tuple[Launched, list[_Drafting]]]()
         for step in steps:
-            starts = [each.follower.num_known for each in step]
-            entries = [
-                each.entry(start, each.end) for each, start in zip(step, starts, strict=True)
-            ]
-            rows = [
-                part
-                for each, start in zip(step, starts, strict=True)
-                for part in each.follower.between(start - 1, each.end - 1)
-            ]
+            entries = [each.entry(each.follower.num_known, each.end) for each in step]
+            rows = _rows_of(step)
             launched = self._runner.launch(ScheduledBatch(entries), _joined(rows))
             under_way.append((launched, step))
             [own] = launched.hidden
@@ -372,7 +409,13 @@ class HeadDrafter:
     def _book(self, follower: _Follower, end: int) -> None:
         """Record that the follower's entries before slot `end` are computed."""
         start, own = follower.num_known, follower.request
-        self._computed[self._slots(own, start, end)] = own.token_ids[start:end]
+        table, size = own.tables[self._table], self._block_size
+        if end - start < _FEW:
+            for position in range(start, end):
+                slot = table[position // size] * size + position % size
+                self._computed[slot] = own.token_ids[position]
+        else:
+            self._computed[self._slots(own, start, end)] = own.token_ids[start:end]
         self._keep_last_rows(follower, end)
         follower.num_known = end
         follower.keep(end - 1, follower.rows_end)
@@ -380,22 +423,24 @@ class HeadDrafter:
     def _keep_last_rows(self, follower: _Follower, end: int) -> None:
         """Keep the hidden states of the last tokens of the blocks that end within the used ones."""
         size = self._block_size
-        for position in range(follower.rows_start, min(end, follower.rows_end)):
-            if (position + 1) % size == 0:
-                block = follower.request.tables[self._table][position // size]
-                [row] = follower.between(position, position + 1)
-                if self._last_rows is None:
-                    shape, device = self._last_shape
-                    self._last_rows = torch.zeros(shape, dtype=row.dtype, device=device)
-                self._last_rows[block] = row[0]
-                self._last_tokens[block] = follower.request.token_ids[position]
+        first = follower.rows_start + -(follower.rows_start + 1) % size
+        for position in range(first, min(end, follower.rows_end), size):
+            block = follower.request.tables[self._table][position // size]
+            [row] = follower.between(position, position + 1)
+            if self._last_rows is None:
+                shape, device = self._last_shape
+                self._last_rows = torch.zeros(shape, dtype=row.dtype, device=device)
+            self._last_rows[block] = row[0]
+            self._last_tokens[block] = follower.request.token_ids[position]
 
     def _num_slots(self, follower: _Follower) -> int:
         return len(follower.request.tables[self._table]) * self._block_size
 
     def _forget_slots(self, follower: _Follower, start: int, end: int) -> None:
         """Record that slots hold entries that are not of the text."""
-        self._computed[self._slots(follower.request, start, end)] = _NOTHING
+        table, size = follower.request.tables[self._table], self._block_size
+        for position in range(start, end):
+            self._computed[table[position // size] * size + position % size] = _NOTHING
 
     def _slots(self, request: Request, start: int, end: int) -> npt.NDArray[np.int64]:
         table = np.array(request.tables[self._table], np.int32)
@@ -429,6 +474,15 @@ def _entry(follower: _Follower, start: int, end: int, *, catches_up: bool) -> Sc
     return ScheduledRequest(
         follower.request, start, end - start, catches_up, num_skipped=follower.skipped
     )
+
+
+def _rows_of(drafting: Sequence[_Drafting]) -> list[Tensor]:
+    """The hidden states before the tokens whose entries are lacking."""
+    return [
+        rows
+        for each in drafting
+        for rows in each.follower.between(each.follower.num_known - 1, each.end - 1)
+    ]
 
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:

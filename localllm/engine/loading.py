@@ -20,7 +20,8 @@ from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.engine import Engine
 from localllm.engine.expert_memory import expert_sizes, plan_experts
-from localllm.engine.head_drafter import MAX_WAITING_ROWS, HeadDrafter
+from localllm.engine.head_drafter import HeadDrafter
+from localllm.engine.head_source import find_head, head_memory
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.memory import (
     MemoryPlan,
@@ -46,13 +47,12 @@ from localllm.engine.step_times import StepTimes
 from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
-from localllm.errors import BackendError, GpuMemoryError, RequestError
+from localllm.errors import BackendError, GpuMemoryError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
-from localllm.model.blocks.block import RowBytes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
-from localllm.model.mtp import find_mtp
+from localllm.model.mtp import FoundHead
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
@@ -86,41 +86,6 @@ class LoadedDecoder:
     head: DecoderModel | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HeadSource:
-    """A head that is not loaded yet."""
-
-    architecture: Architecture
-    weights: WeightMap
-
-    @classmethod
-    def find(
-        cls, files: list[Path], target: Architecture, config: EngineConfig
-    ) -> "HeadSource | None":
-        """The head in the files of a model, if `config` wants one.
-
-        Raises: CheckpointError, as `check_weights`; RequestError where there must be one.
-        """
-        if not config.speculation.has("head"):
-            return None
-        found = find_mtp(files, target)
-        if found is not None:
-            return cls(*found)
-        if config.speculation.needs("head"):
-            raise RequestError(
-                "this model has no head that drafts",
-                param="spec",
-                hint="--spec auto, which uses what there is",
-            )
-        return None
-
-    def token_bytes(self, row_bytes: RowBytes, hidden_bytes: int, block_size: int) -> int:
-        """Bytes for each token: its entry, and its share of a block's last hidden state, of
-        `hidden_bytes`.
-        """
-        return self.architecture.token_bytes(row_bytes) + -(-hidden_bytes // block_size)
-
-
 def load_decoder(
     folder: Path,
     architecture: Architecture,
@@ -137,7 +102,7 @@ def load_decoder(
     """
     files = find_weight_files(folder)
     weights = check_weights(files, architecture)
-    head = HeadSource.find(files, architecture, config)
+    head = find_head(files, architecture, config.speculation)
     with open_source(weights) as source:
         resident = weights.resident_bytes
         return build_decoder(source, resident, architecture, config, listener, draft, head)
@@ -150,7 +115,7 @@ def build_decoder(
     config: EngineConfig,
     listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
-    head: HeadSource | None = None,
+    head: FoundHead | None = None,
 ) -> LoadedDecoder:
     """A decoder with the weights of `source`; `resident_bytes` gives their size in memory for the
     byte width of an unquantized value. `head`: its own head, which is loaded too.
@@ -188,16 +153,9 @@ def build_decoder(
         raise BackendError(str(error), hint="--backend torch") from error
     free = free_bytes(device)
 
-    num_models = 1 if head is None else 2
-    draft_token_bytes = _draft_token_bytes(draft) if draft else 0
-    draft_bytes = draft.plan.besides_cache_bytes if draft else 0
-    resident = resident_bytes(dtype.itemsize)
-    if head is not None:
-        row = architecture.hidden_size * dtype.itemsize
-        cached = partial(row_bytes, dtype=kv_dtype)
-        draft_token_bytes += head.token_bytes(cached, row, config.block_size)
-        draft_bytes += MAX_WAITING_ROWS * row
-        resident += head.weights.resident_bytes(dtype.itemsize)
+    of_head = head_memory(
+        head, dtype.itemsize, partial(row_bytes, dtype=kv_dtype), config.block_size
+    )
 
     def plan_with(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
         has_graphs = is_captured and device.type == "cuda" and ops.traits.captures
@@ -209,16 +167,16 @@ def build_decoder(
             item_bytes=dtype.itemsize,
             row_bytes=partial(row_bytes, dtype=kv_dtype),
             free_bytes=free,
-            graph_rows=num_models * graph_rows(config.max_num_seqs) if has_graphs else 0,
-            draft_token_bytes=draft_token_bytes,
-            draft_bytes=draft_bytes,
+            graph_rows=of_head.num_models * graph_rows(config.max_num_seqs) if has_graphs else 0,
+            draft_token_bytes=of_head.token_bytes + (_draft_token_bytes(draft) if draft else 0),
+            draft_bytes=of_head.waiting_bytes + (draft.plan.besides_cache_bytes if draft else 0),
             gathers=ops.traits.gathers,
         )
 
     weights = source.weights if isinstance(source, CheckpointWeights) else source
     plan = plan_experts(
         plan_with,
-        resident,
+        resident_bytes(dtype.itemsize) + of_head.weights_bytes,
         expert_sizes(architecture, lambda name: weights.linear_bytes(name, dtype.itemsize)),
         config,
         architecture,
@@ -391,10 +349,10 @@ def _proposers(
     num_blocks = groups[table].num_blocks
     if loaded.head is not None:
         head = _head_drafter(loaded, loaded.head, config, scheduling, num_blocks, table)
-        found.append(Proposer("head", head, DraftLengths(_HEAD_DEPTHS, plain)))
+        found.append(Proposer("head", head, DraftLengths(_HEAD_DEPTHS, plain, has_matches=False)))
     if draft is not None:
         smaller = _model_drafter(loaded, draft, config, scheduling, num_blocks, table)
-        found.append(Proposer("draft model", smaller, DraftLengths(1, plain)))
+        found.append(Proposer("draft model", smaller, DraftLengths(1, plain, has_matches=False)))
     return found
 
 

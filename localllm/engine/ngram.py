@@ -35,11 +35,13 @@ class Proposal:
     """Tokens that may come next; the longer the match before them, the likelier they are.
 
     `match_length`: the number of tokens before the first one that matched. Tokens that are not
-    known yet have the id NOT_KNOWN (see Drafter.complete).
+    known yet have the id NOT_KNOWN (see Drafter.complete). `is_ready`: else the drafter has to be
+    prepared first, and there is no draft in this step.
     """
 
     token_ids: list[int]
     match_length: int
+    is_ready: bool = True
 
 
 class NgramDrafter:
@@ -63,6 +65,11 @@ class NgramDrafter:
     def is_warm(self) -> bool:
         """See Drafter."""
         return True
+
+    @property
+    def took_more(self) -> bool:
+        """See Drafter."""
+        return False
 
     def work_ahead(self) -> bool:
         """See Drafter."""
@@ -112,6 +119,9 @@ class NgramDrafter:
         if own.length == 0:
             return None
         return Proposal(index.repetition(count), own.length)
+
+    def prepare(self, request: Request) -> None:
+        """See Drafter: nothing, since all proposals are ready."""
 
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         """See Drafter: nothing to do, since proposals have their tokens."""

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from localllm.engine.batching import build_forward_batch
-from localllm.engine.sampler import sample_tokens
+from localllm.engine.request import Request
+from localllm.engine.sampler import MIN_TEMPERATURE, noise_key, sample_tokens
 from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import BlockCopy, SampledToken, ScheduledBatch
+from localllm.engine.scheduler import BlockCopy, SampledToken, ScheduledBatch, ScheduledRequest
 from localllm.engine.thread_count import ThreadCount
 from localllm.model.decoder import DecoderModel
+from localllm.model.fused.cpu_head import DraftRequest
 from localllm.model.inputs import PagedKVCache
 
 # After a pause of this many seconds, more threads are tried again soon.
@@ -64,8 +66,22 @@ class Runner(Protocol):
         """Release memory that is held but not needed."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeadDraft:
+    """A head's new tokens of a request, and how many to draft behind them."""
+
+    entry: ScheduledRequest
+    num_drafts: int
+
+
 class HeadRunner(Runner, Protocol):
     """Runs batches of a head, which reads hidden states of another model besides tokens."""
+
+    def draft(self, drafts: Sequence[HeadDraft], hidden: Tensor) -> list[list[int]] | None:
+        """The drafts of some requests, those with more of them first, all at once; None where that
+        is not possible. They take no notice of filters and penalties. Where no drafts are asked
+        for, the entries of the new tokens are made. `hidden`: as for `launch`, of all new tokens.
+        """
 
     def launch(self, batch: ScheduledBatch, hidden: Tensor | None = None) -> Launched:
         """See Runner. `hidden`: those before the batch's tokens, [num_tokens, hidden]."""
@@ -147,6 +163,29 @@ class ModelRunner:
             self._threads.book(num_rows, self._ended_s - began_s)
         return Computed(sampled, self._hidden)
 
+    def draft(self, drafts: Sequence[HeadDraft], hidden: Tensor) -> list[list[int]] | None:
+        """See HeadRunner."""
+        fused = self._model.fused_drafts
+        if fused is None or any(_is_bound(each.entry.request) for each in drafts):
+            return None
+        asked = [self._draft_request(each.entry, each.num_drafts) for each in drafts]
+        return fused(asked, hidden, self._kv_cache)
+
+    def _draft_request(self, entry: ScheduledRequest, num_drafts: int) -> DraftRequest:
+        request, temperature = entry.request, entry.request.params.temperature
+        if temperature < MIN_TEMPERATURE:
+            keys, temperature = [0] * num_drafts, 0.0
+        else:
+            keys = [noise_key(request.seed, entry.end + i) for i in range(num_drafts)]
+        return DraftRequest(
+            request.tables[self._tables[0]][entry.num_skipped :],
+            entry.token_ids,
+            entry.start - entry.num_skipped * self._kv_cache.block_size,
+            num_drafts,
+            keys,
+            temperature,
+        )
+
     def work_ahead(self) -> bool:
         """See Runner."""
         return False
@@ -182,3 +221,8 @@ class ModelRunner:
             return torch.empty((0, self._model.architecture.vocab_size), device=self._device)
         logits = self._model.compute_logits(hidden)
         return logits[: inputs.num_logit_rows]
+
+
+def _is_bound(request: Request) -> bool:
+    """Whether some tokens are forbidden or favoured."""
+    return request.matcher is not None or bool(request.params.logit_bias)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # steps.
 _MOST_LOST, _MOST_SAVED = 8.0, 16.0
 _SHORTEST_REST, _LONGEST_REST = 64, 1024
-# After _QUIET_LOOKS looks for drafts that saved nothing, looks take at most _LOOK_SHARE of the
-# time, but there is at least one every _LONGEST_INTERVAL steps. A look whose match has at least
+# After _QUIET_LOOKS looks that found no drafts worth verifying, looks take at most _LOOK_SHARE of
+# the time, but there is at least one every _LONGEST_INTERVAL steps. A look whose match has at least
 # _PROMISING_LENGTH tokens counts only as _PROMISING_WEIGHT of a quiet look.
 _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
@@ -61,6 +61,9 @@ class Drafter(Protocol):
     def propose(self, request: Request, count: int) -> Proposal | None:
         """Up to `count` tokens to follow the request's."""
 
+    def prepare(self, request: Request) -> None:
+        """Get ready to draft for a request, as its proposal was wanted and not ready."""
+
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         """Put ids into drafts that were proposed without them, now that they have blocks. `own`:
         the requests whose drafts are this drafter's.
@@ -77,6 +80,12 @@ class Drafter(Protocol):
         """Take the hidden states of all tokens of a batch, prompt tokens included: one tensor per
         tap, rows in token order, on the device and computed in the order of its work. A batch that
         fails is seen too, and computed again.
+        """
+
+    @property
+    def took_more(self) -> bool:
+        """Whether `work` or `complete` did more in the newest step than they will in later ones, as
+        when they catch up with a prompt. Nothing is learned from such a step's time.
         """
 
     @property
@@ -230,10 +239,10 @@ class Speculator:
         self._since_look += 1
         if self._num_quiet >= _QUIET_LOOKS and self._since_look < self._interval():
             return {}
-        self._since_look, self._is_looking = 0, True
+        num_steps, self._since_look, self._is_looking = self._since_look, 0, True
         self._look_s += _NEWEST * (self._spent_s - self._look_s)
         began_s = self._clock()
-        drafts = self._look(running, budget)
+        drafts = self._look(running, budget, num_steps)
         self._spent_s = self._clock() - began_s
         return drafts
 
@@ -251,6 +260,11 @@ class Speculator:
             if drafter.has_work:
                 drafter.work(batch)
 
+    @property
+    def took_more(self) -> bool:
+        """See Drafter: of any drafter."""
+        return any(drafter.took_more for drafter in self._drafters)
+
     def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
         """Show a batch's hidden states to the drafters that need them; `hidden`: of all `taps`."""
         first = 0
@@ -266,9 +280,11 @@ class Speculator:
         sampled: Sequence[Sequence[SampledToken]],
         seconds: float,
         has_waited: bool,
+        *,
+        is_usual: bool = True,
     ) -> None:
         """Learn from a batch's tokens and the seconds it took from beginning to end; `has_waited`:
-        it waited for the previous one's ids, because `wants_ids` said so.
+        it waited for the previous one's ids, because `wants_ids` said so; `is_usual`: see InFlight.
         """
         began_s = self._clock()
         self._step_s += _NEWEST * (seconds - self._step_s)
@@ -277,12 +293,14 @@ class Speculator:
         # The time of a step that has waited says nothing about steps without drafts.
         proposers = [entry.proposer for entry in batch.requests if entry.draft]
         dearest = max((each for each in proposers if each is not None), default=0)
-        self._lengths[dearest].add_step(num_rows, seconds, is_plain=not (num_drafted or has_waited))
+        if is_usual:
+            is_plain = not (num_drafted or has_waited)
+            self._lengths[dearest].add_step(num_rows, seconds, num_drafted, is_plain=is_plain)
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
             if entry.draft:
                 self._learn_outcome(entry, len(tokens) - 1)
-        if sampled and (num_drafted or has_waited) and None not in proposers:
+        if is_usual and sampled and (num_drafted or has_waited) and None not in proposers:
             tokens_each = sum(map(len, sampled)) / len(sampled)
             self._book_saving(num_rows - num_drafted, tokens_each, seconds)
         self._spent_s += self._clock() - began_s
@@ -337,21 +355,24 @@ class Speculator:
         left = request.max_total_tokens - request.num_tokens - 1
         return max(0, min(self._max_draft, left))
 
-    def _look(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
+    def _look(
+        self, running: Sequence[Request], budget: int, num_steps: int
+    ) -> Mapping[Request, Sequence[int]]:
         rooms = {request: self._room(request) for request in running}
         asked = [each for each, room in rooms.items() if room and each not in self._forced]
         proposals = [
             {
                 request: found
-                for request in asked
+                for request in (asked if self._choice.asks(number) else ())
                 if (found := _ask(drafter, request, rooms[request]))
             }
-            for drafter in self._drafters
+            for number, drafter in enumerate(self._drafters)
         ]
         every = [proposal for own in proposals for proposal in own.values()]
         longest = max((proposal.match_length for proposal in every), default=0)
-        self._num_quiet += 1.0 if longest < _PROMISING_LENGTH else _PROMISING_WEIGHT
+        quiet = 1.0 if longest < _PROMISING_LENGTH else _PROMISING_WEIGHT
         if not every:
+            self._num_quiet += quiet if asked else 0.0
             return {}
         missing = [request.num_tokens - request.num_computed_tokens for request in running]
         chosen = self._choice.choose(
@@ -362,14 +383,21 @@ class Speculator:
                 for number, own in enumerate(proposals)
             ],
             MAX_DRAFTED_TOKENS - sum(map(len, self._forced.values())),
+            num_steps,
         )
         drafts = {}
         for request, (number, count) in zip(asked, chosen, strict=True):
-            if count:
-                proposal = proposals[number][request]
+            proposal = proposals[number].get(request)
+            if count and proposal is not None and not proposal.is_ready:
+                self._drafters[number].prepare(request)
+                self._choice.try_again(number)
+                self._since_look = _LONGEST_INTERVAL  # look at the next step
+            elif count and proposal is not None:
                 self._of(request).of(number).match_length = proposal.match_length
                 self._by[request] = number
                 drafts[request] = proposal.token_ids[:count]
+        # Whether drafts pay is the ledger's business, see `_book_saving`.
+        self._num_quiet += 0.0 if any(each.num_tokens for each in chosen) else quiet
         return drafts
 
     def _candidate(

@@ -1,7 +1,7 @@
 """The time of a step on this machine by its number of rows, measured while the engine runs."""
 
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from math import log2
 
 # The next step's time is predicted by the median of this many steps, which a few slow ones among
@@ -24,25 +24,25 @@ class StepTimes:
 
     def add(self, num_rows: int, seconds: float) -> None:
         """Record the time of a step."""
-        key = num_rows
-        if num_rows > _EXACT_ROWS:
-            key = round(2 ** (round(8 * log2(num_rows)) / 8))
+        key = _size(num_rows)
         if key not in self._times:
             self._times[key] = deque(maxlen=WINDOW)
             self._rows.insert(bisect_left(self._rows, key), key)
         times = self._times[key]
         times.append(seconds / num_rows)
-        self._medians[key] = sorted(times)[len(times) // 2]
+        self._medians[key] = _median(times)
+
+    def forget(self, num_rows: int) -> None:
+        """Drop what was measured for steps of so many rows."""
+        key = _size(num_rows)
+        if key in self._times:
+            del self._times[key], self._medians[key]
+            self._rows.remove(key)
 
     def knows(self, num_rows: int) -> bool:
         """Whether a step of about `num_rows` rows has been measured."""
         near = bisect_left(self._rows, num_rows / _NEAR)
         return near < len(self._rows) and self._rows[near] <= num_rows * _NEAR
-
-    def nearest(self, num_rows: int) -> int | None:
-        """`num_rows`, limited to the range of measured sizes; None if none was measured."""
-        rows = self._rows
-        return min(max(num_rows, rows[0]), rows[-1]) if rows else None
 
     def seconds(self, num_rows: int) -> float | None:
         """The estimated seconds of a step; None if none was measured.
@@ -67,3 +67,59 @@ class StepTimes:
 
     def _known(self, num_rows: int) -> float:
         return self._medians[num_rows] * num_rows
+
+
+class DraftCosts:
+    """How many times as long a step takes with drafts as without them, by its rows without them and
+    the number of drafted tokens.
+    """
+
+    def __init__(self) -> None:
+        self._found: defaultdict[int, dict[int, deque[float]]] = defaultdict(dict)
+        # By rows, the believed factors by number of drafted tokens, in order.
+        self._believed: dict[int, list[tuple[int, float]]] = {}
+
+    def add(self, num_rows: int, num_drafted: int, factor: float) -> None:
+        """Record a step of `num_rows` rows besides those of drafts."""
+        size = _size(num_rows)
+        own = self._found[size]
+        own.setdefault(num_drafted, deque(maxlen=WINDOW)).append(factor)
+        if sum(map(len, own.values())) > 1:
+            believed = [count for count in own if len(own[count]) > 1] or own
+            counts = [count for count in sorted(believed) if count]
+            self._believed[size] = [(0, 1.0), *((count, _median(own[count])) for count in counts)]
+
+    def forget(self, num_rows: int) -> None:
+        """Drop what was measured beside so many rows."""
+        self._found.pop(_size(num_rows), None)
+        self._believed.pop(_size(num_rows), None)
+
+    def factor(self, num_rows: int, num_drafted: int) -> float | None:
+        """The estimate for a step; None while fewer than two steps of about so many rows were
+        measured, since one may be slow by chance.
+
+        It is linear between the numbers of drafted tokens that were measured, more than once if any
+        was, and 1 without any.
+        """
+        known = self._believed.get(_size(num_rows))
+        if known is None:
+            return None
+        at = bisect_left(known, (num_drafted, 0.0))
+        (low, start), (high, end) = known[at - 1], known[min(at, len(known) - 1)]
+        if high == low:  # beyond the largest, along the line from none
+            low, start = known[0]
+        if high == low:
+            return start
+        return start + (end - start) * (num_drafted - low) / (high - low)
+
+
+def _size(num_rows: int) -> int:
+    """The number of rows by which times are kept."""
+    if num_rows <= _EXACT_ROWS:
+        return num_rows
+    return round(2 ** (round(8 * log2(num_rows)) / 8))
+
+
+def _median(values: deque[float]) -> float:
+    """The lower one of two."""
+    return sorted(values)[(len(values) - 1) // 2]

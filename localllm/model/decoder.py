@@ -9,6 +9,7 @@ from torch import Tensor
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.block import BlockInputs
 from localllm.model.ends import Embedding, Head
+from localllm.model.fused.cpu_head import CpuHead
 from localllm.model.fused.decoder import FusedDecoder
 from localllm.model.inputs import ForwardBatch, PagedKVCache
 from localllm.model.join import Join
@@ -33,10 +34,14 @@ class DecoderModel:
     per_layer: PerLayerInputs | None = None
     # Of a head, which has its target's embedding.
     join: Join | None = None
+    # Its drafts in one call, if that is supported.
+    fused_drafts: CpuHead | None = None
     # The head that scores texts, [num_labels, hidden], where there is one.
     labels: Tensor | None = None
     # The layers and the final norm in one call, if that is supported for them.
     fused: FusedDecoder | None = None
+    # See `Architecture.last_state`, which takes a while to find.
+    num_whole: int = 0
     # Whether the host looks at values in a step, as it does for experts in its memory.
     looks: bool = False
 
@@ -69,7 +74,7 @@ class DecoderModel:
         alone, which are the last ones of their requests. Without taps, layers after the last one
         that keeps state compute only these rows.
         """
-        num_whole = self.architecture.last_state
+        num_whole = self.num_whole
         if taps or batch.num_logit_rows == batch.num_tokens or num_whole == len(self.layers):
             hidden, tapped = self.forward_tapped(batch, kv_cache, taps)
             return hidden[batch.logit_rows], tapped

@@ -32,6 +32,13 @@ class _Layout:
     # The name that files with such a head have.
     marker: str
 
+    def stored_name(self, own: str) -> str:
+        """The name in files of a tensor that the loader knows as `own`."""
+        for stored, beginning in self.names:
+            if beginning and own.startswith(beginning):
+                return stored + own.removeprefix(beginning)
+        raise KeyError(own)
+
 
 # Qwen3-Next and later Qwen, and pocket.
 _APART = _Layout(
@@ -64,16 +71,13 @@ def _as_further_layer(number: int) -> _Layout:
     return _Layout(names, f"{layer}eh_proj.weight")
 
 
-def mtp_tensors(
-    found: Mapping[str, TensorInfo], architecture: Architecture
-) -> dict[str, TensorInfo]:
-    """The tensors of the head in a model's files by the names that the loader knows; empty if they
-    hold none. `found`: by the names that `own_tensors` gives.
-    """
-    for layout in (_APART, _as_further_layer(architecture.num_layers)):
-        if any(name.startswith(layout.marker.removesuffix("weight")) for name in found):
-            return _renamed(found, layout)
-    return {}
+@dataclass(frozen=True, slots=True)
+class FoundHead:
+    """A head in a model's files, whose tensors have the names that the loader knows."""
+
+    architecture: Architecture
+    weights: WeightMap
+    layout: _Layout
 
 
 def mtp_architecture(target: Architecture, found: Mapping[str, TensorInfo]) -> Architecture | None:
@@ -97,16 +101,21 @@ def mtp_architecture(target: Architecture, found: Mapping[str, TensorInfo]) -> A
     )
 
 
-def find_mtp(files: Sequence[Path], target: Architecture) -> tuple[Architecture, WeightMap] | None:
+def find_mtp(files: Sequence[Path], target: Architecture) -> FoundHead | None:
     """The head in a model's files, checked; None if they hold none.
 
     Raises: CheckpointError, as `check_weights`.
     """
-    found = mtp_tensors(own_tensors(read_headers(list(files)), target), target)
-    architecture = mtp_architecture(target, found) if found else None
-    if architecture is None:
-        return None
-    return architecture, check_tensors(unstack(found, architecture), architecture)
+    named = own_tensors(read_headers(list(files)), target)
+    for layout in (_APART, _as_further_layer(target.num_layers)):
+        if any(name.startswith(layout.marker.removesuffix("weight")) for name in named):
+            found = _renamed(named, layout)
+            architecture = mtp_architecture(target, found)
+            if architecture is None:
+                return None
+            weights = check_tensors(unstack(found, architecture), architecture)
+            return FoundHead(architecture, weights, layout)
+    return None
 
 
 def _renamed(found: Mapping[str, TensorInfo], layout: _Layout) -> dict[str, TensorInfo]:

@@ -16,7 +16,7 @@ from localllm.errors import CheckpointError, UnsupportedModelError
 from localllm.model.architecture import EMBEDDING, HEAD, LABELS, Architecture, layer_name
 from localllm.model.decoder import DecoderModel
 from localllm.model.ends import Embedding, Head
-from localllm.model.fused.choose import fuse_layers
+from localllm.model.fused.choose import fuse_head, fuse_layers
 from localllm.model.join import DRAFTED, JOIN, Join, JoinSpec
 from localllm.model.layer import Layer
 from localllm.model.linear import (
@@ -160,6 +160,7 @@ def load_model(
         )
     return DecoderModel(
         architecture=architecture,
+        num_whole=architecture.last_state,
         embedding=embedding,
         layers=layers,
         norm=norm,
@@ -184,17 +185,21 @@ def load_head(
     assert architecture.join is not None
     ropes = RopeTables(target.ropes.num_positions, device)
     layers = tuple(reader.layer(architecture, i, ropes) for i in range(architecture.num_layers))
-    norm = reader.last_norm(architecture)
+    norm, join = reader.last_norm(architecture), reader.join(architecture.join)
+    head = reader.drafting_head(architecture, target.head)
+    fused = fuse_layers(architecture, layers, norm, target.ops)
     return DecoderModel(
         architecture=architecture,
+        num_whole=architecture.last_state,
         embedding=target.embedding,
         layers=layers,
         norm=norm,
-        head=reader.drafting_head(architecture, target.head),
+        head=head,
         ropes=ropes,
         ops=target.ops,
-        join=reader.join(architecture.join),
-        fused=fuse_layers(architecture, layers, norm, target.ops),
+        join=join,
+        fused=fused,
+        fused_drafts=fuse_head(fused, layers, target.embedding, join, head),
     )
 
 

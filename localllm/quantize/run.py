@@ -5,7 +5,7 @@ import logging
 import resource
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ from localllm.files.json_file import read_json_object
 from localllm.files.model_file import read_model_file
 from localllm.hub.checkpoint import Checkpoint
 from localllm.model.architecture import EMBEDDING, HEAD, layer_name
+from localllm.model.mtp import FoundHead
 from localllm.model.rope import RopeTables
 from localllm.model.stored_names import named_for_files
 from localllm.model.tower import text_config
 from localllm.model.weight_files import fingerprint
-from localllm.model.weights import WeightReader, open_weights
+from localllm.model.weights import WeightReader, open_source, open_weights
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
 from localllm.quantize.layer import LayerQuantizer, QuantizedLayer, TensorParts
 from localllm.quantize.layer_files import (
@@ -54,6 +55,7 @@ logger = logging.getLogger(__name__)
 Progress = Callable[[str, int, int, str], None]
 _CALIBRATION = "calibration"
 _REST = "rest"
+_HEAD_THAT_DRAFTS = "head"
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
 _NOT_COPIED = ("config.json", "model.safetensors.index.json", "localllm_quant.json")
 
@@ -99,6 +101,7 @@ def quantize_model(request: QuantizeRequest, progress: Progress) -> Outcome:
         job = _Job(request, checkpoint, source, work, progress)
         with torch.inference_mode():
             job.quantize_layers()
+            job.write_head()
             job.write_rest()
         outcome = job.finish(started)
         work.publish()
@@ -206,10 +209,43 @@ class _Job:
             tensors |= stored_tensors(HEAD, int8, scheme, self._stored_dtype)
         self._work.write(_REST, named_for_files(tensors, self._source.architecture), {})
 
+    def write_head(self) -> None:
+        """Write the head that drafts, if there is one. Its layer is rounded without regard to its
+        inputs, whatever the method: what it errs costs drafts, never text.
+        """
+        head = self._source.head
+        if head is None or self._work.has(_HEAD_THAT_DRAFTS):
+            return
+        prefix, [plan] = f"{layer_name(0)}.", head.architecture.layers
+        recipe = replace(self._recipe, method="rtn") if self._recipe.is_int4 else self._recipe
+        cpu = torch.device("cpu")
+        with open_weights(head.weights, torch.float32, cpu) as reader:
+            own = {name: reader.read(f"{prefix}{name}") for name in plan.tensors()}
+        layer = round_layer(own, plan, recipe)
+        tensors = {f"{prefix}{name}": value for name, value in layer.plain.items()}
+        with open_source(head.weights) as source:
+            for name in head.weights.plain.keys() - {f"{prefix}{name}" for name in own}:
+                tensors[name] = source.plain(name)
+        stored = {
+            name: value.to(self._stored_dtype) if value.is_floating_point() else value
+            for name, value in tensors.items()
+        }
+        for linear, weight in layer.weights.items():
+            scheme = self._recipe.scheme
+            stored |= stored_tensors(f"{prefix}{linear}", weight, scheme, self._stored_dtype)
+        named = {head.layout.stored_name(name): value for name, value in stored.items()}
+        errors = {
+            head.layout.stored_name(f"{prefix}{name}"): error
+            for name, error in layer.errors.items()
+        }
+        self._work.write(_HEAD_THAT_DRAFTS, named, {"errors": errors})
+
     def finish(self, started: float) -> Outcome:
         """Assemble the checkpoint, measure it, and write its report."""
         self._progress("writing", 0, 1, "")
         names = [*map(part_name, range(self._num_layers)), _REST]
+        if self._source.head is not None:
+            names.append(_HEAD_THAT_DRAFTS)
         folder = self._work.assemble(names)
         self._write_config(folder)
         self._copy_small_files(folder)
@@ -219,6 +255,8 @@ class _Job:
             for i in range(self._num_layers)
             for linear, error in read_errors(self._work, i).items()
         }
+        if self._source.head is not None:
+            errors |= self._work.notes(_HEAD_THAT_DRAFTS)["errors"]
         quality: Evaluation | None = None
         speeds: tuple[float, float] | None = None
         if self._request.verify:
@@ -325,10 +363,18 @@ class _Job:
         architecture = self._source.architecture
         skipped = sorted(architecture.layer_linears().keys() - architecture.quantized().keys())
         skipped += [] if self._recipe.int8_head else [HEAD]
+        if self._source.head is not None:
+            skipped += self._kept_of_head(self._source.head)
         raw["quantization_config"] = self._recipe.quantization_config(skipped)
         if self._recipe.int8_head:
             raw["tie_word_embeddings"] = False
         (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
+
+    @staticmethod
+    def _kept_of_head(head: FoundHead) -> list[str]:
+        """The linears of a head that stay as they are, by their names in files."""
+        own = head.architecture.linears().keys() - head.architecture.quantized().keys()
+        return sorted(head.layout.stored_name(f"{name}.").removesuffix(".") for name in own)
 
     def _copy_small_files(self, folder: Path) -> None:
         for pattern in _COPIED:

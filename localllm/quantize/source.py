@@ -8,6 +8,7 @@ from localllm.errors import RequestError, UnsupportedModelError
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
+from localllm.model.mtp import FoundHead, find_mtp
 from localllm.model.packed.scheme import SCALE_DTYPES
 from localllm.model.safetensors_header import ITEM_BYTES
 from localllm.model.weight_check import WeightMap, check_weights
@@ -22,13 +23,15 @@ class CheckedFolder:
     folder: Path
     architecture: Architecture
     weights: WeightMap
+    head: FoundHead | None = None
 
     @classmethod
     def open(cls, folder: Path) -> "CheckedFolder":
         """Check the checkpoint in `folder`. Raises: CheckpointError."""
         architecture = read_architecture(folder)
-        weights = check_weights(find_weight_files(folder), architecture)
-        return cls(folder, architecture, weights)
+        files = find_weight_files(folder)
+        weights = check_weights(files, architecture)
+        return cls(folder, architecture, weights, find_mtp(files, architecture))
 
     @property
     def num_bytes(self) -> int:

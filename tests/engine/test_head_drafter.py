@@ -16,15 +16,18 @@ from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.engine import Engine
 from localllm.engine.request import Request
 from localllm.engine.runner import HeadRunner, ModelRunner
+from localllm.engine.sampler import noise_key, sample_seed
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import ScheduledBatch, SchedulerConfig
 from localllm.engine.speculation import Proposer
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
+from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
 
 PROMPTS = [[7, 9, 11, 200, 5] * 8, [7, 9, 11, 200, 5] * 8 + [3, 1], list(range(20, 90)), [5]]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 NUM_BLOCKS = 80
+SEED = 7
 
 
 def answers_of(
@@ -141,6 +144,21 @@ def test_a_head_goes_on_behind_what_it_has_not_seen() -> None:
     assert runner.num_entries > 0
 
 
+def test_a_long_prompt_is_caught_up_with_soon() -> None:
+    model = load_tiny_model("Qwen3ForCausalLM")
+    prompt = list(range(20, 120))
+    answers = answers_of(model, [prompt])
+    for budget in (64, 66):
+        limits = Limits(num_blocks=NUM_BLOCKS, max_num_batched_tokens=budget)
+        engine, _ = checked_engine(model, answers, 0.0, limits)
+        params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+        engine.add_request(prompt, params)
+        num_accepted = 0
+        while engine.has_unfinished():
+            num_accepted += sum(event.is_draft for event in checked_step(engine))
+        assert num_accepted > 15
+
+
 class Proposals(EagerSpeculator):
     """Keeps what was drafted, by the text before it."""
 
@@ -154,15 +172,20 @@ class Proposals(EagerSpeculator):
                 self.drafts[tuple(entry.request.token_ids)] = list(entry.draft)
 
 
-def chain(model: DecoderModel, head: DecoderModel, text: list[int], count: int) -> list[int]:
+def chain(
+    model: DecoderModel, head: DecoderModel, text: list[int], count: int, temperature: float
+) -> list[int]:
     """The tokens that a head drafts after a text, computed at once for each of them."""
+    seed = sample_seed(SEED, 0)
     hidden = reference(model)(tuple(text))[:-1]
     drafted: list[int] = []
     with torch.inference_mode():
         for _ in range(count):
             batch, cache = whole_text(head, [*text, *drafted][1:], hidden)
             rows = head.forward(batch, cache)[: len(text) + len(drafted) - 1]
-            drafted.append(int(head.compute_logits(rows[-1:])[0, :259].argmax()))
+            logits = head.compute_logits(rows[-1:])[0]
+            key = noise_key(seed, len(text) + len(drafted))
+            drafted.append(gumbel_argmax_reference(logits, temperature or 1e-9, None, key))
             hidden = torch.cat((hidden, rows[-1:]))
     return drafted
 
@@ -174,6 +197,7 @@ def run_with_head(
     cache: PagedKVCache,
     limits: Limits,
     prompts: Sequence[list[int]] = PROMPTS[:3],
+    temperature: float = 0.0,
 ) -> dict[tuple[int, ...], list[int]]:
     drafter = head_drafter(
         runner, model, head, limits.num_blocks, 16, limits.max_num_batched_tokens, kv_cache=cache
@@ -189,8 +213,7 @@ def run_with_head(
             speculator=lambda: speculator,
         ),
     )
-    bias = dict.fromkeys(range(259, model.architecture.vocab_size), -100.0)
-    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logit_bias=bias)
+    params = SamplingParams(temperature=temperature, max_tokens=12, ignore_eos=True, seed=SEED)
     for prompt in prompts:
         engine.add_request(prompt, params)
     while engine.has_unfinished():
@@ -203,18 +226,20 @@ def check_drafts(
     head: DecoderModel,
     drafts: Mapping[tuple[int, ...], list[int]],
     least: int = 16,
+    temperature: float = 0.0,
 ) -> None:
     assert len(drafts) >= least
     for text, drafted in drafts.items():
-        assert drafted == chain(model, head, list(text), len(drafted))
+        assert drafted == chain(model, head, list(text), len(drafted), temperature)
 
 
 MODELS = ["Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3_5ForCausalLM"]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 @pytest.mark.parametrize("architecture", MODELS)
-def test_drafts_are_the_head_s_own(architecture: str, backend: str) -> None:
+def test_drafts_are_the_head_s_own(architecture: str, backend: str, temperature: float) -> None:
     """Of a dense, an expert and a hybrid model, block by block and all layers in one call."""
     if backend == "auto" and shutil.which("cc") is None:
         pytest.skip("there is no C compiler")
@@ -224,7 +249,9 @@ def test_drafts_are_the_head_s_own(architecture: str, backend: str) -> None:
     cache = head_cache(head, NUM_BLOCKS, 16)
     runner = ModelRunner(head, cache, tables=[0] * len(cache.stacks), taps=(1,))
     limits = Limits(num_blocks=NUM_BLOCKS, max_num_batched_tokens=24)
-    check_drafts(model, head, run_with_head(model, head, runner, cache, limits))
+    assert (head.fused_drafts is not None) == (backend == "auto")
+    drafts = run_with_head(model, head, runner, cache, limits, temperature=temperature)
+    check_drafts(model, head, drafts, temperature=temperature)
 
 
 @needs_interpreter

@@ -123,4 +123,4 @@ def test_from_captured_graphs(recipe: Recipe | None) -> None:
     assert (model.fused is not None) == (recipe is not None)
     device = RecordingDevice()
     watch(model, lambda **more: Limits(device=device, max_num_batched_tokens=24, **more))
-    assert len(device.replayed) > len(device.captured) > 0
+    assert len(device.replayed) >= len(device.captured) > 0

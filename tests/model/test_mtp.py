@@ -1,10 +1,12 @@
 """Heads in a model's own checkpoint give what transformers' `MtpLayer` gives."""
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import write_checkpoint
 from engines import load_folder
 from every_family import small_config
 from heads import APART, behind, head_architecture, load_own_head, write_with_head
@@ -14,10 +16,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import MtpLayer
 from whole_text import whole_text
 
+from localllm.cost.planning import Machine, plan_model, shape_of
+from localllm.engine.config import EngineConfig
 from localllm.errors import CheckpointError
+from localllm.hub.catalog import resolve_model
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
 from localllm.model.join import DRAFTED
+from localllm.model.mtp import find_mtp
+from localllm.model.weight_files import find_weight_files
+from localllm.quantize.calibrate import CalibrationRequest
+from localllm.quantize.recipe import Method, Recipe
+from localllm.quantize.run import QuantizeRequest, quantize_model
 
 TOKENS = [11, 250, 7, 7, 93, 120, 5, 201, 33, 64, 9, 140, 71]
 # Float32 sums in another order.
@@ -142,3 +152,49 @@ def test_a_broken_head_is_refused(tmp_path: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=r"'mtp\.fc\.weight' has shape"):
         load_own_head(tmp_path, target)
+
+
+@pytest.mark.parametrize("method", ["rtn", "int8"])
+def test_a_head_is_quantized_along(method: Method, tmp_path: Path) -> None:
+    config = config_of("Qwen3_5ForCausalLM")
+    write_with_head(tmp_path / "plain", config)
+    recipe = Recipe(method, group_size=32)
+    request = QuantizeRequest(
+        str(tmp_path / "plain"),
+        tmp_path / "small",
+        recipe,
+        CalibrationRequest(),
+        torch.device("cpu"),
+        verify=False,
+    )
+    outcome = quantize_model(request, lambda *args: None)
+    assert "mtp.layers.0.mlp.down_proj" in outcome.layer_errors
+    rows = []
+    for folder in (tmp_path / "plain", tmp_path / "small"):
+        target = load_folder(folder, torch.float32)
+        found = find_mtp(find_weight_files(folder), target.architecture)
+        assert found is not None
+        assert bool(found.weights.quantized) == (folder.name == "small")
+        hidden = torch.randn(len(TOKENS), 64, generator=torch.Generator().manual_seed(3))
+        rows.append(rows_of(load_own_head(folder, target), hidden))
+    error = (rows[0] - rows[1]).norm() / rows[0].norm()
+    assert 0.001 < error < (0.3 if method == "rtn" else 0.03)
+
+
+def test_a_plan_counts_the_head(tmp_path: Path) -> None:
+    machine = Machine("test", "cpu", 1 << 34, 1 << 33, None, None)
+    plans = []
+    for name in ("without", "with"):
+        config = config_of("Qwen3ForCausalLM")
+        if name == "with":
+            write_with_head(tmp_path / name, config)
+        else:
+            write_checkpoint(tmp_path / name, config)
+        source = resolve_model(str(tmp_path / name))
+        plans.append(plan_model(shape_of(source, None), machine, EngineConfig()))
+    plain, drafting = plans
+    head = head_architecture(config_of("Qwen3ForCausalLM"))
+    num_values = sum(prod(shape) for shape in head.tensors().values())
+    assert drafting.memory.weights_bytes - plain.memory.weights_bytes == 4 * num_values
+    # The entry of a token: keys and values of one layer; and a sixteenth of a hidden state.
+    assert drafting.kv_token_bytes - plain.kv_token_bytes == 2 * 2 * 16 * 4 + 64 * 4 // 16

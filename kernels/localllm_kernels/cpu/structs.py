@@ -390,6 +390,39 @@ class Group(Structure):
     )
 
 
+class Head(Structure):
+    """See head.c."""
+
+    _fields_ = (
+        ("decoder", ctypes.POINTER(Decoder)),
+        ("embeddings", c_void_p),
+        ("has_half", c_int64),
+        ("embedding_scale", c_float),
+        ("embedding_norm", c_void_p),
+        ("hidden_norm", c_void_p),
+        ("join", Product),
+        ("output", Product),
+        ("drafted", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+    )
+
+
+class Drafting(Structure):
+    """See head.c."""
+
+    _fields_ = (
+        ("table", c_void_p),
+        ("tokens", c_void_p),
+        ("keys", c_void_p),
+        ("num_blocks", c_int64),
+        ("start", c_int64),
+        ("end", c_int64),
+        ("num_drafts", c_int64),
+        ("temperature", c_float),
+    )
+
+
 # In the order of decoder.c's `struct_bytes`.
 STRUCTURES: tuple[type[Structure], ...] = (
     IntegerWeight,
@@ -419,14 +452,18 @@ RECURRENCE_STRUCTURES: tuple[type[Structure], ...] = (
     RecurrenceCall,
 )
 
+# In the order of head.c's `head_struct_bytes`.
+HEAD_STRUCTURES: tuple[type[Structure], ...] = (Head, Drafting)
+
 
 def find_difference(library: ctypes.CDLL) -> str:
     """The structure whose size in the library differs from its size here; empty if all agree."""
-    structures = (*STRUCTURES, *EXPERT_STRUCTURES, *RECURRENCE_STRUCTURES)
+    structures = (*STRUCTURES, *EXPERT_STRUCTURES, *RECURRENCE_STRUCTURES, *HEAD_STRUCTURES)
     sizes = [
         *(c_int64 * len(STRUCTURES)).in_dll(library, "struct_bytes"),
         *(c_int64 * len(EXPERT_STRUCTURES)).in_dll(library, "expert_struct_bytes"),
         *(c_int64 * len(RECURRENCE_STRUCTURES)).in_dll(library, "recurrence_struct_bytes"),
+        *(c_int64 * len(HEAD_STRUCTURES)).in_dll(library, "head_struct_bytes"),
     ]
     for structure, num_bytes in zip(structures, sizes, strict=True):
         if ctypes.sizeof(structure) != num_bytes:

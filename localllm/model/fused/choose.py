@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 
 from localllm.model.architecture import Architecture
+from localllm.model.blocks.attention import Attention
+from localllm.model.ends import Embedding, Head
 from localllm.model.fused.cpu import CpuDecoder
+from localllm.model.fused.cpu_head import CpuHead
 from localllm.model.fused.decoder import FusedDecoder, UniformLayer, is_plain, supports
 from localllm.model.fused.gpu import GpuDecoder
+from localllm.model.join import Join
 from localllm.model.layer import Layer
 from localllm.model.norm import Norm
 from localllm_kernels import Ops
@@ -33,3 +37,22 @@ def fuse_layers(
             is_taken = is_plain(architecture.layers) and not FUSED & ops.choice.to_torch
             return GpuDecoder(own.workspace, uniform, last_norm) if is_taken else None
     return None
+
+
+def fuse_head(
+    fused: FusedDecoder | None,
+    layers: Sequence[Layer],
+    embedding: Embedding,
+    join: Join,
+    head: Head,
+) -> CpuHead | None:
+    """The drafts of a head in one call; `fused`: its layers in one. None where that is not
+    supported.
+    """
+    attention = layers[0].sublayers[0].block
+    if len(layers) > 1 or not isinstance(attention, Attention) or attention.spec.growth is not None:
+        return None
+    if not CpuHead.supports(fused, embedding, join, head):
+        return None
+    assert isinstance(fused, CpuDecoder)
+    return CpuHead(fused, embedding, join, head, attention.rope)

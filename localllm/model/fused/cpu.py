@@ -49,7 +49,8 @@ class CpuDecoder:
         for i, (layer, place) in enumerate(zip(layers, places, strict=True)):
             self._structs[i] = _layer(layer, place, self._ropes)
         widest = _widths(self._structs, sizes.num_heads * sizes.head_dim)
-        self._decoder = structs.Decoder(
+        self.library = library
+        self.struct = structs.Decoder(
             self._structs,
             last_norm.weight.data_ptr(),
             len(layers),
@@ -94,7 +95,7 @@ class CpuDecoder:
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """See FusedDecoder. Raises: MemoryError."""
         rows = hidden.shape[0]
-        decoder = ctypes.addressof(self._decoder)
+        decoder = ctypes.addressof(self.struct)
         needed = self._scratch_bytes(decoder, rows)
         if self._scratch.numel() < needed:
             self._scratch = torch.empty(needed, dtype=torch.uint8)
@@ -120,7 +121,9 @@ class CpuDecoder:
             None if slots is None else ctypes.pointer(slots),
             states,
         )
-        groups = (structs.Group * len(kv_cache.stacks))(*map(_group, batch.tables, kv_cache.stacks))
+        groups = (structs.Group * len(kv_cache.stacks))(
+            *map(group_struct, kv_cache.stacks, batch.tables)
+        )
         streams = {i: torch.empty_like(out) for i in taps if i < len(self._layers)}
         tapped = None
         if streams:
@@ -142,16 +145,19 @@ class CpuDecoder:
         return out, streams
 
 
-def _group(tables: GroupTables, stack: KVCache) -> structs.Group:
+def group_struct(stack: KVCache, tables: GroupTables | None = None) -> structs.Group:
+    """A cache group, with the batch's tables if there are any."""
     scales = stack.key_scales
-    return structs.Group(
-        tables.slot_mapping.data_ptr(),
-        tables.block_tables.data_ptr(),
-        tables.block_tables.shape[1],
-        structs.CKVCache.of(stack),
-        stack.key[0].nbytes,
-        0 if scales is None else scales[0].numel(),
+    found = structs.Group(
+        first=structs.CKVCache.of(stack),
+        layer_bytes=stack.key[0].nbytes,
+        layer_scales=0 if scales is None else scales[0].numel(),
     )
+    if tables is not None:
+        found.slots = tables.slot_mapping.data_ptr()
+        found.tables = tables.block_tables.data_ptr()
+        found.max_blocks = tables.block_tables.shape[1]
+    return found
 
 
 def _state(cache: StateCache) -> structs.State:

@@ -1,0 +1,70 @@
+"""The head that drafts for a model, before it is loaded: where it is, and the memory it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from localllm.engine.head_drafter import max_waiting_rows
+from localllm.errors import RequestError
+from localllm.model.mtp import FoundHead, find_mtp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from localllm.engine.speculation_config import SpeculationConfig
+    from localllm.model.architecture import Architecture
+    from localllm.model.blocks.block import RowBytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMemory:
+    """Bytes of a head: its weights, what it keeps of each token, and what waits for its steps.
+
+    `num_models`: the models whose steps are captured, the target included.
+    """
+
+    weights_bytes: int = 0
+    token_bytes: int = 0
+    waiting_bytes: int = 0
+    num_models: int = 1
+
+
+NO_HEAD = HeadMemory()
+
+
+def find_head(
+    files: Sequence[Path], target: Architecture, config: SpeculationConfig
+) -> FoundHead | None:
+    """The head in the files of a model, if `config` wants one.
+
+    Raises: CheckpointError, as `check_weights`; RequestError where there must be one.
+    """
+    if not config.has("head"):
+        return None
+    found = find_mtp(files, target)
+    if found is None and config.needs("head"):
+        raise RequestError(
+            "this model has no head that drafts",
+            param="spec",
+            hint="--spec auto, which uses what there is",
+        )
+    return found
+
+
+def head_memory(
+    head: FoundHead | None, item_bytes: int, row_bytes: RowBytes, block_size: int
+) -> HeadMemory:
+    """The memory of a head; `item_bytes`: of an unquantized value; `row_bytes`: of cached rows."""
+    if head is None:
+        return NO_HEAD
+    width = head.architecture.hidden_size
+    # Its entry, and its share of the hidden state that is kept of a block's last token.
+    token_bytes = head.architecture.token_bytes(row_bytes) + -(-width * item_bytes // block_size)
+    return HeadMemory(
+        head.weights.resident_bytes(item_bytes),
+        token_bytes,
+        max_waiting_rows(4 * width) * width * item_bytes,
+        num_models=2,
+    )

@@ -1,0 +1,129 @@
+"""The drafts of a head in one call of the C library; see head.c."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from localllm.model.fused.cpu import CpuDecoder, group_struct
+from localllm_kernels.cpu import structs
+from localllm_kernels.cpu.linear import CProduct
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from localllm.model.ends import Embedding, Head
+    from localllm.model.inputs import PagedKVCache
+    from localllm.model.join import Join
+    from localllm.model.rope import RopeTable
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A request for which a head drafts `num_drafts` tokens behind its newest one; if 0, it only
+    makes the entries of the tokens.
+
+    `token_ids`: those of the slots from `start` on, the newest last; slots count from the first
+    block of `table`. `keys`: of the noise of each draft; `temperature`: 0 for the likeliest token.
+    """
+
+    table: array[int]
+    token_ids: Sequence[int]
+    start: int
+    num_drafts: int
+    keys: Sequence[int]
+    temperature: float
+
+    @property
+    def end(self) -> int:
+        """One past the slot of the newest token."""
+        return self.start + len(self.token_ids)
+
+
+class CpuHead:
+    """A head whose layer and products are the library's own."""
+
+    def __init__(
+        self, decoder: CpuDecoder, embedding: Embedding, join: Join, head: Head, rope: RopeTable
+    ) -> None:
+        """See `supports`."""
+        # Keep alive the tensors that the structure points to.
+        self._kept = (decoder, embedding, join, head, rope)
+        assert isinstance(join.linear, CProduct)
+        assert isinstance(head.projection, CProduct)
+        self._scale = head.scale
+        self._struct = structs.Head(
+            ctypes.pointer(decoder.struct),
+            embedding.table.data_ptr(),
+            embedding.table.dtype == torch.bfloat16,
+            embedding.scale,
+            join.embedding.weight.data_ptr(),
+            join.hidden.weight.data_ptr(),
+            join.linear.struct,
+            head.projection.struct,
+            None if head.drafted is None else head.drafted.data_ptr(),
+            rope.cos.data_ptr(),
+            rope.sin.data_ptr(),
+        )
+        self._draft = decoder.library.head_draft
+        self._draft.argtypes = [
+            *2 * [ctypes.c_void_p],
+            ctypes.c_int64,
+            *3 * [ctypes.c_void_p],
+            ctypes.c_int64,
+        ]
+
+    @staticmethod
+    def supports(decoder: object, embedding: Embedding, join: Join, head: Head) -> bool:
+        """Whether there is such a call for these."""
+        products = (join.linear, head.projection)
+        norms = (join.embedding, join.hidden)
+        return (
+            isinstance(decoder, CpuDecoder)
+            and all(isinstance(product, CProduct) for product in products)
+            and all(_rounded(norm.eps) == decoder.struct.eps for norm in norms)
+            and not any(norm.is_centred for norm in norms)
+            and embedding.table.dtype in (torch.float32, torch.bfloat16)
+            and head.cap is None
+        )
+
+    def __call__(
+        self, requests: Sequence[DraftRequest], hidden: Tensor, kv_cache: PagedKVCache
+    ) -> list[list[int]]:
+        """The drafts of each request, those with more of them first. `hidden`: what stands before
+        each of their tokens, [rows, hidden]. Raises: MemoryError.
+        """
+        asked = (structs.Drafting * len(requests))()
+        kept = []
+        for own, each in zip(asked, requests, strict=True):
+            tokens, keys = array("q", each.token_ids), array("Q", each.keys)
+            addresses = [x.buffer_info()[0] for x in (each.table, tokens, keys)]
+            own.table, own.tokens, own.keys = addresses
+            own.num_blocks, own.start, own.end = len(each.table), each.start, each.end
+            own.num_drafts, own.temperature = each.num_drafts, each.temperature / self._scale
+            kept.append((tokens, keys))
+        most = max(1, requests[0].num_drafts)
+        found = (ctypes.c_int64 * (len(requests) * most))()
+        group = group_struct(kv_cache.stacks[0])
+        failed = self._draft(
+            ctypes.addressof(self._struct),
+            asked,
+            len(requests),
+            hidden.data_ptr(),
+            ctypes.addressof(group),
+            found,
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError("out of memory for the drafts of a head")
+        return [found[i * most : i * most + each.num_drafts] for i, each in enumerate(requests)]
+
+
+def _rounded(value: float) -> float:
+    """As it is kept in the library."""
+    return ctypes.c_float(value).value
