@@ -52,6 +52,7 @@ class Oracle:
         return self
 
     took_more = False
+    is_cheap = True
 
     def work_ahead(self) -> bool:
         return False

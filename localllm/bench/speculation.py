@@ -24,14 +24,18 @@ from localllm.text.tokenizer import Tokenizer
 # Maximum tokens of a prompt: enough for what the answer repeats.
 PROMPT_TOKENS = 700
 INDEX_TOKENS, LOOK_UPS = 1_000_000, 100
+# The most passages of a text that the model goes on from.
+PASSAGES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A prompt and its answer, in tokens; None: what the model says with `params`."""
+    """Prompts, each for another request, and their answer, in tokens; None: what the model itself
+    says with `params`.
+    """
 
     name: str
-    prompt: list[int]
+    prompts: Sequence[list[int]]
     answer: list[int] | None
     params: SamplingParams
 
@@ -67,12 +71,12 @@ class SpeculationSuite(Suite):
         num_tokens: int,
         repeats: int,
         seed: int,
+        texts: Sequence[str] = (),
     ) -> None:
+        """`texts`: what the model's own words go on from, in place of the package's prose."""
         self._subject = subject
         self._batches, self._num_tokens, self._repeats = batches, num_tokens, repeats
-        self._scripts = make_scripts(subject, num_tokens, seed)
-        assert subject.speculator is not None
-        self._variants = subject.speculator.parts()
+        self._scripts = make_scripts(subject, num_tokens, seed, texts)
         self._found: dict[tuple[str, str, int], _Found] = {}
         self._index: Result | None = None
         self._seed = seed
@@ -83,8 +87,10 @@ class SpeculationSuite(Suite):
         self._index = measure_index(self._seed)
         for batch in self._batches:
             for script in self._scripts:
-                for drafters in self._variants:
-                    self._run_pairs(drafters, script, batch, progress)
+                assert self._subject.speculator is not None
+                # Step times and acceptance rates are learned for each text anew.
+                for drafters, speculator in self._subject.speculator.parts().items():
+                    self._run_pairs(drafters, speculator, script, batch, progress)
 
     def results(self) -> list[Result]:
         """A row for each text and batch so far."""
@@ -114,17 +120,22 @@ class SpeculationSuite(Suite):
         return rows
 
     def _run_pairs(
-        self, drafters: str, script: Script, batch: int, progress: Callable[[str], None]
+        self,
+        drafters: str,
+        speculator: Speculator,
+        script: Script,
+        batch: int,
+        progress: Callable[[str], None],
     ) -> None:
         found = self._found[drafters, script.name, batch] = _Found()
-        plain, speculator = self._subject.engine, self._variants[drafters]
-        # Step times and acceptance rates are learned once, as in a long-running process. The text
-        # of a run is not known to the next, since all runs produce the same text.
+        plain = self._subject.engine
+        # What was learned in a run is known to the next, as in a long-running process. Its text is
+        # not, since all runs may produce the same.
         for pair in range(self._repeats + 1):
             progress(f"{script.name}, {drafters}, batch {batch}, pair {pair}")
             # The two take turns to go first.
             order = (None, speculator.renewed())[:: 1 if pair % 2 else -1]
-            runs = {each is None: run_script(plain, each, script, batch) for each in order}
+            runs = {each is None: run_script(plain, each, script, batch, pair) for each in order}
             if pair == 0:
                 continue  # it computes the prompt and measures step times
             found.plain_s.append(runs[True].seconds)
@@ -161,8 +172,13 @@ def measure_index(seed: int, num_tokens: int = INDEX_TOKENS) -> Result:
     )
 
 
-def make_scripts(subject: Subject, num_tokens: int, seed: int) -> list[Script]:
-    """The texts in the model's tokens, or in the built-in model's if the weights are random."""
+def make_scripts(
+    subject: Subject, num_tokens: int, seed: int, texts: Sequence[str] = ()
+) -> list[Script]:
+    """The texts in the model's tokens, or in the built-in model's if the weights are random.
+
+    `texts`: see SpeculationSuite.
+    """
     tokenizer = _tokenizer_of(subject)
     num_prompt = max(1, min(PROMPT_TOKENS, subject.engine.context_length - num_tokens - 1))
     scripts = []
@@ -172,17 +188,30 @@ def make_scripts(subject: Subject, num_tokens: int, seed: int) -> list[Script]:
         )
         greedy = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         prompt, answer = prompt[:num_prompt], answer[:num_tokens]
-        scripts.append(Script(text.name, prompt, answer, replace(greedy, max_tokens=len(answer))))
+        scripts.append(Script(text.name, [prompt], answer, replace(greedy, max_tokens=len(answer))))
+    passages = [part for text in texts for part in _passages(tokenizer, text, num_prompt)]
     sampled = replace(greedy, temperature=1.0, seed=seed)
     for name, params in (("greedy", greedy), ("sampled", sampled)):
-        scripts.append(Script(f"own words, {name}", scripts[-1].prompt, None, params))
+        prompts = passages or scripts[-1].prompts
+        scripts.append(Script(f"own words, {name}", prompts, None, params))
     tokens = subject.random_tokens(random.Random(seed), num_prompt + num_tokens)
-    return [*scripts, Script("random tokens", tokens[num_tokens:], tokens[:num_tokens], greedy)]
+    return [*scripts, Script("random tokens", [tokens[num_tokens:]], tokens[:num_tokens], greedy)]
 
 
-def run_script(engine: Engine, speculator: Speculator | None, script: Script, batch: int) -> Run:
+def _passages(tokenizer: Tokenizer, text: str, num_tokens: int) -> list[list[int]]:
+    """Passages of a text, at even distances."""
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    count = max(1, min(PASSAGES, len(tokens) // num_tokens))
+    starts = [i * len(tokens) // count for i in range(count)]
+    return [tokens[start : start + num_tokens] for start in starts]
+
+
+def run_script(
+    engine: Engine, speculator: Speculator | None, script: Script, batch: int, number: int = 0
+) -> Run:
     """Let `batch` requests output the answer; timed from when all have their first token. Own
-    answers differ in their seed.
+    answers differ in their seed, and in their prompt if there are several, of which run `number`
+    takes the next ones.
     """
     scripts: dict[int, Sequence[int]] = {}
     told = engine.beside(speculator=speculator, wrap=lambda runner: ScriptedRunner(runner, scripts))
@@ -190,7 +219,8 @@ def run_script(engine: Engine, speculator: Speculator | None, script: Script, ba
         params = script.params
         if params.seed is not None:
             params = replace(params, seed=params.seed + i)
-        request_id = told.add_request(script.prompt, params)
+        prompt = script.prompts[(number * batch + i) % len(script.prompts)]
+        request_id = told.add_request(prompt, params)
         if script.answer is not None:
             scripts[request_id] = script.answer
     started: set[int] = set()

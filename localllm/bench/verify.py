@@ -70,7 +70,7 @@ class VerifySuite(Suite):
         self._subject = subject
         self._prompts = [
             (
-                script.prompt,
+                script.prompts[0],
                 replace(params, max_tokens=num_tokens, ignore_eos=True, logprobs=MAX_LOGPROBS),
             )
             for script in make_scripts(subject, num_tokens, seed)

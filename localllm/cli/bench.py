@@ -48,7 +48,7 @@ def bench(
     Without a flag that selects a suite, it measures prefill and decode.
     """
     speculation = drafts.config()
-    asked = read_suites(workload, suites, spec=drafts.spec)
+    asked = read_suites(workload, suites, drafts)
     files.check()
     if suites.url is not None:
         measured = bench_server(suites.url, model, asked)

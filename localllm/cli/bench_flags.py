@@ -9,6 +9,7 @@ import typer
 from localllm.cli.engine_flags import WEIGHT_KINDS, DraftFlags
 from localllm.cli.flag_values import parse_speculation
 from localllm.cli.flags import Flags, only, option
+from localllm.cli.user_input import read_file
 from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import RequestError
 
@@ -141,7 +142,15 @@ class BenchDraftFlags(Flags):
             help="Drafters for --spec and --verify: auto, or ngram, head and draft:MODEL, by +.",
         ),
     ] = "auto"
+    text: Annotated[
+        list[Path] | None,
+        typer.Option("--text", help="For --spec: what the model goes on from in its own words."),
+    ] = None
     lengths: Annotated[DraftFlags, only("spec_max", "spec_ngram")]
+
+    def read_texts(self) -> tuple[str, ...]:
+        """The files of `--text`. Raises: RequestError."""
+        return tuple(read_file(path) for path in self.text or ())
 
     def config(self) -> SpeculationConfig:
         """The SpeculationConfig that the flags specify. Raises: RequestError."""
@@ -167,6 +176,7 @@ class Suites:
     batches: tuple[int, ...]
     repeats: int
     seed: int
+    texts: tuple[str, ...] = ()
 
     @property
     def num_seqs(self) -> int:
@@ -193,8 +203,11 @@ class Suites:
         return default if given is None else given
 
 
-def read_suites(workload: WorkloadFlags, flags: SuiteFlags, *, spec: bool) -> Suites:
+def read_suites(
+    workload: WorkloadFlags, flags: SuiteFlags, drafts: BenchDraftFlags | None = None
+) -> Suites:
     """The suites that the flags select. Raises: RequestError."""
+    spec = drafts is not None and drafts.spec
     compare = _check_compare(flags.compare)
     others = (flags.serve_load, flags.prefix, flags.paging, flags.contended, flags.compare)
     return Suites(
@@ -213,6 +226,7 @@ def read_suites(workload: WorkloadFlags, flags: SuiteFlags, *, spec: bool) -> Su
         batches=parse_counts("batch", workload.batch or (SPEC_BATCHES if spec else "1")),
         repeats=workload.repeats,
         seed=workload.seed,
+        texts=() if drafts is None else drafts.read_texts(),
     )
 
 

@@ -121,7 +121,12 @@ class _Maker:
 
         asked = self.asked
         return SpeculationSuite(
-            self.subject, asked.batches, self.num_spec_tokens, asked.repeats, asked.seed
+            self.subject,
+            asked.batches,
+            self.num_spec_tokens,
+            asked.repeats,
+            asked.seed,
+            asked.texts,
         )
 
     def _verify(self) -> "Suite":

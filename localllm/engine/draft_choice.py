@@ -18,9 +18,9 @@ from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
 PROBE_INTERVAL, LONGEST_PROBE_INTERVAL = 48, 768
 FIRST_PLAIN_INTERVAL, PLAIN_INTERVAL = 4, 256
 _PROBE_TOKENS = 2
-# A drafter other than the first that was not chosen for so many steps is asked in one of so many
-# looks.
-_LOSING_STEPS, _LOOKS_PASSED = 16, 8
+# A drafter whose look-up is not cheap, and that was not chosen for _LOSING_STEPS, is asked once in
+# so many steps.
+_LOSING_STEPS, STEPS_UNASKED = 16, 256
 
 
 class Chosen(NamedTuple):
@@ -37,17 +37,20 @@ class DraftChoice:
         self._lengths = lengths
         # Of each drafter, the steps since it was chosen, and after how many it is tried again.
         self._since = [0] * len(lengths)
-        self._passed = [0] * len(lengths)
+        self._unasked = [0] * len(lengths)
+        self._is_due = [False] * len(lengths)
         # Steps are measured twice before they are believed, which makes up for the first probe.
         self._intervals = [2 * PROBE_INTERVAL] * len(lengths)
         self._since_plain, self._plain_interval = 0, FIRST_PLAIN_INTERVAL
 
-    def asks(self, drafter: int) -> bool:
-        """Whether to ask a drafter in this step; not always, if it has not been chosen for long."""
-        if drafter == 0 or self._since[drafter] < _LOSING_STEPS:
+    def asks(self, drafter: int, num_steps: int) -> bool:
+        """Whether to ask a dear drafter, `num_steps` after the last call of this: not always, if it
+        has not been chosen for long.
+        """
+        self._unasked[drafter] += num_steps
+        if self._is_due[drafter] or self._since[drafter] < _LOSING_STEPS:
             return True
-        self._passed[drafter] = (self._passed[drafter] + 1) % _LOOKS_PASSED
-        return self._passed[drafter] == 0
+        return self._unasked[drafter] >= min(STEPS_UNASKED, self._intervals[drafter])
 
     def choose(
         self,
@@ -69,7 +72,9 @@ class DraftChoice:
         ]
         self._since_plain += 1
         for i, own in enumerate(candidates):
-            self._since[i] += num_steps if any(own) else 0
+            if any(own):
+                self._since[i] += self._unasked[i] or num_steps
+                self._unasked[i] = 0
         chosen = self._decide(offers, most)
         used = {each.drafter for each in chosen if each.num_tokens}
         for drafter in used:
@@ -78,9 +83,13 @@ class DraftChoice:
             self._since_plain = 0
         return chosen
 
+    def accepted(self, drafter: int) -> None:
+        """Note that tokens of a drafter were accepted: it is worth trying again soon."""
+        self._intervals[drafter] = min(self._intervals[drafter], PROBE_INTERVAL)
+
     def try_again(self, drafter: int) -> None:
         """Note that a chosen drafter was not ready: the next step is to try it."""
-        self._since[drafter] = max(self._since[drafter], self._intervals[drafter])
+        self._is_due[drafter] = True
 
     def _decide(self, offers: Sequence[Offer], most: int) -> list[Chosen]:
         best = max(range(len(offers)), key=lambda i: offers[i].speed)
@@ -89,8 +98,10 @@ class DraftChoice:
             self._intervals[best] = PROBE_INTERVAL
         for i, offer in enumerate(offers):
             is_chosen = is_worth_it and i == best
-            if not is_chosen and self._since[i] >= self._intervals[i]:
-                self._intervals[i] = min(2 * self._intervals[i], LONGEST_PROBE_INTERVAL)
+            is_due, self._is_due[i] = self._is_due[i], False
+            if not is_chosen and (is_due or self._since[i] >= self._intervals[i]):
+                if not is_due:
+                    self._intervals[i] = min(2 * self._intervals[i], LONGEST_PROBE_INTERVAL)
                 return [Chosen(i, count) for count in offer.first(min(_PROBE_TOKENS, most))]
         if is_worth_it and self._since_plain >= self._plain_interval:
             # Keeps the measured time of steps without drafts up to date.

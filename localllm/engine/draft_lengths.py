@@ -27,8 +27,11 @@ _IN_DOUBT, _TOO_FAST = 3, 0.93
 # Drafts less likely than this are not considered.
 _LEAST_CHANCE = 0.02
 # How fast earlier drafts are forgotten, for one request and for all requests, and the weight of the
-# latter for a request of which little is known; more where requests are alike.
-_FORGET_OWN, _FORGET_ALL, _PRIOR_WEIGHT, _ALIKE_WEIGHT = 0.95, 0.995, 2.0, 10.0
+# latter for a request of which little is known.
+_FORGET_OWN, _FORGET_ALL, _PRIOR_WEIGHT = 0.95, 0.995, 2.0
+# The last two for drafters that look at no matches: requests with one kind of text are alike, and
+# those with the next kind are not.
+_FORGET_KIND, _ALIKE_WEIGHT = 0.98, 10.0
 
 
 @dataclass(slots=True)
@@ -133,7 +136,7 @@ class DraftLengths:
             general = self._outcomes[kind]
             own = history.outcomes.setdefault(kind, Outcomes(0.0, 0.0))
             own.add(is_accepted, _FORGET_OWN)
-            general.add(is_accepted, _FORGET_ALL)
+            general.add(is_accepted, _FORGET_ALL if self._has_matches else _FORGET_KIND)
         if num_accepted == num_drafted:
             history.longest = min(max(history.longest, 2 * num_drafted), MAX_DRAFT)
         elif num_accepted == 0:

@@ -83,6 +83,11 @@ class DraftModel:
         return self._runner.is_warm
 
     @property
+    def is_cheap(self) -> bool:
+        """See Drafter."""
+        return False
+
+    @property
     def took_more(self) -> bool:
         """See Drafter."""
         return False

@@ -152,6 +152,11 @@ class HeadDrafter:
         return self._runner.is_warm
 
     @property
+    def is_cheap(self) -> bool:
+        """See Drafter."""
+        return False
+
+    @property
     def took_more(self) -> bool:
         """See Drafter: whether it made entries besides those of the newest tokens."""
         return self._took_more

@@ -67,6 +67,11 @@ class NgramDrafter:
         return True
 
     @property
+    def is_cheap(self) -> bool:
+        """See Drafter."""
+        return True
+
+    @property
     def took_more(self) -> bool:
         """See Drafter."""
         return False

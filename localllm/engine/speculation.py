@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from localllm.engine.draft_choice import DraftChoice
+from localllm.engine.draft_choice import STEPS_UNASKED, DraftChoice
 from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
 from localllm.engine.matcher import Matcher
 from localllm.engine.ngram import NOT_KNOWN, Proposal
@@ -45,6 +45,10 @@ class Drafter(Protocol):
 
     def renewed(self) -> "Drafter":
         """A drafter of the same kind that has seen no text yet."""
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether a look for drafts takes next to nothing, so that it may find some at any time."""
 
     def add(self, request: Request) -> None:
         """Note a new request."""
@@ -169,7 +173,7 @@ class Speculator:
         self._saved, self._rest, self._next_rest = 0.0, 0, _SHORTEST_REST
         self._hot, self._cold = 0, 0
         self._num_quiet, self._since_look = 0.0, 0
-        self._is_looking = False
+        self._is_looking = self._looks_next = False
         # Drafts of the newest step that were forced by a grammar: nothing is learned from them.
         self._forced: dict[Request, list[int]] = {}
 
@@ -221,7 +225,7 @@ class Speculator:
         self._cold += 1
         if self._hot > 0 or self._cold >= _COLD_STEPS:
             self._hot, self._cold = max(0, self._hot - 1), 0
-            self._since_look = _LONGEST_INTERVAL  # look for drafts once the ids are here
+            self._looks_next = True  # once the ids are here
             return True
         return False
 
@@ -237,9 +241,11 @@ class Speculator:
             self._rest -= 1
             return {}
         self._since_look += 1
-        if self._num_quiet >= _QUIET_LOOKS and self._since_look < self._interval():
+        is_due = self._looks_next or self._num_quiet < _QUIET_LOOKS
+        if not is_due and self._since_look < self._interval():
             return {}
         num_steps, self._since_look, self._is_looking = self._since_look, 0, True
+        self._looks_next = False
         self._look_s += _NEWEST * (self._spent_s - self._look_s)
         began_s = self._clock()
         drafts = self._look(running, budget, num_steps)
@@ -327,13 +333,16 @@ class Speculator:
         lengths = self._lengths[by]
         lengths.add_outcome(known.history, known.match_length, num_drafted, num_accepted)
         drafted.count(self._proposers[by].name, num_drafted, num_accepted)
+        if num_accepted:
+            self._choice.accepted(by)
 
     def _interval(self) -> int:
         """The number of steps per look for drafts while looks find nothing."""
         if self._step_s == 0.0:
             return 1
         needed = ceil(self._look_s / (_LOOK_SHARE * self._step_s))
-        return min(max(1, needed), _LONGEST_INTERVAL)
+        is_cheap = any(drafter.is_cheap for drafter in self._drafters)
+        return min(max(1, needed), _LONGEST_INTERVAL if is_cheap else STEPS_UNASKED)
 
     def _find_forced(self, running: Sequence[Request]) -> dict[Request, list[int]]:
         """For each request, the next tokens if its grammar allows no others."""
@@ -363,7 +372,7 @@ class Speculator:
         proposals = [
             {
                 request: found
-                for request in (asked if self._choice.asks(number) else ())
+                for request in (asked if self._asks(number, num_steps) else ())
                 if (found := _ask(drafter, request, rooms[request]))
             }
             for number, drafter in enumerate(self._drafters)
@@ -391,7 +400,7 @@ class Speculator:
             if count and proposal is not None and not proposal.is_ready:
                 self._drafters[number].prepare(request)
                 self._choice.try_again(number)
-                self._since_look = _LONGEST_INTERVAL  # look at the next step
+                self._looks_next = True
             elif count and proposal is not None:
                 self._of(request).of(number).match_length = proposal.match_length
                 self._by[request] = number
@@ -399,6 +408,9 @@ class Speculator:
         # Whether drafts pay is the ledger's business, see `_book_saving`.
         self._num_quiet += 0.0 if any(each.num_tokens for each in chosen) else quiet
         return drafts
+
+    def _asks(self, number: int, num_steps: int) -> bool:
+        return self._drafters[number].is_cheap or self._choice.asks(number, num_steps)
 
     def _candidate(
         self, request: Request, number: int, proposal: Proposal | None

@@ -22,7 +22,7 @@ _MAX_FP8 = 448.0  # the largest e4m3 value
 def round_weight(weight: Tensor, recipe: Recipe) -> PackedWeight:
     """`weight`, float32 [out, in], rounded by the recipe's method (rtn, int8, fp8 or mxfp4)."""
     if recipe.method == "int8":
-        return round_int8(weight)
+        return Int8Weight.rounded(weight)
     if recipe.method == "fp8":
         block = FP8_BLOCK if recipe.file_format == "fp8" else (1, weight.shape[1])
         return round_fp8(weight, block)
@@ -43,13 +43,6 @@ def round_layer(tensors: Mapping[str, Tensor], plan: LayerPlan, recipe: Recipe) 
         weights[linear] = round_weight(weight, recipe)
         errors[linear] = relative_error(weights[linear].dequantize(torch.float32), weight)
     return QuantizedLayer(weights, plain, errors)
-
-
-def round_int8(weight: Tensor) -> Int8Weight:
-    """One scale per row, in bfloat16; codes from -127 to 127."""
-    scales = _usable(weight.abs().amax(1) / 127)
-    codes = torch.round(weight / scales[:, None]).clamp(-127, 127)
-    return Int8Weight(codes.to(torch.int8), scales.bfloat16())
 
 
 def round_fp8(weight: Tensor, block: tuple[int, int]) -> Fp8Weight:

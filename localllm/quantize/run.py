@@ -24,6 +24,7 @@ from localllm.files.model_file import read_model_file
 from localllm.hub.checkpoint import Checkpoint
 from localllm.model.architecture import EMBEDDING, HEAD, layer_name
 from localllm.model.mtp import FoundHead
+from localllm.model.packed.int8 import Int8Weight
 from localllm.model.rope import RopeTables
 from localllm.model.stored_names import named_for_files
 from localllm.model.tower import text_config
@@ -42,7 +43,7 @@ from localllm.quantize.layer_files import (
 from localllm.quantize.proof import compare, compare_speeds
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.report import Outcome, write_report
-from localllm.quantize.rounding import round_int8, round_layer
+from localllm.quantize.rounding import round_layer
 from localllm.quantize.source import CheckedFolder, open_unquantized, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
@@ -205,7 +206,7 @@ class _Job:
         if self._recipe.int8_head:
             head = tensors.pop(f"{HEAD}.weight", tensors[EMBEDDING])
             scheme = Recipe(method="int8").scheme
-            int8 = round_int8(head.float())
+            int8 = Int8Weight.rounded(head.float())
             tensors |= stored_tensors(HEAD, int8, scheme, self._stored_dtype)
         self._work.write(_REST, named_for_files(tensors, self._source.architecture), {})
 

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 import localllm
 from localllm import LLM, SamplingParams
@@ -100,9 +101,12 @@ def test_its_end_tokens_are_in_every_file() -> None:
     assert LLM().model.text_engine.engine.limits.eos_token_ids == set(generation["eos_token_id"])
 
 
-def test_all_built_in_weights_together_are_under_20_mb() -> None:
+def test_all_built_in_weights_together_are_under_22_mb_and_the_head_under_3() -> None:
     folders = [FOLDER.parent / name for name in BUILT_IN_MODELS]
-    assert sum(path.stat().st_size for folder in folders for path in folder.iterdir()) < 20_000_000
+    assert sum(path.stat().st_size for folder in folders for path in folder.iterdir()) < 22_000_000
+    tensors = load_file(FOLDER / "model.safetensors")
+    head = [tensor.nbytes for name, tensor in tensors.items() if name.startswith("mtp.")]
+    assert 0 < sum(head) <= 3_000_000
 
 
 def test_the_draft_model_shares_the_vocabulary_and_is_a_seventh_of_the_size() -> None:

@@ -59,8 +59,12 @@ def test_the_suite_tells_tokens_a_step_and_what_was_accepted(
     index, *rows = suite.results()
     assert index.suite == "suffix index"
     assert index.found["bytes"] < 200e6
-    assert [row.conditions["batch"] for row in rows] == [1] * 7 + [2] * 7
-    assert {row.conditions["drafters"] for row in rows} == {"n-grams"}
+    assert [row.conditions["batch"] for row in rows] == [1] * 21 + [2] * 21
+    assert {row.conditions["drafters"] for row in rows} == {
+        "n-grams",
+        "head",
+        "n-grams, head",
+    }
     assert {row.test for row in rows} >= {"edit this file", "prose", "random tokens"}
     for row in rows:
         assert row.found["tokens_per_step"] >= 1

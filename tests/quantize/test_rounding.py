@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.mxfp4 import VALUES
 from localllm.quantize.awq import normalised, output_error, search_scales
 from localllm.quantize.gptq import round_columns
 from localllm.quantize.grid import fit_grid
 from localllm.quantize.recipe import Recipe
-from localllm.quantize.rounding import round_fp8, round_int8, round_mxfp4, round_weight
+from localllm.quantize.rounding import round_fp8, round_mxfp4, round_weight
 
 OUT, IN, GROUP = 24, 96, 32
 
@@ -182,7 +183,7 @@ def test_int8_and_fp8_are_near() -> None:
     weight, _ = weight_and_hessian()
     weight[2] = 0
     for quantized, tolerance in (
-        (round_int8(weight), 0.01),
+        (Int8Weight.rounded(weight), 0.01),
         (round_fp8(weight, (1, IN)), 0.04),
         (round_fp8(weight, (16, 64)), 0.04),  # blocks that the weight does not fill
     ):

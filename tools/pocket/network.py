@@ -110,11 +110,15 @@ class Network(nn.Module):
 
     def logits(self, inputs: Tensor) -> Tensor:
         """Next-token logits [batch, seq, vocab_size] of `inputs`: int64 [batch, seq]."""
+        return F.linear(self.hidden(inputs), self.model.embed_tokens.weight)
+
+    def hidden(self, inputs: Tensor) -> Tensor:
+        """Hidden states after the final norm [batch, seq, hidden]; `inputs`: int64 [batch, seq]."""
         cos, sin = rotary_tables(self.shape, inputs.shape[1])
         x = self.model.embed_tokens(inputs)
         for layer in self.model.layers:
             x = layer(x, cos, sin)
-        return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
+        return self.model.norm(x)
 
     def loss(self, rows: Tensor, targets: Tensor | None = None) -> Tensor:
         """Mean next-token cross-entropy (nats) of `rows`: int64 [batch, seq + 1].

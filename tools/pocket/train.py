@@ -2,7 +2,7 @@
 
     python tools/pocket/train.py --books BOOKS --work WORK [--out localllm] [--start FOLDER]
 
-Three stages, one after the other:
+Four stages, one after the other:
 
 - pocket: it learns to read and write from plain-text files (`BOOKS/*.txt`) and to answer from the
   conversations of `dialogues.py`, both in every step, towards the end more of the latter;
@@ -10,7 +10,8 @@ Three stages, one after the other:
   FOLDER` begins here, with the network and vocabulary of a finished checkpoint: new topics need no
   more. (The weights in the wheel went through the first stage with 103 topics, and then several
   times through this one, with 126 and more wordings each time; their card counts all tokens.)
-- draft: pocket-draft, a tenth of its size, learns to predict what pocket would say.
+- draft: pocket-draft, a tenth of its size, learns to predict what pocket would say;
+- head: so does a head on pocket's own hidden states, see head.py.
 
 WORK keeps a checkpoint of each stage, so that a stopped run continues where it was.
 Seeded: the same books give the same tokenizer, the same rows and the same first weights. Needs a
@@ -28,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -113,6 +115,13 @@ DRAFT = Stage("draft", (Phase(600, 512, 2, 3),), 2e-3, 3e-3, decay_share=0.6)
 AUTOCASTS = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
+class Rows(Protocol):
+    """Batches of training rows."""
+
+    def at(self, step: int) -> tuple[Tensor, Tensor]:
+        """Rows of `step` and their targets: int64 [num_rows, length + 1] each."""
+
+
 class RowSource:
     """Batches of training rows; the batch at a step depends on nothing but stage and seed."""
 
@@ -157,7 +166,7 @@ class RowSource:
         )
 
 
-def make_optimizers(network: Network, stage: Stage) -> list[torch.optim.Optimizer]:
+def make_optimizers(network: nn.Module, stage: Stage) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, if it has a rate, AdamW for everything else."""
     if stage.muon_lr is None:
         decayed = [p for p in network.parameters() if p.ndim == 2]
@@ -173,7 +182,7 @@ def make_optimizers(network: Network, stage: Stage) -> list[torch.optim.Optimize
     return [muon, _adam_w(network, decayed, stage)]
 
 
-def _adam_w(network: Network, decayed: list[nn.Parameter], stage: Stage) -> torch.optim.AdamW:
+def _adam_w(network: nn.Module, decayed: list[nn.Parameter], stage: Stage) -> torch.optim.AdamW:
     groups = [
         {"params": decayed, "weight_decay": stage.weight_decay},
         {"params": [p for p in network.parameters() if p.ndim != 2], "weight_decay": 0.0},
@@ -212,9 +221,9 @@ def save(path: Path, state: dict[str, object]) -> None:
 
 
 def train(
-    network: Network,
+    network: nn.Module,
     loss_of: Callable[[Tensor, Tensor], Tensor],
-    rows: RowSource,
+    rows: Rows,
     stage: Stage,
     path: Path,
 ) -> Iterator[dict[str, float]]:
@@ -269,11 +278,15 @@ class Course:
     work: Path
     seed: int
 
+    def rows(self, stage: Stage) -> Rows:
+        """The rows of a stage."""
+        return RowSource(stage, self.corpus, self.topics, self.tokenizer, self.seed)
+
     def run(
-        self, stage: Stage, network: Network, loss_of: Callable[[Tensor, Tensor], Tensor]
+        self, stage: Stage, network: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]
     ) -> float:
         """Train `network` through `stage`, writing `log.jsonl`; returns the seconds it took."""
-        rows = RowSource(stage, self.corpus, self.topics, self.tokenizer, self.seed)
+        rows = self.rows(stage)
         path = self.work / f"{stage.name}.pt"
         for figures in train(network, loss_of, rows, stage, path):
             with (self.work / "log.jsonl").open("a") as log:
@@ -359,6 +372,10 @@ def main() -> None:
             num_topics=len(course.topics),
         )
         write_checkpoint(network, tokenizer, facts, args.out / name)
+    from head import agreement_on_held_out, train_head, write_head  # which imports this module
+
+    head = train_head(pocket, course, args.out / "pocket")
+    write_head(head, agreement_on_held_out(head, pocket, course), args.out / "pocket")
     (args.work / "seconds.json").write_text(json.dumps(seconds) + "\n")
 
 

@@ -42,6 +42,14 @@ class Int8Weight:
         return isinstance(other, Int8Weight) and self.scales.dtype == other.scales.dtype
 
     @classmethod
+    def rounded(cls, weight: Tensor) -> "Int8Weight":
+        """From a float32 weight: one scale per row, in bfloat16; codes from -127 to 127."""
+        least = torch.finfo(torch.bfloat16).tiny
+        scales = (weight.abs().amax(1) / 127).clamp(min=least).bfloat16()
+        codes = torch.round(weight / scales.float()[:, None]).clamp(-127, 127)
+        return cls(codes.to(torch.int8), scales)
+
+    @classmethod
     def stack(cls, parts: Sequence["Int8Weight"]) -> "Int8Weight":
         """One weight with the rows of all parts."""
         return cls(

@@ -1,0 +1,77 @@
+"""What pocket itself writes on from passages of its books: the text that its head has to guess.
+
+Books alone teach a head what pocket thinks of other people's sentences. It drafts for pocket's own,
+which are plainer: trained on these too, it guesses more of them right (81 instead of 69 of 100, of
+greedy text after the same number of steps).
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from corpus import Corpus
+from localllm import SamplingParams
+from localllm.answer.opening import open_model
+from localllm.engine.config import EngineConfig
+from localllm.engine.speculation_config import SpeculationConfig
+
+SEED = 5
+NUM_ROWS, ROW_TOKENS = 4000, 513
+SHORTEST_PROMPT, LONGEST_PROMPT = 16, 256
+# Temperature and top-p, each as likely as it stands here.
+SAMPLINGS = ((0.0, 1.0), (0.3, 0.9), (0.6, 1.0), (1.0, 1.0), (1.0, 1.0))
+AT_ONCE = 64
+
+
+def written_rows(folder: Path, corpus: Corpus, path: Path) -> npt.NDArray[np.int64]:
+    """Rows of ROW_TOKENS tokens, the beginning of each from a book and the rest by the model in
+    `folder`; kept in `path`.
+    """
+    if not path.exists():
+        np.save(path, _write(folder, corpus))
+    return np.load(path).astype(np.int64)
+
+
+def _write(folder: Path, corpus: Corpus) -> npt.NDArray[np.uint16]:
+    config = EngineConfig(speculation=SpeculationConfig("off"), dtype="float32")
+    engine = open_model(str(folder), config).text_engine.engine
+    draw = _prompts(corpus)
+    unfinished: dict[int, list[int]] = {}
+    rows: list[list[int]] = []
+    num_begun = 0
+    while num_begun < NUM_ROWS or unfinished:
+        while num_begun < NUM_ROWS and len(unfinished) < AT_ONCE:
+            prompt, params = draw()
+            unfinished[engine.add_request(prompt, params)] = prompt
+            num_begun += 1
+        for event in engine.step():
+            if event.token_id is not None:
+                unfinished[event.request_id].append(event.token_id)
+            if event.finish_reason is not None:
+                rows.append(unfinished.pop(event.request_id))
+    return np.array([row for row in rows if len(row) == ROW_TOKENS], dtype=np.uint16)
+
+
+def _prompts(corpus: Corpus) -> Callable[[], tuple[list[int], SamplingParams]]:
+    rng = np.random.default_rng(SEED)
+    passages = [each for each in corpus.training if len(each) > LONGEST_PROMPT + 44]
+    weights = np.array([len(each) for each in passages], float)
+    weights /= weights.sum()
+
+    def draw() -> tuple[list[int], SamplingParams]:
+        passage = passages[rng.choice(len(passages), p=weights)]
+        length = int(rng.integers(SHORTEST_PROMPT, LONGEST_PROMPT + 1))
+        start = int(rng.integers(0, len(passage) - length))
+        temperature, top_p = SAMPLINGS[int(rng.integers(len(SAMPLINGS)))]
+        params = SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            seed=int(rng.integers(1 << 40)),
+            max_tokens=ROW_TOKENS - length,
+            ignore_eos=True,
+        )
+        return passage[start : start + length].astype(int).tolist(), params
+
+    return draw
