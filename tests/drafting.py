@@ -77,7 +77,7 @@ class Oracle:
                 tokens[i] = self.random.randrange(VOCAB_SIZE)
         return Proposal(tokens[:count], 0) if tokens else None
 
-    def prepare(self, request: Request) -> None:
+    def prepare(self, request: Request, *, is_trial: bool) -> None:
         pass
 
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:

@@ -30,8 +30,11 @@ def simulate(
     speculator: Speculator,
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     step_seconds: Callable[[int], float],
+    token_seconds: float = 0.0,
 ) -> Simulated:
-    """Let requests say their texts, (prompt, answer) each, all at once."""
+    """Let requests say their texts, (prompt, answer) each, all at once; `token_seconds`: what each
+    token of the longest draft takes besides its row.
+    """
     scheduler = make_scheduler(num_blocks=1 << 16, budget=1024, seqs=64, size=16)
     answers: dict[Request, Sequence[int]] = {}
     for i, (prompt, answer) in enumerate(texts):
@@ -56,7 +59,8 @@ def simulate(
             speculator.complete(batch)
             speculator.work(batch)
         num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
-        seconds = step_seconds(num_rows)
+        longest = max((len(entry.draft) for entry in batch.requests), default=0)
+        seconds = step_seconds(num_rows) + token_seconds * longest
         sampled = []
         for entry in batch.requests:
             if entry.catches_up:

@@ -24,10 +24,13 @@ _LOSING_STEPS, STEPS_UNASKED = 16, 256
 
 
 class Chosen(NamedTuple):
-    """For one request, the drafter by its number, and how many of its tokens to verify."""
+    """For one request, the drafter by its number, and how many of its tokens to verify; `is_trial`:
+    only to learn.
+    """
 
     drafter: int
     num_tokens: int
+    is_trial: bool = False
 
 
 class DraftChoice:
@@ -102,7 +105,8 @@ class DraftChoice:
             if not is_chosen and (is_due or self._since[i] >= self._intervals[i]):
                 if not is_due:
                     self._intervals[i] = min(2 * self._intervals[i], LONGEST_PROBE_INTERVAL)
-                return [Chosen(i, count) for count in offer.first(min(_PROBE_TOKENS, most))]
+                counts = offer.first(min(_PROBE_TOKENS, most))
+                return [Chosen(i, count, is_trial=True) for count in counts]
         if is_worth_it and self._since_plain >= self._plain_interval:
             # Keeps the measured time of steps without drafts up to date.
             self._plain_interval = min(2 * self._plain_interval, PLAIN_INTERVAL)

@@ -12,7 +12,7 @@ expensive: vLLM's pull request 26504 reports 0.83 of all tokens accepted and 16 
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, takewhile
 from operator import mul
 
@@ -32,6 +32,8 @@ _FORGET_OWN, _FORGET_ALL, _PRIOR_WEIGHT = 0.95, 0.995, 2.0
 # The last two for drafters that look at no matches: requests with one kind of text are alike, and
 # those with the next kind are not.
 _FORGET_KIND, _ALIKE_WEIGHT = 0.98, 10.0
+# Models that draft are slow at first, until memory and caches hold them.
+_LEAST_STEPS = 6
 
 
 @dataclass(slots=True)
@@ -86,7 +88,7 @@ class DraftLengths:
             for kind in range(num_classes)
         ]
         self._plain = StepTimes() if plain is None else plain
-        self._drafting = DraftCosts()
+        self._drafting = DraftCosts() if has_matches else DraftCosts(_LEAST_STEPS)
         self._newest = deque[float](maxlen=_IN_DOUBT)
 
     def fresh(self, plain: StepTimes) -> "DraftLengths":
@@ -102,10 +104,10 @@ class DraftLengths:
         Without drafts the step computes `num_rows` rows, and `num_decoding` of them give a token.
         """
         chances = [() if each is None else self._chances(each) for each in candidates]
-        offer = Offer(chances)
+        offer = Offer(chances, is_level=not self._has_matches)
         ranked = offer.ranked[:most]
         best, speed = self._best_number(num_rows, num_decoding, [chance for chance, _ in ranked])
-        return Offer(chances, offer.first(best), speed)
+        return replace(offer, counts=offer.first(best), speed=speed)
 
     def add_step(self, num_rows: int, seconds: float, num_drafted: int, *, is_plain: bool) -> None:
         """Record the time of a step of `num_rows` rows, `num_drafted` of them drafted; `is_plain`:
@@ -230,16 +232,30 @@ class Offer:
 
     `chances`: for each request, the chances that the first one, two, … tokens are all accepted;
     `counts`: the tokens of each request that are worth verifying; `speed`: the tokens a second that
-    these promise, 0 if none are worth it.
+    these promise, 0 if none are worth it; `is_level`: drafts should be equally long, since the
+    longest one decides what they cost.
     """
 
     chances: Sequence[Sequence[float]]
     counts: Sequence[int] = ()
     speed: float = 0.0
+    is_level: bool = False
 
     @property
     def ranked(self) -> list[tuple[float, int]]:
-        """Every token's chance and request, the likeliest first."""
+        """Every token's chance and request, the likeliest first; of level drafts all first tokens,
+        then all second ones, and so on.
+        """
+        if self.is_level:
+            longest = max(map(len, self.chances), default=0)
+            return [
+                pair
+                for depth in range(longest)
+                for pair in sorted(
+                    ((own[depth], i) for i, own in enumerate(self.chances) if depth < len(own)),
+                    reverse=True,
+                )
+            ]
         each = ((chance, i) for i, own in enumerate(self.chances) for chance in own)
         return sorted(each, reverse=True)
 

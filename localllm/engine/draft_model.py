@@ -134,7 +134,7 @@ class DraftModel:
             return None
         return Proposal([NOT_KNOWN] * min(count, room), 0)
 
-    def prepare(self, request: Request) -> None:
+    def prepare(self, request: Request, *, is_trial: bool) -> None:
         """See Drafter: nothing, since all proposals are ready."""
 
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:

@@ -32,8 +32,9 @@ from localllm.model.inputs import PagedKVCache
 
 # A head that lacks more than a few entries of a request catches up before it drafts for it, with
 # about as many tokens in each step as the step has, and a chunk more. So many are made for a later
-# request when a request ends.
-_FEW, _CHUNK, _AT_THE_END = 16, 256, 64
+# request when a request ends. A head that is only tried, because it has not been worth its time,
+# sees so many of the newest tokens.
+_FEW, _CHUNK, _AT_THE_END, _OF_TRIAL = 16, 256, 64, 64
 # Memory, in float32, for hidden states that wait for the head, over all requests.
 _WAITING_BYTES, _FEWEST_WAITING, _MOST_WAITING = 64 << 20, 1024, 1 << 15
 _NOTHING = -1
@@ -219,9 +220,17 @@ class HeadDrafter:
         is_ready = lacking <= min(_FEW, self._chunk)
         return Proposal([NOT_KNOWN] * min(count, room), 0, is_ready=is_ready)
 
-    def prepare(self, request: Request) -> None:
-        """See Drafter: it catches up with prompts in the next call of `work`."""
+    def prepare(self, request: Request, *, is_trial: bool) -> None:
+        """See Drafter: it catches up with the request in the next call of `work`, for a trial with
+        its newest tokens only.
+        """
         self._is_behind = True
+        follower = self._followers[request]
+        newest = len(request.token_ids) - _OF_TRIAL
+        if is_trial and newest > follower.num_known:
+            follower.skipped = -(-newest // self._block_size)
+            follower.num_known = follower.skipped * self._block_size + 1
+            follower.keep(follower.num_known - 1, follower.rows_end)
 
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         """See Drafter: runs one step of the head for each token of the longest draft."""

@@ -125,7 +125,7 @@ class NgramDrafter:
             return None
         return Proposal(index.repetition(count), own.length)
 
-    def prepare(self, request: Request) -> None:
+    def prepare(self, request: Request, *, is_trial: bool) -> None:
         """See Drafter: nothing, since all proposals are ready."""
 
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:

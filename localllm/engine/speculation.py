@@ -65,8 +65,10 @@ class Drafter(Protocol):
     def propose(self, request: Request, count: int) -> Proposal | None:
         """Up to `count` tokens to follow the request's."""
 
-    def prepare(self, request: Request) -> None:
-        """Get ready to draft for a request, as its proposal was wanted and not ready."""
+    def prepare(self, request: Request, *, is_trial: bool) -> None:
+        """Get ready to draft for a request, as its proposal was wanted and not ready; `is_trial`:
+        with little effort, only to learn how good its drafts are.
+        """
 
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         """Put ids into drafts that were proposed without them, now that they have blocks. `own`:
@@ -395,10 +397,10 @@ class Speculator:
             num_steps,
         )
         drafts = {}
-        for request, (number, count) in zip(asked, chosen, strict=True):
+        for request, (number, count, is_trial) in zip(asked, chosen, strict=True):
             proposal = proposals[number].get(request)
             if count and proposal is not None and not proposal.is_ready:
-                self._drafters[number].prepare(request)
+                self._drafters[number].prepare(request, is_trial=is_trial)
                 self._choice.try_again(number)
                 self._looks_next = True
             elif count and proposal is not None:

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import defaultdict, deque
-from math import log2
+from math import inf, log2
 
 # The next step's time is predicted by the median of this many steps, which a few slow ones among
 # them do not move.
@@ -74,7 +74,9 @@ class DraftCosts:
     the number of drafted tokens.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = 2) -> None:
+        """`least`: the steps that must have been measured before an estimate is believed."""
+        self._least = least
         self._found: defaultdict[int, dict[int, deque[float]]] = defaultdict(dict)
         # By rows, the believed factors by number of drafted tokens, in order.
         self._believed: dict[int, list[tuple[int, float]]] = {}
@@ -84,10 +86,14 @@ class DraftCosts:
         size = _size(num_rows)
         own = self._found[size]
         own.setdefault(num_drafted, deque(maxlen=WINDOW)).append(factor)
-        if sum(map(len, own.values())) > 1:
-            believed = [count for count in own if len(own[count]) > 1] or own
-            counts = [count for count in sorted(believed) if count]
-            self._believed[size] = [(0, 1.0), *((count, _median(own[count])) for count in counts)]
+        if sum(map(len, own.values())) >= self._least:
+            counts = sorted([count for count in own if len(own[count]) > 1] or own)
+            # A shorter draft does not take longer than a longer one; its times may be older.
+            least, known = inf, list[tuple[int, float]]()
+            for count in reversed([count for count in counts if count]):
+                least = min(least, _median(own[count]))
+                known.append((count, least))
+            self._believed[size] = [(0, 1.0), *reversed(known)]
 
     def forget(self, num_rows: int) -> None:
         """Drop what was measured beside so many rows."""
@@ -95,8 +101,8 @@ class DraftCosts:
         self._believed.pop(_size(num_rows), None)
 
     def factor(self, num_rows: int, num_drafted: int) -> float | None:
-        """The estimate for a step; None while fewer than two steps of about so many rows were
-        measured, since one may be slow by chance.
+        """The estimate for a step; None while few steps of about so many rows were measured, since
+        one may be slow by chance.
 
         It is linear between the numbers of drafted tokens that were measured, more than once if any
         was, and 1 without any.

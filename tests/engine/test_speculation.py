@@ -2,19 +2,20 @@
 loses more than what it takes to find that out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
 
 import pytest
+from drafting import Oracle
 from scheduling import make_request
 from simulated import simulate
 
-from localllm.engine.draft_lengths import DraftLengths
+from localllm.engine.draft_lengths import MARGIN, DraftLengths
 from localllm.engine.ngram import NgramDrafter, Proposal
 from localllm.engine.request import Request
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
-from localllm.engine.speculation import Proposer, Speculator
+from localllm.engine.speculation import MAX_DRAFTED_TOKENS, Proposer, Speculator
 
 # Seconds of a step by its rows: a GPU's memory is read once for all of them; a CPU's arithmetic
 # counts for each; here a second row is a disaster.
@@ -219,3 +220,67 @@ def test_where_steps_overlap_ids_are_waited_for_rarely_unless_drafts_hold() -> N
     speculator = new_speculator()
     waits = sum(speculator.wants_ids() for _ in range(480))
     assert 480 / 30 < waits < 480 / 20
+
+
+class SetHead(Oracle):
+    """Drafts as a head does: each token is right with the same chance, and looks are not cheap."""
+
+    is_cheap = False
+
+    def __init__(self, answers: Callable[[Request], Sequence[int]], chance: float) -> None:
+        super().__init__(answers, 0.0)
+        self._chance = chance
+
+    def propose(self, request: Request, count: int) -> Proposal | None:
+        said = request.num_generated_tokens
+        own = [*self.answer(request)[said : said + count]]
+        own += [0] * (count - len(own))
+        is_right = [self.random.random() < self._chance for _ in own]
+        return Proposal([t if ok else -2 for t, ok in zip(own, is_right, strict=True)], 0)
+
+
+def head_speculator(texts: list[tuple[list[int], list[int]]], chance: float) -> Speculator:
+    by_prompt = {tuple(prompt): answer for prompt, answer in texts}
+
+    def answers(request: Request) -> list[int]:
+        return by_prompt[tuple(request.token_ids[: request.num_prompt_tokens])]
+
+    lengths = DraftLengths(4, has_matches=False)
+    return Speculator([Proposer("head", SetHead(answers, chance), lengths)], 15, lambda: 0.0)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("chance", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("token_share", [0.02, 0.1, 0.25])
+def test_a_head_of_a_set_acceptance_gains_what_theory_gives(
+    chance: float, token_share: float, batch: int
+) -> None:
+    """Drafts of the best length: (1 + p + … + p^D) / (1 + the share of each row and token · D)."""
+    row_share = 0.01
+    texts = [(random_text(i, 50), random_text(100 + i, 3000)) for i in range(batch)]
+    base = 1e-3 * (1 + row_share * batch)
+    found = simulate(
+        head_speculator(texts, chance),
+        texts,
+        lambda rows: 1e-3 * (1 + row_share * rows),
+        token_share * 1e-3,
+    )
+    best = max(
+        sum(chance**i for i in range(count + 1))
+        * base
+        / (1e-3 * (1 + row_share * batch * (1 + count) + token_share * count))
+        for count in range(1 + min(15, MAX_DRAFTED_TOKENS // batch))
+    )
+    # Until it is learned, and for steps without drafts; where little is gained, more than MARGIN.
+    assert found.speedup > min(0.95 * best, max(0.98, best / MARGIN - 0.05)), (found.speedup, best)
+    assert found.speedup < 1.05 * best
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("token_share", [0.02, 0.1, 0.25])
+def test_a_useless_head_costs_at_most_two_percent(token_share: float, batch: int) -> None:
+    texts = [(random_text(i, 50), random_text(100 + i, 3000)) for i in range(batch)]
+    found = simulate(
+        head_speculator(texts, 0.0), texts, MACHINES["arithmetic"], token_share * 18e-3
+    )
+    assert found.speedup > 0.98
