@@ -166,6 +166,14 @@ class Speculator:
         self._drafters = [each.drafter for each in self._proposers]
         self._lengths = [each.lengths for each in self._proposers]
         self._choice = DraftChoice(self._lengths)
+        # The drafters that see hidden states, with the places of theirs among all.
+        self._seeing = list[tuple[Drafter, int, int]]()
+        first = 0
+        for drafter in self._drafters:
+            end = first + len(drafter.taps)
+            if end > first:
+                self._seeing.append((drafter, first, end))
+            first = end
         self._clock = clock
         # Whose the drafts of the newest step are.
         self._by: dict[Request, int] = {}
@@ -275,12 +283,8 @@ class Speculator:
 
     def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
         """Show a batch's hidden states to the drafters that need them; `hidden`: of all `taps`."""
-        first = 0
-        for drafter in self._drafters:
-            if drafter.taps:
-                end = first + len(drafter.taps)
-                drafter.see(batch, hidden[first:end])
-                first = end
+        for drafter, first, end in self._seeing:
+            drafter.see(batch, hidden[first:end])
 
     def learn(
         self,
