@@ -134,8 +134,8 @@ class TextEngine:
             split = assembler.push(event.token_id)
         if assembler.has_stopped:
             if finish_reason is None:
-                [ended] = self.engine.abort(event.request_id, event.sample)
-                event = replace(event, drafts=ended.drafts)
+                for ended in self.engine.abort(event.request_id, event.sample):
+                    event = replace(event, drafts=ended.drafts)
             finish_reason = FinishReason.STOP
         elif finish_reason is not None:
             rest = assembler.flush()

@@ -338,7 +338,7 @@ def test_the_terminal_is_itself_again_however_it_ends(
 
 
 def test_the_real_model_answers(tmp_path: Path) -> None:
-    window = Window(["-m", "localllm", "chat", "--seed", "1", "-n", "20"], 100, 40, tmp_path)
+    window = Window(["-m", "localllm", "chat", "--seed", "1", "-n", "20"], 120, 40, tmp_path)
     window.wait_for(r"\n>")
     window.say("hello")
     window.wait_for(r"prompt \d+ \(0 cached\) .*answer [\d,]+ tok/s .*context \d+/2,048")
