@@ -1,22 +1,22 @@
 """Drafters for tests: one that knows the answers and errs at times, lengths that never learn."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 import torch
-from torch import Tensor
 
 from localllm.engine.device import Device
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
 from localllm.engine.draft_model import DraftModel
-from localllm.engine.ngram import NgramDrafter, Proposal
+from localllm.engine.drafter import Drafter, Proposal
+from localllm.engine.ngram import NgramDrafter
 from localllm.engine.request import Request
 from localllm.engine.runner import ModelRunner, Runner
-from localllm.engine.scheduler import ScheduledBatch, SchedulerConfig
-from localllm.engine.speculation import Drafter, Proposer, Speculator
+from localllm.engine.scheduler import SchedulerConfig
+from localllm.engine.speculation import Proposer, Speculator
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -39,33 +39,16 @@ class FullLengths(DraftLengths):
 
 
 @dataclass
-class Oracle:
+class Oracle(Drafter):
     """Proposes what a request will say, with errors; `answers`: by prompt and seed, or any text."""
 
     answer: Callable[[Request], Sequence[int]]
     error_rate: float
     random: Random = field(default_factory=lambda: Random(0))
 
-    is_warm = True
-
-    def renewed(self) -> "Oracle":
-        return self
-
-    took_more = False
-    is_cheap = True
-
-    def work_ahead(self) -> bool:
-        return False
-
-    def add(self, request: Request) -> None:
-        pass
-
     @property
-    def has_work(self) -> bool:
-        return False
-
-    def work(self, batch: ScheduledBatch) -> None:
-        pass
+    def is_cheap(self) -> bool:
+        return True
 
     def propose(self, request: Request, count: int) -> Proposal | None:
         said = request.num_generated_tokens
@@ -76,23 +59,6 @@ class Oracle:
             if self.random.random() < self.error_rate:
                 tokens[i] = self.random.randrange(VOCAB_SIZE)
         return Proposal(tokens[:count], 0) if tokens else None
-
-    def prepare(self, request: Request, *, is_trial: bool) -> None:
-        pass
-
-    def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
-        pass
-
-    @property
-    def taps(self) -> Sequence[int]:
-        """See Drafter: it sees ids only."""
-        return ()
-
-    def see(self, batch: ScheduledBatch, hidden: Sequence[Tensor]) -> None:
-        """See Drafter."""
-
-    def forget(self, request: Request) -> None:
-        pass
 
 
 class EagerSpeculator(Speculator):

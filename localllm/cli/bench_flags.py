@@ -139,7 +139,8 @@ class BenchDraftFlags(Flags):
         str,
         typer.Option(
             "--drafter",
-            help="Drafters for --spec and --verify: auto, or ngram, head and draft:MODEL, by +.",
+            help="Who drafts, for --spec and --verify: auto, or ngram, head, draft:MODEL "
+            "(joined by +).",
         ),
     ] = "auto"
     text: Annotated[

@@ -38,11 +38,13 @@ class DraftChoice:
 
     def __init__(self, lengths: Sequence[DraftLengths]) -> None:
         self._lengths = lengths
-        # Of each drafter, the steps since it was chosen, and after how many it is tried again.
+        # Of each drafter: the steps with proposals since it was chosen, all steps since it was last
+        # asked, and whether the next step is to try it.
         self._since = [0] * len(lengths)
         self._unasked = [0] * len(lengths)
         self._is_due = [False] * len(lengths)
-        # Steps are measured twice before they are believed, which makes up for the first probe.
+        # The first probe comes late, since it takes several until their times are believed.
+        # It is tried again when `_since` reaches its interval.
         self._intervals = [2 * PROBE_INTERVAL] * len(lengths)
         self._since_plain, self._plain_interval = 0, FIRST_PLAIN_INTERVAL
 

@@ -12,14 +12,13 @@ Speculative Decoding", accept at random instead).
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from torch import Tensor
 
 from localllm.engine.batching import slots_of
-from localllm.engine.ngram import NOT_KNOWN, Proposal
+from localllm.engine.drafter import NOT_KNOWN, Drafter, Proposal
 from localllm.engine.request import Request
 from localllm.engine.runner import Launched, Runner, copy_blocks
 from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
@@ -49,7 +48,7 @@ class _Follower:
     reached: int = 0
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """Drafts with a runner of the smaller model; `kv_cache` has the target cache's block ids."""
 
     def __init__(
@@ -70,27 +69,10 @@ class DraftModel:
         self._computed = np.full(kv_cache.num_blocks(0) * self._block_size, _NOTHING, np.int32)
         self._followers: dict[Request, _Follower] = {}
 
-    def renewed(self) -> "DraftModel":
-        """See Drafter: returns itself, since it remembers no text."""
-        return self
-
-    def add(self, request: Request) -> None:
-        """See Drafter."""
-
     @property
     def is_warm(self) -> bool:
         """See Drafter."""
         return self._runner.is_warm
-
-    @property
-    def is_cheap(self) -> bool:
-        """See Drafter."""
-        return False
-
-    @property
-    def took_more(self) -> bool:
-        """See Drafter."""
-        return False
 
     def work_ahead(self) -> bool:
         """See Drafter."""
@@ -134,9 +116,6 @@ class DraftModel:
             return None
         return Proposal([NOT_KNOWN] * min(count, room), 0)
 
-    def prepare(self, request: Request, *, is_trial: bool) -> None:
-        """See Drafter: nothing, since all proposals are ready."""
-
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         """See Drafter: runs one step of the draft model for each token of the longest draft."""
         self._copy_blocks(batch)
@@ -169,14 +148,6 @@ class DraftModel:
         for i, entry in enumerate(batch.requests):
             if entry.request in drafts:
                 batch.requests[i] = replace(entry, draft=drafts[entry.request])
-
-    @property
-    def taps(self) -> Sequence[int]:
-        """See Drafter: none, since it uses token ids only."""
-        return ()
-
-    def see(self, batch: ScheduledBatch, hidden: Sequence[Tensor]) -> None:
-        """See Drafter."""
 
     def forget(self, request: Request) -> None:
         """See Drafter."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from localllm.engine.batching import slots_of
-from localllm.engine.ngram import NOT_KNOWN, Proposal
+from localllm.engine.drafter import NOT_KNOWN, Drafter, Proposal
 from localllm.engine.request import Request
 from localllm.engine.runner import HeadDraft, HeadRunner, Launched, copy_blocks
 from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
@@ -63,25 +63,16 @@ class _Follower:
         if start > self.rows_end:
             return False
         if start < self.rows_end:
-            self.keep(self.rows_start, start)
+            self.rows = self.between(self.rows_start, start)
+            self.rows_start = min(self.rows_start, start)
         self.rows.append(rows)
         self.rows_end = start + rows.shape[0]
         return True
 
-    def keep(self, start: int, end: int) -> None:
-        """Keep those from `start` up to `end`."""
-        if end <= start or end <= self.rows_start:
-            self.rows, self.rows_start, self.rows_end = [], end, end
-            return
-        kept, position = [], self.rows_start
-        for rows in self.rows:
-            count = rows.shape[0]  # faster than `len`
-            low, high = max(0, start - position), min(count, end - position)
-            if low < high:
-                kept.append(rows if high - low == count else rows[low:high])
-            position += count
-        self.rows, self.rows_start = kept, max(start, self.rows_start)
-        self.rows_end = self.rows_start + sum(rows.shape[0] for rows in kept)
+    def drop_before(self, start: int) -> None:
+        """Drop those before position `start`."""
+        self.rows = self.between(start, self.rows_end)
+        self.rows_start = min(max(start, self.rows_start), self.rows_end)
 
     def between(self, start: int, end: int) -> list[Tensor]:
         """Those from `start` up to `end`."""
@@ -90,9 +81,20 @@ class _Follower:
             count = rows.shape[0]  # faster than `len`
             low, high = max(0, start - position), min(count, end - position)
             if low < high:
-                found.append(rows[low:high])
+                found.append(rows if high - low == count else rows[low:high])
             position += count
         return found
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """Take the text as it is now; what entries were made of has not changed."""
+        own = self.request.token_ids
+        first = min(self.num_known - 1, len(own))
+        own[first:] = token_ids[first:]
+
+    def skip_to(self, position: int, block_size: int) -> None:
+        """Begin at the first block from a position on, and see nothing before it."""
+        self.skipped = -(-position // block_size)
+        self.num_known = self.skipped * block_size + 1
 
     @property
     def computable(self) -> int:
@@ -105,7 +107,7 @@ def max_waiting_rows(row_bytes: int) -> int:
     return min(max(_WAITING_BYTES // row_bytes, _FEWEST_WAITING), _MOST_WAITING)
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Drafts with a runner of the head; `kv_cache` has the target cache's block ids."""
 
     def __init__(
@@ -127,37 +129,22 @@ class HeadDrafter:
         self._max_model_len, self._max_tokens = max_model_len, max_tokens
         self._chunk = min(_CHUNK, max_tokens)
         self._block_size = kv_cache.block_size
-        num_blocks = kv_cache.num_blocks(0)
         # By slot: the token whose entry is there.
-        self._computed = np.full(num_blocks * self._block_size, _NOTHING, np.int32)
-        # By block: the last token's hidden state, and the token.
-        device = kv_cache.stacks[0].key.device
-        self._max_waiting = max_waiting_rows(4 * hidden_size)
-        self._last_rows: Tensor | None = None
-        self._last_shape = (num_blocks, hidden_size), device
-        self._last_tokens = np.full(num_blocks, _NOTHING, np.int32)
+        self._computed = np.full(kv_cache.num_blocks(0) * self._block_size, _NOTHING, np.int32)
+        # By block: its last token, and the hidden state, a row.
+        self._last: dict[int, tuple[int, Tensor]] = {}
         self._followers: dict[Request, _Follower] = {}
+        # Batches with their hidden states, that no follower has taken yet, and the sum of rows.
         self._waiting: deque[tuple[ScheduledBatch, Tensor]] = deque()
-        self._num_waiting = 0
-        # Whether a request lacks too many entries to be drafted for.
-        self._is_behind = self._took_more = False
-
-    def renewed(self) -> "HeadDrafter":
-        """See Drafter: returns itself, since it remembers no text."""
-        return self
-
-    def add(self, request: Request) -> None:
-        """See Drafter."""
+        self._num_waiting, self._max_waiting = 0, max_waiting_rows(4 * hidden_size)
+        # Whether a request lacks too many entries to be drafted for; and `took_more`.
+        self._is_behind = False
+        self._took_more = False
 
     @property
     def is_warm(self) -> bool:
         """See Drafter."""
         return self._runner.is_warm
-
-    @property
-    def is_cheap(self) -> bool:
-        """See Drafter."""
-        return False
 
     @property
     def took_more(self) -> bool:
@@ -230,9 +217,8 @@ class HeadDrafter:
         follower = self._followers[request]
         newest = len(request.token_ids) - _OF_TRIAL
         if is_trial and newest > follower.num_known:
-            follower.skipped = -(-newest // self._block_size)
-            follower.num_known = follower.skipped * self._block_size + 1
-            follower.keep(follower.num_known - 1, follower.rows_end)
+            follower.skip_to(newest, self._block_size)
+            follower.drop_before(follower.num_known - 1)
 
     def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
         """See Drafter: runs one step of the head for each token of the longest draft."""
@@ -299,8 +285,7 @@ class HeadDrafter:
         follower = self._followers.pop(request, None)
         if follower is None or follower.admission != request.admission:
             return  # its blocks may be another's by now
-        own = follower.request
-        own.token_ids[follower.num_known :] = request.token_ids[follower.num_known :]
+        follower.follow(request.token_ids)
         end = min(follower.computable, self._num_slots(follower))
         end -= end % self._block_size
         if 0 < end - follower.num_known <= _AT_THE_END:
@@ -347,11 +332,10 @@ class HeadDrafter:
             differs = np.flatnonzero(self._computed[slots] != own.token_ids)
             first = int(differs[-1]) + 1 if len(differs) else 0
             skipped = -(-max(0, first - 1) // size)
-            is_kept = self._last_rows is not None and self._last_tokens[last] == own.token_ids[-1]
-            if is_kept and skipped < num_blocks:
-                assert self._last_rows is not None
+            token, row = self._last.get(last, (_NOTHING, None))
+            if row is not None and token == own.token_ids[-1] and skipped < num_blocks:
                 follower.skipped, follower.num_known = skipped, start
-                follower.rows = [self._last_rows[last : last + 1].clone()]
+                follower.rows = [row]
                 follower.rows_start, follower.rows_end = start - 1, start
                 return follower
         self._go_on(follower, start)
@@ -361,8 +345,7 @@ class HeadDrafter:
         """Let a follower begin at the first block from position `start` on, where hidden states
         come after a gap.
         """
-        follower.skipped = -(-start // self._block_size)
-        follower.num_known = follower.skipped * self._block_size + 1
+        follower.skip_to(start, self._block_size)
         follower.rows, follower.rows_start, follower.rows_end = [], start, start
 
     def _follow(self, request: Request) -> _Follower | None:
@@ -372,10 +355,8 @@ class HeadDrafter:
         follower = self._followers.get(request)
         if follower is None or follower.admission != request.admission:
             return None
-        own, known = follower.request, follower.num_known
-        own.token_ids[known - 1 :] = request.token_ids[known - 1 :]
-        if len(own.token_ids) < len(request.token_ids):  # it goes on behind a gap
-            own.token_ids[:] = request.token_ids
+        follower.follow(request.token_ids)
+        own = follower.request
         own.tables, own.slot = request.tables, request.slot
         return follower
 
@@ -434,7 +415,7 @@ class HeadDrafter:
             self._computed[self._slots(own, start, end)] = own.token_ids[start:end]
         self._keep_last_rows(follower, end)
         follower.num_known = end
-        follower.keep(end - 1, follower.rows_end)
+        follower.drop_before(end - 1)
 
     def _keep_last_rows(self, follower: _Follower, end: int) -> None:
         """Keep the hidden states of the last tokens of the blocks that end within the used ones."""
@@ -443,11 +424,7 @@ class HeadDrafter:
         for position in range(first, min(end, follower.rows_end), size):
             block = follower.request.tables[self._table][position // size]
             [row] = follower.between(position, position + 1)
-            if self._last_rows is None:
-                shape, device = self._last_shape
-                self._last_rows = torch.zeros(shape, dtype=row.dtype, device=device)
-            self._last_rows[block] = row[0]
-            self._last_tokens[block] = follower.request.token_ids[position]
+            self._last[block] = follower.request.token_ids[position], row.clone()
 
     def _num_slots(self, follower: _Follower) -> int:
         return len(follower.request.tables[self._table]) * self._block_size
@@ -470,6 +447,8 @@ class HeadDrafter:
         by_block = self._computed.reshape(-1, self._block_size)
         for copy in copies:
             by_block[copy.target] = by_block[copy.source]
+            if copy.source in self._last:
+                self._last[copy.target] = self._last[copy.source]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,12 @@ text repeats itself: edits, quotations, code.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from localllm.engine.drafter import Drafter, Proposal
 from localllm.engine.request import Request
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.suffix_index import END_OF_TEXT, SuffixIndex
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # At least this many tokens of ended requests are remembered, and at most twice as many.
 PHRASE_TOKENS = 1 << 16
@@ -27,24 +23,7 @@ _WORK_TOKENS = 256
 _LONGEST_LAG = 64
 
 
-NOT_KNOWN = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """Tokens that may come next; the longer the match before them, the likelier they are.
-
-    `match_length`: the number of tokens before the first one that matched. Tokens that are not
-    known yet have the id NOT_KNOWN (see Drafter.complete). `is_ready`: else the drafter has to be
-    prepared first, and there is no draft in this step.
-    """
-
-    token_ids: list[int]
-    match_length: int
-    is_ready: bool = True
-
-
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Drafts from the suffix index of each running request, and one over ended requests."""
 
     def __init__(self, min_match: int, max_match: int) -> None:
@@ -62,23 +41,9 @@ class NgramDrafter:
         )
 
     @property
-    def is_warm(self) -> bool:
-        """See Drafter."""
-        return True
-
-    @property
     def is_cheap(self) -> bool:
         """See Drafter."""
         return True
-
-    @property
-    def took_more(self) -> bool:
-        """See Drafter."""
-        return False
-
-    def work_ahead(self) -> bool:
-        """See Drafter."""
-        return False
 
     def renewed(self) -> "NgramDrafter":
         """See Drafter."""
@@ -124,20 +89,6 @@ class NgramDrafter:
         if own.length == 0:
             return None
         return Proposal(index.repetition(count), own.length)
-
-    def prepare(self, request: Request, *, is_trial: bool) -> None:
-        """See Drafter: nothing, since all proposals are ready."""
-
-    def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
-        """See Drafter: nothing to do, since proposals have their tokens."""
-
-    @property
-    def taps(self) -> Sequence[int]:
-        """See Drafter: none, since it uses token ids only."""
-        return ()
-
-    def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
-        """See Drafter."""
 
     def forget(self, request: Request) -> None:
         """See Drafter."""

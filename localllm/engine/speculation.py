@@ -4,15 +4,15 @@ Drafts cannot change the text (see sampler.py), only its speed; so decisions res
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.draft_choice import STEPS_UNASKED, DraftChoice
 from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
+from localllm.engine.drafter import NOT_KNOWN, Drafter, Proposal
 from localllm.engine.matcher import Matcher
-from localllm.engine.ngram import NOT_KNOWN, Proposal
 from localllm.engine.request import DraftCount, Request
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
 from localllm.engine.step_times import StepTimes
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _MOST_LOST, _MOST_SAVED = 8.0, 16.0
 _SHORTEST_REST, _LONGEST_REST = 64, 1024
 # After _QUIET_LOOKS looks that found no drafts worth verifying, looks take at most _LOOK_SHARE of
-# the time, but there is at least one every _LONGEST_INTERVAL steps. A look whose match has at least
+# the time, but there is at least one every _LONGEST_INTERVAL steps (STEPS_UNASKED, where no look is
+# cheap). A look whose match has at least
 # _PROMISING_LENGTH tokens counts only as _PROMISING_WEIGHT of a quiet look.
 _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
@@ -38,68 +39,6 @@ _HOT_STEPS, _COLD_STEPS = 4, 24
 
 # The most drafted tokens of all requests in a step; the memory plan has room for their logits.
 MAX_DRAFTED_TOKENS = 64
-
-
-class Drafter(Protocol):
-    """Proposes tokens."""
-
-    def renewed(self) -> "Drafter":
-        """A drafter of the same kind that has seen no text yet."""
-
-    @property
-    def is_cheap(self) -> bool:
-        """Whether a look for drafts takes next to nothing, so that it may find some at any time."""
-
-    def add(self, request: Request) -> None:
-        """Note a new request."""
-
-    @property
-    def has_work(self) -> bool:
-        """Whether `work` has anything to do."""
-
-    def work(self, batch: ScheduledBatch) -> None:
-        """Prepare for later steps while a batch is being computed, with about as many tokens of
-        work as the batch has.
-        """
-
-    def propose(self, request: Request, count: int) -> Proposal | None:
-        """Up to `count` tokens to follow the request's."""
-
-    def prepare(self, request: Request, *, is_trial: bool) -> None:
-        """Get ready to draft for a request, as its proposal was wanted and not ready; `is_trial`:
-        with little effort, only to learn how good its drafts are.
-        """
-
-    def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
-        """Put ids into drafts that were proposed without them, now that they have blocks. `own`:
-        the requests whose drafts are this drafter's.
-        """
-
-    def forget(self, request: Request) -> None:
-        """Drop a request that has ended."""
-
-    @property
-    def taps(self) -> Sequence[int]:
-        """The hidden states that it needs, see `DecoderModel.forward_tapped`; may be empty."""
-
-    def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
-        """Take the hidden states of all tokens of a batch, prompt tokens included: one tensor per
-        tap, rows in token order, on the device and computed in the order of its work. A batch that
-        fails is seen too, and computed again.
-        """
-
-    @property
-    def took_more(self) -> bool:
-        """Whether `work` or `complete` did more in the newest step than they will in later ones, as
-        when they catch up with a prompt. Nothing is learned from such a step's time.
-        """
-
-    @property
-    def is_warm(self) -> bool:
-        """See Runner."""
-
-    def work_ahead(self) -> bool:
-        """See Runner."""
 
 
 class Proposer(NamedTuple):
@@ -144,15 +83,6 @@ class _Drafted:
 class Speculator:
     """Drafts for the running requests, within `max_draft` tokens each."""
 
-    @property
-    def is_warm(self) -> bool:
-        """See Runner: of the drafters."""
-        return all(drafter.is_warm for drafter in self._drafters)
-
-    def work_ahead(self) -> bool:
-        """See Runner: for the drafters."""
-        return any(drafter.work_ahead() for drafter in self._drafters)
-
     def __init__(
         self,
         proposers: Sequence[Proposer],
@@ -166,6 +96,8 @@ class Speculator:
         self._drafters = [each.drafter for each in self._proposers]
         self._lengths = [each.lengths for each in self._proposers]
         self._choice = DraftChoice(self._lengths)
+        has_cheap = any(drafter.is_cheap for drafter in self._drafters)
+        self._longest_interval = _LONGEST_INTERVAL if has_cheap else STEPS_UNASKED
         # The drafters that see hidden states, with the places of theirs among all.
         self._seeing = list[tuple[Drafter, int, int]]()
         first = 0
@@ -186,6 +118,15 @@ class Speculator:
         self._is_looking = self._looks_next = False
         # Drafts of the newest step that were forced by a grammar: nothing is learned from them.
         self._forced: dict[Request, list[int]] = {}
+
+    @property
+    def is_warm(self) -> bool:
+        """See Runner: of the drafters."""
+        return all(drafter.is_warm for drafter in self._drafters)
+
+    def work_ahead(self) -> bool:
+        """See Runner: for the drafters."""
+        return any(drafter.work_ahead() for drafter in self._drafters)
 
     def renewed(self) -> "Speculator":
         """A speculator that has seen no text yet, and shares what was learned about speed."""
@@ -347,8 +288,7 @@ class Speculator:
         if self._step_s == 0.0:
             return 1
         needed = ceil(self._look_s / (_LOOK_SHARE * self._step_s))
-        is_cheap = any(drafter.is_cheap for drafter in self._drafters)
-        return min(max(1, needed), _LONGEST_INTERVAL if is_cheap else STEPS_UNASKED)
+        return min(max(1, needed), self._longest_interval)
 
     def _find_forced(self, running: Sequence[Request]) -> dict[Request, list[int]]:
         """For each request, the next tokens if its grammar allows no others."""

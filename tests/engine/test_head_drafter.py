@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,15 +71,7 @@ def checked_engine(
     )
     engine = make_engine(
         model,
-        Limits(
-            block_size=limits.block_size,
-            num_blocks=limits.num_blocks,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            enable_prefix_caching=limits.enable_prefix_caching,
-            overlaps=limits.overlaps,
-            speculator=lambda: eager(drafter, FullLengths(1), 4),
-        ),
+        replace(limits, speculator=lambda: eager(drafter, FullLengths(1), 4)),
     )
     return engine, runner
 
@@ -205,13 +198,7 @@ def run_with_head(
     speculator = Proposals([Proposer("head", drafter, FullLengths(1))], 3)
     engine = make_engine(
         model,
-        Limits(
-            num_blocks=limits.num_blocks,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            overlaps=limits.overlaps,
-            device=limits.device,
-            speculator=lambda: speculator,
-        ),
+        replace(limits, speculator=lambda: speculator),
     )
     params = SamplingParams(temperature=temperature, max_tokens=12, ignore_eos=True, seed=SEED)
     for prompt in prompts:

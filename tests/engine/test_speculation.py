@@ -12,7 +12,8 @@ from scheduling import make_request
 from simulated import simulate
 
 from localllm.engine.draft_lengths import MARGIN, DraftLengths
-from localllm.engine.ngram import NgramDrafter, Proposal
+from localllm.engine.drafter import Proposal
+from localllm.engine.ngram import NgramDrafter
 from localllm.engine.request import Request
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
 from localllm.engine.speculation import MAX_DRAFTED_TOKENS, Proposer, Speculator
@@ -225,7 +226,9 @@ def test_where_steps_overlap_ids_are_waited_for_rarely_unless_drafts_hold() -> N
 class SetHead(Oracle):
     """Drafts as a head does: each token is right with the same chance, and looks are not cheap."""
 
-    is_cheap = False
+    @property
+    def is_cheap(self) -> bool:
+        return False
 
     def __init__(self, answers: Callable[[Request], Sequence[int]], chance: float) -> None:
         super().__init__(answers, 0.0)

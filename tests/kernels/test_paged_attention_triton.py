@@ -1,6 +1,7 @@
 """Both attention kernels under Triton's interpreter against the reference."""
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -350,6 +351,25 @@ def test_fragments_with_hidden_keys() -> None:
     check_fragments(batch, torch.float16, None, 2, num_hidden=1)
 
 
+def check_splits(
+    kernel: Callable[..., torch.Tensor], batch: Batch, expected: torch.Tensor, **extra: Any
+) -> None:
+    """In one and in several parts."""
+    for num_splits in (1, 3):
+        found = kernel(
+            batch.query,
+            batch.cache,
+            Workspace(CPU),
+            block_tables=batch.block_tables,
+            cu_seqlens_q=batch.cu_seqlens_q,
+            seq_lens=batch.seq_lens,
+            max_query_len=int(batch.cu_seqlens_q.diff().max()),
+            num_splits=num_splits,
+            **extra,
+        )
+        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize(("num_hidden", "window"), [(1, None), (70, None), (20, 40)])
 def test_hidden_keys(kv_dtype: torch.dtype, num_hidden: int, window: int | None) -> None:
@@ -360,21 +380,7 @@ def test_hidden_keys(kv_dtype: torch.dtype, num_hidden: int, window: int | None)
         expected = batch.expected(0.3, window, num_hidden=num_hidden).float()
         assert not expected[0].any()
         assert (expected - batch.expected(0.3, window).float()).abs().max() > 0.05
-        for num_splits in (1, 3):
-            found = kernel(
-                batch.query,
-                batch.cache,
-                Workspace(CPU),
-                block_tables=batch.block_tables,
-                cu_seqlens_q=batch.cu_seqlens_q,
-                seq_lens=batch.seq_lens,
-                max_query_len=int(batch.cu_seqlens_q.diff().max()),
-                scale=0.3,
-                window=window,
-                num_hidden=num_hidden,
-                num_splits=num_splits,
-            )
-            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        check_splits(kernel, batch, expected, scale=0.3, window=window, num_hidden=num_hidden)
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
@@ -392,16 +398,4 @@ def test_capped_scores_and_sinks(
         batch = Batch(lengths, 6, 2, 24, kv_dtype)
         expected = batch.expected(0.3, window, cap, sinks).float()
         assert (expected - batch.expected(0.3, window).float()).abs().max() > 0.05
-        for num_splits in (1, 3):
-            found = kernel(
-                batch.query,
-                batch.cache,
-                Workspace(CPU),
-                block_tables=batch.block_tables,
-                cu_seqlens_q=batch.cu_seqlens_q,
-                seq_lens=batch.seq_lens,
-                max_query_len=int(batch.cu_seqlens_q.diff().max()),
-                num_splits=num_splits,
-                **extra,
-            )
-            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        check_splits(kernel, batch, expected, **extra)
