@@ -70,12 +70,14 @@ def write_with_head(
     before those of experts are stacked.
     """
     write_checkpoint(folder, config, seed=seed)
-    architecture = head_architecture(config)
-    generator = torch.Generator().manual_seed(seed + 1)
-    tensors = {
-        name: random_values(name, shape, generator)
-        for name, shape in architecture.tensors().items()
-    }
+    return add_head(folder, head_architecture(config), names, seed + 1)
+
+
+def add_head(
+    folder: Path, architecture: Architecture, names: dict[str, str], seed: int
+) -> dict[str, Tensor]:
+    """Write a random head into a checkpoint's file; returns what `write_with_head` does."""
+    tensors = random_tensors(architecture, seed)
     found = load_file(folder / "model.safetensors")
     for name, values in stacked(tensors, architecture).items():
         for own, stored in names.items():
@@ -126,12 +128,17 @@ def random_head(target: DecoderModel, seed: int = 5) -> DecoderModel | None:
     architecture = mtp_architecture(target.architecture, {})
     if architecture is None:
         return None
+    weights = GivenWeights(random_tensors(architecture, seed))
+    return load_head(weights, architecture, target, target.embedding.table.dtype)
+
+
+def random_tensors(architecture: Architecture, seed: int) -> dict[str, Tensor]:
+    """The tensors of a head, by the loader's names."""
     generator = torch.Generator().manual_seed(seed)
-    tensors = {
+    return {
         name: random_values(name, shape, generator)
         for name, shape in architecture.tensors().items()
     }
-    return load_head(GivenWeights(tensors), architecture, target, target.embedding.table.dtype)
 
 
 def reference(model: DecoderModel) -> Callable[[tuple[int, ...]], Tensor]:

@@ -15,6 +15,7 @@ _PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("lm_head.", "lm_head."),
+    ("mtp.", "mtp."),
 )
 # Classes around a text model, and the text models by their `model_type`.
 TOWERS = (

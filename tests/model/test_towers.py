@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import byte_tokenizer, tiny_config
+from engines import load_folder
+from heads import APART, add_head, load_own_head, random_head
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText, DynamicCache
+from whole_text import whole_text
 
 from localllm import LLM, SamplingParams
 from localllm.errors import CheckpointError, UnsupportedModelError
@@ -195,6 +198,26 @@ def test_older_and_newer_names_of_the_weights(tmp_path: Path) -> None:
     assert any(name.startswith(after[0]) for name in renamed)
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
     assert logprobs_like(folder, model) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_a_head_is_found_beside_a_vision_tower(name: str, tmp_path: Path) -> None:
+    """Published files have one: the text model's names begin otherwise there, the head's do not."""
+    folder = tmp_path / "whole"
+    write_tower(folder, name)
+    target = load_folder(folder, torch.float32)
+    expected = random_head(target)
+    assert expected is not None
+    add_head(folder, expected.architecture, APART, seed=5)
+    target = load_folder(folder, torch.float32)
+    hidden = torch.randn(9, 48, generator=torch.Generator().manual_seed(3))
+    rows = []
+    for head in (load_own_head(folder, target), expected):
+        batch, cache = whole_text(head, list(range(9)), hidden)
+        with torch.inference_mode():
+            rows.append(head.forward(batch, cache)[:9])
+    torch.testing.assert_close(*rows)
+    assert (rows[0] - rows[0][:1]).abs().max() > 0.1
 
 
 def test_a_text_model_of_another_kind_is_refused() -> None:
