@@ -371,6 +371,8 @@ class Engine:
             for entry in batch.requests
             if entry.request.status is RequestStatus.FINISHED
         }
+        if not found:
+            return events
         return [
             replace(event, drafts=found.get((event.request_id, event.sample), ()))
             if event.finish_reason is not None

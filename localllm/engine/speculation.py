@@ -273,15 +273,19 @@ class Speculator:
 
     def _learn_outcome(self, entry: ScheduledRequest, num_accepted: int) -> None:
         drafted, by, num_drafted = self._of(entry.request), entry.proposer, len(entry.draft)
+        # What is accepted behind the end of an answer is not in it.
+        in_answer = min(num_accepted, len(entry.request.token_ids) - entry.known_end)
+        drafted.count(self._name(by), num_drafted, in_answer)
         if by is None:
-            drafted.count(_GRAMMAR, num_drafted, num_accepted)
             return
         known = drafted.of(by)
         lengths = self._lengths[by]
         lengths.add_outcome(known.history, known.match_length, num_drafted, num_accepted)
-        drafted.count(self._proposers[by].name, num_drafted, num_accepted)
         if num_accepted:
             self._choice.accepted(by)
+
+    def _name(self, by: int | None) -> str:
+        return _GRAMMAR if by is None else self._proposers[by].name
 
     def _interval(self) -> int:
         """The number of steps per look for drafts while looks find nothing."""

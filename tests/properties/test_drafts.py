@@ -253,6 +253,29 @@ def test_log_probabilities_come_with_every_token_of_a_draft() -> None:
     assert drafted[-1].num_drafted_tokens >= num_accepted
 
 
+def test_accepted_tokens_behind_an_end_are_not_counted() -> None:
+    model = load_tiny_model("Qwen3ForCausalLM")
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+
+    def events_of(limits: Limits, ends: tuple[int, ...] = ()) -> list[TokenEvent]:
+        engine = make_engine(model, limits)
+        engine.add_request([5, 6, 7], replace(params, stop_token_ids=ends))
+        events: list[TokenEvent] = []
+        while engine.has_unfinished():
+            events += checked_step(engine)
+        return events
+
+    said = [event.token_id or 0 for event in events_of(Limits())]
+    limits = Limits(speculator=lambda: oracle_speculator(lambda _: said, 0.0, 8))
+    lasts = [last for last in range(4, 16) if said[last] not in said[:last]]
+    assert len(lasts) > 4
+    for last in lasts:
+        events = events_of(limits, (said[last],))
+        assert [event.token_id for event in events] == said[: last + 1]
+        [count] = events[-1].drafts
+        assert count.num_accepted == sum(event.is_draft for event in events) > 0
+
+
 def test_a_hybrid_drafts_what_it_says_itself_whatever_was_rejected() -> None:
     model, draft = load_tiny_model("Qwen3ForCausalLM"), load_tiny_model("Qwen3_5MoeForCausalLM")
     seen: list[tuple[list[int], list[int]]] = []
