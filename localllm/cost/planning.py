@@ -17,7 +17,7 @@ from localllm.cost.rates import ModelWork, best_time, measure_rates
 from localllm.cost.step_model import WITH_CARE, Gpu, predict_decode
 from localllm.engine.config import EngineConfig
 from localllm.engine.expert_memory import expert_sizes, plan_experts
-from localllm.engine.head_source import head_memory
+from localllm.engine.head_source import find_head, head_memory
 from localllm.engine.loading import (
     KV_DTYPES,
     free_bytes,
@@ -26,6 +26,7 @@ from localllm.engine.loading import (
     total_bytes,
 )
 from localllm.engine.memory import MemoryPlan, plan_memory
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.engine.step_inputs import graph_rows
 from localllm.errors import GpuMemoryError, RequestError
 from localllm.files.json_file import read_json_object
@@ -42,7 +43,7 @@ from localllm.hub.download import fetch_model
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.block import RowBytes
 from localllm.model.families.table import read_architecture
-from localllm.model.mtp import FoundHead, find_mtp
+from localllm.model.mtp import FoundHead
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files
@@ -270,7 +271,7 @@ def _shape_of_files(name: str, folder: Path) -> Shape:
         num_parameters=plain.resident_bytes(1),
         is_here=True,
         entry=load_catalog().get(name),
-        head=find_mtp(files, architecture),
+        head=find_head(files, architecture, SpeculationConfig()),
     )
 
 

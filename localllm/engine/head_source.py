@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from localllm.engine.head_drafter import max_waiting_rows
-from localllm.errors import RequestError
+from localllm.errors import CheckpointError, RequestError
 from localllm.model.mtp import FoundHead, find_mtp
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from localllm.engine.speculation_config import SpeculationConfig
     from localllm.model.architecture import Architecture
     from localllm.model.blocks.block import RowBytes
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +40,20 @@ NO_HEAD = HeadMemory()
 def find_head(
     files: Sequence[Path], target: Architecture, config: SpeculationConfig
 ) -> FoundHead | None:
-    """The head in the files of a model, if `config` wants one.
+    """The head in the files of a model, if `config` wants one. Without one that can be read the
+    model works as well, so that is an error only where `config` needs it.
 
     Raises: CheckpointError, as `check_weights`; RequestError where there must be one.
     """
     if not config.has("head"):
         return None
-    found = find_mtp(files, target)
+    try:
+        found = find_mtp(files, target)
+    except CheckpointError as error:
+        if config.needs("head"):
+            raise
+        logger.warning("the model's head for further tokens is not used: %s", error)
+        return None
     if found is None and config.needs("head"):
         raise RequestError(
             "this model has no head that drafts",

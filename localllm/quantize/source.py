@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from localllm.engine.head_source import find_head
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import RequestError, UnsupportedModelError
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
-from localllm.model.mtp import FoundHead, find_mtp
+from localllm.model.mtp import FoundHead
 from localllm.model.packed.scheme import SCALE_DTYPES
 from localllm.model.safetensors_header import ITEM_BYTES
 from localllm.model.weight_check import WeightMap, check_weights
@@ -31,7 +33,9 @@ class CheckedFolder:
         architecture = read_architecture(folder)
         files = find_weight_files(folder)
         weights = check_weights(files, architecture)
-        return cls(folder, architecture, weights, find_mtp(files, architecture))
+        return cls(
+            folder, architecture, weights, find_head(files, architecture, SpeculationConfig())
+        )
 
     @property
     def num_bytes(self) -> int:

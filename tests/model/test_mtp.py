@@ -18,6 +18,8 @@ from whole_text import whole_text
 
 from localllm.cost.planning import Machine, plan_model, shape_of
 from localllm.engine.config import EngineConfig
+from localllm.engine.head_source import find_head
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import CheckpointError
 from localllm.hub.catalog import resolve_model
 from localllm.model.architecture import Architecture
@@ -152,6 +154,21 @@ def test_a_broken_head_is_refused(tmp_path: Path) -> None:
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=r"'mtp\.fc\.weight' has shape"):
         load_own_head(tmp_path, target)
+
+
+def test_a_model_works_without_its_broken_head(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_with_head(tmp_path, config_of("Qwen3ForCausalLM"))
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["mtp.norm.weight"]
+    save_file(tensors, file)
+    files, target = find_weight_files(tmp_path), load_folder(tmp_path, torch.float32).architecture
+    assert find_head(files, target, SpeculationConfig()) is None
+    assert "head for further tokens is not used: tensor 'model.norm.weight'" in caplog.text
+    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' is missing"):
+        find_head(files, target, SpeculationConfig(drafter="head"))
 
 
 @pytest.mark.parametrize("method", ["rtn", "int8"])
