@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -32,6 +32,8 @@ from localllm.model.weights import load_head, open_source
 
 # Float32 sums in another order, of tiny models.
 MOST = 2e-4
+# The hidden states that heads of several take in these tests.
+FUSED_TAPS = (0, 1, 1)
 # Beginnings of names: the loader's, and those of files where the head stands apart.
 APART = {
     "model.join_embedding_norm.": "mtp.pre_fc_norm_embedding.",
@@ -141,14 +143,20 @@ def random_tensors(architecture: Architecture, seed: int) -> dict[str, Tensor]:
     }
 
 
-def reference(model: DecoderModel) -> Callable[[tuple[int, ...]], Tensor]:
-    """The hidden states of a text, computed at once."""
+def reference(
+    model: DecoderModel, taps: tuple[int, ...] | None = None
+) -> Callable[[tuple[int, ...]], Tensor]:
+    """The hidden states of a text, computed at once; those after the final norm without `taps`,
+    else several side by side.
+    """
+    asked = (model.architecture.num_layers,) if taps is None else taps
 
     @lru_cache(maxsize=4096)
     def hidden_of(text: tuple[int, ...]) -> Tensor:
         batch, cache = whole_text(model, list(text))
         with torch.inference_mode():
-            return model.forward(batch, cache)[: len(text)]
+            _, found = model.forward_tapped(batch, cache, asked)
+        return torch.cat(found, dim=-1)[: len(text)]
 
     return hidden_of
 
@@ -252,8 +260,14 @@ def head_drafter(
 ) -> HeadDrafter:
     """A drafter over a cache of `num_blocks` blocks without the null block."""
     own = kv_cache or head_cache(head, num_blocks, block_size)
-    layers = target.architecture
-    return HeadDrafter(runner, own, layers.num_layers, layers.hidden_size, 256, max_tokens, table)
+    layers, fuse = target.architecture, None
+    taps, width = (layers.num_layers,), layers.hidden_size
+    if head.join is not None and head.join.fusion is not None:
+        assert head.architecture.join is not None
+        assert head.architecture.join.fusion is not None
+        taps, width = FUSED_TAPS, head.architecture.join.fusion.width_in
+        fuse = partial(head.join.fusion, ops=head.ops)
+    return HeadDrafter(runner, own, taps, width, 256, max_tokens, table, fuse)
 
 
 def head_cache(head: DecoderModel, num_blocks: int, block_size: int) -> PagedKVCache:
@@ -274,6 +288,7 @@ def head_speculator(
 ) -> Speculator:
     """A head drafts whatever becomes of it."""
     cache = head_cache(head, num_blocks, block_size)
-    runner = ModelRunner(head, cache, tables=[table] * len(cache.stacks), taps=(1,))
+    own_tap = 0 if head.join is not None and head.join.fusion is not None else 1
+    runner = ModelRunner(head, cache, tables=[table] * len(cache.stacks), taps=(own_tap,))
     drafter = head_drafter(runner, target, head, num_blocks, block_size, max_tokens, table, cache)
     return eager(drafter, FullLengths(1), max_draft)

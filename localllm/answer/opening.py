@@ -1,4 +1,4 @@
-"""Loads a model from a checkpoint: weights, engine, draft model."""
+"""Loads a model from a checkpoint: weights, engine, and what drafts for it."""
 
 import time
 
@@ -8,9 +8,13 @@ from localllm.engine.config import EngineConfig
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.loading import LoadedDecoder, load_draft, load_engine
 from localllm.errors import RequestError
-from localllm.hub.catalog import BUILT_IN_MODELS
+from localllm.files.file_times import note_use
+from localllm.hub.catalog import BUILT_IN_MODELS, resolve_model
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
-from localllm.hub.download import DownloadProgress
+from localllm.hub.download import DownloadProgress, fetch_model
+from localllm.model.eagle import find_eagle
+from localllm.model.found_head import FoundHead
+from localllm.model.weight_files import find_weight_files
 
 
 def open_model(
@@ -38,7 +42,8 @@ def load_checkpoint(found: Checkpoint, listener: Listener = LOGGED) -> LoadedMod
 def load_text_engine(found: Checkpoint, listener: Listener = LOGGED) -> TextEngine:
     """The engine of an opened checkpoint; `listener`: see `open_model`.
 
-    Raises: CheckpointError, GpuMemoryError, BackendError; for a draft model, as `open_checkpoint`.
+    Raises: CheckpointError, GpuMemoryError, BackendError; for a draft model and an EAGLE head, as
+    `open_checkpoint`.
     """
     engine = load_engine(
         found.folder,
@@ -47,6 +52,7 @@ def load_text_engine(found: Checkpoint, listener: Listener = LOGGED) -> TextEngi
         found.eos_token_ids,
         Listener(doing=listener.doing) if found.name in BUILT_IN_MODELS else listener,
         open_draft(found, listener),
+        find_other_head(found),
     )
     return TextEngine(engine, found.tokenizer)
 
@@ -71,3 +77,17 @@ def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder 
         )
     told = Listener(doing=listener.doing)
     return load_draft(draft.folder, draft.architecture, draft.engine_config, told)
+
+
+def find_other_head(found: Checkpoint) -> FoundHead | None:
+    """The EAGLE head that the configuration names; None if it names none.
+
+    Raises: CatalogError, DownloadError; as `find_eagle`.
+    """
+    name = found.engine_config.speculation.eagle_head
+    if name is None:
+        return None
+    source = resolve_model(name)
+    folder, files = fetch_model(source), find_weight_files(found.folder)
+    note_use(folder)
+    return find_eagle(source.name, folder, found.name, found.architecture, files)

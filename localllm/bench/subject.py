@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from localllm.answer.opening import open_draft
+from localllm.answer.opening import find_other_head, open_draft
 from localllm.cost.rates import ModelWork
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
@@ -81,7 +81,8 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
     files = find_weight_files(found.folder)
     weights = check_weights(files, found.architecture)
     draft = open_draft(found)
-    decoder = load_decoder(found.folder, found.architecture, config, draft=draft)
+    head = find_other_head(found)
+    decoder = load_decoder(found.folder, found.architecture, config, draft=draft, head=head)
     weights_id = fingerprint(found.folder, files)
     engine = build_engine(decoder, config, found.eos_token_ids, weights_id, draft)
     load_s = time.monotonic() - started
@@ -115,8 +116,9 @@ def open_random(
     started = time.monotonic()
     architecture, raw = catalog_shape(alias)
     config = _fitted(config, architecture, longest)
-    if config.speculation.draft_model is not None:
-        raise RequestError("random weights have no draft model", param="drafter")
+    speculation = config.speculation
+    if speculation.draft_model is not None or speculation.eagle_head is not None:
+        raise RequestError("random weights have no draft model and no head", param="drafter")
     source = RandomWeights(architecture, kind, select_device(config), seed)
     decoder = build_decoder(source, source.resident_bytes, architecture, config)
     engine = build_engine(decoder, config, frozenset(), f"random {alias} {kind} {seed}")

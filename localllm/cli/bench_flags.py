@@ -139,8 +139,8 @@ class BenchDraftFlags(Flags):
         str,
         typer.Option(
             "--drafter",
-            help="Who drafts, for --spec and --verify: auto, or ngram, head, draft:MODEL "
-            "(joined by +).",
+            help="Who drafts, for --spec and --verify: auto, or ngram, head, eagle:HEAD, "
+            "draft:MODEL (joined by +).",
         ),
     ] = "auto"
     text: Annotated[

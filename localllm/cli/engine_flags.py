@@ -63,7 +63,7 @@ class DraftFlags(Flags):
         option(
             "--spec",
             help="How tokens are drafted; several ways are joined by +.",
-            choices=("auto", "ngram", "head", "draft:MODEL", "off"),
+            choices=("auto", "ngram", "head", "eagle:HEAD", "draft:MODEL", "off"),
         ),
     ] = _SPECULATION.drafter
     spec_max: Annotated[int, option("--spec-max", help="Maximum tokens in a draft.")] = (

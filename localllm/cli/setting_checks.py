@@ -21,8 +21,9 @@ def _in_field(kind: type, field: str, value: object) -> None:
 
 def _check_speculation(text: str) -> None:
     config = DraftFlags(spec=text).config()
-    if config.draft_model is not None:
-        resolve_model(config.draft_model)
+    for name in (config.draft_model, config.eagle_head):
+        if name is not None:
+            resolve_model(name)
 
 
 # By the name of the setting.

@@ -43,7 +43,7 @@ from localllm.hub.download import fetch_model
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.block import RowBytes
 from localllm.model.families.table import read_architecture
-from localllm.model.mtp import FoundHead
+from localllm.model.found_head import FoundHead
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
 from localllm.model.weight_check import check_weights
 from localllm.model.weight_files import find_weight_files

@@ -15,7 +15,7 @@ It samples with the same noise as the target model, as a draft model does.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -114,18 +114,20 @@ class HeadDrafter(Drafter):
         self,
         runner: HeadRunner,
         kv_cache: PagedKVCache,
-        tap: int,
-        hidden_size: int,
+        taps: Sequence[int],
+        row_width: int,
         max_model_len: int,
         max_tokens: int,
         table: int = 0,
+        fuse: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """`runner`: its tap is what the head takes in place of a hidden state for the next token;
-        `tap`: the target's hidden states that it takes, of `hidden_size`; `max_tokens`: the most
-        tokens in one of its steps; `table`: the index of the request's table that it uses.
+        `taps`: the target's hidden states that it takes, of `row_width` values in all, and `fuse`:
+        makes one of them where they are several; `max_tokens`: the most tokens in one of its steps;
+        `table`: the index of the request's table that it uses.
         """
         self._runner, self._kv_cache, self._table = runner, kv_cache, table
-        self._taps = (tap,)
+        self._taps, self._fuse = taps, fuse
         self._max_model_len, self._max_tokens = max_model_len, max_tokens
         self._chunk = min(_CHUNK, max_tokens)
         self._block_size = kv_cache.block_size
@@ -136,7 +138,7 @@ class HeadDrafter(Drafter):
         self._followers: dict[Request, _Follower] = {}
         # Batches with their hidden states, that no follower has taken yet, and the sum of rows.
         self._waiting: deque[tuple[ScheduledBatch, Tensor]] = deque()
-        self._num_waiting, self._max_waiting = 0, max_waiting_rows(4 * hidden_size)
+        self._num_waiting, self._max_waiting = 0, max_waiting_rows(4 * row_width)
         # Whether a request lacks too many entries to be drafted for; and `took_more`.
         self._is_behind = False
         self._took_more = False
@@ -162,8 +164,8 @@ class HeadDrafter(Drafter):
 
     def see(self, batch: ScheduledBatch, hidden: Sequence[Tensor]) -> None:
         """See Drafter: keeps them for later, since this is called in every step."""
-        [rows] = hidden
-        if self._runner.overlaps:
+        rows = hidden[0] if len(hidden) == 1 else torch.cat(tuple(hidden), dim=-1)
+        if self._runner.overlaps and len(hidden) == 1:
             rows = rows.clone()  # the next step overwrites them
         self._waiting.append((batch, rows))
         self._num_waiting += rows.shape[0]
@@ -252,7 +254,7 @@ class HeadDrafter(Drafter):
             HeadDraft(each.entry(start, each.end), each.num_drafts)
             for each, start in zip(drafting, starts, strict=True)
         ]
-        return self._runner.draft(asked, _joined(_rows_of(drafting)))
+        return self._runner.draft(asked, self._hidden(_rows_of(drafting)))
 
     def _drafts_one_by_one(self, drafting: "list[_Drafting]") -> list[list[int]]:
         """The drafts, one token of all of them after the other."""
@@ -370,7 +372,7 @@ class HeadDrafter(Drafter):
             start = follower.num_known
             entries.append(_entry(follower, start, end, catches_up=False))
             rows += follower.between(start - 1, end - 1)
-        hidden = _joined(rows)
+        hidden = self._hidden(rows)
         if self._runner.draft([HeadDraft(entry, 0) for entry in entries], hidden) is None:
             self._runner.launch(ScheduledBatch(entries), hidden).wait()
         for follower, end in step:
@@ -394,7 +396,7 @@ class HeadDrafter(Drafter):
         for step in steps:
             entries = [each.entry(each.follower.num_known, each.end) for each in step]
             rows = _rows_of(step)
-            launched = self._runner.launch(ScheduledBatch(entries), _joined(rows))
+            launched = self._runner.launch(ScheduledBatch(entries), self._hidden(rows))
             under_way.append((launched, step))
             [own] = launched.hidden
             if len(own) > len(step):
@@ -402,6 +404,11 @@ class HeadDrafter(Drafter):
                 own = own[torch.from_numpy(last).to(own.device)]
             found.append(own.clone() if len(steps) > 1 else own)
         return _joined(found), under_way
+
+    def _hidden(self, rows: Sequence[Tensor]) -> Tensor:
+        """What the head takes in place of the target's hidden states."""
+        joined = _joined(rows)
+        return joined if self._fuse is None else self._fuse(joined)
 
     def _book(self, follower: _Follower, end: int) -> None:
         """Record that the follower's entries before slot `end` are computed."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from localllm.engine.head_drafter import max_waiting_rows
 from localllm.errors import CheckpointError, RequestError
-from localllm.model.mtp import FoundHead, find_mtp
+from localllm.model.mtp import find_mtp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from localllm.engine.speculation_config import SpeculationConfig
     from localllm.model.architecture import Architecture
     from localllm.model.blocks.block import RowBytes
+    from localllm.model.found_head import FoundHead
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +70,8 @@ def head_memory(
     """The memory of a head; `item_bytes`: of an unquantized value; `row_bytes`: of cached rows."""
     if head is None:
         return NO_HEAD
-    width = head.architecture.hidden_size
-    # Its entry, and its share of the hidden state that is kept of a block's last token.
+    width = head.states_width
+    # Its entry, and its share of the hidden states that are kept of a block's last token.
     token_bytes = head.architecture.token_bytes(row_bytes) + -(-width * item_bytes // block_size)
     return HeadMemory(
         head.weights.resident_bytes(item_bytes),

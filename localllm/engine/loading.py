@@ -51,8 +51,8 @@ from localllm.errors import BackendError, GpuMemoryError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
+from localllm.model.found_head import FoundHead
 from localllm.model.inputs import PagedKVCache
-from localllm.model.mtp import FoundHead
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
@@ -72,6 +72,14 @@ KV_DTYPES = {"bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """A head that drafts for a decoder, and where it was found."""
+
+    model: DecoderModel
+    found: FoundHead
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedDecoder:
     """A decoder on its device, and the plan by which its memory was divided."""
 
@@ -82,8 +90,8 @@ class LoadedDecoder:
     device: torch.device
     # Configurations of its kernels; None if nothing is tuned.
     tunings: Tunings | None = None
-    # The head in its own files that drafts for it, if there is one and it is wanted.
-    head: DecoderModel | None = None
+    # The head that drafts for it, if there is one and it is wanted.
+    head: LoadedHead | None = None
 
 
 def load_decoder(
@@ -92,17 +100,19 @@ def load_decoder(
     config: EngineConfig,
     listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
+    head: FoundHead | None = None,
 ) -> LoadedDecoder:
     """Load the weights in `folder`, whose config was read by `read_architecture`.
 
     The files are checked before memory is allocated; `listener` gets the plan for the memory, and
-    how it was divided in the end. `draft`: the draft model, if there is one.
+    how it was divided in the end. `draft`: the draft model, if there is one; `head`: a head from
+    other files, which takes the place of the model's own.
 
     Raises: CheckpointError, UnsupportedModelError, GpuMemoryError, BackendError.
     """
     files = find_weight_files(folder)
     weights = check_weights(files, architecture)
-    head = find_head(files, architecture, config.speculation)
+    head = head or find_head(files, architecture, config.speculation)
     with open_source(weights) as source:
         resident = weights.resident_bytes
         return build_decoder(source, resident, architecture, config, listener, draft, head)
@@ -118,7 +128,7 @@ def build_decoder(
     head: FoundHead | None = None,
 ) -> LoadedDecoder:
     """A decoder with the weights of `source`; `resident_bytes` gives their size in memory for the
-    byte width of an unquantized value. `head`: its own head, which is loaded too.
+    byte width of an unquantized value. `head`: the head that drafts for it, which is loaded too.
 
     Raises: as `load_decoder`.
     """
@@ -200,15 +210,16 @@ def build_decoder(
         deterministic=config.deterministic,
         expert_slots=plan.expert_slots,
     )
-    own_head = None
+    loaded_head = None
     if head is not None:
         with open_source(head.weights) as head_source:
-            own_head = load_head(head_source, head.architecture, model, dtype)
+            own = load_head(head_source, head.architecture, model, dtype)
+        loaded_head = LoadedHead(own, head)
     if device.type == "cuda":
         planned, left = plan, free_bytes(device)
         plan = reconcile(planned, config, left)
         listener.line(describe_taken(plan, planned, left - plan.kv_bytes))
-    return LoadedDecoder(model, plan, dtype, kv_dtype, device, tunings, own_head)
+    return LoadedDecoder(model, plan, dtype, kv_dtype, device, tunings, loaded_head)
 
 
 def check_request(
@@ -237,9 +248,10 @@ def load_engine(
     eos_token_ids: frozenset[int],
     listener: Listener = LOGGED,
     draft: LoadedDecoder | None = None,
+    head: FoundHead | None = None,
 ) -> Engine:
-    """An engine around the decoder in `folder`. Raises: as `load_decoder`."""
-    loaded = load_decoder(folder, architecture, config, listener, draft)
+    """An engine around the decoder in `folder`; see `load_decoder`. Raises: as it does."""
+    loaded = load_decoder(folder, architecture, config, listener, draft, head)
     weights_id = fingerprint(folder, find_weight_files(folder))
     return build_engine(loaded, config, eos_token_ids, weights_id, draft)
 
@@ -349,7 +361,8 @@ def _proposers(
     num_blocks = groups[table].num_blocks
     if loaded.head is not None:
         head = _head_drafter(loaded, loaded.head, config, scheduling, num_blocks, table)
-        found.append(Proposer("head", head, DraftLengths(_HEAD_DEPTHS, plain, has_matches=False)))
+        lengths = DraftLengths(_HEAD_DEPTHS, plain, has_matches=False)
+        found.append(Proposer(loaded.head.found.kind, head, lengths))
     if draft is not None:
         smaller = _model_drafter(loaded, draft, config, scheduling, num_blocks, table)
         found.append(Proposer("draft model", smaller, DraftLengths(1, plain, has_matches=False)))
@@ -375,26 +388,28 @@ def _model_drafter(
 
 def _head_drafter(
     loaded: LoadedDecoder,
-    head: DecoderModel,
+    head: LoadedHead,
     config: EngineConfig,
     scheduling: SchedulerConfig,
     num_blocks: int,
     table: int,
 ) -> HeadDrafter:
-    """The drafter with a decoder's own head, over the blocks of the cache group `table`."""
-    own, plan = replace(loaded, model=head), loaded.plan
-    num_groups = len(head.architecture.cache_groups)
+    """The drafter with a decoder's head, over the blocks of the cache group `table`."""
+    own, plan, join = replace(loaded, model=head.model), loaded.plan, head.model.join
+    num_groups = len(head.model.architecture.cache_groups)
     kv_cache, tables = _allocate(own, config, [num_blocks] * num_groups), [table] * num_groups
-    taps = [head.architecture.num_layers]
+    taps = [head.found.own_tap]
     runner = _make_runner(own, kv_cache, scheduling, plan.max_model_len, tables=tables, taps=taps)
+    assert join is not None
     return HeadDrafter(
         runner,
         kv_cache,
-        loaded.model.architecture.num_layers,
-        loaded.model.architecture.hidden_size,
+        head.found.taps,
+        head.found.states_width,
         plan.max_model_len,
         plan.max_num_batched_tokens,
         table,
+        None if join.fusion is None else partial(join.fusion, ops=head.model.ops),
     )
 
 

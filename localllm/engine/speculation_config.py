@@ -13,8 +13,9 @@ class SpeculationConfig:
     """Configuration of speculation.
 
     `drafter`: "ngram" looks up the next tokens in earlier text, "head" asks the head that lies in
-    the model's own files, "draft:MODEL" a smaller model; several are joined by "+". "auto" is
-    "ngram", and "head" where there is one; "off" disables drafting. `max_draft`: the most drafted
+    the model's own files, "eagle:HEAD" one in a folder of its own, "draft:MODEL" a smaller model;
+    several are joined by "+". "auto" is "ngram", and "head" where there is one; "off" disables
+    drafting. `max_draft`: the most drafted
     tokens per request and step; `min_match`, `max_match`: the least and the most tokens that are
     matched in earlier text.
     """
@@ -30,10 +31,12 @@ class SpeculationConfig:
         is_known = self.drafter == "off" or all(map(_is_drafter, names))
         if not is_known or len(set(kinds)) < len(kinds):
             raise RequestError(
-                "--spec must be off, or one or several of auto, ngram, head and draft:MODEL, "
-                f"joined by '+'; found {self.drafter!r:.60}",
+                "--spec must be off, or one or several of auto, ngram, head, eagle:HEAD and "
+                f"draft:MODEL, joined by '+'; found {self.drafter!r:.60}",
                 param="spec",
             )
+        if self.eagle_head is not None and self.needs("head"):
+            raise RequestError("--spec takes head or eagle:HEAD, not both", param="spec")
         if type(self.max_draft) is not int or not 1 <= self.max_draft <= MAX_DRAFT:
             raise RequestError(
                 f"--spec-max must be a whole number from 1 to {MAX_DRAFT}, "
@@ -50,8 +53,16 @@ class SpeculationConfig:
     @property
     def draft_model(self) -> str | None:
         """The name of the draft model; None if there is none."""
+        return self._named("draft")
+
+    @property
+    def eagle_head(self) -> str | None:
+        """The name of the EAGLE head; None if there is none."""
+        return self._named("eagle")
+
+    def _named(self, asked: str) -> str | None:
         found = (name.partition(":") for name in self.drafter.split("+"))
-        return next((model for kind, _, model in found if kind == "draft"), None)
+        return next((model for kind, _, model in found if kind == asked), None)
 
     def has(self, kind: str) -> bool:
         """Whether a drafter of that kind is asked for, "ngram" or "head"."""
@@ -64,4 +75,6 @@ class SpeculationConfig:
 
 def _is_drafter(name: str) -> bool:
     kind, colon, model = name.partition(":")
-    return (kind == "draft" and bool(model)) or (kind in ("auto", "ngram", "head") and not colon)
+    if kind in ("draft", "eagle"):
+        return bool(model)
+    return kind in ("auto", "ngram", "head") and not colon

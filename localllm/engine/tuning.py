@@ -185,8 +185,8 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
 
 
 def _drawn(model: DecoderModel, rows: int, width: int) -> Tensor:
-    dtype = model.norm.weight.dtype
-    return torch.randn(rows, width, device=model.embedding.table.device).to(dtype)
+    embedding = model.embedding
+    return torch.randn(rows, width, device=embedding.table.device).to(embedding.row_dtype)
 
 
 def _is_sane(config: TileConfig) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from localllm.errors import UnsupportedModelError
 from localllm.files.json_file import read_json_object
-from localllm.model.families.table import read_architecture
+from localllm.model.families.table import is_eagle, read_architecture
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -37,9 +37,14 @@ def check_listed(repo: str, names: Sequence[str]) -> None:
 
 
 def check_config(folder: Path) -> None:
-    """Check config.json. Raises: UnsupportedModelError, CheckpointError if the model cannot run."""
-    read_architecture(folder)
-    quantization = read_json_object(folder / "config.json").get("quantization_config")
+    """Check config.json, of a model or of a head that drafts for one.
+
+    Raises: UnsupportedModelError, CheckpointError if it cannot run.
+    """
+    raw = read_json_object(folder / "config.json")
+    if not is_eagle(raw):
+        read_architecture(folder)
+    quantization = raw.get("quantization_config")
     if quantization is not None:
         # Imported here: the weight formats need torch, which takes two seconds to import.
         from localllm.model.quantization_config import read_quantization

@@ -22,7 +22,7 @@ from localllm.model.blocks.experts_beside import ExpertsBesideSpec
 from localllm.model.blocks.latent_experts import LatentExpertsSpec
 from localllm.model.blocks.mamba import MambaSpec
 from localllm.model.config_fields import DType
-from localllm.model.join import DRAFTED, JOIN, JoinSpec
+from localllm.model.join import JoinSpec
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 from localllm.model.per_layer_inputs import PROJECTION, PerLayerSpec
@@ -78,7 +78,7 @@ class Architecture:
     layer's blocks read besides the residual stream; `has_tower`: the files hold a vision tower too,
     see tower.py. `writes_text`: false for a model that was saved without an output head;
     `num_labels`: rows of the head that scores texts in its place, if there is one. `join`: of a
-    head that drafts for another model, whose embeddings it has, see mtp.py.
+    head that drafts for another model, see mtp.py and eagle.py.
     """
 
     name: str
@@ -259,7 +259,7 @@ class Architecture:
         if self.per_layer is not None:
             shapes[PROJECTION] = (self.num_layers * self.per_layer.width, self.hidden_size)
         if self.join is not None:
-            shapes[JOIN] = (self.hidden_size, 2 * self.hidden_size)
+            shapes |= self.join.linears(self.hidden_size)
             if self.join.num_drafted is not None:
                 shapes[HEAD] = (self.join.num_drafted, self.hidden_size)
         if not self.tie_word_embeddings:
@@ -272,14 +272,15 @@ class Architecture:
         With tied embeddings the head is the embedding table; a stored head is accepted and ignored.
         """
         shapes: dict[str, tuple[int, ...]] = {}
-        if self.join is None:
+        if self.join is None or self.join.has_embedding:
             shapes[EMBEDDING] = (self.vocab_size, self.hidden_size)
-        else:
+        if self.join is not None:
             shapes |= self._join_tensors(self.join)
         for i, layer in enumerate(self.layers):
             own = layer.tensors()
             shapes |= {f"{layer_name(i)}.{name}": shape for name, shape in own.items()}
-        shapes[f"{self.norm.name}.weight"] = (self.hidden_size,)
+        if self.join is None or self.join.has_last_norm:
+            shapes[f"{self.norm.name}.weight"] = (self.hidden_size,)
         if self.per_layer is not None:
             shapes |= self.per_layer.tensors(self.hidden_size, self.num_layers)
         if not self.tie_word_embeddings:
@@ -289,14 +290,11 @@ class Architecture:
         return shapes
 
     def _join_tensors(self, join: JoinSpec) -> dict[str, tuple[int, ...]]:
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{JOIN}.weight": (self.hidden_size, 2 * self.hidden_size),
-            **join.vectors(self.hidden_size),
-        }
+        linears = join.linears(self.hidden_size)
+        shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": linears[name] for name in linears}
         if join.num_drafted is not None:
             shapes[f"{HEAD}.weight"] = (join.num_drafted, self.hidden_size)
-            shapes[DRAFTED] = (join.num_drafted,)
-        return shapes
+        return shapes | join.vectors(self.hidden_size)
 
     def describe(self) -> str:
         """The sizes that determine its operators, in words."""

@@ -27,12 +27,12 @@ class DecoderModel:
     architecture: Architecture
     embedding: Embedding
     layers: tuple[Layer, ...]
-    norm: Norm
+    norm: Norm | None
     head: Head
     ropes: RopeTables
     ops: Ops
     per_layer: PerLayerInputs | None = None
-    # Of a head, which has its target's embedding.
+    # Of a head that drafts for another model.
     join: Join | None = None
     # Its drafts in one call, if that is supported.
     fused_drafts: CpuHead | None = None
@@ -53,7 +53,8 @@ class DecoderModel:
         return self.architecture.hidden_size, self.embedding.row_dtype
 
     def forward(self, batch: ForwardBatch, kv_cache: PagedKVCache) -> Tensor:
-        """Hidden states [padded_tokens, hidden] of the batch's tokens, after the final norm.
+        """Hidden states [padded_tokens, hidden] of the batch's tokens, after the final norm, which
+        a head may lack.
 
         Writes the new tokens' keys and values to `kv_cache`.
         """
@@ -86,17 +87,19 @@ class DecoderModel:
         """`num_whole`: the number of layers that compute all rows."""
         ops = self.ops
         rotations = self.ropes.rotations(batch.positions)
-        residual = self.embedding(batch.input_ids)
+        residual, joined = self.embedding(batch.input_ids), None
         if self.join is not None:
             assert batch.hidden is not None
-            residual = self.join(residual, batch.hidden, ops)
+            residual, joined = self.join(residual, batch.hidden, ops)
         if self.fused is not None and self.fused.takes(batch):
             x, found = self.fused(residual, rotations, batch, kv_cache, taps)
             return x, _tapped(taps, found, x)
         per_layer = None if self.per_layer is None else self.per_layer(batch.input_ids, residual)
         # Each block's output is added to the residual and normed for the next block.
         norms = [sublayer.norm for layer in self.layers for sublayer in layer.sublayers]
-        x = residual if norms[0] is None else norms[0](residual, ops)
+        x = residual if joined is None else joined
+        if norms[0] is not None:
+            x = norms[0](x, ops)
         next_norms = iter([*norms[1:], self.norm])
         streams: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers):

@@ -9,75 +9,47 @@ the published files of Qwen3-Next, Qwen3.5 and GLM-4.5.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from localllm.model.architecture import FINAL_NORM, HEAD, Architecture, layer_name
 from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.found_head import EMBEDDING_NORM, HIDDEN_NORM, FoundHead, HeadLayout
 from localllm.model.join import DRAFTED, JOIN, JoinSpec
 from localllm.model.layer import LayerPlan
 from localllm.model.safetensors_header import TensorInfo, read_headers
 from localllm.model.stacked_experts import unstack
 from localllm.model.stored_names import own_tensors
-from localllm.model.weight_check import WeightMap, check_tensors
-
-_EMBEDDING_NORM, _HIDDEN_NORM = "model.join_embedding_norm", "model.join_hidden_norm"
-
-
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """How the names of a head's tensors begin in files, and how they do here."""
-
-    names: tuple[tuple[str, str], ...]
-    # The name that files with such a head have.
-    marker: str
-
-    def stored_name(self, own: str) -> str:
-        """The name in files of a tensor that the loader knows as `own`."""
-        for stored, beginning in self.names:
-            if beginning and own.startswith(beginning):
-                return stored + own.removeprefix(beginning)
-        raise KeyError(own)
-
+from localllm.model.weight_check import check_tensors
 
 # Qwen3-Next and later Qwen, and pocket.
-_APART = _Layout(
+_APART = HeadLayout(
     (
         ("mtp.fc.", f"{JOIN}."),
-        ("mtp.pre_fc_norm_embedding.", f"{_EMBEDDING_NORM}."),
-        ("mtp.pre_fc_norm_hidden.", f"{_HIDDEN_NORM}."),
+        ("mtp.pre_fc_norm_embedding.", f"{EMBEDDING_NORM}."),
+        ("mtp.pre_fc_norm_hidden.", f"{HIDDEN_NORM}."),
         ("mtp.norm.", f"{FINAL_NORM}."),
         ("mtp.lm_head.", f"{HEAD}."),
         ("mtp.token_ids", DRAFTED),
         ("mtp.layers.0.", f"{layer_name(0)}."),
-    ),
-    "mtp.fc.weight",
+    )
 )
 
 
-def _as_further_layer(number: int) -> _Layout:
+def _as_further_layer(number: int) -> HeadLayout:
     """GLM-4 with experts, and DeepSeek V3: one more layer behind the model's own."""
     layer = f"{layer_name(number)}."
     names = (
         (f"{layer}eh_proj.", f"{JOIN}."),
-        (f"{layer}enorm.", f"{_EMBEDDING_NORM}."),
-        (f"{layer}hnorm.", f"{_HIDDEN_NORM}."),
+        (f"{layer}enorm.", f"{EMBEDDING_NORM}."),
+        (f"{layer}hnorm.", f"{HIDDEN_NORM}."),
         (f"{layer}shared_head.norm.", f"{FINAL_NORM}."),
         # Copies of the model's own.
         (f"{layer}shared_head.head.", ""),
         (f"{layer}embed_tokens.", ""),
         (layer, f"{layer_name(0)}."),
     )
-    return _Layout(names, f"{layer}eh_proj.weight")
-
-
-@dataclass(frozen=True, slots=True)
-class FoundHead:
-    """A head in a model's files, whose tensors have the names that the loader knows."""
-
-    architecture: Architecture
-    weights: WeightMap
-    layout: _Layout
+    return HeadLayout(names)
 
 
 def mtp_architecture(target: Architecture, found: Mapping[str, TensorInfo]) -> Architecture | None:
@@ -87,7 +59,7 @@ def mtp_architecture(target: Architecture, found: Mapping[str, TensorInfo]) -> A
     plan = _last_full_attention(target.layers)
     if plan is None:
         return None
-    first, second = (replace(target.norm, name=name) for name in (_EMBEDDING_NORM, _HIDDEN_NORM))
+    first, second = (replace(target.norm, name=name) for name in (EMBEDDING_NORM, HIDDEN_NORM))
     ids = found.get(DRAFTED)
     join = JoinSpec(first, second, ids.shape[0] if ids is not None and ids.shape else None)
     return replace(
@@ -108,25 +80,15 @@ def find_mtp(files: Sequence[Path], target: Architecture) -> FoundHead | None:
     """
     named = own_tensors(read_headers(list(files)), target)
     for layout in (_APART, _as_further_layer(target.num_layers)):
-        if any(name.startswith(layout.marker.removesuffix("weight")) for name in named):
-            found = _renamed(named, layout)
+        if any(name.startswith(layout.stored_name(f"{JOIN}.")) for name in named):
+            found = layout.renamed(named)
             architecture = mtp_architecture(target, found)
             if architecture is None:
                 return None
             weights = check_tensors(unstack(found, architecture), architecture)
-            return FoundHead(architecture, weights, layout)
+            last = target.num_layers  # behind the final norm, as its own
+            return FoundHead("head", architecture, weights, layout, (last,), 1)
     return None
-
-
-def _renamed(found: Mapping[str, TensorInfo], layout: _Layout) -> dict[str, TensorInfo]:
-    renamed = {}
-    for name, info in found.items():
-        for stored, own in layout.names:
-            if name.startswith(stored):
-                if own:
-                    renamed[own + name.removeprefix(stored)] = info
-                break
-    return renamed
 
 
 def _last_full_attention(layers: Sequence[LayerPlan]) -> LayerPlan | None:

@@ -27,10 +27,11 @@ def has_other_head(folder: Path, architecture: Architecture) -> bool:
     head, table = found.get(f"{HEAD}.weight"), found.get(EMBEDDING)
     if head is None or table is None or (head.dtype, head.shape) != (table.dtype, table.shape):
         return False
-    return _differ(head, table)
+    return differ(head, table)
 
 
-def _differ(head: TensorInfo, table: TensorInfo) -> bool:
+def differ(head: TensorInfo, table: TensorInfo) -> bool:
+    """Whether two tensors of the same type and shape in files hold other values."""
     import torch  # a config is read without it
     from safetensors import safe_open
 

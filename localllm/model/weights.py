@@ -17,7 +17,7 @@ from localllm.model.architecture import EMBEDDING, HEAD, LABELS, Architecture, l
 from localllm.model.decoder import DecoderModel
 from localllm.model.ends import Embedding, Head
 from localllm.model.fused.choose import fuse_head, fuse_layers
-from localllm.model.join import DRAFTED, JOIN, Join, JoinSpec
+from localllm.model.join import DRAFTED, FUSION, JOIN, DraftedAs, Fusion, Join, JoinSpec
 from localllm.model.layer import Layer
 from localllm.model.linear import (
     DequantizedLinear,
@@ -30,7 +30,7 @@ from localllm.model.linear import (
     fuse,
     packed_linear,
 )
-from localllm.model.norm import Norm
+from localllm.model.norm import Norm, NormSpec
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.per_layer_inputs import PROJECTION, TABLE, PerLayerInputs
@@ -178,24 +178,32 @@ def load_model(
 def load_head(
     source: WeightSource, architecture: Architecture, target: DecoderModel, dtype: torch.dtype
 ) -> DecoderModel:
-    """Load a head that drafts for `target`, whose embedding, device and operators it has, and its
-    output head if it has none of its own. On a CPU its linears are rounded to 8 bits, which are
-    read and multiplied faster: its errors cost drafts, not text. `architecture`: see mtp.py.
+    """Load a head that drafts for `target`, whose device and operators it has, and its embedding
+    and output head where it has none of its own. On a CPU its linears are rounded to 8 bits, which
+    are read and multiplied faster: its errors cost drafts, not text. `architecture`: see mtp.py and
+    eagle.py.
 
     Raises: as `load_model`.
     """
     device = target.embedding.table.device
     reader = WeightReader(source, dtype, device, target.ops, rounds=device.type == "cpu")
-    assert architecture.join is not None
+    spec = architecture.join
+    assert spec is not None
     ropes = RopeTables(target.ropes.num_positions, device)
     layers = tuple(reader.layer(architecture, i, ropes) for i in range(architecture.num_layers))
-    norm, join = reader.last_norm(architecture), reader.join(architecture.join)
+    norm = reader.last_norm(architecture) if spec.has_last_norm else None
+    join, embedding = reader.join(spec), target.embedding
+    if spec.has_embedding:
+        embedding = reader.embedding(architecture)
+    elif architecture.embedding_scale != embedding.scale:
+        scale, row_dtype = architecture.embedding_scale, embedding.row_dtype
+        embedding = Embedding.of(embedding.table, scale, row_dtype)
     head = reader.drafting_head(architecture, target.head)
     fused = fuse_layers(architecture, layers, norm, target.ops)
     return DecoderModel(
         architecture=architecture,
         num_whole=architecture.last_state,
-        embedding=target.embedding,
+        embedding=embedding,
         layers=layers,
         norm=norm,
         head=head,
@@ -203,7 +211,7 @@ def load_head(
         ops=target.ops,
         join=join,
         fused=fused,
-        fused_drafts=fuse_head(fused, layers, target.embedding, join, head),
+        fused_drafts=fuse_head(fused, layers, embedding, join, head),
     )
 
 
@@ -386,34 +394,42 @@ class WeightReader:
     def drafting_head(self, architecture: Architecture, target: Head) -> Head:
         """The output head of a head that drafts: its own for some tokens, or the target's."""
         assert architecture.join is not None
-        if architecture.join.num_drafted is None:
+        spec, vocab_size = architecture.join, architecture.vocab_size
+        if spec.num_drafted is None:
             return target
+        own = Head(self.linear(HEAD), architecture.logit_scale, architecture.logit_cap)
+        if spec.drafted_as is DraftedAs.ALL:
+            return own
         drafted = self._source.plain(DRAFTED).long()
-        vocab_size = architecture.vocab_size
+        if spec.drafted_as is DraftedAs.OFFSETS:
+            drafted = drafted + torch.arange(len(drafted))
         if bool((drafted < 0).any() or (drafted >= vocab_size).any()):
             raise CheckpointError(
                 f"tensor {DRAFTED!r} holds ids that are not of the {vocab_size:,} tokens",
                 where=self._source.place(DRAFTED),
                 hint="the head may be of another model",
             )
-        return replace(
-            target,
-            projection=self.linear(HEAD),
-            drafted=drafted.to(self._device),
-            vocab_size=vocab_size,
-        )
+        return replace(own, drafted=drafted.to(self._device), vocab_size=vocab_size)
 
     def join(self, spec: JoinSpec) -> Join:
         """The join of a head that drafts."""
-        norms = (
-            norm.with_weight(self.vector(f"{norm.name}.weight"))
-            for norm in (spec.embedding, spec.hidden)
+        fusion = None
+        if spec.fusion is not None:
+            norms = tuple(map(self._norm, spec.fusion.norms))
+            fusion = Fusion(self.linear(FUSION), norms)
+        return Join(
+            None if spec.is_wide else self.linear(JOIN),
+            None if spec.embedding is None else self._norm(spec.embedding),
+            None if spec.hidden is None else self._norm(spec.hidden),
+            spec.adds_normed,
+            fusion,
         )
-        return Join(self.linear(JOIN), *norms)
 
     def last_norm(self, architecture: Architecture) -> Norm:
         """The norm after the last layer."""
-        spec = architecture.norm
+        return self._norm(architecture.norm)
+
+    def _norm(self, spec: NormSpec) -> Norm:
         return spec.with_weight(self.vector(f"{spec.name}.weight"))
 
     def per_layer_inputs(self, architecture: Architecture, ops: Ops) -> PerLayerInputs | None:
@@ -421,8 +437,8 @@ class WeightReader:
         spec = architecture.per_layer
         if spec is None:
             return None
-        norm = spec.norm.with_weight(self.vector(f"{spec.norm.name}.weight"))
-        return PerLayerInputs(spec, self.read(TABLE), self.linear(PROJECTION), norm, ops)
+        linear, norm = self.linear(PROJECTION), self._norm(spec.norm)
+        return PerLayerInputs(spec, self.read(TABLE), linear, norm, ops)
 
     def layer(self, architecture: Architecture, index: int, ropes: RopeTables) -> Layer:
         """One layer with its weights."""

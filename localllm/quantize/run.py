@@ -23,7 +23,7 @@ from localllm.files.json_file import read_json_object
 from localllm.files.model_file import read_model_file
 from localllm.hub.checkpoint import Checkpoint
 from localllm.model.architecture import EMBEDDING, HEAD, layer_name
-from localllm.model.mtp import FoundHead
+from localllm.model.found_head import FoundHead
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.rope import RopeTables
 from localllm.model.stored_names import named_for_files

@@ -10,7 +10,7 @@ from localllm.errors import RequestError, UnsupportedModelError
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
-from localllm.model.mtp import FoundHead
+from localllm.model.found_head import FoundHead
 from localllm.model.packed.scheme import SCALE_DTYPES
 from localllm.model.safetensors_header import ITEM_BYTES
 from localllm.model.weight_check import WeightMap, check_weights

@@ -61,6 +61,8 @@ def test_a_value_of_the_wrong_kind_or_name_is_refused(localllm: Run) -> None:
         (("keepalive", "5x"), "--keepalive must be like 5m"),
         (("threads", "0"), "threads"),
         (("spec", "draft:nope"), "unknown model 'nope'"),
+        (("spec", "auto+eagle:nope"), "unknown model 'nope'"),
+        (("spec", "head+eagle:nope"), "--spec takes head or eagle:HEAD, not both"),
     ):
         outcome = localllm("config", "set", *arguments)
         assert outcome.code in (ExitCode.USAGE, ExitCode.MODEL)

@@ -122,7 +122,8 @@ def test_a_long_help_has_its_flags_in_sections_with_their_choices(localllm: Run)
     ]
     options = text.partition("Options:")[2].partition("Examples:")[0]
     assert options.split()[:2] == ["-h,", "--help"]  # no flag is in no section
-    for choices in ("auto|torch|triton", "auto|cuda|cpu", "auto|ngram|head|draft:MODEL|off"):
+    drafters = "auto|ngram|head|eagle:HEAD|draft:MODEL|off"
+    for choices in ("auto|torch|triton", "auto|cuda|cpu", drafters):
         assert choices in text
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from drafting import EagerSpeculator, FullLengths, eager
+from eagles import random_eagle3
 from engines import Limits, checked_step, load_tiny_model, make_engine
 from guards import needs_interpreter
-from heads import CheckedHead, head_cache, head_drafter, random_head, reference
+from heads import FUSED_TAPS, CheckedHead, head_cache, head_drafter, random_head, reference
 from recording_device import RecordingDevice
 from whole_text import whole_text
 
@@ -170,16 +171,22 @@ def chain(
 ) -> list[int]:
     """The tokens that a head drafts after a text, computed at once for each of them."""
     seed = sample_seed(SEED, 0)
-    hidden = reference(model)(tuple(text))[:-1]
+    assert head.join is not None
+    fusion, own_tap = head.join.fusion, 1
+    if fusion is None:
+        hidden = reference(model)(tuple(text))[:-1]
+    else:
+        hidden, own_tap = fusion(reference(model, FUSED_TAPS)(tuple(text))[:-1], head.ops), 0
     drafted: list[int] = []
     with torch.inference_mode():
         for _ in range(count):
             batch, cache = whole_text(head, [*text, *drafted][1:], hidden)
-            rows = head.forward(batch, cache)[: len(text) + len(drafted) - 1]
-            logits = head.compute_logits(rows[-1:])[0]
+            rows, [own] = head.forward_tapped(batch, cache, (own_tap,))
+            last = len(text) + len(drafted) - 1
+            logits = head.compute_logits(rows[last - 1 : last])[0]
             key = noise_key(seed, len(text) + len(drafted))
             drafted.append(gumbel_argmax_reference(logits, temperature or 1e-9, None, key))
-            hidden = torch.cat((hidden, rows[-1:]))
+            hidden = torch.cat((hidden, own[last - 1 : last]))
     return drafted
 
 
@@ -241,14 +248,31 @@ def test_drafts_are_the_head_s_own(architecture: str, backend: str, temperature:
     check_drafts(model, head, drafts, temperature=temperature)
 
 
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize("architecture", MODELS)
+def test_drafts_of_eagle3_are_its_own(architecture: str, backend: str) -> None:
+    """They come from several hidden states of the model, and from one of the head's."""
+    if backend == "auto" and shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    model = load_tiny_model(architecture, backend=backend)
+    head = random_eagle3(model)
+    cache = head_cache(head, NUM_BLOCKS, 16)
+    runner = ModelRunner(head, cache, tables=[0], taps=(0,))
+    limits = Limits(num_blocks=NUM_BLOCKS, max_num_batched_tokens=24)
+    drafts = run_with_head(model, head, runner, cache, limits)
+    check_drafts(model, head, drafts)
+
+
 @needs_interpreter
-def test_drafts_from_captured_graphs_are_the_head_s_own() -> None:
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+def test_drafts_from_captured_graphs_are_the_head_s_own(kind: str) -> None:
     model = load_tiny_model("Qwen3ForCausalLM", backend="triton")
-    head = random_head(model)
+    head = random_eagle3(model) if kind == "eagle3" else random_head(model)
     assert head is not None
     cache, device = head_cache(head, NUM_BLOCKS, 16), RecordingDevice()
     scheduling = SchedulerConfig(16, 64, 24, False, b"")
-    runner = DeviceRunner(head, cache, device, scheduling, 256, tables=[0], taps=(1,))
+    taps = (0,) if kind == "eagle3" else (1,)
+    runner = DeviceRunner(head, cache, device, scheduling, 256, tables=[0], taps=taps)
     limits = Limits(num_blocks=NUM_BLOCKS, max_num_batched_tokens=24, device=device)
     drafts = run_with_head(model, head, runner, cache, limits, [PROMPTS[1][:28]])
     check_drafts(model, head, drafts, least=8)

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from eagles import Layout, write_eagle3
 from fake_hub import Fault, Hub, running_hub, serve_hub, use_hub
 
 from localllm.cli.main import run
@@ -24,6 +25,7 @@ from localllm.hub.download import _check_links, fetch_model, find_snapshot
 from localllm.hub.embedding_files import is_for_embeddings
 from localllm.hub.snapshot import look_up
 from localllm.hub.verified import VerifiedFiles
+from localllm.model.families.table import read_architecture
 
 ROOT = Path(__file__).parents[2]
 REPO = "tester/tiny-model"
@@ -606,3 +608,25 @@ def test_a_disk_without_links_has_the_files_themselves(
     hub.sent.clear()
     assert fetch_model(SOURCE, refresh=True) == folder
     assert not [name for name in hub.sent if name]
+
+
+@pytest.mark.parametrize("layout", ["authors", "speculators"])
+def test_a_head_of_the_hub_drafts_for_a_model(
+    layout: Layout,
+    make_checkpoint: Callable[..., Path],
+    command: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+) -> None:
+    folder, head = make_checkpoint(num_hidden_layers=7), tmp_path / "head"
+    write_eagle3(head, read_architecture(folder), layout)
+    arguments = (str(folder), "Hello", "--greedy", "-n", "200", "--json", "--raw")
+    with running_hub(Hub({"me/head": head})) as hub:
+        code, out, errors = command(hub, "chat", *arguments, "--spec", "eagle:me/head")
+        assert code == 0, errors
+        plain = json.loads(command(hub, "chat", *arguments, "--spec", "off")[1])
+        drafted = json.loads(out)
+        assert drafted["text"] == plain["text"]
+        assert drafted["usage"]["drafts"]["EAGLE"]["drafted"] > 0
+        code, _, errors = command(hub, "chat", "me/head", "Hello")
+        assert code == ExitCode.CHECKPOINT
+        assert "a head that drafts for one" in errors

@@ -12,6 +12,7 @@ from drafting import (
     oracle_speculator,
     together,
 )
+from eagles import random_eagle3
 from engines import Limits, checked_step, load_tiny_model, make_engine, run
 from heads import CheckedHead, head_drafter, head_speculator, random_head, reference
 from hypothesis import strategies as st
@@ -43,7 +44,7 @@ DRAFT_MODELS = {
     "the same model": ("Qwen3ForCausalLM",),
     "a hybrid": ("Qwen3_5MoeForCausalLM",),
 }
-HEADS = ("a head", "a head that nearly knows")
+HEADS = ("a head", "an EAGLE head", "a head that nearly knows")
 # Text that repeats itself: the end of the prompt stands in it before.
 repeating = st.builds(
     lambda prompt, times: (prompt[:30] * times)[:90], prompts, st.integers(1, 4)
@@ -87,8 +88,8 @@ def speculator_of(
         draft = load_tiny_model(*DRAFT_MODELS[kind])
         return lambda: model_speculator(draft, *blocks, max_draft, tokens, table=table)
     model = load_tiny_model(*ALL_MODELS[model_name])
-    head = random_head(model)
-    if kind == "a head" and head is not None:
+    head = random_eagle3(model) if kind == "an EAGLE head" else random_head(model)
+    if kind in ("a head", "an EAGLE head") and head is not None:
         return lambda: head_speculator(model, head, *blocks, max_draft, tokens, table)
     known = [
         (prompt, answers_alone(model_name, (prompt, params)), params) for prompt, params in wanted

@@ -84,7 +84,8 @@ class AttentionSpec:
     `has_gate`: the checkpoint's queries have a gate for each of their values, behind those of a
     head, whose sigmoid is a factor on what the head has found (Qwen3-Next); `output`: the last
     linear's name; `head_gate`: that of one whose sigmoids are factors on each head (LFM3);
-    `num_hidden`: the first keys, which no query sees, see `paged_attention_reference`.
+    `num_hidden`: the first keys, which no query sees, see `paged_attention_reference`;
+    `input_size`: of its inputs, where that is not `hidden_size`.
     """
 
     hidden_size: int
@@ -108,6 +109,7 @@ class AttentionSpec:
     name: str = "self_attn"
     head_gate: str | None = None
     num_hidden: int = 0
+    input_size: int | None = None
 
     @property
     def score_scale(self) -> float:
@@ -155,14 +157,15 @@ class AttentionSpec:
         if len(qkv) != 2 and self.reads is None and not (self.norms and self.norms.has_value):
             values = InputRows(qkv[-1][0], self.num_kv_heads, group, self.head_dim, first_value)
         output = ((self.output, self.hidden_size),)
+        width = self.hidden_size if self.input_size is None else self.input_size
         products = (
-            LinearGroup("qkv", qkv, self.hidden_size, self.qkv_bias),
+            LinearGroup("qkv", qkv, width, self.qkv_bias),
             LinearGroup("output", output, queries, self.o_bias, inputs=values),
         )
         if self.head_gate is None:
             return products
         gate = ((self.head_gate, self.num_heads),)
-        return (LinearGroup("head gate", gate, self.hidden_size, is_kept=True), *products)
+        return (LinearGroup("head gate", gate, width, is_kept=True), *products)
 
     @property
     def ends_in_product(self) -> bool:

@@ -90,11 +90,26 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
 }
 
 
+def is_eagle(raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a head that drafts for a model of others, see eagle.py. The
+    oldest ones say that it is a Llama.
+    """
+    names = raw.get("architectures")
+    first = names[0] if isinstance(names, list) and names else None
+    return "speculators_model_type" in raw or (isinstance(first, str) and "Eagle" in first)
+
+
 def architecture_of(raw: Mapping[str, Any], where: str = "config.json") -> Architecture:
     """The architecture that a config.json describes.
 
     Raises: CheckpointError naming the field and the range it must lie in; UnsupportedModelError.
     """
+    if is_eagle(raw):
+        raise UnsupportedModelError(
+            "this is not a model, but a head that drafts for one",
+            where=where,
+            hint="localllm chat MODEL --spec eagle:HEAD, with the name of this one as HEAD",
+        )
     given = text_config(raw, where)
     stored = ConfigFields(given, where).architecture()
     name = stored if stored in FAMILIES else class_with_head(stored)

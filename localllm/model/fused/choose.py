@@ -19,12 +19,13 @@ from localllm_kernels.gpu_linears import GpuLinears, Int4Product
 
 
 def fuse_layers(
-    architecture: Architecture, layers: Sequence[Layer], last_norm: Norm, ops: Ops
+    architecture: Architecture, layers: Sequence[Layer], last_norm: Norm | None, ops: Ops
 ) -> FusedDecoder | None:
     """All layers in one call; None if the library of `ops` does not support such a plan, or such
     products.
     """
-    if not supports(architecture.layers, architecture.norm):
+    is_wide = architecture.join is not None and architecture.join.is_wide
+    if last_norm is None or is_wide or not supports(architecture.layers, architecture.norm):
         return None
     uniform = [UniformLayer.of(layer) for layer in layers]
     products = [product for layer in uniform for product in layer.products]

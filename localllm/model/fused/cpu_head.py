@@ -55,6 +55,8 @@ class CpuHead:
         # Keep alive the tensors that the structure points to.
         self._kept = (decoder, embedding, join, head, rope)
         assert isinstance(join.linear, CProduct)
+        assert join.embedding is not None
+        assert join.hidden is not None
         assert isinstance(head.projection, CProduct)
         self._scale = head.scale
         self._struct = structs.Head(
@@ -86,8 +88,9 @@ class CpuHead:
         return (
             isinstance(decoder, CpuDecoder)
             and all(isinstance(product, CProduct) for product in products)
-            and all(_rounded(norm.eps) == decoder.struct.eps for norm in norms)
-            and not any(norm.is_centred for norm in norms)
+            and all(norm and _rounded(norm.eps) == decoder.struct.eps for norm in norms)
+            and not any(norm and norm.is_centred for norm in norms)
+            and join.fusion is None
             and embedding.table.dtype in (torch.float32, torch.bfloat16)
             and head.cap is None
         )
