@@ -32,7 +32,8 @@ class FullLengths(DraftLengths):
     ) -> Offer:
         counts = [0 if each is None else each.num_tokens for each in candidates]
         # The same chance for all, so that the dearest drafter with a proposal wins.
-        return Offer([[1.0] * count for count in counts], counts, float(sum(counts)))
+        ranked = [(1.0, i) for i, count in enumerate(counts) for _ in range(count)]
+        return Offer([[1.0] * count for count in counts], ranked, len(ranked), len(ranked))
 
     def plain_seconds(self, num_rows: int) -> float | None:
         return None

@@ -303,7 +303,7 @@ class LateRunner(ModelRunner):
             assert not entry.draft
             request.token_ids = [*request.token_ids, self._newest[entry.request]]
         assert entry.known_end <= len(request.token_ids)
-        return replace(entry, request=request)
+        return entry._replace(request=request)
 
 
 @dataclass

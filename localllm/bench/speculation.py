@@ -72,11 +72,14 @@ class SpeculationSuite(Suite):
         repeats: int,
         seed: int,
         texts: Sequence[str] = (),
+        num_prompt: int = PROMPT_TOKENS,
     ) -> None:
-        """`texts`: what the model's own words go on from, in place of the package's prose."""
+        """`texts`: what the model's own words go on from, in place of the package's prose;
+        `num_prompt`: the most tokens of a prompt.
+        """
         self._subject = subject
         self._batches, self._num_tokens, self._repeats = batches, num_tokens, repeats
-        self._scripts = make_scripts(subject, num_tokens, seed, texts)
+        self._scripts = make_scripts(subject, num_tokens, seed, texts, num_prompt)
         self._found: dict[tuple[str, str, int], _Found] = {}
         self._index: Result | None = None
         self._seed = seed
@@ -173,14 +176,18 @@ def measure_index(seed: int, num_tokens: int = INDEX_TOKENS) -> Result:
 
 
 def make_scripts(
-    subject: Subject, num_tokens: int, seed: int, texts: Sequence[str] = ()
+    subject: Subject,
+    num_tokens: int,
+    seed: int,
+    texts: Sequence[str] = (),
+    num_prompt: int = PROMPT_TOKENS,
 ) -> list[Script]:
     """The texts in the model's tokens, or in the built-in model's if the weights are random.
 
-    `texts`: see SpeculationSuite.
+    `texts`, `num_prompt`: see SpeculationSuite.
     """
     tokenizer = _tokenizer_of(subject)
-    num_prompt = max(1, min(PROMPT_TOKENS, subject.engine.context_length - num_tokens - 1))
+    num_prompt = max(1, min(num_prompt, subject.engine.context_length - num_tokens - 1))
     scripts = []
     for text in (*copying_texts(), prose()):
         prompt, answer = (

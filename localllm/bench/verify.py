@@ -40,22 +40,26 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How to run the requests: with drafts, prefix cache or chunks; in one batch or one by one."""
+    """How to run the requests: with the drafts of some drafters, prefix cache or chunks; in one
+    batch or one by one.
+    """
 
     name: str
-    drafts: bool = False
+    drafts: str = ""
     caches: bool = False
     chunks: bool = False
     together: bool = False
 
 
-_WAYS = (
-    _Way("with drafts", drafts=True),
-    _Way("from a warm cache", caches=True),
-    _Way("prompts in chunks", chunks=True),
-    _Way("in one batch", together=True),
-    _Way("all combined", drafts=True, caches=True, chunks=True, together=True),
-)
+def _ways(drafters: Sequence[str]) -> list[_Way]:
+    """All ways; `drafters`: each drafter's name, the last one that of all together."""
+    return [
+        *(_Way(f"drafts: {name}", drafts=name) for name in drafters),
+        _Way("from a warm cache", caches=True),
+        _Way("prompts in chunks", chunks=True),
+        _Way("in one batch", together=True),
+        _Way("all combined", drafts=drafters[-1], caches=True, chunks=True, together=True),
+    ]
 
 
 class VerifySuite(Suite):
@@ -83,7 +87,8 @@ class VerifySuite(Suite):
         """Run each prompt plainly, then in every other way."""
         progress("plain")
         plain = self._answers(_Way("plain"))
-        for way in _WAYS:
+        assert self._subject.speculator is not None
+        for way in _ways([*self._subject.speculator.parts()]):
             progress(way.name)
             # A warm cache takes a second run.
             answers = [self._answers(way) for _ in range(1 + way.caches)][-1]
@@ -123,7 +128,7 @@ class VerifySuite(Suite):
         speculator = None
         if way.drafts:
             assert self._subject.speculator is not None
-            speculator = self._subject.speculator.renewed()
+            speculator = self._subject.speculator.parts()[way.drafts]
         scheduler = Scheduler(config, own.groups)
         engine = self._subject.engine.beside(scheduler=scheduler, speculator=speculator)
         if way.together:

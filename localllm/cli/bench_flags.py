@@ -196,7 +196,7 @@ class Suites:
         lengths += [PREFIX_TOKENS] if self.prefix else []
         if self.spec or self.verify:
             said = self.tokens(self.decode_tokens, SPEC_DECODE_TOKENS)
-            lengths.append(SPEC_PROMPT_TOKENS + said)
+            lengths.append(self.tokens(self.prompt_tokens, SPEC_PROMPT_TOKENS) + said)
         return max(lengths) + ROOM
 
     def tokens(self, given: int | None, default: int) -> int:

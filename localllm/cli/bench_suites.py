@@ -9,6 +9,7 @@ from localllm.cli.bench_flags import (
     PREFIX_TOKENS,
     PROMPT_TOKENS,
     SPEC_DECODE_TOKENS,
+    SPEC_PROMPT_TOKENS,
     Suites,
 )
 from localllm.engine.config import EngineConfig
@@ -127,6 +128,7 @@ class _Maker:
             asked.repeats,
             asked.seed,
             asked.texts,
+            asked.tokens(asked.prompt_tokens, SPEC_PROMPT_TOKENS),
         )
 
     def _verify(self) -> "Suite":

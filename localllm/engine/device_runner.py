@@ -209,7 +209,7 @@ class DeviceRunner:
             tokens = [SampledToken(None if token < 0 else token) for token in found]
             for i, values in (logprobs() if logprobs else {}).items():
                 if tokens[i].token_id is not None:
-                    tokens[i] = replace(tokens[i], logprobs=values)
+                    tokens[i] = tokens[i]._replace(logprobs=values)
             rows = iter(tokens)
             sampled = [accept_draft(e.draft, list(islice(rows, e.num_samples))) for e in caught_up]
             for place, error in (masks.errors if masks else {}).items():

@@ -12,10 +12,16 @@ from typing import NamedTuple
 from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
 
 # After PROBE_INTERVAL steps in which a drafter was not chosen, one step takes a little of it, so
-# that something is learned; the interval then doubles up to the longest, and begins anew when the
-# drafter is chosen. After PLAIN_INTERVAL steps that draft, one step does not; at first, when a
-# process becomes faster from step to step, after fewer.
+# that something is learned; the interval then doubles up to the longest, begins anew when the
+# drafter is chosen, and is at most _NEW_TEXT_INTERVAL when a request begins. After PLAIN_INTERVAL
+# steps that draft, one step does not; at first, when a process becomes faster from step to step,
+# after fewer.
 PROBE_INTERVAL, LONGEST_PROBE_INTERVAL = 48, 768
+_NEW_TEXT_INTERVAL = 192
+# The first steps of another kind are slower, since caches hold what the last ones needed. So a
+# drafter that could draft always is tried for _TRIAL_STEPS, and then there are _PLAIN_STEPS without
+# drafts. Trials may take this share of the time.
+_TRIAL_STEPS, _PLAIN_STEPS, _TRIAL_SHARE = 6, 6, 0.01
 FIRST_PLAIN_INTERVAL, PLAIN_INTERVAL = 4, 256
 _PROBE_TOKENS = 2
 # A drafter whose look-up is not cheap, and that was not chosen for _LOSING_STEPS, is asked once in
@@ -43,6 +49,13 @@ class DraftChoice:
         self._since = [0] * len(lengths)
         self._unasked = [0] * len(lengths)
         self._is_due = [False] * len(lengths)
+        self._is_known = [False] * len(lengths)
+        # How many steps' time a trial has cost; the drafter that is being tried or was last, the
+        # steps' time since its trial began, and the steps that are left of it.
+        self._costs = [0.0] * len(lengths)
+        self._trying, self._lost, self._left = -1, 0.0, 0
+        # The steps without drafts that are still to come.
+        self._plain_left = 0
         # The first probe comes late, since it takes several until their times are believed.
         # It is tried again when `_since` reaches its interval.
         self._intervals = [2 * PROBE_INTERVAL] * len(lengths)
@@ -75,6 +88,7 @@ class DraftChoice:
             lengths.offer(num_rows, num_decoding, own, most)
             for lengths, own in zip(self._lengths, candidates, strict=True)
         ]
+        self._is_known = [lengths.knows_enough(num_rows) for lengths in self._lengths]
         self._since_plain += 1
         for i, own in enumerate(candidates):
             if any(own):
@@ -88,47 +102,95 @@ class DraftChoice:
             self._since_plain = 0
         return chosen
 
+    def begin(self) -> None:
+        """Note a new request, whose text may be of another kind than those before."""
+        for i, interval in enumerate(self._intervals):
+            self._intervals[i] = min(interval, max(_NEW_TEXT_INTERVAL, self._shortest(i)))
+            if self._lengths[i].drafts_always:
+                self._unasked[i] = STEPS_UNASKED
+
     def accepted(self, drafter: int) -> None:
         """Note that tokens of a drafter were accepted: it is worth trying again soon."""
-        self._intervals[drafter] = min(self._intervals[drafter], PROBE_INTERVAL)
+        self._intervals[drafter] = min(self._intervals[drafter], self._shortest(drafter))
+
+    def lost(self, num_steps: float, drafter: int | None = None) -> None:
+        """Note that a step took so many steps' time more than its tokens are worth, to prepare a
+        drafter or with its drafts.
+        """
+        if drafter is None or drafter == self._trying:
+            self._lost += num_steps
+
+    def rests(self) -> bool:
+        """Whether this step does without drafts, so that its time is measured; without a look."""
+        self._plain_left -= self._plain_left > 0
+        return self._plain_left > 0
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether the next step is to try a drafter, too."""
+        return self._left > 0
 
     def try_again(self, drafter: int) -> None:
         """Note that a chosen drafter was not ready: the next step is to try it."""
         self._is_due[drafter] = True
+        self._left += drafter == self._trying
+
+    def _shortest(self, drafter: int) -> int:
+        """The shortest interval between trials; it may cost more, once enough is known."""
+        if not self._is_known[drafter]:
+            return PROBE_INTERVAL
+        affordable = min(self._costs[drafter] / _TRIAL_SHARE, LONGEST_PROBE_INTERVAL)
+        return max(PROBE_INTERVAL, round(affordable))
 
     def _decide(self, offers: Sequence[Offer], most: int) -> list[Chosen]:
         best = max(range(len(offers)), key=lambda i: offers[i].speed)
         is_worth_it = offers[best].speed > 0
         if is_worth_it:
-            self._intervals[best] = PROBE_INTERVAL
+            self._intervals[best] = self._shortest(best)
+            if best == self._trying:
+                self._trying, self._left = -1, 0
         for i, offer in enumerate(offers):
             is_chosen = is_worth_it and i == best
             is_due, self._is_due[i] = self._is_due[i], False
-            if not is_chosen and (is_due or self._since[i] >= self._intervals[i]):
-                if not is_due:
-                    self._intervals[i] = min(2 * self._intervals[i], LONGEST_PROBE_INTERVAL)
-                counts = offer.first(min(_PROBE_TOKENS, most))
-                return [Chosen(i, count, is_trial=True) for count in counts]
+            begins = not is_due and self._since[i] >= self._intervals[i]
+            goes_on = is_due or (i == self._trying and self._left > 0)
+            if is_chosen or not (begins or goes_on):
+                continue
+            if begins:
+                self._begin_trial(i)
+            self._left = max(0, self._left - 1)
+            counts = offer.first(min(_PROBE_TOKENS, most))
+            return [Chosen(i, count, is_trial=True) for count in counts]
         if is_worth_it and self._since_plain >= self._plain_interval:
             # Keeps the measured time of steps without drafts up to date.
             self._plain_interval = min(2 * self._plain_interval, PLAIN_INTERVAL)
+            self._plain_left = _PLAIN_STEPS - 1 if self._lengths[best].drafts_always else 0
             is_worth_it = False
         if not is_worth_it:
             return [Chosen(best, 0) for _ in offers[best].chances]
         return self._with_likelier_ones(offers, best, most)
+
+    def _begin_trial(self, drafter: int) -> None:
+        if drafter == self._trying:
+            self._costs[drafter] += (max(0.0, self._lost) - self._costs[drafter]) / 2
+        self._intervals[drafter] = min(2 * self._intervals[drafter], LONGEST_PROBE_INTERVAL)
+        self._intervals[drafter] = max(self._intervals[drafter], self._shortest(drafter))
+        self._trying, self._lost = drafter, 0.0
+        self._left = _TRIAL_STEPS if self._lengths[drafter].drafts_always else 1
 
     def _with_likelier_ones(self, offers: Sequence[Offer], best: int, most: int) -> list[Chosen]:
         """The best offer, but of each request the tokens of the drafter who expects more of them to
         be accepted, among those as cheap as the best.
         """
         winner = offers[best]
+        counts = winner.first(winner.best)
+        if best == 0:
+            return [Chosen(best, count) for count in counts]
         least = min(
-            own[count - 1]
-            for own, count in zip(winner.chances, winner.counts, strict=True)
-            if count
+            own[count - 1] for own, count in zip(winner.chances, counts, strict=True) if count
         )
         chosen, left = [], most
-        for i, count in enumerate(winner.counts):
+        for i, count in enumerate(counts):
             mine, expected = Chosen(best, count), sum(winner.chances[i][:count])
             for drafter in range(best):
                 likely = [each for each in offers[drafter].chances[i] if each >= least]

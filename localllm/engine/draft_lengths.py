@@ -12,9 +12,9 @@ expensive: vLLM's pull request 26504 reports 0.83 of all tokens accepted and 16 
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, takewhile
-from operator import mul
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
 from localllm.engine.speculation_config import MAX_DRAFT
 from localllm.engine.step_times import DraftCosts, StepTimes
@@ -34,6 +34,8 @@ _FORGET_OWN, _FORGET_ALL, _PRIOR_WEIGHT = 0.95, 0.995, 2.0
 _FORGET_KIND, _ALIKE_WEIGHT = 0.98, 10.0
 # Models that draft are slow at first, until memory and caches hold them.
 _LEAST_STEPS = 6
+# So many outcomes tell what drafts are worth.
+_ENOUGH = 20
 
 
 @dataclass(slots=True)
@@ -91,6 +93,11 @@ class DraftLengths:
         self._drafting = DraftCosts() if has_matches else DraftCosts(_LEAST_STEPS)
         self._newest = deque[float](maxlen=_IN_DOUBT)
 
+    @property
+    def drafts_always(self) -> bool:
+        """Whether its drafter could draft at every step, since it looks at no matches."""
+        return not self._has_matches
+
     def fresh(self, plain: StepTimes) -> "DraftLengths":
         """The same, with nothing learned yet."""
         return type(self)(len(self._outcomes), plain, has_matches=self._has_matches)
@@ -104,10 +111,11 @@ class DraftLengths:
         Without drafts the step computes `num_rows` rows, and `num_decoding` of them give a token.
         """
         chances = [() if each is None else self._chances(each) for each in candidates]
-        offer = Offer(chances, is_level=not self._has_matches)
-        ranked = offer.ranked[:most]
-        best, speed = self._best_number(num_rows, num_decoding, [chance for chance, _ in ranked])
-        return replace(offer, counts=offer.first(best), speed=speed)
+        ranked = _ranked(chances, is_level=not self._has_matches)
+        best, speed = self._best_number(
+            num_rows, num_decoding, [chance for chance, _ in ranked[:most]]
+        )
+        return Offer(chances, ranked, best, speed)
 
     def add_step(self, num_rows: int, seconds: float, num_drafted: int, *, is_plain: bool) -> None:
         """Record the time of a step of `num_rows` rows, `num_drafted` of them drafted; `is_plain`:
@@ -144,9 +152,18 @@ class DraftLengths:
         elif num_accepted == 0:
             history.longest = max(1, history.longest // 2)
 
+    def knows_enough(self, num_rows: int) -> bool:
+        """Whether steps with drafts besides so many rows have been measured, and many outcomes."""
+        decided = sum(outcomes.decided for outcomes in self._outcomes)
+        return decided > _ENOUGH and self._drafting.factor(num_rows, 1) is not None
+
     def plain_seconds(self, num_rows: int) -> float | None:
         """Seconds of a step without drafts; None if none was measured."""
         return self._plain.seconds(num_rows)
+
+    def knows_plain(self, num_rows: int) -> bool:
+        """Whether steps of about so many rows without drafts have been measured."""
+        return self._plain.knows(num_rows)
 
     def _best_number(
         self, num_rows: int, num_decoding: int, chances: Sequence[float]
@@ -182,10 +199,16 @@ class DraftLengths:
     def _chances(self, candidate: "Candidate") -> Sequence[float]:
         """The chances that the first one, two, … tokens of a proposal are all accepted."""
         longest = candidate.history.longest if self._has_matches else candidate.num_tokens
-        count = min(candidate.num_tokens, longest)
-        kinds = (self._kind(candidate.match_length + i) for i in range(count))
-        chances = accumulate((self._chance(candidate.history, kind) for kind in kinds), mul)
-        return list(takewhile(lambda chance: chance > _LEAST_CHANCE, chances))
+        first, last = candidate.match_length, len(self._outcomes) - 1
+        found, chance, own = list[float](), 1.0, 0.0
+        for i in range(min(candidate.num_tokens, longest)):
+            if i == 0 or first + i <= last:
+                own = self._chance(candidate.history, self._kind(first + i))
+            chance *= own
+            if chance <= _LEAST_CHANCE:
+                break
+            found.append(chance)
+        return found
 
     def _chance(self, history: DraftHistory, kind: int) -> float:
         general, own = self._general_chance(kind), history.outcomes.get(kind)
@@ -226,42 +249,41 @@ class Candidate:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """What one drafter has for a step.
 
     `chances`: for each request, the chances that the first one, two, … tokens are all accepted;
-    `counts`: the tokens of each request that are worth verifying; `speed`: the tokens a second that
-    these promise, 0 if none are worth it; `is_level`: drafts should be equally long, since the
-    longest one decides what they cost.
+    `ranked`: all of them with their request, the first ones to verify first; `best`: how many of
+    these are worth verifying; `speed`: the tokens a second that they promise, 0 if none are.
     """
 
     chances: Sequence[Sequence[float]]
-    counts: Sequence[int] = ()
-    speed: float = 0.0
-    is_level: bool = False
-
-    @property
-    def ranked(self) -> list[tuple[float, int]]:
-        """Every token's chance and request, the likeliest first; of level drafts all first tokens,
-        then all second ones, and so on.
-        """
-        if self.is_level:
-            longest = max(map(len, self.chances), default=0)
-            return [
-                pair
-                for depth in range(longest)
-                for pair in sorted(
-                    ((own[depth], i) for i, own in enumerate(self.chances) if depth < len(own)),
-                    reverse=True,
-                )
-            ]
-        each = ((chance, i) for i, own in enumerate(self.chances) for chance in own)
-        return sorted(each, reverse=True)
+    ranked: Sequence[tuple[float, int]]
+    best: int
+    speed: float
 
     def first(self, number: int) -> list[int]:
-        """The tokens of each request among the likeliest `number`."""
+        """The tokens of each request among the first `number`."""
         counts = [0] * len(self.chances)
         for _, i in self.ranked[:number]:
             counts[i] += 1
         return counts
+
+
+def _ranked(chances: Sequence[Sequence[float]], *, is_level: bool) -> list[tuple[float, int]]:
+    """Every token's chance and request, the likeliest first. With `is_level` all first tokens, then
+    all second ones, and so on: drafts should be equally long, as the longest one decides what they
+    cost.
+    """
+    if len(chances) == 1:
+        return [(chance, 0) for chance in chances[0]]
+    if not is_level:
+        each = ((chance, i) for i, own in enumerate(chances) for chance in own)
+        return sorted(each, reverse=True)
+    return [
+        pair
+        for depth in range(max(map(len, chances), default=0))
+        for pair in sorted(
+            ((own[depth], i) for i, own in enumerate(chances) if depth < len(own)), reverse=True
+        )
+    ]

@@ -147,7 +147,7 @@ class DraftModel(Drafter):
             self._book(follower, len(follower.request.token_ids) - 1)
         for i, entry in enumerate(batch.requests):
             if entry.request in drafts:
-                batch.requests[i] = replace(entry, draft=drafts[entry.request])
+                batch.requests[i] = entry._replace(draft=drafts[entry.request])
 
     def forget(self, request: Request) -> None:
         """See Drafter."""

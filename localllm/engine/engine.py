@@ -300,8 +300,8 @@ class Engine:
         launched = self._runner.launch(batch)
         self._show(batch, launched.hidden)
         self.speculator.work(batch)
-        is_usual = not self.speculator.took_more
-        return InFlight(batch, launched, began_s, has_waited, True, is_usual)
+        is_usual, has_looked = not self.speculator.took_more, self.speculator.is_looking
+        return InFlight(batch, launched, began_s, has_waited, True, is_usual, has_looked)
 
     def _show(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
         """Show a batch's hidden states to who needs them."""
@@ -359,20 +359,25 @@ class Engine:
         if self.speculator:
             if due.is_watched:
                 self.speculator.learn(
-                    due.batch, sampled, seconds, due.has_waited, is_usual=due.is_usual
+                    due.batch,
+                    sampled,
+                    seconds,
+                    due.has_waited,
+                    is_usual=due.is_usual,
+                    has_looked=due.has_looked,
                 )
             events = self._with_drafts(due.batch, events)
         return events
 
     def _with_drafts(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
         """Add the counts of drafts to the last events of requests that ended."""
+        if all(event.finish_reason is None for event in events):
+            return events
         found = {
             (entry.request.request_id, entry.request.sample): self._last_drafts(entry.request)
             for entry in batch.requests
             if entry.request.status is RequestStatus.FINISHED
         }
-        if not found:
-            return events
         return [
             replace(event, drafts=found.get((event.request_id, event.sample), ()))
             if event.finish_reason is not None

@@ -15,7 +15,7 @@ class InFlight:
 
     `has_waited`: its step first waited for the previous batch, to draft from its ids;
     `is_watched`: the speculator learns from it; `is_usual`: its drafts took no longer than those of
-    later steps will.
+    later steps will; `has_looked`: there was a look for drafts before it.
     """
 
     batch: ScheduledBatch
@@ -24,6 +24,7 @@ class InFlight:
     has_waited: bool
     is_watched: bool
     is_usual: bool = True
+    has_looked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,7 +241,7 @@ class HeadDrafter(Drafter):
         drafts = self._drafts_at_once(drafting) or self._drafts_one_by_one(drafting)
         for each, draft in zip(drafting, drafts, strict=True):
             entry = batch.requests[each.index]
-            batch.requests[each.index] = replace(entry, draft=draft)
+            batch.requests[each.index] = entry._replace(draft=draft)
             self._forget_slots(each.follower, each.end, each.end + len(draft) - 1)
             self._book(each.follower, each.end)
 

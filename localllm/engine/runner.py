@@ -200,7 +200,12 @@ class ModelRunner:
         """
         copy_blocks(self._kv_cache, self._tables, batch.block_copies)
         inputs = build_forward_batch(
-            batch, self._tables, self._kv_cache.block_size, self._row_multiple, self._device
+            batch,
+            self._tables,
+            self._kv_cache.block_size,
+            self._row_multiple,
+            self._device,
+            has_states=bool(self._kv_cache.recurrent),
         )
         if self._kv_cache.recurrent and self._device.type == "cuda":
             # Once for all layers, which read them from its memory.

@@ -54,8 +54,7 @@ class SchedulerConfig:
     cache_root: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledRequest:
+class ScheduledRequest(NamedTuple):
     """`num_scheduled_tokens` tokens of a request, from position `start` on, its `draft` last.
 
     `catches_up`: whether they include its newest token, so that the next can be sampled; otherwise
@@ -136,8 +135,7 @@ class ScheduledBatch:
     state_saves: list[StateSave] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """A token sampled for a caught-up request; None if its logits were not finite, or if there is
     an `error`.
     """
@@ -409,21 +407,22 @@ class Scheduler:
         """Add drafts for the batch's requests, as far as token budget and blocks are left."""
         for i, entry in enumerate(batch.requests):
             request, size = entry.request, self.config.block_size
+            draft = drafts.get(request, ())
+            if not draft or not entry.catches_up:
+                continue
             # One token is left for the one sampled after the draft.
             room = request.max_total_tokens - request.num_tokens - 1
             of_groups = list(zip(self.groups, request.tables, strict=True))
             blocks = min(len(table) + group.pool.num_free_blocks for group, table in of_groups)
-            count = min(len(drafts.get(request, ())), budget, room, blocks * size - entry.end)
+            count = min(len(draft), budget, room, blocks * size - entry.end)
             if request.max_chunk is not None:
                 count = min(count, request.max_chunk - entry.num_scheduled_tokens)
-            if count <= 0 or not entry.catches_up:
+            if count <= 0:
                 continue
             for group, table in of_groups:
                 group.reserve(table, entry.end, count)
-            batch.requests[i] = replace(
-                entry,
-                num_scheduled_tokens=entry.num_scheduled_tokens + count,
-                draft=drafts[request][:count],
+            batch.requests[i] = entry._replace(
+                num_scheduled_tokens=entry.num_scheduled_tokens + count, draft=draft[:count]
             )
             budget -= count
 

@@ -31,6 +31,8 @@ _SHORTEST_REST, _LONGEST_REST = 64, 1024
 # _PROMISING_LENGTH tokens counts only as _PROMISING_WEIGHT of a quiet look.
 _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
+# So many steps without drafts are slower after those with them.
+_FIRST_STEPS = 2
 # Weight of the newest value in a moving average.
 _NEWEST = 0.1
 # Where steps overlap: each of the _HOT_STEPS steps after a draft that saved time waits for the ids
@@ -88,14 +90,16 @@ class Speculator:
         proposers: Sequence[Proposer],
         max_draft: int,
         clock: Callable[[], float] = time.perf_counter,
+        choice: DraftChoice | None = None,
     ) -> None:
         """`proposers`: from the cheapest to the dearest; their lengths share the times of steps
-        without drafts. `clock` measures the seconds that looking for drafts takes.
+        without drafts. `clock` measures the seconds that looking for drafts takes. `choice`: what
+        was learned about whose drafts pay; None: nothing.
         """
         self._proposers, self._max_draft = tuple(proposers), max_draft
         self._drafters = [each.drafter for each in self._proposers]
         self._lengths = [each.lengths for each in self._proposers]
-        self._choice = DraftChoice(self._lengths)
+        self._choice = choice or DraftChoice(self._lengths)
         has_cheap = any(drafter.is_cheap for drafter in self._drafters)
         self._longest_interval = _LONGEST_INTERVAL if has_cheap else STEPS_UNASKED
         # The drafters that see hidden states, with the places of theirs among all.
@@ -114,8 +118,15 @@ class Speculator:
         self._requests: dict[Request, _Drafted] = {}
         self._saved, self._rest, self._next_rest = 0.0, 0, _SHORTEST_REST
         self._hot, self._cold = 0, 0
+        # While looks find nothing, there is one in so many steps.
+        self._interval = 1
         self._num_quiet, self._since_look = 0.0, 0
-        self._is_looking = self._looks_next = False
+        # Whether there was a look for drafts in the newest step.
+        self.is_looking = False
+        self._looks_next = self._is_resting = False
+        # The number of steps so far, and at the last one with drafts of a drafter that could draft
+        # always.
+        self._num_steps, self._drafted_at = 0, -_FIRST_STEPS - 1
         # Drafts of the newest step that were forced by a grammar: nothing is learned from them.
         self._forced: dict[Request, list[int]] = {}
 
@@ -131,7 +142,7 @@ class Speculator:
     def renewed(self) -> "Speculator":
         """A speculator that has seen no text yet, and shares what was learned about speed."""
         renewed = [each._replace(drafter=each.drafter.renewed()) for each in self._proposers]
-        return type(self)(renewed, self._max_draft, self._clock)
+        return type(self)(renewed, self._max_draft, self._clock, self._choice)
 
     def parts(self) -> dict[str, "Speculator"]:
         """Speculators that know nothing yet, by the names of their drafters: with each alone, and
@@ -148,6 +159,7 @@ class Speculator:
 
     def add(self, request: Request) -> None:
         """Note a new request."""
+        self._choice.begin()
         for drafter in self._drafters:
             drafter.add(request)
 
@@ -165,7 +177,7 @@ class Speculator:
             return True
         if self._rest > 0:
             return False
-        if self._is_looking or self._since_look <= 1:
+        if self.is_looking or self._is_resting or self._since_look <= 1:
             return True
         return any(drafter.has_work for drafter in self._drafters)
 
@@ -182,32 +194,40 @@ class Speculator:
 
     def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         """Drafts for the next step, which computes at most `budget` tokens in all."""
-        self._forced = self._find_forced(running)
-        return {**self._propose(running, budget), **self._forced}
+        self._num_steps += 1
+        self._forced = {}
+        if any(request.matcher is not None for request in running):
+            self._forced = self._find_forced(running)
+        drafts = self._propose(running, budget)
+        return {**drafts, **self._forced} if self._forced else drafts
 
     def _propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
-        self._is_looking = False
+        self.is_looking = False
         self._by = {}
         if self._rest > 0:
             self._rest -= 1
             return {}
+        self._is_resting = self._choice.rests()
+        if self._is_resting:
+            return {}
         self._since_look += 1
         is_due = self._looks_next or self._num_quiet < _QUIET_LOOKS
-        if not is_due and self._since_look < self._interval():
+        if not is_due and self._since_look < self._interval:
             return {}
-        num_steps, self._since_look, self._is_looking = self._since_look, 0, True
+        num_steps, self._since_look, self.is_looking = self._since_look, 0, True
         self._looks_next = False
         self._look_s += _NEWEST * (self._spent_s - self._look_s)
         began_s = self._clock()
         drafts = self._look(running, budget, num_steps)
         self._spent_s = self._clock() - began_s
+        self._interval = self._next_interval()
         return drafts
 
     def complete(self, batch: ScheduledBatch) -> None:
         """Put ids into drafts that were proposed without them, and a name to each draft."""
         for i, entry in enumerate(batch.requests):
             if entry.draft and entry.request in self._by:
-                batch.requests[i] = replace(entry, proposer=self._by[entry.request])
+                batch.requests[i] = entry._replace(proposer=self._by[entry.request])
         for number, drafter in enumerate(self._drafters):
             drafter.complete(batch, [each for each, by in self._by.items() if by == number])
 
@@ -235,9 +255,11 @@ class Speculator:
         has_waited: bool,
         *,
         is_usual: bool = True,
+        has_looked: bool = False,
     ) -> None:
         """Learn from a batch's tokens and the seconds it took from beginning to end; `has_waited`:
-        it waited for the previous one's ids, because `wants_ids` said so; `is_usual`: see InFlight.
+        it waited for the previous one's ids, because `wants_ids` said so; `is_usual`, `has_looked`:
+        see InFlight.
         """
         began_s = self._clock()
         self._step_s += _NEWEST * (seconds - self._step_s)
@@ -246,16 +268,21 @@ class Speculator:
         # The time of a step that has waited says nothing about steps without drafts.
         proposers = [entry.proposer for entry in batch.requests if entry.draft]
         dearest = max((each for each in proposers if each is not None), default=0)
-        if is_usual:
+        tells = self._tells(dearest, num_drafted)
+        if has_looked and not num_drafted and self._lengths[0].knows_plain(num_rows):
+            tells = False  # the look is in its time
+        if is_usual and tells:
             is_plain = not (num_drafted or has_waited)
             self._lengths[dearest].add_step(num_rows, seconds, num_drafted, is_plain=is_plain)
+        elif num_drafted == 0 and (plain := self._lengths[0].plain_seconds(num_rows)):
+            self._choice.lost(seconds / plain - 1)
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
             if entry.draft:
                 self._learn_outcome(entry, len(tokens) - 1)
         if is_usual and sampled and (num_drafted or has_waited) and None not in proposers:
             tokens_each = sum(map(len, sampled)) / len(sampled)
-            self._book_saving(num_rows - num_drafted, tokens_each, seconds)
+            self._book_saving(num_rows - num_drafted, tokens_each, seconds, dearest)
         self._spent_s += self._clock() - began_s
 
     def forget(self, request: Request) -> None:
@@ -287,8 +314,8 @@ class Speculator:
     def _name(self, by: int | None) -> str:
         return _GRAMMAR if by is None else self._proposers[by].name
 
-    def _interval(self) -> int:
-        """The number of steps per look for drafts while looks find nothing."""
+    def _next_interval(self) -> int:
+        """The number of steps to the next look for drafts, if the newest ones found nothing."""
         if self._step_s == 0.0:
             return 1
         needed = ceil(self._look_s / (_LOOK_SHARE * self._step_s))
@@ -355,6 +382,7 @@ class Speculator:
                 self._of(request).of(number).match_length = proposal.match_length
                 self._by[request] = number
                 drafts[request] = proposal.token_ids[:count]
+        self._looks_next |= self._choice.is_trying
         # Whether drafts pay is the ledger's business, see `_book_saving`.
         self._num_quiet += 0.0 if any(each.num_tokens for each in chosen) else quiet
         return drafts
@@ -373,7 +401,18 @@ class Speculator:
     def _of(self, request: Request) -> _Drafted:
         return self._requests.setdefault(request, _Drafted())
 
-    def _book_saving(self, num_rows: int, tokens_each: float, seconds: float) -> None:
+    def _tells(self, drafter: int, num_drafted: int) -> bool:
+        """Whether a step's time tells what later ones will take: not that of the first ones of
+        their kind, where a drafter could draft always.
+        """
+        if not num_drafted:
+            return self._num_steps - self._drafted_at > _FIRST_STEPS
+        if not self._lengths[drafter].drafts_always:
+            return True
+        before, self._drafted_at = self._drafted_at, self._num_steps
+        return self._num_steps - before == 1
+
+    def _book_saving(self, num_rows: int, tokens_each: float, seconds: float, drafter: int) -> None:
         """Compare a step's time with that of steps without drafts; look more often if drafting
         saves time, and pause it if it loses time.
         """
@@ -381,6 +420,7 @@ class Speculator:
         if plain is None:
             return
         saved = tokens_each - seconds / plain
+        self._choice.lost(-saved, drafter)
         if saved > 0:
             self._hot, self._num_quiet = _HOT_STEPS, 0.0
         self._saved = min(_MOST_SAVED, self._saved + saved)

@@ -77,27 +77,33 @@ class DraftCosts:
     def __init__(self, least: int = 2) -> None:
         """`least`: the steps that must have been measured before an estimate is believed."""
         self._least = least
+        # By rows and number of drafted tokens: the factors of the last steps, and their median.
         self._found: defaultdict[int, dict[int, deque[float]]] = defaultdict(dict)
+        self._medians: defaultdict[int, dict[int, float]] = defaultdict(dict)
         # By rows, the believed factors by number of drafted tokens, in order.
         self._believed: dict[int, list[tuple[int, float]]] = {}
 
     def add(self, num_rows: int, num_drafted: int, factor: float) -> None:
         """Record a step of `num_rows` rows besides those of drafts."""
         size = _size(num_rows)
-        own = self._found[size]
-        own.setdefault(num_drafted, deque(maxlen=WINDOW)).append(factor)
+        own, medians = self._found[size], self._medians[size]
+        if num_drafted not in own:
+            own[num_drafted] = deque(maxlen=WINDOW)
+        own[num_drafted].append(factor)
+        medians[num_drafted] = _median(own[num_drafted])
         if sum(map(len, own.values())) >= self._least:
             counts = sorted([count for count in own if len(own[count]) > 1] or own)
             # A shorter draft does not take longer than a longer one; its times may be older.
             least, known = inf, list[tuple[int, float]]()
             for count in reversed([count for count in counts if count]):
-                least = min(least, _median(own[count]))
+                least = min(least, medians[count])
                 known.append((count, least))
             self._believed[size] = [(0, 1.0), *reversed(known)]
 
     def forget(self, num_rows: int) -> None:
         """Drop what was measured beside so many rows."""
         self._found.pop(_size(num_rows), None)
+        self._medians.pop(_size(num_rows), None)
         self._believed.pop(_size(num_rows), None)
 
     def factor(self, num_rows: int, num_drafted: int) -> float | None:

@@ -14,7 +14,7 @@ drafts several tokens (EAGLE-3, Li et al. 2025, section 3.2).
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,10 @@ from train import POCKET_FOLDER, Course, Phase, Rows, Stage, start_from_pocket
 from written import written_rows
 
 HEAD = Stage("head", (Phase(4000, 512, 1, 1),), 2e-3, 2e-3, decay_share=0.6)
-WRITTEN_ROWS = 3  # in each step, besides those of books and conversations
+# A head that has not seen the whole context drafts worse beyond what it has seen.
+WHOLE = Stage("head-whole", (Phase(300, 2048, 1),), 5e-4, 5e-4, decay_share=1.0, warmup_steps=20)
+# In each step, besides those of books and conversations; in long rows, several are joined.
+WRITTEN_ROWS = 3
 NUM_DRAFTED_TOKENS = 2048
 # How many tokens it learns to draft from one hidden state, each with its weight in the loss.
 DEPTH_WEIGHTS = (1.0, 0.7, 0.5)
@@ -174,8 +177,11 @@ class WithWritten(Course):
         class Both:
             def at(self, step: int) -> tuple[Tensor, Tensor]:
                 rows, targets = others.at(step)
-                rng = np.random.default_rng((7, step))
-                own = torch.from_numpy(written[rng.choice(len(written), WRITTEN_ROWS, False)])
+                rng, length = np.random.default_rng((7, step)), rows.shape[1]
+                joined, width = -(-length // written.shape[1]), written.shape[1]
+                count = WRITTEN_ROWS if joined == 1 else joined
+                own = torch.from_numpy(written[rng.choice(len(written), count, False)])
+                own = own.view(-1, joined * width)[:, :length]
                 return torch.cat([rows, own]), torch.cat([targets, own])
 
         return Both()
@@ -189,7 +195,20 @@ def train_head(target: Network, course: Course, folder: Path) -> Head:
     parts = (course.corpus, course.topics, course.tokenizer, course.work, course.seed)
     own = WithWritten(*parts, written)
     own.run(HEAD, head, lambda rows, _: head.loss(target, rows))
+    before = {name: values.clone() for name, values in head.state_dict().items()}
+    own.run(WHOLE, head, lambda rows, _: head.loss(target, rows))
+    # The mean drafts as well in short texts as before, and in long ones nearly as well as after
+    # (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
+    head.load_state_dict(mean_of(before, head.state_dict()))
     return head
+
+
+def mean_of(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The mean of two states of a head; integers are the same in both."""
+    return {
+        name: values if name == "token_ids" else (values + second[name]) / 2
+        for name, values in first.items()
+    }
 
 
 def agreement_on_held_out(head: Head, target: Network, course: Course) -> list[float]:

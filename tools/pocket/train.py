@@ -297,12 +297,19 @@ class Course:
         return float(state["elapsed_s"])
 
 
+def load_weights(network: Network, folder: Path) -> None:
+    """Take the weights of a checkpoint, without those of its head."""
+    tensors = load_file(folder / "model.safetensors")
+    own = {name: each for name, each in tensors.items() if not name.startswith("mtp.")}
+    network.load_state_dict(own)
+
+
 def start_from_pocket(books: Path, work: Path) -> tuple[Network, Course]:
     """Pocket itself, and a course whose rows it has not seen."""
     work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(SEED)
     network = Network(Shape())
-    network.load_state_dict(load_file(POCKET_FOLDER / "model.safetensors"))
+    load_weights(network, POCKET_FOLDER)
     tokenizer = Tokenizer.from_file(str(POCKET_FOLDER / "tokenizer.json"))
     corpus = encode_books(read_books(books), tokenizer)
     seed = SEED + tokens_seen(POCKET_FOLDER)
@@ -345,7 +352,7 @@ def main() -> None:
     seconds, seen = {}, POCKET.num_tokens
     if args.start is not None:
         seen = tokens_seen(args.start)
-        pocket.load_state_dict(load_file(args.start / "model.safetensors"))
+        load_weights(pocket, args.start)
         tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
     else:
         spoken = draw_texts(topics, SEED, VOCABULARY_CONVERSATIONS)

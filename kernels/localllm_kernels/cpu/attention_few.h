@@ -5,26 +5,21 @@
 
 #include "attention_rows.h"
 
-#define AHEAD 64 /* keys: blocks lie anywhere, so the processor cannot guess what comes next */
-
-/* The keys or values of a tile, and the rows AHEAD of each. */
+/* The keys or values of a tile, and those a tile ahead: blocks lie anywhere, so the processor cannot
+ * guess what comes next. */
 typedef struct {
   const char *row[KEY_TILE], *ahead[KEY_TILE];
   float scale[KEY_TILE];
 } Tile;
 
-/* Outside the span, points to the nearest row within it, so that whole groups can be read. */
-static void point(const KVCache *c, const void *values, const float *scales, const AttentionTask *task,
-                  const Span *span, Tile *tile) {
+/* `rows`: those of two tiles, see find_rows. */
+static void point(const KVCache *c, const void *values, const float *scales, const int64_t *rows,
+                  Tile *tile) {
   const int64_t row_bytes = c->head_dim * value_bytes(c->kind);
   for (int64_t j = 0; j < KEY_TILE; j++) {
-    const int64_t within = j < span->low ? span->low : j < span->high ? j : span->high - 1;
-    const int64_t position = span->first + within, later = position + AHEAD;
-    const int64_t row = row_of(c, task, position);
-    tile->row[j] = (const char *)values + row * row_bytes;
-    tile->scale[j] = scales ? scales[row] : 1.0f;
-    tile->ahead[j] = (const char *)values +
-                     (later < span->end ? row_of(c, task, later) : row) * row_bytes;
+    tile->row[j] = (const char *)values + rows[j] * row_bytes;
+    tile->scale[j] = scales ? scales[rows[j]] : 1.0f;
+    tile->ahead[j] = (const char *)values + rows[j + KEY_TILE] * row_bytes;
   }
 }
 
@@ -48,13 +43,15 @@ INLINE void score_few(const float *q, const Tile *keys, const Span *span, float 
     for (int i = 0; i < LANES; i++) sums[i] = splat(0.0f);
     for (int n = 0; n < together; n++)
       ask_for(keys->ahead[j + n], vectors * LANES * value_bytes(kind));
-    for (int i = 0; i < vectors; i++)
+    for (int i = 0; i < vectors; i++) {
+      f32v own[4];
+      for (int r = 0; r < rows; r++) own[r] = kept(load(q + (r * vectors + i) * LANES));
       for (int n = 0; n < together; n++) {
         const f32v key = load_vector(keys->row[j + n], i, keys->scale[j + n], kind);
         for (int r = 0; r < rows; r++)
-          sums[r * together + n] =
-              fmav(load(q + (r * vectors + i) * LANES), key, sums[r * together + n]);
+          sums[r * together + n] = fmav(own[r], key, sums[r * together + n]);
       }
+    }
     float totals[LANES];
     sum_lanes_of_each(sums, totals);
     for (int r = 0; r < rows; r++)
@@ -72,10 +69,11 @@ INLINE void add_few(const float *weights, const Tile *values, const Span *span, 
       sums[r][i] = load(total + (r * vectors + at + i) * LANES) * keep[r];
   for (int64_t j = span->low; j < span->high; j++) {
     if (at == 0) ask_for(values->ahead[j], vectors * LANES * value_bytes(kind));
+    f32v own[4];
+    for (int r = 0; r < rows; r++) own[r] = kept(splat(weights[r * KEY_TILE + j]));
     for (int i = 0; i < count; i++) {
       const f32v value = load_vector(values->row[j], at + i, values->scale[j], kind);
-      for (int r = 0; r < rows; r++)
-        sums[r][i] = fmav(splat(weights[r * KEY_TILE + j]), value, sums[r][i]);
+      for (int r = 0; r < rows; r++) sums[r][i] = fmav(own[r], value, sums[r][i]);
     }
   }
   for (int r = 0; r < rows; r++)
@@ -89,7 +87,7 @@ INLINE int has_few(int64_t head_dim) {
 
 /* Calls CALL with the number of rows, the kind and the vectors of a row as constants. */
 #define FOR_ROWS(CALL, kind, vectors) \
-  if (together == 2) { CALL(2, kind, vectors); } else { CALL(4, kind, vectors); }
+  if (rows_at(state, r) == 2) { CALL(2, kind, vectors); } else { CALL(4, kind, vectors); }
 #define FOR_VECTORS(CALL, kind)                        \
   switch (state->dim) {                                \
     case 64: FOR_ROWS(CALL, kind, 64 / LANES) break;   \
@@ -105,16 +103,17 @@ INLINE int has_few(int64_t head_dim) {
     case KV_FP8: FOR_VECTORS(CALL, KV_FP8) break;            \
   }
 
-static void score_rows(const Tile *keys, const Span *span, int64_t cache_kind, int together,
-                       int64_t r, Rows *state) {
+/* How many rows from `r` on are computed at a time. */
+INLINE int rows_at(const Rows *state, int64_t r) { return state->padded_rows - r >= 4 ? 4 : 2; }
+
+static void score_rows(const Tile *keys, const Span *span, int64_t cache_kind, int64_t r, Rows *state) {
 #define SCORE(rows, kind, vectors) \
   score_few(state->q + r * state->dim, keys, span, state->weights + r * KEY_TILE, rows, kind, vectors)
   FOR_ALL(SCORE)
 #undef SCORE
 }
 
-static void add_rows(const Tile *values, const Span *span, int64_t cache_kind, int together,
-                     int64_t r, Rows *state) {
+static void add_rows(const Tile *values, const Span *span, int64_t cache_kind, int64_t r, Rows *state) {
 #define ADD(rows, kind, vectors)                                                                \
   for (int i = 0; i < vectors; i += LANES / rows < vectors ? LANES / rows : vectors)             \
     add_few(state->weights + r * KEY_TILE, values, span, state->keep + r,                       \
@@ -129,18 +128,20 @@ static void attend_few(const AttentionShape *s, const AttentionTask *task, const
   const KVCache *cache = &s->cache;
   Rows state;
   Tile tile;
-  const int together = task->num_queries * (s->heads / cache->kv_heads) <= 2 ? 2 : 4;
-  start_rows(s, task, query, together, (int)(cache->head_dim / LANES), &state);
+  int64_t rows[2 * KEY_TILE];
+  start_rows(s, task, query, 2, (int)(cache->head_dim / LANES), &state);
   Span span = seen_keys(s, task);
   for (int64_t first = span.start / KEY_TILE * KEY_TILE; first < span.end; first += KEY_TILE) {
     move_to(&span, first);
-    point(cache, cache->keys, cache->key_scales, task, &span, &tile);
-    for (int64_t r = 0; r < state.rows; r += together)
-      score_rows(&tile, &span, cache->kind, together, r, &state);
+    if (span.low >= span.high) continue; /* all of its keys are hidden */
+    find_rows(cache, task, &span, 2 * KEY_TILE, rows);
+    point(cache, cache->keys, cache->key_scales, rows, &tile);
+    for (int64_t r = 0; r < state.rows; r += rows_at(&state, r))
+      score_rows(&tile, &span, cache->kind, r, &state);
     weigh_rows(s, task, &span, &state);
-    point(cache, cache->values, cache->value_scales, task, &span, &tile);
-    for (int64_t r = 0; r < state.rows; r += together)
-      add_rows(&tile, &span, cache->kind, together, r, &state);
+    point(cache, cache->values, cache->value_scales, rows, &tile);
+    for (int64_t r = 0; r < state.rows; r += rows_at(&state, r))
+      add_rows(&tile, &span, cache->kind, r, &state);
   }
   finish_rows(s, task, &state, out);
 }

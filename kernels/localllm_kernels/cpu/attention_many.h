@@ -113,10 +113,10 @@ INLINE void add_values(const float *weights, const float *v, const float *keep, 
     for (int i = 0; i < count; i++) store(total + r * dim + i * LANES, sums[r][i]);
 }
 
-INLINE void fetch(const KVCache *c, const void *values, const float *scales, const AttentionTask *task,
+INLINE void fetch(const KVCache *c, const void *values, const float *scales, const int64_t *rows,
                   const Span *span, int64_t dim, float *tile) {
   for (int64_t j = span->low; j < span->high; j++)
-    read_row(c, values, scales, row_of(c, task, span->first + j), tile + j * dim);
+    read_row(c, values, scales, rows[j], tile + j * dim);
 }
 
 INLINE void attend_many(const AttentionShape *s, const AttentionTask *task, const float *query,
@@ -124,6 +124,7 @@ INLINE void attend_many(const AttentionShape *s, const AttentionTask *task, cons
   const KVCache *cache = &s->cache;
   Rows state;
   float tile[KEY_TILE * MAX_DIM] ALIGNED, turned[KEY_TILE * MAX_DIM] ALIGNED;
+  int64_t rows[KEY_TILE];
   start_rows(s, task, query, 4, vectors, &state);
   const int64_t dim = state.dim;
   const int together = vectors % 4 == 0 ? 4 : vectors % 2 == 0 ? 2 : 1;
@@ -131,11 +132,13 @@ INLINE void attend_many(const AttentionShape *s, const AttentionTask *task, cons
   Span span = seen_keys(s, task);
   for (int64_t first = span.start / KEY_TILE * KEY_TILE; first < span.end; first += KEY_TILE) {
     move_to(&span, first);
-    fetch(cache, cache->keys, cache->key_scales, task, &span, dim, tile);
+    if (span.low >= span.high) continue; /* all of its keys are hidden */
+    find_rows(cache, task, &span, KEY_TILE, rows);
+    fetch(cache, cache->keys, cache->key_scales, rows, &span, dim, tile);
     turn_tile(tile, turned, vectors);
     score_turned(state.q, turned, state.weights, state.padded_rows, span.high, vectors);
     weigh_rows(s, task, &span, &state);
-    fetch(cache, cache->values, cache->value_scales, task, &span, dim, tile);
+    fetch(cache, cache->values, cache->value_scales, rows, &span, dim, tile);
     for (int64_t i = 0; i < dim; i += together * LANES)
       for (int64_t r = 0; r < state.padded_rows; r += 4)
         add_values(state.weights + r * KEY_TILE, tile + i, state.keep + r, state.total + r * dim + i,

@@ -45,6 +45,22 @@ INLINE int64_t row_of(const KVCache *c, const AttentionTask *task, int64_t posit
   return (block * c->kv_heads + task->kv_head) * c->block_size + position % c->block_size;
 }
 
+/* `rows`: the indices of the keys or values of `count` positions from the tile's first one on; outside
+ * the span, of the nearest ones within it. There is one division for each block, not for each key. */
+static void find_rows(const KVCache *c, const AttentionTask *task, const Span *span, int64_t count,
+                      int64_t *rows) {
+  const int64_t end = span->end - span->first < count ? span->end - span->first : count;
+  for (int64_t j = span->low; j < end;) {
+    const int64_t position = span->first + j, row = row_of(c, task, position);
+    const int64_t left = c->block_size - position % c->block_size;
+    const int64_t next = j + left < end ? j + left : end;
+    for (int64_t i = j; i < next; i++) rows[i] = row + i - j;
+    j = next;
+  }
+  for (int64_t j = 0; j < span->low; j++) rows[j] = rows[span->low];
+  for (int64_t j = end; j < count; j++) rows[j] = rows[end - 1];
+}
+
 static void start_rows(const AttentionShape *s, const AttentionTask *task, const float *query,
                        int64_t multiple, int vectors, Rows *state) {
   const int64_t width = s->cache.head_dim;

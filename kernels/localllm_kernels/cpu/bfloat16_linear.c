@@ -11,14 +11,27 @@
 
 INLINE int64_t padded(int64_t width) { return (width + STEP - 1) / STEP * STEP; }
 
-/* acc + two products per lane. */
-INLINE f32v add_products(f32v acc, const uint16_t *w, const uint16_t *x) {
+/* sums[r][o] += the two products per lane of STEP inputs of row r and output o. */
+INLINE void add_products(f32v sums[ROWS][OUTPUTS], const uint16_t *w, int64_t width,
+                         const uint16_t *x, int64_t stride, int rows, int outputs) {
 #if defined(__AVX512BF16__)
-  return (f32v)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_loadu_si512(w),
-                                  (__m512bh)_mm512_loadu_si512(x));
+  f32v inputs[ROWS];
+  for (int r = 0; r < rows; r++)
+    inputs[r] = kept((f32v)_mm512_loadu_si512(x + r * stride));
+  for (int o = 0; o < outputs; o++) {
+    const __m512bh weight = (__m512bh)_mm512_loadu_si512(w + o * width);
+    for (int r = 0; r < rows; r++)
+      sums[r][o] = (f32v)_mm512_dpbf16_ps((__m512)sums[r][o], weight, (__m512bh)inputs[r]);
+  }
 #else
-  acc = fmav(load_bf16(w), load_bf16(x), acc);
-  return fmav(load_bf16(w + LANES), load_bf16(x + LANES), acc);
+  for (int part = 0; part < STEP; part += LANES) {
+    f32v inputs[ROWS];
+    for (int r = 0; r < rows; r++) inputs[r] = kept(load_bf16(x + r * stride + part));
+    for (int o = 0; o < outputs; o++) {
+      const f32v weight = load_bf16(w + o * width + part);
+      for (int r = 0; r < rows; r++) sums[r][o] = fmav(weight, inputs[r], sums[r][o]);
+    }
+  }
 #endif
 }
 
@@ -31,19 +44,17 @@ INLINE void multiply(const FloatWeight *w, const uint16_t *x, int64_t stride, fl
   f32v sums[ROWS][OUTPUTS];
   for (int r = 0; r < rows; r++)
     for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
-  for (int64_t i = 0; i < whole; i += STEP)
-    for (int o = 0; o < outputs; o++) {
+  for (int64_t i = 0; i < whole; i += STEP) {
+    for (int o = 0; o < outputs; o++)
       __builtin_prefetch(values + (outputs + o) * width + i); /* the next outputs */
-      for (int r = 0; r < rows; r++)
-        sums[r][o] = add_products(sums[r][o], values + o * width + i, x + r * stride + i);
-    }
-  if (whole < width)
-    for (int o = 0; o < outputs; o++) {
-      uint16_t rest[STEP] = {0};
-      memcpy(rest, values + o * width + whole, (size_t)(width - whole) * sizeof(uint16_t));
-      for (int r = 0; r < rows; r++)
-        sums[r][o] = add_products(sums[r][o], rest, x + r * stride + whole);
-    }
+    add_products(sums, values + i, width, x + i, stride, rows, outputs);
+  }
+  if (whole < width) {
+    uint16_t rest[OUTPUTS * STEP] = {0};
+    for (int o = 0; o < outputs; o++)
+      memcpy(rest + o * STEP, values + o * width + whole, (size_t)(width - whole) * sizeof(uint16_t));
+    add_products(sums, rest, STEP, x + whole, stride, rows, outputs);
+  }
   finish_tile(w, sums, y, first, rows, outputs);
 }
 

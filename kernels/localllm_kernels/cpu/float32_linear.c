@@ -26,14 +26,16 @@ INLINE void multiply(const FloatWeight *w, const float *x, float *y, int64_t fir
   f32v sums[ROWS][OUTPUTS];
   for (int r = 0; r < rows; r++)
     for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
-  for (int64_t i = 0; i < whole; i += LANES)
+  for (int64_t i = 0; i < whole; i += LANES) {
+    f32v inputs[ROWS];
+    for (int r = 0; r < rows; r++) inputs[r] = kept(load(x + r * width + i));
     for (int o = 0; o < outputs; o++) {
       const f32v weight = load_weights(w, start + o * width + i, is_half);
       /* the next outputs */
       __builtin_prefetch(values + bytes * (start + (outputs + o) * width + i));
-      for (int r = 0; r < rows; r++)
-        sums[r][o] = fmav(load(x + r * width + i), weight, sums[r][o]);
+      for (int r = 0; r < rows; r++) sums[r][o] = fmav(inputs[r], weight, sums[r][o]);
     }
+  }
   if (whole < width)
     for (int o = 0; o < outputs; o++) {
       const f32v weight =

@@ -12,9 +12,11 @@
 INLINE void finish_tile(const FloatWeight *w, f32v sums[ROWS][OUTPUTS], float *y, int64_t first,
                         int rows, int outputs) {
   float totals[ROWS][OUTPUTS];
-  if (rows * outputs == LANES)
+  if (2 * rows > ROWS && outputs == OUTPUTS) {
+    for (int r = rows; r < ROWS; r++)
+      for (int o = 0; o < outputs; o++) sums[r][o] = splat(0.0f);
     sum_lanes_of_each(sums[0], totals[0]);
-  else
+  } else
     for (int r = 0; r < rows; r++)
       for (int o = 0; o < outputs; o++) totals[r][o] = sum_lanes(sums[r][o]);
   for (int r = 0; r < rows; r++)

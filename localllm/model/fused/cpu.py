@@ -11,7 +11,7 @@ from localllm.model.blocks.block import Rotation
 from localllm.model.blocks.experts import MixtureOfExperts
 from localllm.model.blocks.recurrence import Recurrence
 from localllm.model.fused.decoder import UniformLayer
-from localllm.model.inputs import ForwardBatch, GroupTables, PagedKVCache
+from localllm.model.inputs import ForwardBatch, PagedKVCache
 from localllm.model.norm import Norm
 from localllm.model.rope import RopeTable
 from localllm_kernels.cpu import structs
@@ -80,6 +80,8 @@ class CpuDecoder:
         self._scratch_bytes.argtypes = [ctypes.c_void_p, ctypes.c_int64]
         self._scratch_bytes.restype = ctypes.c_int64
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        # The newest cache, and its groups: pointers are slow to find.
+        self._groups: tuple[PagedKVCache, ctypes.Array[structs.Group]] | None = None
 
     def takes(self, batch: ForwardBatch) -> bool:
         """See FusedDecoder."""
@@ -121,9 +123,13 @@ class CpuDecoder:
             None if slots is None else ctypes.pointer(slots),
             states,
         )
-        groups = (structs.Group * len(kv_cache.stacks))(
-            *map(group_struct, kv_cache.stacks, batch.tables)
-        )
+        if self._groups is None or self._groups[0] is not kv_cache:
+            self._groups = kv_cache, group_structs(kv_cache)
+        groups = self._groups[1]
+        for group, tables in zip(groups, batch.tables, strict=True):
+            group.slots = tables.slot_mapping.data_ptr()
+            group.tables = tables.block_tables.data_ptr()
+            group.max_blocks = tables.block_tables.shape[1]
         streams = {i: torch.empty_like(out) for i in taps if i < len(self._layers)}
         tapped = None
         if streams:
@@ -145,19 +151,18 @@ class CpuDecoder:
         return out, streams
 
 
-def group_struct(stack: KVCache, tables: GroupTables | None = None) -> structs.Group:
-    """A cache group, with the batch's tables if there are any."""
+def group_structs(kv_cache: PagedKVCache) -> "ctypes.Array[structs.Group]":
+    """The groups of a cache, without a batch's tables."""
+    return (structs.Group * len(kv_cache.stacks))(*map(_group, kv_cache.stacks))
+
+
+def _group(stack: KVCache) -> structs.Group:
     scales = stack.key_scales
-    found = structs.Group(
+    return structs.Group(
         first=structs.CKVCache.of(stack),
         layer_bytes=stack.key[0].nbytes,
         layer_scales=0 if scales is None else scales[0].numel(),
     )
-    if tables is not None:
-        found.slots = tables.slot_mapping.data_ptr()
-        found.tables = tables.block_tables.data_ptr()
-        found.max_blocks = tables.block_tables.shape[1]
-    return found
 
 
 def _state(cache: StateCache) -> structs.State:

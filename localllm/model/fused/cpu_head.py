@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from localllm.model.fused.cpu import CpuDecoder, group_struct
+from localllm.model.fused.cpu import CpuDecoder, group_structs
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.linear import CProduct
 
@@ -72,6 +72,7 @@ class CpuHead:
             rope.cos.data_ptr(),
             rope.sin.data_ptr(),
         )
+        self._groups: tuple[PagedKVCache, ctypes.Array[structs.Group]] | None = None
         self._draft = decoder.library.head_draft
         self._draft.argtypes = [
             *2 * [ctypes.c_void_p],
@@ -112,13 +113,14 @@ class CpuHead:
             kept.append((tokens, keys))
         most = max(1, requests[0].num_drafts)
         found = (ctypes.c_int64 * (len(requests) * most))()
-        group = group_struct(kv_cache.stacks[0])
+        if self._groups is None or self._groups[0] is not kv_cache:
+            self._groups = kv_cache, group_structs(kv_cache)
         failed = self._draft(
             ctypes.addressof(self._struct),
             asked,
             len(requests),
             hidden.data_ptr(),
-            ctypes.addressof(group),
+            self._groups[1],
             found,
             torch.get_num_threads(),
         )
