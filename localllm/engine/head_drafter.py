@@ -298,10 +298,10 @@ class HeadDrafter(Drafter):
     def _take_waiting(self) -> None:
         """Hand the hidden states that wait to the requests' followers."""
         for batch, rows in self._waiting:
-            first = 0
+            first, is_alone = 0, len(batch.requests) == 1
             for entry in batch.requests:
                 end = first + entry.num_scheduled_tokens
-                self._note(entry.request, entry.start, rows[first:end])
+                self._note(entry.request, entry.start, rows if is_alone else rows[first:end])
                 first = end
         self._waiting.clear()
         self._num_waiting = 0

@@ -221,7 +221,8 @@ class ModelRunner:
         hidden, taps = self._model.forward_last(inputs, self._kv_cache, self._taps)
         for save in batch.state_saves:
             save.values = self._kv_cache.read_state(save.slot, save.position)
-        self._hidden = tuple(tap[: inputs.num_tokens] for tap in taps)
+        count = inputs.num_tokens
+        self._hidden = tuple(tap if len(tap) == count else tap[:count] for tap in taps)
         if inputs.num_logit_rows == 0:
             return torch.empty((0, self._model.architecture.vocab_size), device=self._device)
         logits = self._model.compute_logits(hidden)
