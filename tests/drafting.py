@@ -28,7 +28,13 @@ class FullLengths(DraftLengths):
     """Whole proposals, whatever becomes of them."""
 
     def offer(
-        self, num_rows: int, num_decoding: int, candidates: Sequence[Candidate | None], most: int
+        self,
+        num_rows: int,
+        num_decoding: int,
+        candidates: Sequence[Candidate | None],
+        most: int,
+        *,
+        goes_on: bool = False,
     ) -> Offer:
         counts = [0 if each is None else each.num_tokens for each in candidates]
         # The same chance for all, so that the dearest drafter with a proposal wins.

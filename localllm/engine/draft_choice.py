@@ -24,6 +24,8 @@ _NEW_TEXT_INTERVAL = 192
 _TRIAL_STEPS, _PLAIN_STEPS, _TRIAL_SHARE = 6, 6, 0.01
 FIRST_PLAIN_INTERVAL, PLAIN_INTERVAL = 4, 256
 _PROBE_TOKENS = 2
+# In one of so many steps that draft, drafts are a token longer, where there could always be one.
+_LONGER_INTERVAL = 24
 # A drafter whose look-up is not cheap, and that was not chosen for _LOSING_STEPS, is asked once in
 # so many steps.
 _LOSING_STEPS, STEPS_UNASKED = 16, 256
@@ -56,6 +58,10 @@ class DraftChoice:
         self._trying, self._lost, self._left = -1, 0.0, 0
         # The steps without drafts that are still to come.
         self._plain_left = 0
+        # The drafter whose drafts were last found to be worth their time, -1 if none were.
+        self._drafting = -1
+        # Steps since drafts were longer than they seem to be worth.
+        self._since_longer = 0
         # The first probe comes late, since it takes several until their times are believed.
         # It is tried again when `_since` reaches its interval.
         self._intervals = [2 * PROBE_INTERVAL] * len(lengths)
@@ -85,8 +91,8 @@ class DraftChoice:
         `num_rows` rows, and `num_decoding` of them give a token.
         """
         offers = [
-            lengths.offer(num_rows, num_decoding, own, most)
-            for lengths, own in zip(self._lengths, candidates, strict=True)
+            lengths.offer(num_rows, num_decoding, own, most, goes_on=i == self._drafting)
+            for i, (lengths, own) in enumerate(zip(self._lengths, candidates, strict=True))
         ]
         self._is_known = [lengths.knows_enough(num_rows) for lengths in self._lengths]
         self._since_plain += 1
@@ -145,6 +151,7 @@ class DraftChoice:
     def _decide(self, offers: Sequence[Offer], most: int) -> list[Chosen]:
         best = max(range(len(offers)), key=lambda i: offers[i].speed)
         is_worth_it = offers[best].speed > 0
+        self._drafting = best if is_worth_it else -1
         if is_worth_it:
             self._intervals[best] = self._shortest(best)
             if best == self._trying:
@@ -182,8 +189,14 @@ class DraftChoice:
         """The best offer, but of each request the tokens of the drafter who expects more of them to
         be accepted, among those as cheap as the best.
         """
-        winner = offers[best]
-        counts = winner.first(winner.best)
+        winner, number = offers[best], offers[best].best
+        if self._lengths[best].drafts_always:
+            self._since_longer += 1
+            if self._since_longer >= _LONGER_INTERVAL:
+                # What is never drafted is never known to be likely.
+                self._since_longer = 0
+                number = min(number + sum(map(bool, winner.chances)), most)
+        counts = winner.first(number)
         if best == 0:
             return [Chosen(best, count) for count in counts]
         least = min(

@@ -21,6 +21,8 @@ from localllm.engine.step_times import DraftCosts, StepTimes
 
 # A draft must promise this much more speed to be worth its uncertainty.
 MARGIN = 1.08
+# Where a drafter could draft always: to go on, they must only not lose, as chances go up and down.
+_MARGIN_TO_GO_ON = 1.0
 # Steps with drafts cannot take less time than those without: so many that take less than this share
 # of it show that the latter have become faster.
 _IN_DOUBT, _TOO_FAST = 3, 0.93
@@ -103,18 +105,24 @@ class DraftLengths:
         return type(self)(len(self._outcomes), plain, has_matches=self._has_matches)
 
     def offer(
-        self, num_rows: int, num_decoding: int, candidates: Sequence["Candidate | None"], most: int
+        self,
+        num_rows: int,
+        num_decoding: int,
+        candidates: Sequence["Candidate | None"],
+        most: int,
+        *,
+        goes_on: bool = False,
     ) -> "Offer":
         """How many tokens of each candidate to verify, at most `most` in all. A request without a
-        proposal has no candidate.
+        proposal has no candidate. `goes_on`: the last step had drafts, too.
 
         Without drafts the step computes `num_rows` rows, and `num_decoding` of them give a token.
         """
         chances = [() if each is None else self._chances(each) for each in candidates]
         ranked = _ranked(chances, is_level=not self._has_matches)
-        best, speed = self._best_number(
-            num_rows, num_decoding, [chance for chance, _ in ranked[:most]]
-        )
+        likeliest = [chance for chance, _ in ranked[:most]]
+        margin = _MARGIN_TO_GO_ON if goes_on and self.drafts_always else MARGIN
+        best, speed = self._best_number(num_rows, num_decoding, likeliest, margin)
         return Offer(chances, ranked, best, speed)
 
     def add_step(self, num_rows: int, seconds: float, num_drafted: int, *, is_plain: bool) -> None:
@@ -166,7 +174,7 @@ class DraftLengths:
         return self._plain.knows(num_rows)
 
     def _best_number(
-        self, num_rows: int, num_decoding: int, chances: Sequence[float]
+        self, num_rows: int, num_decoding: int, chances: Sequence[float], margin: float
     ) -> tuple[int, float]:
         """The best number of drafted tokens, and the tokens a second that they promise; 0 and 0 if
         none are worth it.
@@ -174,7 +182,7 @@ class DraftLengths:
         base = self._plain.seconds(num_rows)
         if base is None or not self._plain.knows(num_rows):
             return 0, 0.0
-        best, least = 0, MARGIN * num_decoding
+        best, least = 0, margin * num_decoding
         expected = list(accumulate(chances, initial=float(num_decoding)))
         if expected[-1] <= least:
             return 0, 0.0  # too little even if drafting were free

@@ -287,3 +287,35 @@ def test_a_useless_head_costs_at_most_two_percent(token_share: float, batch: int
         head_speculator(texts, 0.0), texts, MACHINES["arithmetic"], token_share * 18e-3
     )
     assert found.speedup > 0.98
+
+
+class SlowAtFirst:
+    """A machine whose caches hold what the last steps needed: the first step with drafts, and the
+    first two without them, take longer than the next ones of their kind.
+    """
+
+    def __init__(self, batch: int) -> None:
+        self._batch, self._kind, self._count = batch, False, 2
+
+    def __call__(self, rows: int) -> float:
+        kind = rows > self._batch
+        self._count = self._count + 1 if kind == self._kind else 0
+        self._kind = kind
+        is_slow = self._count < (1 if kind else 2)
+        return 1e-3 * (1 + 0.1 * rows) * (1.4 if is_slow else 1)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.4, 0.5, 0.6, 0.7, 0.9])
+@pytest.mark.parametrize("token_share", [0.1, 0.3, 0.6])
+def test_steps_that_are_slower_after_others_of_another_kind_do_not_mislead(
+    token_share: float, chance: float
+) -> None:
+    texts = [(random_text(1, 50), random_text(100, 3000))]
+    speculator = head_speculator(texts, chance)
+    found = simulate(speculator, texts, SlowAtFirst(1), token_share * 1e-3)
+    best = max(
+        sum(chance**i for i in range(count + 1)) * 1.1 / (1.1 + (0.1 + token_share) * count)
+        for count in range(16)
+    )
+    least = max(0.975, min(0.95 * best, best / MARGIN - 0.05))
+    assert found.speedup > least, (found.speedup, best)
