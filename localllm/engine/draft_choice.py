@@ -21,7 +21,7 @@ _NEW_TEXT_INTERVAL = 192
 # The first steps of another kind are slower, since caches hold what the last ones needed. So a
 # drafter that could draft always is tried for _TRIAL_STEPS, and then there are _PLAIN_STEPS without
 # drafts. Trials may take this share of the time.
-_TRIAL_STEPS, _PLAIN_STEPS, _TRIAL_SHARE = 6, 8, 0.01
+_TRIAL_STEPS, _PLAIN_STEPS, _TRIAL_SHARE = 6, 6, 0.01
 FIRST_PLAIN_INTERVAL, PLAIN_INTERVAL = 4, 256
 _PROBE_TOKENS = 2
 # In one of so many steps that draft, drafts are a token longer, where there could always be one.
