@@ -26,6 +26,8 @@ FIRST_PLAIN_INTERVAL, PLAIN_INTERVAL = 4, 256
 _PROBE_TOKENS = 2
 # In one of so many steps that draft, drafts are a token longer, where there could always be one.
 _LONGER_INTERVAL = 24
+# A decision to draft holds for so many steps more.
+_REPEATS = 3
 # A drafter whose look-up is not cheap, and that was not chosen for _LOSING_STEPS, is asked once in
 # so many steps.
 _LOSING_STEPS, STEPS_UNASKED = 16, 256
@@ -60,6 +62,10 @@ class DraftChoice:
         self._plain_left = 0
         # The drafter whose drafts were last found to be worth their time, -1 if none were.
         self._drafting = -1
+        # The last decision to draft, with the number of requests that decode, and how often it was
+        # taken again.
+        self._decided: tuple[int, list[Chosen]] | None = None
+        self._repeats = 0
         # Steps since drafts were longer than they seem to be worth.
         self._since_longer = 0
         # The first probe comes late, since it takes several until their times are believed.
@@ -90,6 +96,9 @@ class DraftChoice:
         `candidates`: of each drafter, one for each request. Without drafts the step computes
         `num_rows` rows, and `num_decoding` of them give a token.
         """
+        again = self._again(candidates, num_decoding)
+        if again is not None:
+            return again
         offers = [
             lengths.offer(num_rows, num_decoding, own, most, goes_on=i == self._drafting)
             for i, (lengths, own) in enumerate(zip(self._lengths, candidates, strict=True))
@@ -101,12 +110,41 @@ class DraftChoice:
                 self._since[i] += self._unasked[i] or num_steps
                 self._unasked[i] = 0
         chosen = self._decide(offers, most)
+        goes_on = self._drafting >= 0 and not self._plain_left and not chosen[0].is_trial
+        self._decided = (num_decoding, chosen) if goes_on else None
+        self._repeats = 0
         used = {each.drafter for each in chosen if each.num_tokens}
         for drafter in used:
             self._since[drafter] = 0
         if not used:
             self._since_plain = 0
         return chosen
+
+    def _again(
+        self, candidates: Sequence[Sequence[Candidate | None]], num_decoding: int
+    ) -> list[Chosen] | None:
+        """The last decision, where nobody else proposes anything; for a few steps only. Decisions
+        take time, and what they rest on changes slowly.
+        """
+        if self._decided is None or self._repeats >= _REPEATS:
+            return None
+        before, chosen = self._decided
+        if before != num_decoding or len(chosen) != len(candidates[0]):
+            return None
+        for i, own in enumerate(candidates):
+            is_drafter = i == self._drafting
+            if not is_drafter and any(own):
+                return None
+            if is_drafter and not (self._lengths[i].drafts_always and all(own)):
+                return None
+        self._repeats += 1
+        self._since_plain += 1
+        of_drafter = candidates[self._drafting]
+        return [
+            each._replace(num_tokens=min(each.num_tokens, candidate.num_tokens))
+            for each, candidate in zip(chosen, of_drafter, strict=True)
+            if candidate is not None
+        ]
 
     def begin(self) -> None:
         """Note a new request, whose text may be of another kind than those before."""

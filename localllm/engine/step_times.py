@@ -91,14 +91,7 @@ class DraftCosts:
             own[num_drafted] = deque(maxlen=WINDOW)
         own[num_drafted].append(factor)
         medians[num_drafted] = _median(own[num_drafted])
-        if sum(map(len, own.values())) >= self._least:
-            counts = sorted([count for count in own if len(own[count]) > 1] or own)
-            # A shorter draft does not take longer than a longer one; its times may be older.
-            least, known = inf, list[tuple[int, float]]()
-            for count in reversed([count for count in counts if count]):
-                least = min(least, medians[count])
-                known.append((count, least))
-            self._believed[size] = [(0, 1.0), *reversed(known)]
+        self._believed.pop(size, None)
 
     def forget(self, num_rows: int) -> None:
         """Drop what was measured beside so many rows."""
@@ -113,8 +106,9 @@ class DraftCosts:
         It is linear between the numbers of drafted tokens that were measured, more than once if any
         was, and 1 without any.
         """
-        known = self._believed.get(_size(num_rows))
-        if known is None:
+        size = _size(num_rows)
+        known = self._believed.get(size) or self._believe(size)
+        if not known:
             return None
         at = bisect_left(known, (num_drafted, 0.0))
         (low, start), (high, end) = known[at - 1], known[min(at, len(known) - 1)]
@@ -123,6 +117,20 @@ class DraftCosts:
         if high == low:
             return start
         return start + (end - start) * (num_drafted - low) / (high - low)
+
+    def _believe(self, size: int) -> list[tuple[int, float]]:
+        """What is believed of steps with so many rows besides those of drafts; empty if nothing."""
+        own, medians = self._found.get(size, {}), self._medians.get(size, {})
+        if sum(map(len, own.values())) < self._least:
+            return []
+        counts = sorted([count for count in own if len(own[count]) > 1] or own)
+        # A shorter draft does not take longer than a longer one; its times may be older.
+        least, known = inf, list[tuple[int, float]]()
+        for count in reversed([count for count in counts if count]):
+            least = min(least, medians[count])
+            known.append((count, least))
+        found = self._believed[size] = [(0, 1.0), *reversed(known)]
+        return found
 
 
 def _size(num_rows: int) -> int:
