@@ -5,28 +5,22 @@
 
 #include "attention_rows.h"
 
-/* The keys or values of a tile, and those a tile ahead: blocks lie anywhere, so the processor cannot
- * guess what comes next. */
+/* Keys or values, and the indices of a tile's rows and of those of the next one, which are asked for
+ * ahead: blocks lie anywhere, so the processor cannot guess what comes next. */
 typedef struct {
-  const char *row[KEY_TILE], *ahead[KEY_TILE];
-  float scale[KEY_TILE];
+  const char *values;
+  const float *scales;
+  const int64_t *rows;
 } Tile;
-
-/* `rows`: those of two tiles, see find_rows. */
-static void point(const KVCache *c, const void *values, const float *scales, const int64_t *rows,
-                  Tile *tile) {
-  const int64_t row_bytes = c->head_dim * value_bytes(c->kind);
-  for (int64_t j = 0; j < KEY_TILE; j++) {
-    tile->row[j] = (const char *)values + rows[j] * row_bytes;
-    tile->scale[j] = scales ? scales[rows[j]] : 1.0f;
-    tile->ahead[j] = (const char *)values + rows[j + KEY_TILE] * row_bytes;
-  }
-}
 
 INLINE f32v load_vector(const char *row, int i, float scale, const int kind) {
   if (kind == KV_FLOAT32) return load((const float *)row + i * LANES);
   if (kind == KV_BFLOAT16) return load_bf16((const uint16_t *)row + i * LANES);
   return load_codes((const uint8_t *)row + i * LANES, kind) * scale;
+}
+
+INLINE float scale_of(const Tile *tile, int64_t j, const int kind) {
+  return kind == KV_INT8 || kind == KV_FP8 ? tile->scales[tile->rows[j]] : 1.0f;
 }
 
 INLINE void ask_for(const char *row, int64_t bytes) {
@@ -41,13 +35,15 @@ INLINE void score_few(const float *q, const Tile *keys, const Span *span, float 
   for (int64_t j = span->low / together * together; j < span->high; j += together) {
     f32v sums[LANES];
     for (int i = 0; i < LANES; i++) sums[i] = splat(0.0f);
+    const int64_t row_bytes = vectors * LANES * value_bytes(kind);
     for (int n = 0; n < together; n++)
-      ask_for(keys->ahead[j + n], vectors * LANES * value_bytes(kind));
+      ask_for(keys->values + keys->rows[j + n + KEY_TILE] * row_bytes, row_bytes);
     for (int i = 0; i < vectors; i++) {
       f32v own[4];
       for (int r = 0; r < rows; r++) own[r] = kept(load(q + (r * vectors + i) * LANES));
       for (int n = 0; n < together; n++) {
-        const f32v key = load_vector(keys->row[j + n], i, keys->scale[j + n], kind);
+        const f32v key = load_vector(keys->values + keys->rows[j + n] * row_bytes, i,
+                                     scale_of(keys, j + n, kind), kind);
         for (int r = 0; r < rows; r++)
           sums[r * together + n] = fmav(own[r], key, sums[r * together + n]);
       }
@@ -63,16 +59,18 @@ INLINE void score_few(const float *q, const Tile *keys, const Span *span, float 
 INLINE void add_few(const float *weights, const Tile *values, const Span *span, const float *keep,
                     float *total, const int rows, const int at, const int count, const int kind,
                     const int vectors) {
+  const int64_t row_bytes = vectors * LANES * value_bytes(kind);
   f32v sums[4][MAX_DIM / LANES];
   for (int r = 0; r < rows; r++)
     for (int i = 0; i < count; i++)
       sums[r][i] = load(total + (r * vectors + at + i) * LANES) * keep[r];
   for (int64_t j = span->low; j < span->high; j++) {
-    if (at == 0) ask_for(values->ahead[j], vectors * LANES * value_bytes(kind));
+    const char *row = values->values + values->rows[j] * row_bytes;
+    if (at == 0) ask_for(values->values + values->rows[j + KEY_TILE] * row_bytes, row_bytes);
     f32v own[4];
     for (int r = 0; r < rows; r++) own[r] = kept(splat(weights[r * KEY_TILE + j]));
     for (int i = 0; i < count; i++) {
-      const f32v value = load_vector(values->row[j], at + i, values->scale[j], kind);
+      const f32v value = load_vector(row, at + i, scale_of(values, j, kind), kind);
       for (int r = 0; r < rows; r++) sums[r][i] = fmav(own[r], value, sums[r][i]);
     }
   }
@@ -127,7 +125,6 @@ static void attend_few(const AttentionShape *s, const AttentionTask *task, const
                        float *out) {
   const KVCache *cache = &s->cache;
   Rows state;
-  Tile tile;
   int64_t rows[2 * KEY_TILE];
   start_rows(s, task, query, 2, (int)(cache->head_dim / LANES), &state);
   Span span = seen_keys(s, task);
@@ -135,13 +132,13 @@ static void attend_few(const AttentionShape *s, const AttentionTask *task, const
     move_to(&span, first);
     if (span.low >= span.high) continue; /* all of its keys are hidden */
     find_rows(cache, task, &span, 2 * KEY_TILE, rows);
-    point(cache, cache->keys, cache->key_scales, rows, &tile);
+    const Tile keys = {cache->keys, cache->key_scales, rows};
     for (int64_t r = 0; r < state.rows; r += rows_at(&state, r))
-      score_rows(&tile, &span, cache->kind, r, &state);
+      score_rows(&keys, &span, cache->kind, r, &state);
     weigh_rows(s, task, &span, &state);
-    point(cache, cache->values, cache->value_scales, rows, &tile);
+    const Tile values = {cache->values, cache->value_scales, rows};
     for (int64_t r = 0; r < state.rows; r += rows_at(&state, r))
-      add_rows(&tile, &span, cache->kind, r, &state);
+      add_rows(&values, &span, cache->kind, r, &state);
   }
   finish_rows(s, task, &state, out);
 }
