@@ -183,7 +183,7 @@ class Speculator:
 
     def wants_ids(self) -> bool:
         """Whether the next step should wait for the previous one's ids, to draft from them."""
-        if self._rest > 0:
+        if self._rest > 0 or self._is_resting:
             return False
         self._cold += 1
         if self._hot > 0 or self._cold >= _COLD_STEPS:
@@ -274,7 +274,8 @@ class Speculator:
         if is_usual and tells:
             is_plain = not (num_drafted or has_waited)
             self._lengths[dearest].add_step(num_rows, seconds, num_drafted, is_plain=is_plain)
-        elif num_drafted == 0 and (plain := self._lengths[0].plain_seconds(num_rows)):
+        plain = self._lengths[0].plain_seconds(num_rows)
+        if plain is not None and not is_usual and num_drafted == 0:
             self._choice.lost(seconds / plain - 1)
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
