@@ -17,10 +17,10 @@ from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
 # steps that draft, one step does not; at first, when a process becomes faster from step to step,
 # after fewer.
 PROBE_INTERVAL, LONGEST_PROBE_INTERVAL = 48, 768
-_NEW_TEXT_INTERVAL = 192
+_NEW_TEXT_INTERVAL, _LONGEST_INTERVAL = 192, 2048
 # The first steps of another kind are slower, since caches hold what the last ones needed. So a
 # drafter that could draft always is tried for _TRIAL_STEPS, and then there are _PLAIN_STEPS without
-# drafts. Trials may take this share of the time.
+# drafts. Trials may take _TRIAL_SHARE of the time, with at most _LONGEST_INTERVAL steps between.
 _TRIAL_STEPS, _PLAIN_STEPS, _TRIAL_SHARE = 6, 6, 0.01
 FIRST_PLAIN_INTERVAL, PLAIN_INTERVAL = 4, 256
 _PROBE_TOKENS = 2
@@ -150,8 +150,6 @@ class DraftChoice:
         """Note a new request, whose text may be of another kind than those before."""
         for i, interval in enumerate(self._intervals):
             self._intervals[i] = min(interval, max(_NEW_TEXT_INTERVAL, self._shortest(i)))
-            if self._lengths[i].drafts_always:
-                self._unasked[i] = STEPS_UNASKED
 
     def accepted(self, drafter: int) -> None:
         """Note that tokens of a drafter were accepted: it is worth trying again soon."""
@@ -183,7 +181,7 @@ class DraftChoice:
         """The shortest interval between trials; it may cost more, once enough is known."""
         if not self._is_known[drafter]:
             return PROBE_INTERVAL
-        affordable = min(self._costs[drafter] / _TRIAL_SHARE, LONGEST_PROBE_INTERVAL)
+        affordable = min(self._costs[drafter] / _TRIAL_SHARE, _LONGEST_INTERVAL)
         return max(PROBE_INTERVAL, round(affordable))
 
     def _decide(self, offers: Sequence[Offer], most: int) -> list[Chosen]:
@@ -204,8 +202,7 @@ class DraftChoice:
             if begins:
                 self._begin_trial(i)
             self._left = max(0, self._left - 1)
-            counts = offer.first(min(_PROBE_TOKENS, most))
-            return [Chosen(i, count, is_trial=True) for count in counts]
+            return [Chosen(i, count, is_trial=True) for count in self._trial_counts(i, offer, most)]
         if is_worth_it and self._since_plain >= self._plain_interval:
             # Keeps the measured time of steps without drafts up to date.
             self._plain_interval = min(2 * self._plain_interval, PLAIN_INTERVAL)
@@ -215,11 +212,23 @@ class DraftChoice:
             return [Chosen(best, 0) for _ in offers[best].chances]
         return self._with_likelier_ones(offers, best, most)
 
+    def _trial_counts(self, drafter: int, offer: Offer, most: int) -> list[int]:
+        """The tokens of each request to try a drafter with: where it has to be prepared, those of
+        one request, the same in each step of the trial.
+        """
+        if not self._lengths[drafter].drafts_always:
+            return offer.first(min(_PROBE_TOKENS, most))
+        tried = next((i for i, own in enumerate(offer.chances) if own), -1)
+        return [
+            min(_PROBE_TOKENS, len(own), most) if i == tried else 0
+            for i, own in enumerate(offer.chances)
+        ]
+
     def _begin_trial(self, drafter: int) -> None:
         if drafter == self._trying:
             self._costs[drafter] += (max(0.0, self._lost) - self._costs[drafter]) / 2
-        self._intervals[drafter] = min(2 * self._intervals[drafter], LONGEST_PROBE_INTERVAL)
-        self._intervals[drafter] = max(self._intervals[drafter], self._shortest(drafter))
+        doubled = min(2 * self._intervals[drafter], LONGEST_PROBE_INTERVAL)
+        self._intervals[drafter] = max(doubled, self._shortest(drafter))
         self._trying, self._lost = drafter, 0.0
         self._left = _TRIAL_STEPS if self._lengths[drafter].drafts_always else 1
 

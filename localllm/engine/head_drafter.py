@@ -283,6 +283,8 @@ class HeadDrafter(Drafter):
 
     def forget(self, request: Request) -> None:
         """See Drafter: completes what a later request with the same beginning will look for."""
+        if request not in self._followers:
+            return  # it was never drafted for
         self._take_waiting()
         follower = self._followers.pop(request, None)
         if follower is None or follower.admission != request.admission:
