@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from checkpoints import random_values
+from checkpoints import random_values, tiny_config
 from heads import FUSED_TAPS
 from safetensors.torch import save_file
 from torch import Tensor
@@ -24,21 +24,7 @@ EAGLE3_LAYER = {"authors": "midlayer", "speculators": "layers.0"}
 
 def layer_config(width: int, **changes: Any) -> dict[str, Any]:
     """The layers of a head of `width`, as a Llama."""
-    return {
-        "model_type": "llama",
-        "hidden_size": width,
-        "intermediate_size": 80,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "hidden_act": "silu",
-        "max_position_embeddings": 512,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": 288,
-        **changes,
-    }
+    return tiny_config("LlamaForCausalLM", hidden_size=width, num_hidden_layers=1) | changes
 
 
 def _layer(name: str, width: int, width_in: int, *, has_head_norms: bool) -> dict[str, Any]:

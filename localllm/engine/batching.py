@@ -31,20 +31,21 @@ def build_forward_batch(
     """
     # Of small batches, lists are made faster than arrays, and one tensor faster than many.
     which = dict.fromkeys(tables)
-    input_ids, positions, ends, logit_rows, first_rows = _lists(5)
+    input_ids, positions, logit_rows = list[int](), list[int](), list[int]()
+    ends, row_ends = list[int](), [0]
     slots = {number: list[int]() for number in which}
     for entry in batch.requests:
         skipped = entry.num_skipped * block_size
         start, end = entry.start - skipped, entry.end - skipped
-        first_rows.append(len(input_ids))
         input_ids += entry.token_ids
+        row_ends.append(len(input_ids))
         positions += range(start, end)
         ends.append(end)
         for number in which:
             own = entry.request.tables[number]
             slots[number] += _slots(own, entry.start, entry.end, block_size)
         logit_rows += range(len(input_ids) - entry.num_samples, len(input_ids))
-    num_tokens, num_logit_rows = len(input_ids), len(logit_rows)
+    num_logit_rows = len(logit_rows)
     for padded in (input_ids, positions, logit_rows):
         padded += [0] * (-len(padded) % row_multiple)
     found = _tensors([input_ids, positions, ends, logit_rows, *slots.values()], device)
@@ -52,7 +53,6 @@ def build_forward_batch(
         number: GroupTables(own, _block_tables(batch.requests, number, device))
         for number, own in zip(which, found[4:], strict=True)
     }
-    row_ends = [*first_rows, num_tokens]
     return ForwardBatch(
         input_ids=found[0],
         positions=found[1],
@@ -64,10 +64,6 @@ def build_forward_batch(
         num_logit_rows=num_logit_rows,
         states=state_slots(batch) if has_states else None,
     )
-
-
-def _lists(count: int) -> list[list[int]]:
-    return [[] for _ in range(count)]
 
 
 def _slots(table: Sequence[int], start: int, end: int, block_size: int) -> list[int]:

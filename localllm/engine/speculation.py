@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _MOST_LOST, _MOST_SAVED = 8.0, 16.0
 _SHORTEST_REST, _LONGEST_REST = 64, 1024
 # After _QUIET_LOOKS looks that found no drafts worth verifying, looks take at most _LOOK_SHARE of
-# the time, but there is at least one every _LONGEST_INTERVAL steps (STEPS_UNASKED, where no look is
-# cheap). A look whose match has at least
-# _PROMISING_LENGTH tokens counts only as _PROMISING_WEIGHT of a quiet look.
+# the time, but there is at least one every _LONGEST_INTERVAL steps, or where no look is cheap every
+# STEPS_UNASKED. A look whose match has at least _PROMISING_LENGTH tokens counts only as
+# _PROMISING_WEIGHT of a quiet look.
 _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
 # So many steps without drafts are slower after those with them.

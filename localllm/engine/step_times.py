@@ -77,26 +77,20 @@ class DraftCosts:
     def __init__(self, least: int = 2) -> None:
         """`least`: the steps that must have been measured before an estimate is believed."""
         self._least = least
-        # By rows and number of drafted tokens: the factors of the last steps, and their median.
+        # By rows and number of drafted tokens, the factors of the last steps.
         self._found: defaultdict[int, dict[int, deque[float]]] = defaultdict(dict)
-        self._medians: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        # By rows, the believed factors by number of drafted tokens, in order.
+        # By rows, the believed factors by number of drafted tokens, in order; found when asked for.
         self._believed: dict[int, list[tuple[int, float]]] = {}
 
     def add(self, num_rows: int, num_drafted: int, factor: float) -> None:
         """Record a step of `num_rows` rows besides those of drafts."""
         size = _size(num_rows)
-        own, medians = self._found[size], self._medians[size]
-        if num_drafted not in own:
-            own[num_drafted] = deque(maxlen=WINDOW)
-        own[num_drafted].append(factor)
-        medians[num_drafted] = _median(own[num_drafted])
+        self._found[size].setdefault(num_drafted, deque(maxlen=WINDOW)).append(factor)
         self._believed.pop(size, None)
 
     def forget(self, num_rows: int) -> None:
         """Drop what was measured beside so many rows."""
         self._found.pop(_size(num_rows), None)
-        self._medians.pop(_size(num_rows), None)
         self._believed.pop(_size(num_rows), None)
 
     def factor(self, num_rows: int, num_drafted: int) -> float | None:
@@ -120,14 +114,14 @@ class DraftCosts:
 
     def _believe(self, size: int) -> list[tuple[int, float]]:
         """What is believed of steps with so many rows besides those of drafts; empty if nothing."""
-        own, medians = self._found.get(size, {}), self._medians.get(size, {})
+        own = self._found.get(size, {})
         if sum(map(len, own.values())) < self._least:
             return []
         counts = sorted([count for count in own if len(own[count]) > 1] or own)
         # A shorter draft does not take longer than a longer one; its times may be older.
         least, known = inf, list[tuple[int, float]]()
         for count in reversed([count for count in counts if count]):
-            least = min(least, medians[count])
+            least = min(least, _median(own[count]))
             known.append((count, least))
         found = self._believed[size] = [(0, 1.0), *reversed(known)]
         return found

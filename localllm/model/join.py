@@ -88,7 +88,7 @@ class JoinSpec:
     has_last_norm: bool = True
 
     def linears(self, hidden_size: int) -> dict[str, tuple[int, int]]:
-        """(out, in) of its linears, by full name, with that of the output head."""
+        """(out, in) of its linears, by full name, without the output head's."""
         shapes = {} if self.is_wide else {JOIN: (hidden_size, 2 * hidden_size)}
         if self.fusion is not None:
             shapes[FUSION] = (hidden_size, self.fusion.width_in)
