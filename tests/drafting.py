@@ -15,7 +15,7 @@ from localllm.engine.drafter import Drafter, Proposal
 from localllm.engine.ngram import NgramDrafter
 from localllm.engine.request import Request
 from localllm.engine.runner import ModelRunner, Runner
-from localllm.engine.scheduler import SchedulerConfig
+from localllm.engine.scheduler import ScheduledBatch, SchedulerConfig
 from localllm.engine.speculation import Proposer, Speculator
 from localllm.model.architecture import SlotSizes
 from localllm.model.decoder import DecoderModel
@@ -86,6 +86,19 @@ class EagerSpeculator(Speculator):
 
     def wants_ids(self) -> bool:
         return self._random.random() < 0.8
+
+
+class Proposals(EagerSpeculator):
+    """Keeps what was drafted, by the text before it."""
+
+    drafts: dict[tuple[int, ...], list[int]]
+
+    def complete(self, batch: ScheduledBatch) -> None:
+        super().complete(batch)
+        self.drafts = getattr(self, "drafts", {})
+        for entry in batch.requests:
+            if entry.draft:
+                self.drafts[tuple(entry.request.token_ids)] = list(entry.draft)
 
 
 def eager(drafter: Drafter, lengths: DraftLengths, max_draft: int) -> EagerSpeculator:

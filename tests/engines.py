@@ -84,6 +84,8 @@ class Limits:
     needs_ids: Callable[[SamplingParams], bool] = lambda params: False
     device: Device | None = None
     speculator: Callable[[], Speculator] | None = None
+    # One that drafts from the model's own cache.
+    reader: Callable[[PagedKVCache], Speculator] | None = None
     pools: bool = False
     # How many compute the first step, the second, and so on, from the beginning again.
     threads: tuple[int, ...] = ()
@@ -231,6 +233,8 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
     threads = GivenThreads(limits.threads) if limits.threads else None
     pooler = Pooler(model) if limits.pools else None
     speculator = None if limits.speculator is None else limits.speculator()
+    if limits.reader is not None:
+        speculator = limits.reader(kv_cache)
     taps = (*(speculator.taps if speculator else ()), *(pooler.taps if pooler else ()))
     runner: Runner = ModelRunner(model, kv_cache, threads, taps=taps)
     if limits.overlaps:

@@ -1,6 +1,7 @@
 """Loads a model from a checkpoint: weights, engine, and what drafts for it."""
 
 import time
+from pathlib import Path
 
 from localllm.answer.loaded_model import LoadedModel
 from localllm.answer.text_engine import TextEngine
@@ -9,10 +10,13 @@ from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.loading import LoadedDecoder, load_draft, load_engine
 from localllm.errors import RequestError
 from localllm.files.file_times import note_use
+from localllm.files.json_file import read_json_object
 from localllm.hub.catalog import BUILT_IN_MODELS, resolve_model
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
 from localllm.hub.download import DownloadProgress, fetch_model
+from localllm.model.assistant import find_assistant
 from localllm.model.eagle import find_eagle
+from localllm.model.families.table import drafter_kind
 from localllm.model.found_head import FoundHead
 from localllm.model.weight_files import find_weight_files
 
@@ -58,12 +62,12 @@ def load_text_engine(found: Checkpoint, listener: Listener = LOGGED) -> TextEngi
 
 
 def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder | None:
-    """Load the draft model that the configuration names; None if it names none.
+    """Load the draft model that the configuration names; None if it names none, or an assistant.
 
     Raises: as `load_checkpoint`; RequestError if the two vocabularies differ.
     """
     name = found.engine_config.speculation.draft_model
-    if name is None:
+    if name is None or _is_assistant(_fetched(name)[1]):
         return None
     draft = open_checkpoint(name, found.engine_config)
     if (
@@ -80,14 +84,31 @@ def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder 
 
 
 def find_other_head(found: Checkpoint) -> FoundHead | None:
-    """The EAGLE head that the configuration names; None if it names none.
+    """The EAGLE head or the assistant that the configuration names; None if it names neither.
 
-    Raises: CatalogError, DownloadError; as `find_eagle`.
+    Raises: CatalogError, DownloadError, RequestError; as `find_eagle` and `find_assistant`.
     """
-    name = found.engine_config.speculation.eagle_head
-    if name is None:
-        return None
+    speculation, heads = found.engine_config.speculation, list[FoundHead]()
+    if speculation.eagle_head is not None:
+        own, folder = _fetched(speculation.eagle_head)
+        files = find_weight_files(found.folder)
+        heads.append(find_eagle(own, folder, found.name, found.architecture, files))
+    if speculation.draft_model is not None:
+        own, folder = _fetched(speculation.draft_model)
+        if _is_assistant(folder):
+            heads.append(find_assistant(own, folder, found.name, found.architecture))
+    if len(heads) > 1:
+        raise RequestError("--spec takes an EAGLE head or an assistant, not both", param="spec")
+    return next(iter(heads), None)
+
+
+def _fetched(name: str) -> tuple[str, Path]:
+    """The name that others are told of a head or model that drafts, and its folder."""
     source = resolve_model(name)
-    folder, files = fetch_model(source), find_weight_files(found.folder)
+    folder = fetch_model(source)
     note_use(folder)
-    return find_eagle(source.name, folder, found.name, found.architecture, files)
+    return source.name, folder
+
+
+def _is_assistant(folder: Path) -> bool:
+    return drafter_kind(read_json_object(folder / "config.json")) == "draft"

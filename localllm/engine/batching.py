@@ -39,8 +39,9 @@ def build_forward_batch(
         start, end = entry.start - skipped, entry.end - skipped
         input_ids += entry.token_ids
         row_ends.append(len(input_ids))
-        positions += range(start, end)
-        ends.append(end)
+        seen = entry.num_seen
+        positions += range(start, end) if seen is None else [seen] * (end - start)
+        ends.append(end if seen is None else seen)
         for number in which:
             own = entry.request.tables[number]
             slots[number] += _slots(own, entry.start, entry.end, block_size)

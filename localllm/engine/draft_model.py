@@ -18,9 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from localllm.engine.batching import slots_of
+from localllm.engine.draft_steps import UnderWay
 from localllm.engine.drafter import NOT_KNOWN, Drafter, Proposal
 from localllm.engine.request import Request
-from localllm.engine.runner import Launched, Runner, copy_blocks
+from localllm.engine.runner import Runner, copy_blocks
 from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
 from localllm.model.inputs import PagedKVCache
 
@@ -126,7 +127,7 @@ class DraftModel(Drafter):
             matcher = entry.request.matcher
             follower.request.matcher = None if matcher is None else matcher.copy()
         waits = not self._runner.overlaps or any(each.request.matcher for each in asked)
-        launched: deque[_Launched] = deque()
+        launched: deque[UnderWay] = deque()
         for depth in range(max((len(entry.draft) for entry, _ in drafting), default=0)):
             going_on = [
                 (follower, entry.known_end + depth)
@@ -135,7 +136,7 @@ class DraftModel(Drafter):
             ]
             for step in self._steps(going_on, depth):
                 runs = self._runner.launch(ScheduledBatch([each for _, each in step]))
-                launched.append(_Launched(runs, [follower for follower, _ in step]))
+                launched.append(UnderWay(runs, [follower.request for follower, _ in step]))
                 # A device that overlaps keeps the newest tokens, so one step may be in flight.
                 if waits or len(launched) > 1:
                     launched.popleft().take()
@@ -212,14 +213,3 @@ class DraftModel(Drafter):
         by_block = self._computed.reshape(-1, self._block_size)
         for copy in copies:
             by_block[copy.target] = by_block[copy.source]
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    launched: Launched
-    followers: list[_Follower]
-
-    def take(self) -> None:
-        """Wait for the tokens and append them; a row that is not finite gives token 0."""
-        for follower, [token] in zip(self.followers, self.launched.wait(), strict=True):
-            follower.request.append(token.token_id or 0)

@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from localllm.engine.batching import slots_of
+from localllm.engine.draft_steps import Drafting, UnderWay, draft_on
 from localllm.engine.drafter import NOT_KNOWN, Drafter, Proposal
 from localllm.engine.request import Request
-from localllm.engine.runner import HeadDraft, HeadRunner, Launched, copy_blocks
+from localllm.engine.runner import HeadDraft, HeadRunner, copy_blocks
 from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
 from localllm.model.inputs import PagedKVCache
 
@@ -233,12 +234,15 @@ class HeadDrafter(Drafter):
                 # Drafts follow the request's grammar, since others would be rejected.
                 matcher = entry.request.matcher
                 follower.request.matcher = None if matcher is None else matcher.copy()
-                drafting.append(_Drafting(i, follower, len(entry.draft), entry.known_end))
+                drafting.append(_drafting(i, follower, len(entry.draft), entry.known_end))
         if not drafting:
             return
         # Longest first, so that those still drafting at some depth are the first ones.
         drafting.sort(key=lambda each: -each.num_drafts)
-        drafts = self._drafts_at_once(drafting) or self._drafts_one_by_one(drafting)
+        drafts = self._drafts_at_once(drafting)
+        if drafts is None:
+            rows, first = self._first_drafts(drafting)
+            drafts = draft_on(self._runner, drafting, rows, first)
         for each, draft in zip(drafting, drafts, strict=True):
             entry = batch.requests[each.index]
             batch.requests[each.index] = entry._replace(draft=draft)
@@ -255,31 +259,6 @@ class HeadDrafter(Drafter):
             for each, start in zip(drafting, starts, strict=True)
         ]
         return self._runner.draft(asked, self._hidden(_rows_of(drafting)))
-
-    def _drafts_one_by_one(self, drafting: "list[_Drafting]") -> list[list[int]]:
-        """The drafts, one token of all of them after the other."""
-        has_grammar = any(each.follower.request.matcher for each in drafting)
-        # A device that overlaps keeps the newest tokens, so one step may be in flight.
-        most_under_way = 0 if has_grammar or not self._runner.overlaps else 1
-        rows, under_way = self._first_drafts(drafting)
-        for depth in range(1, drafting[0].num_drafts + 1):
-            while len(under_way) > most_under_way:
-                _take(*under_way.popleft())
-            going_on = [each for each in drafting if each.num_drafts > depth]
-            if not going_on:
-                break
-            entries = [each.entry(each.end + depth - 1, each.end + depth) for each in going_on]
-            launched = self._runner.launch(ScheduledBatch(entries), rows[: len(going_on)])
-            under_way.append((launched, going_on))
-            [rows] = launched.hidden
-        for each in under_way:
-            _take(*each)
-        found = []
-        for one in drafting:
-            text = one.follower.request.token_ids
-            found.append(text[one.end :])
-            del text[one.end :]
-        return found
 
     def forget(self, request: Request) -> None:
         """See Drafter: completes what a later request with the same beginning will look for."""
@@ -372,7 +351,15 @@ class HeadDrafter(Drafter):
         entries, rows = [], []
         for follower, end in step:
             start = follower.num_known
-            entries.append(_entry(follower, start, end, catches_up=False))
+            entries.append(
+                ScheduledRequest(
+                    follower.request,
+                    start,
+                    end - start,
+                    catches_up=False,
+                    num_skipped=follower.skipped,
+                )
+            )
             rows += follower.between(start - 1, end - 1)
         hidden = self._hidden(rows)
         if self._runner.draft([HeadDraft(entry, 0) for entry in entries], hidden) is None:
@@ -380,9 +367,7 @@ class HeadDrafter(Drafter):
         for follower, end in step:
             self._book(follower, end)
 
-    def _first_drafts(
-        self, drafting: "list[_Drafting]"
-    ) -> "tuple[Tensor, deque[tuple[Launched, list[_Drafting]]]]":
+    def _first_drafts(self, drafting: "list[_Drafting]") -> tuple[Tensor, list[UnderWay]]:
         """Make the entries that are lacking, and sample each follower's first drafted token.
 
         Returns what takes the place of its hidden state, and the steps that do so.
@@ -394,12 +379,12 @@ class HeadDrafter(Drafter):
                 steps.append([])
                 num_tokens = each.end - each.follower.num_known
             steps[-1].append(each)
-        found, under_way = [], deque[tuple[Launched, list[_Drafting]]]()
+        found, under_way = [], list[UnderWay]()
         for step in steps:
             entries = [each.entry(each.follower.num_known, each.end) for each in step]
             rows = _rows_of(step)
             launched = self._runner.launch(ScheduledBatch(entries), self._hidden(rows))
-            under_way.append((launched, step))
+            under_way.append(UnderWay(launched, [each.text for each in step]))
             [own] = launched.hidden
             if len(own) > len(step):
                 last = np.cumsum([entry.num_scheduled_tokens for entry in entries]) - 1
@@ -460,24 +445,16 @@ class HeadDrafter(Drafter):
                 self._last[copy.target] = self._last[copy.source]
 
 
-@dataclass(frozen=True, slots=True)
-class _Drafting:
-    """The batch's request `index`: `num_drafts` tokens to draft, for a follower of `end` tokens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drafting(Drafting):
+    """A draft whose text is that of a follower."""
 
-    index: int
     follower: _Follower
-    num_drafts: int
-    end: int
-
-    def entry(self, start: int, end: int) -> ScheduledRequest:
-        """Entries of slots `start` to `end`, after which a token is sampled."""
-        return _entry(self.follower, start, end, catches_up=True)
 
 
-def _entry(follower: _Follower, start: int, end: int, *, catches_up: bool) -> ScheduledRequest:
-    return ScheduledRequest(
-        follower.request, start, end - start, catches_up, num_skipped=follower.skipped
-    )
+def _drafting(index: int, follower: _Follower, num_drafts: int, end: int) -> _Drafting:
+    text, skipped = follower.request, follower.skipped
+    return _Drafting(index, text, num_drafts, end, skipped, follower=follower)
 
 
 def _rows_of(drafting: Sequence[_Drafting]) -> list[Tensor]:
@@ -491,9 +468,3 @@ def _rows_of(drafting: Sequence[_Drafting]) -> list[Tensor]:
 
 def _joined(rows: Sequence[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(tuple(rows))
-
-
-def _take(launched: Launched, drafting: Sequence[_Drafting]) -> None:
-    """Wait for the tokens and append them; a row that is not finite gives token 0."""
-    for each, [token] in zip(drafting, launched.wait(), strict=True):
-        each.follower.request.append(token.token_id or 0)

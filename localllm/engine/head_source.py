@@ -70,6 +70,8 @@ def head_memory(
     """The memory of a head; `item_bytes`: of an unquantized value; `row_bytes`: of cached rows."""
     if head is None:
         return NO_HEAD
+    if head.reads_target:
+        return HeadMemory(head.weights.resident_bytes(item_bytes), num_models=2)
     width = head.states_width
     # Its entry, and its share of the hidden states that are kept of a block's last token.
     token_bytes = head.architecture.token_bytes(row_bytes) + -(-width * item_bytes // block_size)

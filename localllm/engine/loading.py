@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from localllm import __version__
+from localllm.engine.assistant_drafter import AssistantDrafter
 from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.config import EngineConfig
@@ -18,6 +19,7 @@ from localllm.engine.device import CudaDevice, prepare
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.draft_lengths import DraftLengths
 from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import Drafter
 from localllm.engine.engine import Engine
 from localllm.engine.expert_memory import expert_sizes, plan_experts
 from localllm.engine.head_drafter import HeadDrafter
@@ -320,7 +322,7 @@ def build_engine(
     longest = plan.max_model_len
     threads = choose_threads(config.threads)
     count = ThreadCount(threads.most, is_fixed=threads.is_fixed)
-    proposers = _proposers(loaded, config, scheduling, draft)
+    proposers = _proposers(loaded, kv_cache, config, scheduling, draft)
     speculator = Speculator(proposers, config.speculation.max_draft) if proposers else None
     pooler = Pooler(loaded.model) if config.pools else None
     taps = [*(speculator.taps if speculator else ()), *(pooler.taps if pooler else ())]
@@ -343,6 +345,7 @@ def build_engine(
 
 def _proposers(
     loaded: LoadedDecoder,
+    kv_cache: PagedKVCache,
     config: EngineConfig,
     scheduling: SchedulerConfig,
     draft: LoadedDecoder | None,
@@ -360,7 +363,11 @@ def _proposers(
     table = next(i for i, group in enumerate(groups) if group.window is None)
     num_blocks = groups[table].num_blocks
     if loaded.head is not None:
-        head = _head_drafter(loaded, loaded.head, config, scheduling, num_blocks, table)
+        head: Drafter
+        if loaded.head.found.reads_target:
+            head = _assistant_drafter(loaded, loaded.head, kv_cache, scheduling)
+        else:
+            head = _head_drafter(loaded, loaded.head, config, scheduling, num_blocks, table)
         lengths = DraftLengths(_HEAD_DEPTHS, plain, has_matches=False)
         found.append(Proposer(loaded.head.found.kind, head, lengths))
     if draft is not None:
@@ -411,6 +418,24 @@ def _head_drafter(
         table,
         None if join.fusion is None else partial(join.fusion, ops=head.model.ops),
     )
+
+
+def _assistant_drafter(
+    loaded: LoadedDecoder,
+    assistant: LoadedHead,
+    kv_cache: PagedKVCache,
+    scheduling: SchedulerConfig,
+) -> AssistantDrafter:
+    """The drafter with a decoder's assistant, which reads the decoder's cache."""
+    own, found = replace(loaded, model=assistant.model), assistant.found
+    places = tuple(
+        None if plan.reads is None else kv_cache.places[plan.reads]
+        for plan in found.architecture.layers
+    )
+    longest = loaded.plan.max_model_len
+    seen = PagedKVCache(kv_cache.stacks, places)
+    runner = _make_runner(own, seen, scheduling, longest, taps=[found.own_tap])
+    return AssistantDrafter(runner, found.taps, longest)
 
 
 def _draft_token_bytes(draft: LoadedDecoder) -> int:

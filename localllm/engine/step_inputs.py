@@ -200,7 +200,7 @@ def fill(
     starts = np.array([entry.start for entry in entries]) - skipped
     ends = np.cumsum(counts)
     num_tokens = int(ends[-1])
-    positions = np.repeat(starts, counts) + within(counts)
+    places = np.repeat(starts, counts) + within(counts)
     width = max(len(entry.request.tables[number]) for entry in entries for number in tables.numbers)
     table_shape = (len(tables), len(entries), width)
     tables_end = layout.num_bytes + prod(table_shape) * 4
@@ -217,14 +217,18 @@ def fill(
             arrays["ids"][row : row + len(known)] = known
         if row + len(known) < end:  # the newest is on the device
             sources[end - 1] = entry.request.slot
-    arrays["positions"][:num_tokens] = positions
+    # Where they stand in the cache, and, where they have no entries there, behind what they see.
+    seen = np.array([NOT_STORED if each.num_seen is None else each.num_seen for each in entries])
+    arrays["positions"][:num_tokens] = np.where(
+        np.repeat(seen, counts) == NOT_STORED, places, np.repeat(seen, counts)
+    )
     requests = np.repeat(np.arange(len(entries)), counts)
     for place in range(len(tables)):
-        blocks = packed[place, requests, positions // block_size].astype(np.int64)
-        arrays[slots_name(place)][:num_tokens] = blocks * block_size + positions % block_size
+        blocks = packed[place, requests, places // block_size].astype(np.int64)
+        arrays[slots_name(place)][:num_tokens] = blocks * block_size + places % block_size
     arrays["cu_seqlens_q"][1 : len(entries) + 1] = ends
     arrays["cu_seqlens_q"][len(entries) + 1 :] = num_tokens
-    arrays["seq_lens"][: len(entries)] = starts + counts
+    arrays["seq_lens"][: len(entries)] = np.where(seen == NOT_STORED, starts + counts, seen)
     if tables.num_saves is not None:
         _fill_states(arrays, batch, num_tokens)
     sampled = sampled_rows(entries, ends)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from localllm.errors import UnsupportedModelError
 from localllm.files.json_file import read_json_object
-from localllm.model.families.table import is_eagle, read_architecture
+from localllm.model.families.table import drafter_kind, read_architecture
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -37,12 +37,12 @@ def check_listed(repo: str, names: Sequence[str]) -> None:
 
 
 def check_config(folder: Path) -> None:
-    """Check config.json, of a model or of a head that drafts for one.
+    """Check config.json, of a model or of what drafts for one.
 
     Raises: UnsupportedModelError, CheckpointError if it cannot run.
     """
     raw = read_json_object(folder / "config.json")
-    if not is_eagle(raw):
+    if drafter_kind(raw) is None:
         read_architecture(folder)
     quantization = raw.get("quantization_config")
     if quantization is not None:

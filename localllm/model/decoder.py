@@ -8,7 +8,7 @@ from torch import Tensor
 
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.block import BlockInputs
-from localllm.model.ends import Embedding, Head
+from localllm.model.ends import ClusteredHead, Embedding, Head
 from localllm.model.fused.cpu_head import CpuHead
 from localllm.model.fused.decoder import FusedDecoder
 from localllm.model.inputs import ForwardBatch, PagedKVCache
@@ -28,7 +28,7 @@ class DecoderModel:
     embedding: Embedding
     layers: tuple[Layer, ...]
     norm: Norm | None
-    head: Head
+    head: Head | ClusteredHead
     ropes: RopeTables
     ops: Ops
     per_layer: PerLayerInputs | None = None
@@ -50,7 +50,9 @@ class DecoderModel:
         """Width and dtype of the hidden states that a head takes; None for other models."""
         if self.join is None:
             return None
-        return self.architecture.hidden_size, self.embedding.row_dtype
+        spec, width = self.architecture.join, self.architecture.hidden_size
+        assert spec is not None
+        return spec.state_width(width), self.embedding.row_dtype
 
     def forward(self, batch: ForwardBatch, kv_cache: PagedKVCache) -> Tensor:
         """Hidden states [padded_tokens, hidden] of the batch's tokens, after the final norm, which
@@ -64,7 +66,8 @@ class DecoderModel:
         self, batch: ForwardBatch, kv_cache: PagedKVCache, taps: Sequence[int]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Like `forward`, and also the residual stream after each layer in `taps`, [padded_tokens,
-        hidden]. A tap equal to the number of layers means the output of the final norm.
+        hidden]. A tap equal to the number of layers means the output of the final norm, or what
+        the linear behind it gives, of a head that has one, see JoinSpec.
         """
         return self._forward(batch, kv_cache, taps, len(self.layers))
 
@@ -135,7 +138,8 @@ class DecoderModel:
                     x = residual if norm is None else norm(residual, ops)
             if i in taps:
                 streams[i] = residual
-        return x, _tapped(taps, streams, x)
+        back = None if self.join is None else self.join.back
+        return x, _tapped(taps, streams, x if back is None or not taps else back(x))
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """`hidden`: [rows, hidden] -> float32 [rows, vocab_size]."""

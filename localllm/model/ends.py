@@ -58,3 +58,24 @@ class Head:
             return logits
         spread = logits.new_full((len(logits), self.vocab_size), float("-inf"))
         return spread.index_copy_(1, self.drafted, logits)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusteredHead:
+    """An output head whose tokens are in clusters of the same size, which `projection` scores. Only
+    the tokens of the likeliest clusters have logits; those of the others are minus infinity (Gemma
+    4's assistant).
+    """
+
+    projection: Projection
+    tokens: Tensor  # int64 [clusters, tokens of each]
+    table: Tensor  # [vocab_size, hidden]
+    num_active: int
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """As `Head.__call__`."""
+        active = self.projection(hidden).topk(self.num_active, dim=-1).indices
+        ids = self.tokens[active].flatten(1)
+        logits = torch.einsum("rth,rh->rt", self.table[ids], hidden.to(self.table.dtype)).float()
+        spread = logits.new_full((len(logits), len(self.table)), float("-inf"))
+        return spread.scatter_(1, ids, logits)

@@ -57,6 +57,12 @@ class FoundHead:
     def states_width(self) -> int:
         """Values of the target's hidden states that it takes of a token."""
         join = self.architecture.join
-        if join is None or join.fusion is None:
-            return self.architecture.hidden_size
+        assert join is not None
+        if join.fusion is None:
+            return join.state_width(self.architecture.hidden_size)
         return join.fusion.width_in
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether it makes no entries of its own, but attends to those of its target."""
+        return not self.architecture.cache_groups

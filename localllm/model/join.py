@@ -9,6 +9,9 @@ goes on as the residual stream. That state comes from several of the target's la
 
 while the head's own states are taken as they are.
 
+Gemma 4's assistant is narrower than its target: the join leads from the target's width to its own,
+and another linear back from its last state to what stands for a hidden state of the target.
+
 Sources: Li et al. 2024 (EAGLE, section 4.1), without norms; Li et al. 2025 (EAGLE-3, section 3.1);
 the report on DeepSeek V3, section 2.2.
 """
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
     from localllm_kernels import Ops
 
 # The linears, and the tensor that says which tokens the head has logits for.
-JOIN, FUSION, DRAFTED = "model.join", "model.fusion", "model.drafted"
+JOIN, FUSION, BACK, DRAFTED = "model.join", "model.fusion", "model.back", "model.drafted"
+# The linear that scores clusters of tokens, and the tensor with the tokens of each cluster.
+CLUSTERS, CLUSTER_TOKENS = "model.clusters", "model.cluster_tokens"
 
 
 class DraftedAs(Enum):
@@ -64,6 +69,16 @@ class FusionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """All tokens in `number` clusters of the same size; only those of the `num_active` likeliest
+    ones have logits.
+    """
+
+    number: int
+    num_active: int
+
+
+@dataclass(frozen=True, slots=True)
 class JoinSpec:
     """The beginning of a head, and what else it has in place of its target's.
 
@@ -73,7 +88,9 @@ class JoinSpec:
 
     `num_drafted`: the tokens that its own output head has logits for, None where it shares the
     target's; `drafted_as`: how they are given; `has_embedding`: it has a table of its own;
-    `has_last_norm`: there is a norm before the output head.
+    `has_last_norm`: there is a norm before the output head; `clusters`: None where all of its
+    tokens have logits. `width`: of embeddings and hidden states, and of a linear back to them; None
+    where it is that of the head's layers, and there is no such linear.
     """
 
     embedding: NormSpec | None
@@ -86,10 +103,20 @@ class JoinSpec:
     fusion: FusionSpec | None = None
     has_embedding: bool = False
     has_last_norm: bool = True
+    clusters: ClusterSpec | None = None
+    width: int | None = None
+
+    def state_width(self, hidden_size: int) -> int:
+        """Width of the embeddings and hidden states that it joins."""
+        return hidden_size if self.width is None else self.width
 
     def linears(self, hidden_size: int) -> dict[str, tuple[int, int]]:
         """(out, in) of its linears, by full name, without the output head's."""
-        shapes = {} if self.is_wide else {JOIN: (hidden_size, 2 * hidden_size)}
+        shapes = {} if self.is_wide else {JOIN: (hidden_size, 2 * self.state_width(hidden_size))}
+        if self.width is not None:
+            shapes[BACK] = (self.width, hidden_size)
+        if self.clusters is not None:
+            shapes[CLUSTERS] = (self.clusters.number, hidden_size)
         if self.fusion is not None:
             shapes[FUSION] = (hidden_size, self.fusion.width_in)
         return shapes
@@ -105,6 +132,8 @@ class JoinSpec:
             shapes[f"{JOIN}.bias"] = (hidden_size,)
         if self.num_drafted is not None and self.drafted_as is not DraftedAs.ALL:
             shapes[DRAFTED] = (self.num_drafted,)
+        if self.num_drafted is not None and self.clusters is not None:
+            shapes[CLUSTER_TOKENS] = (self.num_drafted,)
         return shapes if self.fusion is None else {**shapes, **self.fusion.vectors()}
 
 
@@ -139,11 +168,12 @@ class Join:
     hidden: Norm | None
     adds_normed: bool = False
     fusion: Fusion | None = None
+    back: Projection | None = None
 
     def __call__(self, embedded: Tensor, hidden: Tensor, ops: Ops) -> tuple[Tensor, Tensor | None]:
         """The residual stream, [num_tokens, hidden], and what the first layer reads, [num_tokens,
         2 · hidden]; None where that is the residual stream. `embedded`, `hidden`: [num_tokens,
-        hidden].
+        width], see JoinSpec.
         """
         import torch
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from localllm.errors import CheckpointError
 from localllm.model.architecture import HEAD, Architecture, layer_name
-from localllm.model.join import DRAFTED
+from localllm.model.join import CLUSTER_TOKENS, DRAFTED
 from localllm.model.packed.scheme import Scheme, StoredTensor
 from localllm.model.quantization_config import read_quantization
 from localllm.model.safetensors_header import TensorInfo, read_headers
@@ -19,8 +19,8 @@ LOADABLE_DTYPES = ("F32", "F16", "BF16")
 # Buffers that old exports stored with the weights, although they follow from the config; and static
 # scales of a quantized KV cache, which ours does not use.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
-# Token ids.
-_INTEGERS = ("I32", "I64")
+# Tensors with token ids, and their dtypes.
+_IDS, _INTEGERS = (DRAFTED, CLUSTER_TOKENS), ("I32", "I64")
 # Upper bound on loaded over stored bytes: zeros are unpacked, codes repacked. A test checks it.
 RESIDENT_SHARE = 1.15
 
@@ -99,7 +99,7 @@ def further_tensors(found: Collection[str], architecture: Architecture) -> set[s
 def check_tensors(found: Mapping[str, TensorInfo], architecture: Architecture) -> WeightMap:
     """Check tensors, by the names that the loader knows. Raises: as `check_weights`."""
     expected = {
-        name: StoredTensor((shape,), _INTEGERS if name == DRAFTED else LOADABLE_DTYPES)
+        name: StoredTensor((shape,), _INTEGERS if name in _IDS else LOADABLE_DTYPES)
         for name, shape in architecture.tensors().items()
     }
     shapes = architecture.linears()

@@ -15,9 +15,20 @@ from torch import Tensor
 from localllm.errors import CheckpointError, UnsupportedModelError
 from localllm.model.architecture import EMBEDDING, HEAD, LABELS, Architecture, layer_name
 from localllm.model.decoder import DecoderModel
-from localllm.model.ends import Embedding, Head
+from localllm.model.ends import ClusteredHead, Embedding, Head
 from localllm.model.fused.choose import fuse_head, fuse_layers
-from localllm.model.join import DRAFTED, FUSION, JOIN, DraftedAs, Fusion, Join, JoinSpec
+from localllm.model.join import (
+    BACK,
+    CLUSTER_TOKENS,
+    CLUSTERS,
+    DRAFTED,
+    FUSION,
+    JOIN,
+    DraftedAs,
+    Fusion,
+    Join,
+    JoinSpec,
+)
 from localllm.model.layer import Layer
 from localllm.model.linear import (
     DequantizedLinear,
@@ -391,25 +402,39 @@ class WeightReader:
         product = self.linear(HEAD) if has_own else self._plain(embedding.table, None)
         return Head(product, architecture.logit_scale, architecture.logit_cap)
 
-    def drafting_head(self, architecture: Architecture, target: Head) -> Head:
-        """The output head of a head that drafts: its own for some tokens, or the target's."""
+    def drafting_head(
+        self, architecture: Architecture, target: Head | ClusteredHead
+    ) -> Head | ClusteredHead:
+        """The output head of a head that drafts: its own, or the target's."""
         assert architecture.join is not None
-        spec, vocab_size = architecture.join, architecture.vocab_size
+        spec = architecture.join
         if spec.num_drafted is None:
             return target
+        if spec.clusters is not None:
+            tokens = self._ids(CLUSTER_TOKENS, architecture.vocab_size)
+            table, active = self.read(f"{HEAD}.weight"), spec.clusters.num_active
+            of_clusters = tokens.view(spec.clusters.number, -1)
+            return ClusteredHead(self.linear(CLUSTERS), of_clusters, table, active)
         own = Head(self.linear(HEAD), architecture.logit_scale, architecture.logit_cap)
         if spec.drafted_as is DraftedAs.ALL:
             return own
-        drafted = self._source.plain(DRAFTED).long()
-        if spec.drafted_as is DraftedAs.OFFSETS:
-            drafted = drafted + torch.arange(len(drafted))
-        if bool((drafted < 0).any() or (drafted >= vocab_size).any()):
+        drafted = self._ids(
+            DRAFTED, architecture.vocab_size, are_offsets=spec.drafted_as is DraftedAs.OFFSETS
+        )
+        return replace(own, drafted=drafted, vocab_size=architecture.vocab_size)
+
+    def _ids(self, name: str, vocab_size: int, *, are_offsets: bool = False) -> Tensor:
+        """A tensor of token ids, int64; `are_offsets`: see `DraftedAs.OFFSETS`."""
+        ids = self._source.plain(name).long()
+        if are_offsets:
+            ids = ids + torch.arange(len(ids))
+        if bool((ids < 0).any() or (ids >= vocab_size).any()):
             raise CheckpointError(
-                f"tensor {DRAFTED!r} holds ids that are not of the {vocab_size:,} tokens",
-                where=self._source.place(DRAFTED),
+                f"tensor {name!r} holds ids that are not of the {vocab_size:,} tokens",
+                where=self._source.place(name),
                 hint="the head may be of another model",
             )
-        return replace(own, drafted=drafted.to(self._device), vocab_size=vocab_size)
+        return ids.to(self._device)
 
     def join(self, spec: JoinSpec) -> Join:
         """The join of a head that drafts."""
@@ -423,6 +448,7 @@ class WeightReader:
             None if spec.hidden is None else self._norm(spec.hidden),
             spec.adds_normed,
             fusion,
+            None if spec.width is None else self.linear(BACK),
         )
 
     def last_norm(self, architecture: Architecture) -> Norm:

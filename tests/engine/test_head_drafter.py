@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafting import EagerSpeculator, FullLengths, eager
+from drafting import FullLengths, Proposals, eager
 from eagles import random_eagle3
 from engines import Limits, checked_step, load_tiny_model, make_engine
 from guards import needs_interpreter
@@ -20,7 +20,7 @@ from localllm.engine.request import Request
 from localllm.engine.runner import HeadRunner, ModelRunner
 from localllm.engine.sampler import noise_key, sample_seed
 from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import ScheduledBatch, SchedulerConfig
+from localllm.engine.scheduler import SchedulerConfig
 from localllm.engine.speculation import Proposer
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -151,19 +151,6 @@ def test_a_long_prompt_is_caught_up_with_soon() -> None:
         while engine.has_unfinished():
             num_accepted += sum(event.is_draft for event in checked_step(engine))
         assert num_accepted > 15
-
-
-class Proposals(EagerSpeculator):
-    """Keeps what was drafted, by the text before it."""
-
-    drafts: dict[tuple[int, ...], list[int]]
-
-    def complete(self, batch: ScheduledBatch) -> None:
-        super().complete(batch)
-        self.drafts = getattr(self, "drafts", {})
-        for entry in batch.requests:
-            if entry.draft:
-                self.drafts[tuple(entry.request.token_ids)] = list(entry.draft)
 
 
 def chain(

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from eagles import Layout, write_eagle3
+from assistants import write_assistant
+from eagles import Layout, write_eagle, write_eagle3
 from fake_hub import Fault, Hub, running_hub, serve_hub, use_hub
 
 from localllm.cli.main import run
@@ -630,3 +631,37 @@ def test_a_head_of_the_hub_drafts_for_a_model(
         code, _, errors = command(hub, "chat", "me/head", "Hello")
         assert code == ExitCode.CHECKPOINT
         assert "a head that drafts for one" in errors
+
+
+def test_an_assistant_of_the_hub_drafts_for_its_model(
+    make_checkpoint: Callable[..., Path],
+    command: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+) -> None:
+    sizes = {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 24,
+        "global_head_dim": 32,
+        "hidden_size_per_layer_input": 0,
+        "hidden_act": "gelu_pytorch_tanh",
+        "tie_word_embeddings": True,
+    }
+    folder, assistant = make_checkpoint("Gemma4ForCausalLM", **sizes), tmp_path / "assistant"
+    write_assistant(assistant, 48)
+    eagle = tmp_path / "eagle"
+    write_eagle(eagle, read_architecture(folder))
+    arguments = (str(folder), "Hello", "--greedy", "-n", "200", "--json", "--raw")
+    with running_hub(Hub({"me/assistant": assistant, "me/eagle": eagle})) as hub:
+        code, out, errors = command(hub, "chat", *arguments, "--spec", "draft:me/assistant")
+        assert code == 0, errors
+        plain = json.loads(command(hub, "chat", *arguments, "--spec", "off")[1])
+        drafted = json.loads(out)
+        assert drafted["text"] == plain["text"]
+        assert drafted["usage"]["drafts"]["assistant"]["drafted"] > 0
+        code, _, errors = command(hub, "chat", "me/assistant", "Hello")
+        assert code == ExitCode.CHECKPOINT
+        assert "an assistant that drafts for one" in errors
+        both = "draft:me/assistant+eagle:me/eagle"
+        code, _, errors = command(hub, "chat", *arguments, "--spec", both)
+        assert code == ExitCode.USAGE
+        assert "an EAGLE head or an assistant, not both" in errors

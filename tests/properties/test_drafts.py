@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import torch
+from assistants import assistant_speculator, random_assistant
 from drafting import (
     FullLengths,
     eager,
@@ -44,6 +45,8 @@ DRAFT_MODELS = {
     "the same model": ("Qwen3ForCausalLM",),
     "a hybrid": ("Qwen3_5MoeForCausalLM",),
 }
+# Models for which an assistant drafts, which reads their cache.
+READ = ("gemma 4 with keys of other layers", "gemma 4 in 4 bits in C")
 HEADS = ("a head", "an EAGLE head", "a head that nearly knows")
 # Text that repeats itself: the end of the prompt stands in it before.
 repeating = st.builds(
@@ -152,6 +155,41 @@ def test_drafts_change_no_token(
     if kind == "ngram":  # again: prompts from the cache, and all of it said before
         runs.append(run(engine, wanted))
     assert_same_as_alone(model_name, wanted, *runs)
+
+
+@drawn(
+    12,
+    40,
+    st.sampled_from([name for name in READ if name in ALL_MODELS]),
+    few,
+    few,
+    st.lists(st.tuples(st.integers(1, 8), st.integers(0, 7)), max_size=4),
+    st.integers(30, 60),
+    st.integers(1, 120),
+    st.integers(1, 12),
+    st.booleans(),
+)
+def test_drafts_of_an_assistant_change_no_token(
+    model_name: str,
+    first: list[Request],
+    later: list[Request],
+    aborts: list[tuple[int, int]],
+    num_blocks: int,
+    budget: int,
+    max_draft: int,
+    overlaps: bool,
+) -> None:
+    model = load_tiny_model(*ALL_MODELS[model_name])
+    assistant = random_assistant(model)
+    limits = Limits(
+        block_size=4,
+        num_blocks=enough_blocks(num_blocks, first + later),
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=True,
+        overlaps=overlaps,
+        reader=lambda cache: assistant_speculator(model, assistant, cache, max_draft),
+    )
+    assert_nobody_is_disturbed(model_name, first, later, aborts, limits)
 
 
 @drawn(

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from localllm.errors import UnsupportedModelError
 from localllm.files.json_file import read_json_object
@@ -50,6 +50,8 @@ from localllm.model.tower import has_tower, text_config
 
 logger = logging.getLogger(__name__)
 
+DrafterKind = Literal["eagle", "draft"]
+
 FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
     "LlamaForCausalLM": read_llama,
     "MistralForCausalLM": read_mistral,
@@ -90,13 +92,16 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
 }
 
 
-def is_eagle(raw: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a head that drafts for a model of others, see eagle.py. The
-    oldest ones say that it is a Llama.
+def drafter_kind(raw: Mapping[str, Any]) -> DrafterKind | None:
+    """What a config.json describes if that is no model, but drafts for one: a head, see eagle.py,
+    of which the oldest ones say that they are a Llama, or an assistant, see assistant.py.
     """
     names = raw.get("architectures")
     first = names[0] if isinstance(names, list) and names else None
-    return "speculators_model_type" in raw or (isinstance(first, str) and "Eagle" in first)
+    name = first if isinstance(first, str) else ""
+    if "speculators_model_type" in raw or "Eagle" in name:
+        return "eagle"
+    return "draft" if name.startswith("Gemma4") and "Assistant" in name else None
 
 
 def architecture_of(raw: Mapping[str, Any], where: str = "config.json") -> Architecture:
@@ -104,11 +109,13 @@ def architecture_of(raw: Mapping[str, Any], where: str = "config.json") -> Archi
 
     Raises: CheckpointError naming the field and the range it must lie in; UnsupportedModelError.
     """
-    if is_eagle(raw):
+    kind = drafter_kind(raw)
+    if kind is not None:
+        what = "a head" if kind == "eagle" else "an assistant"
         raise UnsupportedModelError(
-            "this is not a model, but a head that drafts for one",
+            f"this is not a model, but {what} that drafts for one",
             where=where,
-            hint="localllm chat MODEL --spec eagle:HEAD, with the name of this one as HEAD",
+            hint=f"localllm chat MODEL --spec {kind}:NAME, with the name of this one",
         )
     given = text_config(raw, where)
     stored = ConfigFields(given, where).architecture()

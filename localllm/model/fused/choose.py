@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import Attention
-from localllm.model.ends import Embedding, Head
+from localllm.model.ends import ClusteredHead, Embedding, Head
 from localllm.model.fused.cpu import CpuDecoder
 from localllm.model.fused.cpu_head import CpuHead
 from localllm.model.fused.decoder import FusedDecoder, UniformLayer, is_plain, supports
@@ -45,7 +45,7 @@ def fuse_head(
     layers: Sequence[Layer],
     embedding: Embedding,
     join: Join,
-    head: Head,
+    head: Head | ClusteredHead,
 ) -> CpuHead | None:
     """The drafts of a head in one call; `fused`: its layers in one. None where that is not
     supported.
@@ -53,7 +53,7 @@ def fuse_head(
     attention = layers[0].sublayers[0].block
     if len(layers) > 1 or not isinstance(attention, Attention) or attention.spec.growth is not None:
         return None
-    if not CpuHead.supports(fused, embedding, join, head):
+    if isinstance(head, ClusteredHead) or not CpuHead.supports(fused, embedding, join, head):
         return None
     assert isinstance(fused, CpuDecoder)
     return CpuHead(fused, embedding, join, head, attention.rope)
