@@ -297,4 +297,4 @@ def test_a_head_is_not_opened_as_a_model(tmp_path: Path) -> None:
         write_eagle3(tmp_path / "head", target.architecture, layout)
         with pytest.raises(UnsupportedModelError, match="a head that drafts for one") as error:
             read_architecture(tmp_path / "head")
-        assert "--spec eagle:HEAD" in error.value.hint
+        assert "--spec eagle:NAME" in error.value.hint
