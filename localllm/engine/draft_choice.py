@@ -9,6 +9,7 @@ likelier.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from localllm.engine.draft_ledger import DraftLedger
 from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
 
 # After PROBE_INTERVAL steps in which a drafter was not chosen, one step takes a little of it, so
@@ -23,9 +24,11 @@ _NEW_TEXT_INTERVAL, _LONGEST_INTERVAL = 192, 2048
 # drafts. Trials may take _TRIAL_SHARE of the time, with at most _LONGEST_INTERVAL steps between.
 _TRIAL_STEPS, _PLAIN_STEPS, _TRIAL_SHARE = 6, 6, 0.01
 FIRST_PLAIN_INTERVAL, PLAIN_INTERVAL = 4, 256
-_PROBE_TOKENS = 2
+_PROBE_TOKENS = 3
 # In one of so many steps that draft, drafts are a token longer, where there could always be one.
 _LONGER_INTERVAL = 24
+# So many steps before it is tried, a drafter begins to see hidden states again.
+_SEEN_STEPS = 64
 # A decision to draft holds for so many steps more.
 _REPEATS = 3
 # A drafter whose look-up is not cheap, and that was not chosen for _LOSING_STEPS, is asked once in
@@ -48,6 +51,7 @@ class DraftChoice:
 
     def __init__(self, lengths: Sequence[DraftLengths]) -> None:
         self._lengths = lengths
+        self._ledgers = [DraftLedger() for _ in lengths]
         # Of each drafter: the steps with proposals since it was chosen, all steps since it was last
         # asked, and whether the next step is to try it.
         self._since = [0] * len(lengths)
@@ -161,6 +165,36 @@ class DraftChoice:
         """
         if drafter is None or drafter == self._trying:
             self._lost += num_steps
+
+    @property
+    def all_pause(self) -> bool:
+        """Whether nobody drafts now, since all have lost too much."""
+        return all(ledger.pauses for ledger in self._ledgers)
+
+    def pauses(self, drafter: int) -> bool:
+        """Whether a drafter does not draft now, since its drafts have lost too much."""
+        return self._ledgers[drafter].pauses
+
+    def is_far(self, drafter: int, num_steps: int) -> bool:
+        """Whether a drafter will not draft for so long that what it would see now is of no use;
+        `num_steps`: since the last look.
+        """
+        if drafter == self._drafting or (drafter == self._trying and self._left):
+            return False
+        passed = self._since[drafter] + self._unasked[drafter] + num_steps
+        return self._intervals[drafter] - passed > _SEEN_STEPS
+
+    def pass_step(self) -> None:
+        """Note that a step begins."""
+        for ledger in self._ledgers:
+            ledger.pass_step()
+
+    def book(self, drafter: int, saved: float) -> None:
+        """Note that a step with drafts of a drafter saved so many steps' time."""
+        self._ledgers[drafter].book(saved)
+        self.lost(-saved, drafter)
+        if self._ledgers[drafter].pauses and self._drafting == drafter:
+            self._drafting, self._decided = -1, None
 
     def rests(self) -> bool:
         """Whether this step does without drafts, so that its time is measured; without a look."""

@@ -21,8 +21,9 @@ from localllm.engine.step_times import DraftCosts, StepTimes
 
 # A draft must promise this much more speed to be worth its uncertainty.
 MARGIN = 1.08
-# Where a drafter could draft always: to go on, they must only not lose, as chances go up and down.
-_MARGIN_TO_GO_ON = 1.0
+# Where a drafter could draft always: to begin, and to go on; estimates go up and down, and what it
+# loses is counted, see draft_ledger.py.
+_MARGIN_TO_BEGIN, _MARGIN_TO_GO_ON = 1.04, 0.93
 # Steps with drafts cannot take less time than those without: so many that take less than this share
 # of it show that the latter have become faster.
 _IN_DOUBT, _TOO_FAST = 3, 0.93
@@ -121,7 +122,9 @@ class DraftLengths:
         chances = [() if each is None else self._chances(each) for each in candidates]
         ranked = _ranked(chances, is_level=not self._has_matches)
         likeliest = [chance for chance, _ in ranked[:most]]
-        margin = _MARGIN_TO_GO_ON if goes_on and self.drafts_always else MARGIN
+        margin = MARGIN
+        if self.drafts_always:
+            margin = _MARGIN_TO_GO_ON if goes_on else _MARGIN_TO_BEGIN
         best, speed = self._best_number(num_rows, num_decoding, likeliest, margin)
         return Offer(chances, ranked, best, speed)
 

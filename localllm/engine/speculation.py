@@ -20,11 +20,6 @@ from localllm.engine.step_times import StepTimes
 if TYPE_CHECKING:
     from torch import Tensor
 
-# When drafts have cost _MOST_LOST steps' time more than they saved, drafting pauses; each pause is
-# twice as long as the last, within these bounds. Earlier savings count for at most _MOST_SAVED
-# steps.
-_MOST_LOST, _MOST_SAVED = 8.0, 16.0
-_SHORTEST_REST, _LONGEST_REST = 64, 1024
 # After _QUIET_LOOKS looks that found no drafts worth verifying, looks take at most _LOOK_SHARE of
 # the time, but there is at least one every _LONGEST_INTERVAL steps, or where no look is cheap every
 # STEPS_UNASKED. A look whose match has at least _PROMISING_LENGTH tokens counts only as
@@ -102,13 +97,13 @@ class Speculator:
         self._choice = choice or DraftChoice(self._lengths)
         has_cheap = any(drafter.is_cheap for drafter in self._drafters)
         self._longest_interval = _LONGEST_INTERVAL if has_cheap else STEPS_UNASKED
-        # The drafters that see hidden states, with the places of theirs among all.
-        self._seeing = list[tuple[Drafter, int, int]]()
+        # The numbers of the drafters that see hidden states, and the places of theirs among all.
+        self._seeing = list[tuple[int, int, int]]()
         first = 0
-        for drafter in self._drafters:
+        for number, drafter in enumerate(self._drafters):
             end = first + len(drafter.taps)
             if end > first:
-                self._seeing.append((drafter, first, end))
+                self._seeing.append((number, first, end))
             first = end
         self._clock = clock
         # Whose the drafts of the newest step are.
@@ -116,7 +111,6 @@ class Speculator:
         # Seconds of the last look, learning included; and the averages of a look and of a step.
         self._spent_s = self._look_s = self._step_s = 0.0
         self._requests: dict[Request, _Drafted] = {}
-        self._saved, self._rest, self._next_rest = 0.0, 0, _SHORTEST_REST
         self._hot, self._cold = 0, 0
         # While looks find nothing, there is one in so many steps.
         self._interval = 1
@@ -175,7 +169,7 @@ class Speculator:
         """
         if self._forced:
             return True
-        if self._rest > 0:
+        if self._choice.all_pause:
             return False
         if self.is_looking or self._is_resting or self._since_look <= 1:
             return True
@@ -183,7 +177,7 @@ class Speculator:
 
     def wants_ids(self) -> bool:
         """Whether the next step should wait for the previous one's ids, to draft from them."""
-        if self._rest > 0 or self._is_resting:
+        if self._choice.all_pause or self._is_resting:
             return False
         self._cold += 1
         if self._hot > 0 or self._cold >= _COLD_STEPS:
@@ -204,8 +198,8 @@ class Speculator:
     def _propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         self.is_looking = False
         self._by = {}
-        if self._rest > 0:
-            self._rest -= 1
+        self._choice.pass_step()
+        if self._choice.all_pause:
             return {}
         self._is_resting = self._choice.rests()
         if self._is_resting:
@@ -243,9 +237,12 @@ class Speculator:
         return any(drafter.took_more for drafter in self._drafters)
 
     def see(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
-        """Show a batch's hidden states to the drafters that need them; `hidden`: of all `taps`."""
-        for drafter, first, end in self._seeing:
-            drafter.see(batch, hidden[first:end])
+        """Show a batch's hidden states to the drafters that may soon need them; `hidden`: of all
+        `taps`.
+        """
+        for number, first, end in self._seeing:
+            if not self._choice.is_far(number, self._since_look):
+                self._drafters[number].see(batch, hidden[first:end])
 
     def learn(
         self,
@@ -384,11 +381,13 @@ class Speculator:
                 self._by[request] = number
                 drafts[request] = proposal.token_ids[:count]
         self._looks_next |= self._choice.is_trying
-        # Whether drafts pay is the ledger's business, see `_book_saving`.
+        # Whether drafts pay is the ledger's business, see draft_ledger.py.
         self._num_quiet += 0.0 if any(each.num_tokens for each in chosen) else quiet
         return drafts
 
     def _asks(self, number: int, num_steps: int) -> bool:
+        if self._choice.pauses(number):
+            return False
         return self._drafters[number].is_cheap or self._choice.asks(number, num_steps)
 
     def _candidate(
@@ -415,21 +414,15 @@ class Speculator:
 
     def _book_saving(self, num_rows: int, tokens_each: float, seconds: float, drafter: int) -> None:
         """Compare a step's time with that of steps without drafts; look more often if drafting
-        saves time, and pause it if it loses time.
+        saves time.
         """
         plain = self._lengths[0].plain_seconds(num_rows)
         if plain is None:
             return
         saved = tokens_each - seconds / plain
-        self._choice.lost(-saved, drafter)
+        self._choice.book(drafter, saved)
         if saved > 0:
             self._hot, self._num_quiet = _HOT_STEPS, 0.0
-        self._saved = min(_MOST_SAVED, self._saved + saved)
-        if self._saved < -_MOST_LOST:
-            self._saved, self._rest = 0.0, self._next_rest
-            self._next_rest = min(2 * self._next_rest, _LONGEST_REST)
-        elif self._saved == _MOST_SAVED:
-            self._next_rest = _SHORTEST_REST
 
 
 def _ask(drafter: Drafter, request: Request, room: int) -> Proposal | None:

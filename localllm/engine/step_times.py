@@ -106,8 +106,10 @@ class DraftCosts:
             return None
         at = bisect_left(known, (num_drafted, 0.0))
         (low, start), (high, end) = known[at - 1], known[min(at, len(known) - 1)]
-        if high == low:  # beyond the largest, along the line from none
-            low, start = known[0]
+        if high == low and at > 1:  # beyond the largest, along the line through the last two
+            low, start = known[at - 2]
+            if at == 2:  # most of what a draft costs is the same for all lengths
+                start = (start + end) / 2
         if high == low:
             return start
         return start + (end - start) * (num_drafted - low) / (high - low)

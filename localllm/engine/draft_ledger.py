@@ -1,0 +1,35 @@
+"""What the drafts of one drafter have saved, so that they never lose much.
+
+Estimates may mislead; this counts what steps with drafts took. When they have cost _MOST_LOST
+steps' time more than they saved, the drafter pauses; each pause is twice as long as the last.
+"""
+
+_MOST_LOST, _SHORTEST_PAUSE, _LONGEST_PAUSE = 8.0, 64, 1024
+# Earlier savings count for at most so many steps, and one step for a loss of at most so many, since
+# other things may make it slow.
+_MOST_SAVED, _MOST_LOST_AT_ONCE = 16.0, 4.0
+
+
+class DraftLedger:
+    """Of one drafter; in steps without drafts."""
+
+    def __init__(self) -> None:
+        self._saved, self._left, self._next_pause = 0.0, 0, _SHORTEST_PAUSE
+
+    @property
+    def pauses(self) -> bool:
+        """Whether the drafter pauses."""
+        return self._left > 0
+
+    def pass_step(self) -> None:
+        """Note that a step begins."""
+        self._left = max(0, self._left - 1)
+
+    def book(self, saved: float) -> None:
+        """Note that drafts saved the time of so many steps, which may be negative."""
+        self._saved = min(_MOST_SAVED, self._saved + max(saved, -_MOST_LOST_AT_ONCE))
+        if self._saved < -_MOST_LOST:
+            self._saved, self._left = 0.0, self._next_pause
+            self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
+        elif self._saved == _MOST_SAVED:
+            self._next_pause = _SHORTEST_PAUSE
