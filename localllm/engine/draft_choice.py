@@ -25,7 +25,7 @@ _NEW_TEXT_INTERVAL, _LONGEST_INTERVAL = 192, 2048
 _TRIAL_STEPS, _PLAIN_STEPS, _TRIAL_SHARE = 6, 6, 0.01
 FIRST_PLAIN_INTERVAL, PLAIN_INTERVAL = 4, 256
 _PROBE_TOKENS = 3
-# In one of so many steps that draft, drafts are a token longer, where there could always be one.
+# In one of so many steps that draft, drafts are longer.
 _LONGER_INTERVAL = 24
 # So many steps before it is tried, a drafter begins to see hidden states again.
 _SEEN_STEPS = 64
@@ -179,7 +179,8 @@ class DraftChoice:
         """Whether a drafter will not draft for so long that what it would see now is of no use;
         `num_steps`: since the last look.
         """
-        if drafter == self._drafting or (drafter == self._trying and self._left):
+        is_trying = drafter == self._trying and self._left > 0
+        if drafter == self._drafting or is_trying or self._since[drafter] < _LOSING_STEPS:
             return False
         passed = self._since[drafter] + self._unasked[drafter] + num_steps
         return self._intervals[drafter] - passed > _SEEN_STEPS
@@ -271,12 +272,11 @@ class DraftChoice:
         be accepted, among those as cheap as the best.
         """
         winner, number = offers[best], offers[best].best
-        if self._lengths[best].drafts_always:
-            self._since_longer += 1
-            if self._since_longer >= _LONGER_INTERVAL:
-                # What is never drafted is never known to be likely.
-                self._since_longer = 0
-                number = min(number + sum(map(bool, winner.chances)), most)
+        self._since_longer += 1
+        if self._since_longer >= _LONGER_INTERVAL:
+            # What is never drafted is never known to be likely, or to have become cheap.
+            self._since_longer = 0
+            number = min(number + max(sum(map(bool, winner.chances)), number // 2), most)
         counts = winner.first(number)
         if best == 0:
             return [Chosen(best, count) for count in counts]
