@@ -46,44 +46,51 @@ class _Follower:
     """The head's copy of a request, which includes drafted tokens.
 
     It sees the entries behind the first one of block `skipped`, up to slot `num_known`. `rows`: the
-    hidden states from position `rows_start` on that are not used up yet.
+    hidden states from position `rows_start` on that are not used up yet, each part with the places
+    in a tensor where it begins and ends; most are never looked at.
     """
 
     request: Request
     admission: int
     skipped: int = 0
     num_known: int = 1
-    rows: list[Tensor] = field(default_factory=list)
+    rows: list[tuple[Tensor, int, int]] = field(default_factory=list)
     rows_start: int = 0
     rows_end: int = 0
 
-    def add(self, start: int, rows: Tensor) -> bool:
-        """Take hidden states from position `start` on, in place of older ones there; False if some
-        before them are missing.
+    def add(self, start: int, rows: Tensor, first: int, end: int) -> bool:
+        """Take hidden states from position `start` on, those from `first` to `end` of `rows`, in
+        place of older ones there; False if some before them are missing.
         """
         if start > self.rows_end:
             return False
         if start < self.rows_end:
-            self.rows = self.between(self.rows_start, start)
+            self.rows = self._parts(self.rows_start, start)
             self.rows_start = min(self.rows_start, start)
-        self.rows.append(rows)
-        self.rows_end = start + rows.shape[0]
+        self.rows.append((rows, first, end))
+        self.rows_end = start + end - first
         return True
 
     def drop_before(self, start: int) -> None:
         """Drop those before position `start`."""
-        self.rows = self.between(start, self.rows_end)
+        self.rows = self._parts(start, self.rows_end)
         self.rows_start = min(max(start, self.rows_start), self.rows_end)
 
     def between(self, start: int, end: int) -> list[Tensor]:
         """Those from `start` up to `end`."""
+        return [
+            rows if last - first == rows.shape[0] else rows[first:last]  # faster than `len`
+            for rows, first, last in self._parts(start, end)
+        ]
+
+    def _parts(self, start: int, end: int) -> list[tuple[Tensor, int, int]]:
         found, position = [], self.rows_start
-        for rows in self.rows:
-            count = rows.shape[0]  # faster than `len`
-            low, high = max(0, start - position), min(count, end - position)
+        for rows, first, last in self.rows:
+            low = max(first, first + start - position)
+            high = min(last, first + end - position)
             if low < high:
-                found.append(rows if high - low == count else rows[low:high])
-            position += count
+                found.append((rows, low, high))
+            position += last - first
         return found
 
     def follow(self, token_ids: Sequence[int]) -> None:
@@ -279,23 +286,23 @@ class HeadDrafter(Drafter):
     def _take_waiting(self) -> None:
         """Hand the hidden states that wait to the requests' followers."""
         for batch, rows in self._waiting:
-            first, is_alone = 0, len(batch.requests) == 1
+            first = 0
             for entry in batch.requests:
                 end = first + entry.num_scheduled_tokens
-                self._note(entry.request, entry.start, rows if is_alone else rows[first:end])
+                self._note(entry.request, entry.start, rows, first, end)
                 first = end
         self._waiting.clear()
         self._num_waiting = 0
 
-    def _note(self, request: Request, start: int, rows: Tensor) -> None:
+    def _note(self, request: Request, start: int, rows: Tensor, first: int, end: int) -> None:
         follower = self._followers.get(request)
         if follower is None or follower.admission != request.admission:
             if not request.tables:
                 return
             follower = self._followers[request] = self._begin(request, start)
-        if not follower.add(start, rows):
+        if not follower.add(start, rows, first, end):
             self._go_on(follower, start)
-            follower.add(start, rows)
+            follower.add(start, rows, first, end)
 
     def _begin(self, request: Request, start: int) -> _Follower:
         """A follower that gets hidden states from position `start` on, behind a cached prefix."""
@@ -318,7 +325,7 @@ class HeadDrafter(Drafter):
             token, row = self._last.get(last, (_NOTHING, None))
             if row is not None and token == own.token_ids[-1] and skipped < num_blocks:
                 follower.skipped, follower.num_known = skipped, start
-                follower.rows = [row]
+                follower.rows = [(row, 0, 1)]
                 follower.rows_start, follower.rows_end = start - 1, start
                 return follower
         self._go_on(follower, start)
