@@ -319,3 +319,33 @@ def test_steps_that_are_slower_after_others_of_another_kind_do_not_mislead(
     )
     least = max(0.975, min(0.95 * best, best / MARGIN - 0.05))
     assert found.speedup > least, (found.speedup, best)
+
+
+def test_steps_that_something_else_makes_slow_do_not_stop_drafts() -> None:
+    """One in fifty takes thirty times as long, whatever it computes."""
+    texts, random = [(random_text(1, 50), random_text(100, 6000))], Random(3)
+
+    def seconds(rows: int) -> float:
+        return 1e-3 * (1 + 0.1 * rows) * (30 if random.random() < 0.02 else 1)
+
+    chance, token_share = 0.7, 0.2
+    found = simulate(head_speculator(texts, chance), texts, seconds, token_share * 1e-3)
+    best = max(
+        sum(chance**i for i in range(count + 1)) * 1.1 / (1.1 + (0.1 + token_share) * count)
+        for count in range(16)
+    )
+    assert found.speedup > 0.92 * best, (found.speedup, best)
+
+
+def test_a_useless_head_does_not_keep_n_grams_from_a_copied_text() -> None:
+    """Looks at both cost nothing here, and neither do n-grams."""
+    texts = [(text := random_text(1, 2000), edited(text, 5))]
+    alone = simulate(new_speculator(), texts, MACHINES["bandwidth"])
+    n_grams = Proposer("n-grams", NgramDrafter(2, 8), DraftLengths(9))
+    [head] = head_speculator(texts, 0.0)._proposers
+    both = simulate(
+        Speculator([n_grams, head], 15, lambda: 0.0), texts, MACHINES["bandwidth"], 1e-4
+    )
+    alone_too = simulate(new_speculator(), texts, MACHINES["bandwidth"], 1e-4)
+    assert alone.speedup > alone_too.speedup > 2
+    assert both.speedup > 0.97 * alone_too.speedup
