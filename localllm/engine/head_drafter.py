@@ -32,10 +32,9 @@ from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
 from localllm.model.inputs import PagedKVCache
 
 # A head that lacks more than a few entries of a request catches up before it drafts for it, with
-# about as many tokens in each step as the step has, and a chunk more. So many are made for a later
-# request when a request ends. A head that is only tried, because it has not been worth its time,
-# sees so many of the newest tokens.
-_FEW, _CHUNK, _AT_THE_END, _OF_TRIAL = 16, 256, 64, 64
+# about as many tokens in each step as the step has, and a chunk more. A head that is only tried,
+# because it has not been worth its time, sees so many of the newest tokens.
+_FEW, _CHUNK, _OF_TRIAL = 16, 256, 64
 # Memory, in float32, for hidden states that wait for the head, over all requests.
 _WAITING_BYTES, _FEWEST_WAITING, _MOST_WAITING = 64 << 20, 1024, 1 << 15
 _NOTHING = -1
@@ -147,8 +146,8 @@ class HeadDrafter(Drafter):
         # Batches with their hidden states, that no follower has taken yet, and the sum of rows.
         self._waiting: deque[tuple[ScheduledBatch, Tensor]] = deque()
         self._num_waiting, self._max_waiting = 0, max_waiting_rows(4 * row_width)
-        # Whether a request lacks too many entries to be drafted for; and `took_more`.
-        self._is_behind = False
+        # The requests to catch up with; and `took_more`.
+        self._behind = set[Request]()
         self._took_more = False
 
     @property
@@ -183,26 +182,23 @@ class HeadDrafter(Drafter):
     @property
     def has_work(self) -> bool:
         """See Drafter."""
-        return self._is_behind
+        return bool(self._behind)
 
     def work(self, batch: ScheduledBatch) -> None:
-        """See Drafter: makes entries of long prompts."""
+        """See Drafter: makes entries of texts that it is to draft for."""
         self._take_waiting()
-        self._is_behind = False
         left = self._chunk + sum(entry.num_scheduled_tokens for entry in batch.requests)
         left = min(left, self._max_tokens)
         step = []
-        for request in [entry.request for entry in batch.requests]:
+        for request in [entry.request for entry in batch.requests if entry.request in self._behind]:
             follower = self._follow(request)
-            if follower is None:
-                continue
-            computable = min(follower.computable, self._num_slots(follower))
-            if computable - follower.num_known <= min(_FEW, self._chunk):
-                continue
-            end = min(computable, follower.num_known + left)
-            if end > follower.num_known:
-                step.append((follower, end))
-                left -= end - follower.num_known
+            end = 0 if follower is None else min(follower.computable, self._num_slots(follower))
+            if follower is None or end - follower.num_known <= min(_FEW, self._chunk):
+                self._behind.discard(request)
+            elif left:
+                count = min(left, end - follower.num_known)
+                step.append((follower, follower.num_known + count))
+                left -= count
         self._catch_up(step)
 
     def propose(self, request: Request, count: int) -> Proposal | None:
@@ -223,7 +219,7 @@ class HeadDrafter(Drafter):
         """See Drafter: it catches up with the request in the next call of `work`, for a trial with
         its newest tokens only.
         """
-        self._is_behind = True
+        self._behind.add(request)
         follower = self._followers[request]
         newest = len(request.token_ids) - _OF_TRIAL
         if is_trial and newest > follower.num_known:
@@ -269,6 +265,7 @@ class HeadDrafter(Drafter):
 
     def forget(self, request: Request) -> None:
         """See Drafter: completes what a later request with the same beginning will look for."""
+        self._behind.discard(request)
         if request not in self._followers:
             return  # it was never drafted for
         self._take_waiting()
@@ -278,7 +275,7 @@ class HeadDrafter(Drafter):
         follower.follow(request.token_ids)
         end = min(follower.computable, self._num_slots(follower))
         end -= end % self._block_size
-        if 0 < end - follower.num_known <= _AT_THE_END:
+        if 0 < end - follower.num_known <= _FEW:
             self._catch_up([(follower, end)])
         elif end == follower.num_known:
             self._keep_last_rows(follower, end)
