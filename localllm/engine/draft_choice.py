@@ -86,6 +86,11 @@ class DraftChoice:
             return True
         return self._unasked[drafter] >= min(STEPS_UNASKED, self._intervals[drafter])
 
+    def steps_to_ask(self) -> int:
+        """The number of steps until `asks` is true of some drafter, if nothing else happens."""
+        pairs = zip(self._intervals, self._unasked, strict=True)
+        return max(1, min(min(STEPS_UNASKED, interval) - passed for interval, passed in pairs))
+
     def choose(
         self,
         num_rows: int,

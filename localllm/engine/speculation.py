@@ -154,6 +154,7 @@ class Speculator:
     def add(self, request: Request) -> None:
         """Note a new request."""
         self._choice.begin()
+        self._looks_next = True
         for drafter in self._drafters:
             drafter.add(request)
 
@@ -214,7 +215,10 @@ class Speculator:
         began_s = self._clock()
         drafts = self._look(running, budget, num_steps)
         self._spent_s = self._clock() - began_s
-        self._interval = self._next_interval()
+        if self.is_looking:
+            self._interval = self._next_interval()
+        else:
+            self._interval = min(self._choice.steps_to_ask(), self._longest_interval)
         return drafts
 
     def complete(self, batch: ScheduledBatch) -> None:
@@ -342,15 +346,20 @@ class Speculator:
     def _look(
         self, running: Sequence[Request], budget: int, num_steps: int
     ) -> Mapping[Request, Sequence[int]]:
+        asks = [self._asks(number, num_steps) for number in range(len(self._drafters))]
+        self.is_looking = any(asks)
+        if not self.is_looking:
+            self._num_quiet += 1.0
+            return {}
         rooms = {request: self._room(request) for request in running}
         asked = [each for each, room in rooms.items() if room and each not in self._forced]
         proposals = [
             {
                 request: found
-                for request in (asked if self._asks(number, num_steps) else ())
+                for request in (asked if is_asked else ())
                 if (found := _ask(drafter, request, rooms[request]))
             }
-            for number, drafter in enumerate(self._drafters)
+            for drafter, is_asked in zip(self._drafters, asks, strict=True)
         ]
         every = [proposal for own in proposals for proposal in own.values()]
         longest = max((proposal.match_length for proposal in every), default=0)
