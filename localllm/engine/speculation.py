@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from localllm.engine.draft_choice import STEPS_UNASKED, DraftChoice
+from localllm.engine.draft_choice import DraftChoice
 from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
+from localllm.engine.draft_trials import STEPS_UNASKED
 from localllm.engine.drafter import NOT_KNOWN, Drafter, Proposal
 from localllm.engine.matcher import Matcher
 from localllm.engine.request import DraftCount, Request
@@ -153,7 +154,7 @@ class Speculator:
 
     def add(self, request: Request) -> None:
         """Note a new request."""
-        self._choice.begin()
+        self._choice.trials.begin()
         self._looks_next = True
         for drafter in self._drafters:
             drafter.add(request)
@@ -199,7 +200,8 @@ class Speculator:
     def _propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         self.is_looking = False
         self._by = {}
-        self._choice.pass_step()
+        for ledger in self._choice.ledgers:
+            ledger.pass_step()
         if self._choice.all_pause:
             return {}
         self._is_resting = self._choice.rests()
@@ -218,7 +220,7 @@ class Speculator:
         if self.is_looking:
             self._interval = self._next_interval()
         else:
-            self._interval = min(self._choice.steps_to_ask(), self._longest_interval)
+            self._interval = min(self._choice.trials.steps_to_ask(), self._longest_interval)
         return drafts
 
     def complete(self, batch: ScheduledBatch) -> None:
@@ -277,7 +279,7 @@ class Speculator:
             self._lengths[dearest].add_step(num_rows, seconds, num_drafted, is_plain=is_plain)
         plain = self._lengths[0].plain_seconds(num_rows)
         if plain is not None and not is_usual and num_drafted == 0:
-            self._choice.lost(seconds / plain - 1)
+            self._choice.trials.lost(seconds / plain - 1)
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
             if entry.draft:
@@ -311,7 +313,7 @@ class Speculator:
         lengths = self._lengths[by]
         lengths.add_outcome(known.history, known.match_length, num_drafted, num_accepted)
         if num_accepted:
-            self._choice.accepted(by)
+            self._choice.trials.accepted(by)
 
     def _name(self, by: int | None) -> str:
         return _GRAMMAR if by is None else self._proposers[by].name
@@ -383,21 +385,21 @@ class Speculator:
             proposal = proposals[number].get(request)
             if count and proposal is not None and not proposal.is_ready:
                 self._drafters[number].prepare(request, is_trial=is_trial)
-                self._choice.try_again(number)
+                self._choice.trials.try_again(number)
                 self._looks_next = True
             elif count and proposal is not None:
                 self._of(request).of(number).match_length = proposal.match_length
                 self._by[request] = number
                 drafts[request] = proposal.token_ids[:count]
-        self._looks_next |= self._choice.is_trying
+        self._looks_next |= self._choice.trials.is_trying
         # Whether drafts pay is the ledger's business, see draft_ledger.py.
         self._num_quiet += 0.0 if any(each.num_tokens for each in chosen) else quiet
         return drafts
 
     def _asks(self, number: int, num_steps: int) -> bool:
-        if self._choice.pauses(number):
+        if self._choice.ledgers[number].pauses:
             return False
-        return self._drafters[number].is_cheap or self._choice.asks(number, num_steps)
+        return self._drafters[number].is_cheap or self._choice.trials.asks(number, num_steps)
 
     def _candidate(
         self, request: Request, number: int, proposal: Proposal | None
