@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections import defaultdict, deque
 from math import inf, log2
 
-# The next step's time is predicted by the median of this many steps, which a few slow ones among
-# them do not move.
+# The next step's time is predicted by that of this many steps at their first quarter: on a machine
+# that others use too, several in a row may be slow.
 WINDOW = 9
 # Above this many rows, times are kept for eighths of a doubling.
 _EXACT_ROWS = 32
@@ -17,9 +17,9 @@ class StepTimes:
     """Seconds of a step as a function of its rows: linear between the measured sizes."""
 
     def __init__(self) -> None:
-        # By (rounded) number of rows: seconds per row of the last steps, and their median.
+        # By (rounded) number of rows: seconds per row of the last steps, and what is usual.
         self._times: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
+        self._usually: dict[int, float] = {}
         self._rows: list[int] = []
 
     def add(self, num_rows: int, seconds: float) -> None:
@@ -30,13 +30,13 @@ class StepTimes:
             self._rows.insert(bisect_left(self._rows, key), key)
         times = self._times[key]
         times.append(seconds / num_rows)
-        self._medians[key] = _median(times)
+        self._usually[key] = _usual(times)
 
     def forget(self, num_rows: int) -> None:
         """Drop what was measured for steps of so many rows."""
         key = _size(num_rows)
         if key in self._times:
-            del self._times[key], self._medians[key]
+            del self._times[key], self._usually[key]
             self._rows.remove(key)
 
     def knows(self, num_rows: int) -> bool:
@@ -58,7 +58,7 @@ class StepTimes:
             return self._known(rows[0])
         if at == len(rows):
             if at == 1:
-                return self._medians[rows[0]] * num_rows
+                return self._usually[rows[0]] * num_rows
             at -= 1
         low, high = rows[at - 1], rows[at]
         start, end = self._known(low), self._known(high)
@@ -66,7 +66,7 @@ class StepTimes:
         return max(found, start)  # noise may make a line fall
 
     def _known(self, num_rows: int) -> float:
-        return self._medians[num_rows] * num_rows
+        return self._usually[num_rows] * num_rows
 
 
 class DraftCosts:
@@ -139,8 +139,3 @@ def _size(num_rows: int) -> int:
 def _usual(values: deque[float]) -> float:
     """What they are where nothing else makes a step slow: at the first quarter of them."""
     return sorted(values)[(len(values) - 1) // 4]
-
-
-def _median(values: deque[float]) -> float:
-    """The lower one of two."""
-    return sorted(values)[(len(values) - 1) // 2]
