@@ -7,7 +7,7 @@ steps' time more than they saved, the drafter pauses; each pause is twice as lon
 _MOST_LOST, _SHORTEST_PAUSE, _LONGEST_PAUSE = 8.0, 64, 1024
 # Earlier savings count for at most so many steps, and one step for a loss of at most so many, since
 # other things may make it slow.
-_MOST_SAVED, _MOST_LOST_AT_ONCE = 16.0, 4.0
+_MOST_SAVED, _MOST_LOST_AT_ONCE = 16.0, 6.0
 
 
 class DraftLedger:
