@@ -58,16 +58,19 @@ class AssistantDrafter(Drafter):
     def see(self, batch: ScheduledBatch, hidden: Sequence[Tensor]) -> None:
         """See Drafter: keeps the rows after which a token is sampled."""
         [rows] = hidden
-        wanted, end = list[int](), 0
+        # Where they begin and end, neighbours together: one copy for all, and no index to upload.
+        spans, end = list[tuple[int, int]](), 0
         for entry in batch.requests:
             end += entry.num_scheduled_tokens
-            wanted += range(end - entry.num_samples, end)
-        if not wanted:
+            start = end - entry.num_samples
+            if spans and spans[-1][1] == start:
+                start = spans.pop()[0]
+            if start < end:
+                spans.append((start, end))
+        if not spans:
             return
-        if len(wanted) < end:
-            rows = rows[torch.tensor(wanted, device=rows.device)]
-        elif self._runner.overlaps:
-            rows = rows.clone()  # the next step overwrites them
+        if spans != [(0, end)] or self._runner.overlaps:  # the next step overwrites them
+            rows = torch.cat([rows[start:end] for start, end in spans])
         first = 0
         for entry in batch.requests:
             count = entry.num_samples
