@@ -106,7 +106,8 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
         def answer(self, with_body: bool) -> None:
             path = unquote(self.path.split("?")[0])
             hub.tokens.add(self.headers.get("Authorization", ""))
-            repo = next((repo for repo in hub.folders if f"/{repo}" in path), None)
+            named = [repo for repo in hub.folders if f"/{repo}" in path]
+            repo = max(named, key=len, default=None)
             if repo is None:
                 self.send(404, b"", {"X-Error-Code": "RepoNotFound"}, with_body)
             elif repo in hub.gated:
@@ -116,9 +117,9 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
             else:
                 # Behind .../resolve/REVISION/
                 name = path.split("/resolve/")[-1].split("/", 1)[-1]
-                named = hub.folders[repo] / name
+                place = hub.folders[repo] / name
                 # What a hub lies about may lie elsewhere.
-                file = named if named.exists() else named.parents[name.count("/")] / named.name
+                file = place if place.exists() else place.parents[name.count("/")] / place.name
                 self.answer_file(file, with_body)
 
         def answer_api(self, repo: str, path: str, with_body: bool) -> None:

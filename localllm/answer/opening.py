@@ -1,5 +1,6 @@
 """Loads a model from a checkpoint: weights, engine, and what drafts for it."""
 
+import logging
 import time
 from pathlib import Path
 
@@ -8,17 +9,22 @@ from localllm.answer.text_engine import TextEngine
 from localllm.engine.config import EngineConfig
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.loading import LoadedDecoder, load_draft, load_engine
-from localllm.errors import RequestError
+from localllm.errors import LocalLLMError, RequestError
 from localllm.files.file_times import note_use
 from localllm.files.json_file import read_json_object
 from localllm.hub.catalog import BUILT_IN_MODELS, resolve_model
 from localllm.hub.checkpoint import Checkpoint, open_checkpoint
-from localllm.hub.download import DownloadProgress, fetch_model
+from localllm.hub.download import DownloadProgress, fetch_model, find_snapshot, is_whole
 from localllm.model.assistant import find_assistant
 from localllm.model.eagle import find_eagle
 from localllm.model.families.table import drafter_kind
 from localllm.model.found_head import FoundHead
 from localllm.model.weight_files import find_weight_files
+
+logger = logging.getLogger(__name__)
+
+# What the names of models end in that draft for the model of the name before it, as Gemma 4's do.
+_ASSISTANT = "-assistant"
 
 
 def open_model(
@@ -84,7 +90,8 @@ def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder 
 
 
 def find_other_head(found: Checkpoint) -> FoundHead | None:
-    """The EAGLE head or the assistant that the configuration names; None if it names neither.
+    """The EAGLE head or the assistant that the configuration names; if it names neither and wants a
+    head, the model's assistant, if that is here already.
 
     Raises: CatalogError, DownloadError, RequestError; as `find_eagle` and `find_assistant`.
     """
@@ -99,7 +106,37 @@ def find_other_head(found: Checkpoint) -> FoundHead | None:
             heads.append(find_assistant(own, folder, found.name, found.architecture))
     if len(heads) > 1:
         raise RequestError("--spec takes an EAGLE head or an assistant, not both", param="spec")
+    if not heads and speculation.has("head"):
+        return _find_assistant_beside(found)
     return next(iter(heads), None)
+
+
+def _find_assistant_beside(found: Checkpoint) -> FoundHead | None:
+    """The assistant of a model, which has the model's name with an ending, if it is here already.
+    One that cannot be read is an error only where the configuration needs a head.
+    """
+    source = resolve_model(found.name)
+    beside: Path | None
+    if source.folder is not None:
+        beside = source.folder.resolve().with_name(f"{source.folder.resolve().name}{_ASSISTANT}")
+        name = beside.name
+    else:
+        name = f"{source.repo}{_ASSISTANT}"
+        beside = find_snapshot(name, None)
+        beside = beside if beside is not None and is_whole(beside) else None
+    if beside is None or not (beside / "config.json").is_file():
+        return None
+    try:
+        if not _is_assistant(beside):
+            return None
+        own = find_assistant(name, beside, found.name, found.architecture)
+    except LocalLLMError as error:
+        if found.engine_config.speculation.needs("head"):
+            raise
+        logger.warning("the model's assistant is not used: %s", error)
+        return None
+    note_use(beside)
+    return own
 
 
 def _fetched(name: str) -> tuple[str, Path]:

@@ -13,11 +13,11 @@ class SpeculationConfig:
     """Configuration of speculation.
 
     `drafter`: "ngram" looks up the next tokens in earlier text, "head" asks the head that lies in
-    the model's own files, "eagle:HEAD" one in a folder of its own, "draft:MODEL" a smaller model;
-    several are joined by "+". "auto" is "ngram", and "head" where there is one; "off" disables
-    drafting. `max_draft`: the most drafted
-    tokens per request and step; `min_match`, `max_match`: the least and the most tokens that are
-    matched in earlier text.
+    the model's own files or its assistant beside them, "eagle:HEAD" one in a folder of its own,
+    "draft:MODEL" a smaller model or an assistant; several are joined by "+". "auto" is "ngram", and
+    "head" where there is one; "off" disables drafting. `max_draft`: the most drafted tokens per
+    request and step; `min_match`, `max_match`: the least and the most tokens that are matched in
+    earlier text.
     """
 
     drafter: str = "auto"

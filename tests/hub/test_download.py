@@ -633,20 +633,22 @@ def test_a_head_of_the_hub_drafts_for_a_model(
         assert "a head that drafts for one" in errors
 
 
+GEMMA4: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 24,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+
+
 def test_an_assistant_of_the_hub_drafts_for_its_model(
     make_checkpoint: Callable[..., Path],
     command: Callable[..., tuple[int, str, str]],
     tmp_path: Path,
 ) -> None:
-    sizes = {
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 24,
-        "global_head_dim": 32,
-        "hidden_size_per_layer_input": 0,
-        "hidden_act": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-    }
-    folder, assistant = make_checkpoint("Gemma4ForCausalLM", **sizes), tmp_path / "assistant"
+    folder, assistant = make_checkpoint("Gemma4ForCausalLM", **GEMMA4), tmp_path / "assistant"
     write_assistant(assistant, 48)
     eagle = tmp_path / "eagle"
     write_eagle(eagle, read_architecture(folder))
@@ -665,3 +667,39 @@ def test_an_assistant_of_the_hub_drafts_for_its_model(
         code, _, errors = command(hub, "chat", *arguments, "--spec", both)
         assert code == ExitCode.USAGE
         assert "an EAGLE head or an assistant, not both" in errors
+
+
+def test_the_assistant_of_a_model_drafts_once_it_is_here(
+    make_checkpoint: Callable[..., Path],
+    command: Callable[..., tuple[int, str, str]],
+    tmp_path: Path,
+) -> None:
+    folder, assistant = make_checkpoint("Gemma4ForCausalLM", **GEMMA4), tmp_path / "assistant"
+    write_assistant(assistant, 48)
+    arguments = ("Hello", "--greedy", "-n", "200", "--json", "--raw")
+    with running_hub(Hub({"me/gem": folder, "me/gem-assistant": assistant})) as hub:
+        plain = json.loads(command(hub, "chat", "me/gem", *arguments)[1])
+        code, _, errors = command(hub, "chat", "me/gem", *arguments, "--spec", "head")
+        assert code == ExitCode.USAGE
+        assert "this model has no head that drafts" in errors
+        code, _, errors = command(hub, "pull", "me/gem-assistant")
+        assert code == 0, errors
+        code, out, errors = command(hub, "chat", "me/gem", *arguments, "--spec", "head")
+        assert code == 0, errors
+        drafted = json.loads(out)
+        assert drafted["text"] == plain["text"]
+        assert drafted["usage"]["drafts"]["assistant"]["drafted"] > 0
+    # Beside a folder, too; one of another model is not used, unless a head must be.
+    beside = folder.with_name(f"{folder.name}-assistant")
+    write_assistant(beside, 64)
+    with running_hub(Hub({})) as hub:
+        code, out, errors = command(hub, "chat", str(folder), *arguments)
+        assert code == 0, errors
+        assert "the model's assistant is not used" in errors
+        code, _, errors = command(hub, "chat", str(folder), *arguments, "--spec", "head")
+        assert code == ExitCode.USAGE
+        assert "64 wide, not 48" in errors
+        write_assistant(beside, 48)
+        code, out, errors = command(hub, "chat", str(folder), *arguments, "--spec", "head")
+        assert code == 0, errors
+        assert json.loads(out)["usage"]["drafts"]["assistant"]["drafted"] > 0
