@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from scheduling import make_scheduler
 
 from localllm.engine.request import Request
 from localllm.engine.sampler import accept_draft
 from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import SampledToken
+from localllm.engine.scheduler import SampledToken, ScheduledBatch
 from localllm.engine.speculation import Speculator
 
 
@@ -26,14 +28,29 @@ class Simulated:
         return self.plain_seconds / self.seconds
 
 
+class Launched(NamedTuple):
+    """A step that is being computed."""
+
+    batch: ScheduledBatch
+    seconds: float
+    is_watched: bool
+    has_waited: bool
+    is_usual: bool
+    has_looked: bool
+
+
 def simulate(
     speculator: Speculator,
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     step_seconds: Callable[[int], float],
     token_seconds: float = 0.0,
+    *,
+    overlaps: bool = False,
+    wait_seconds: float = 0.0,
 ) -> Simulated:
     """Let requests say their texts, (prompt, answer) each, all at once; `token_seconds`: what each
-    token of the longest draft takes besides its row.
+    token of the longest draft takes besides its row. `overlaps`: a step is scheduled before the
+    tokens of the last one are known, unless it waits for them, which takes `wait_seconds`.
     """
     scheduler = make_scheduler(num_blocks=1 << 16, budget=1024, seqs=64, size=16)
     answers: dict[Request, Sequence[int]] = {}
@@ -52,31 +69,65 @@ def simulate(
         scheduler.add(request)
         speculator.add(request)
     found = Simulated()
-    while scheduler.has_unfinished():
-        batch = scheduler.schedule(speculator.propose(scheduler.running, 1024))
-        is_watched = speculator.is_watching
-        if is_watched:
-            speculator.complete(batch)
-            speculator.work(batch)
-        num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
-        longest = max((len(entry.draft) for entry in batch.requests), default=0)
-        seconds = step_seconds(num_rows) + token_seconds * longest
-        sampled = []
+
+    def collect(launched: Launched) -> None:
+        batch, sampled = launched.batch, []
         for entry in batch.requests:
             if entry.catches_up:
                 said = entry.known_end - entry.request.num_prompt_tokens
-                rest = answers[entry.request][said : said + entry.num_samples]
+                rest = [*answers[entry.request][said : said + entry.num_samples]]
+                rest += [0] * (entry.num_samples - len(rest))
                 sampled.append(accept_draft(entry.draft, map(SampledToken, rest)))
         scheduler.update(batch, sampled)
-        if is_watched:
-            speculator.learn(batch, sampled, seconds, has_waited=False)
+        if launched.is_watched:
+            speculator.learn(
+                batch,
+                sampled,
+                launched.seconds,
+                launched.has_waited,
+                is_usual=launched.is_usual,
+                has_looked=launched.has_looked,
+            )
         if len(batch.requests) == sum(entry.known_end - entry.start for entry in batch.requests):
-            found.seconds += seconds
+            found.seconds += launched.seconds
             found.num_steps += 1
             found.num_tokens += sum(map(len, sampled))
         for entry in batch.requests:
             if not scheduler.has_unfinished() or entry.request not in scheduler.running:
                 speculator.forget(entry.request)
+
+    in_flight: Launched | None = None
+    while scheduler.has_unfinished():
+        has_waited = in_flight is not None and speculator.wants_ids()
+        if in_flight is not None and has_waited:
+            collect(in_flight)
+            in_flight = None
+        batch = scheduler.schedule(speculator.propose(scheduler.running, 1024))
+        before, in_flight = in_flight, None
+        if batch.requests:
+            is_watched = speculator.is_watching
+            if is_watched:
+                speculator.complete(batch)
+            num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
+            speculator.see(batch, [torch.zeros(num_rows, 1)])
+            if is_watched:
+                speculator.work(batch)
+            longest = max((len(entry.draft) for entry in batch.requests), default=0)
+            seconds = step_seconds(num_rows) + token_seconds * longest + wait_seconds * has_waited
+            launched = Launched(
+                batch,
+                seconds,
+                is_watched,
+                has_waited,
+                is_usual=not (is_watched and speculator.took_more),
+                has_looked=is_watched and speculator.is_looking,
+            )
+            if overlaps:
+                in_flight = launched
+            else:
+                collect(launched)
+        if before is not None:
+            collect(before)
     # Without drafts all requests say a token a step.
     for i in range(1, max(len(answer) for _, answer in texts)):
         found.plain_seconds += step_seconds(sum(len(answer) > i for _, answer in texts))

@@ -113,7 +113,8 @@ def find_other_head(found: Checkpoint) -> FoundHead | None:
 
 def _find_assistant_beside(found: Checkpoint) -> FoundHead | None:
     """The assistant of a model, which has the model's name with an ending, if it is here already.
-    One that cannot be read is an error only where the configuration needs a head.
+    One that is another model's or lacks tensors is an error only where the configuration needs a
+    head.
     """
     source = resolve_model(found.name)
     beside: Path | None

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from localllm.engine.draft_ledger import DraftLedger
 from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
-from localllm.engine.draft_trials import DraftTrials
+from localllm.engine.draft_trials import SEEN_STEPS, DraftTrials
 
 # After _PLAIN_INTERVAL steps that draft, one step does not, or several in a row if the drafter
 # could draft always, as in draft_trials.py; at first, when a process becomes faster from step to
 # step, after fewer.
-_FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _PLAIN_STEPS = 4, 256, 6
+_FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _PLAIN_STEPS = 4, 256, 5
 _TRIAL_TOKENS = 3
 # In one of so many steps that draft, drafts are longer.
 _LONGER_INTERVAL = 24
@@ -70,7 +70,7 @@ class DraftChoice:
         `candidates`: of each drafter, one for each request. Without drafts the step computes
         `num_rows` rows, and `num_decoding` of them give a token.
         """
-        again = self._again(candidates, num_decoding)
+        again = self._again(candidates, num_decoding, most)
         if again is not None:
             return again
         offers = [
@@ -81,8 +81,8 @@ class DraftChoice:
         for i, own in enumerate(candidates):
             if any(own):
                 is_known = self._lengths[i].knows_enough(num_rows)
-                self.trials.was_asked(i, num_steps, is_known=is_known)
-        chosen = self._decide(offers, most)
+                self.trials.proposed(i, num_steps, is_known=is_known)
+        chosen = self._decide(offers, candidates, most)
         goes_on = self._drafting >= 0 and not self._plain_left and not chosen[0].is_trial
         self._decided = (num_decoding, chosen) if goes_on else None
         self._repeats = 0
@@ -94,7 +94,7 @@ class DraftChoice:
         return chosen
 
     def _again(
-        self, candidates: Sequence[Sequence[Candidate | None]], num_decoding: int
+        self, candidates: Sequence[Sequence[Candidate | None]], num_decoding: int, most: int
     ) -> list[Chosen] | None:
         """The last decision, where nobody else proposes anything; for a few steps only. Decisions
         take time, and what they rest on changes slowly.
@@ -103,6 +103,8 @@ class DraftChoice:
             return None
         before, chosen = self._decided
         if before != num_decoding or len(chosen) != len(candidates[0]):
+            return None
+        if sum(each.num_tokens for each in chosen) > most:
             return None
         for i, own in enumerate(candidates):
             is_drafter = i == self._drafting
@@ -128,29 +130,40 @@ class DraftChoice:
         """Whether a drafter will not draft for so long that what it would see now is of no use;
         `num_steps`: since the last look.
         """
+        if self.ledgers[drafter].left > SEEN_STEPS:
+            return True
         return drafter != self._drafting and self.trials.is_far(drafter, num_steps)
 
     def book(self, drafter: int, saved: float) -> None:
-        """Note that a step with drafts of a drafter saved so many steps' time."""
+        """Note that a step with drafts of a drafter, or that waited for them, saved so many steps'
+        time.
+        """
         self.ledgers[drafter].book(saved)
-        self.trials.lost(-saved, drafter)
+        self.trials.lost(drafter, -saved)
         if self.ledgers[drafter].pauses and self._drafting == drafter:
             self._drafting, self._decided = -1, None
 
     def rests(self) -> bool:
         """Whether this step does without drafts, so that its time is measured; without a look."""
-        self._plain_left -= self._plain_left > 0
-        return self._plain_left > 0
+        rests = self._plain_left > 0
+        self._plain_left -= rests
+        return rests
 
-    def _decide(self, offers: Sequence[Offer], most: int) -> list[Chosen]:
+    def _decide(
+        self,
+        offers: Sequence[Offer],
+        candidates: Sequence[Sequence[Candidate | None]],
+        most: int,
+    ) -> list[Chosen]:
         best = max(range(len(offers)), key=lambda i: offers[i].speed)
         is_worth_it = offers[best].speed > 0
         self._drafting = best if is_worth_it else -1
         if is_worth_it:
             self.trials.pays(best)
-        tried = self.trials.next_tried(best if is_worth_it else None)
+        have_proposed = [i for i, own in enumerate(candidates) if any(own)]
+        tried = self.trials.next_tried(best if is_worth_it else None, have_proposed)
         if tried is not None:
-            counts = self._trial_counts(tried, offers[tried], most)
+            counts = self._trial_counts(tried, candidates[tried], most)
             return [Chosen(tried, count, is_trial=True) for count in counts]
         if is_worth_it and self._since_plain >= self._plain_interval:
             # Keeps the measured time of steps without drafts up to date.
@@ -161,17 +174,16 @@ class DraftChoice:
             return [Chosen(best, 0) for _ in offers[best].chances]
         return self._with_likelier_ones(offers, best, most)
 
-    def _trial_counts(self, drafter: int, offer: Offer, most: int) -> list[int]:
+    def _trial_counts(self, drafter: int, own: Sequence[Candidate | None], most: int) -> list[int]:
         """The tokens of each request to try a drafter with: where it has to be prepared, those of
-        one request, the same in each step of the trial.
+        one request, the same in each step of the trial. What is thought of them does not matter.
         """
-        if not self._lengths[drafter].drafts_always:
-            return offer.first(min(_TRIAL_TOKENS, most))
-        tried = next((i for i, own in enumerate(offer.chances) if own), -1)
-        return [
-            min(_TRIAL_TOKENS, len(own), most) if i == tried else 0
-            for i, own in enumerate(offer.chances)
-        ]
+        counts, left = list[int](), min(_TRIAL_TOKENS, most)
+        for candidate in own:
+            count = 0 if candidate is None else min(left, candidate.num_tokens)
+            left = 0 if count and self._lengths[drafter].drafts_always else left - count
+            counts.append(count)
+        return counts
 
     def _with_likelier_ones(self, offers: Sequence[Offer], best: int, most: int) -> list[Chosen]:
         """The best offer, but of each request the tokens of the drafter who expects more of them to

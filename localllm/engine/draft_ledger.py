@@ -21,12 +21,21 @@ class DraftLedger:
         """Whether the drafter pauses."""
         return self._left > 0
 
+    @property
+    def left(self) -> int:
+        """The steps that are left of its pause."""
+        return self._left
+
     def pass_step(self) -> None:
         """Note that a step begins."""
         self._left = max(0, self._left - 1)
 
     def book(self, saved: float) -> None:
-        """Note that drafts saved the time of so many steps, which may be negative."""
+        """Note that drafts saved the time of so many steps, which may be negative; in a pause they
+        are not its own.
+        """
+        if self.pauses:
+            return
         self._saved = min(_MOST_SAVED, self._saved + max(saved, -_MOST_LOST_AT_ONCE))
         if self._saved < -_MOST_LOST:
             self._saved, self._left = 0.0, self._next_pause

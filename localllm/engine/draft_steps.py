@@ -15,7 +15,7 @@ from localllm.engine.scheduler import ScheduledBatch, ScheduledRequest
 class Drafting:
     """`num_drafts` tokens to draft for the batch's request `index`, behind `end` tokens.
 
-    `text`: the head's copy of the request, to which its drafts are appended; `num_skipped`,
+    `text`: the drafter's copy of the request, to which its drafts are appended; `num_skipped`,
     `num_seen`: see ScheduledRequest.
     """
 
@@ -72,14 +72,18 @@ def draft_on(
     # A device that overlaps keeps the newest tokens, so one step may be in flight.
     most_under_way = 0 if has_grammar or not runner.overlaps else 1
     under_way = deque(first)
-    for depth in range(1 if first else 0, drafting[0].num_drafts):
-        while len(under_way) > most_under_way:
-            under_way.popleft().take()
-        going_on = [each for each in drafting if each.num_drafts > depth]
-        entries = [each.entry(each.end + depth - 1, each.end + depth) for each in going_on]
-        launched = runner.launch(ScheduledBatch(entries), rows[: len(going_on)])
-        under_way.append(UnderWay(launched, [each.text for each in going_on]))
-        [rows] = launched.hidden
-    for each in under_way:
-        each.take()
-    return [each.take() for each in drafting]
+    try:
+        for depth in range(1 if first else 0, drafting[0].num_drafts):
+            while len(under_way) > most_under_way:
+                under_way.popleft().take()
+            going_on = [each for each in drafting if each.num_drafts > depth]
+            entries = [each.entry(each.end + depth - 1, each.end + depth) for each in going_on]
+            launched = runner.launch(ScheduledBatch(entries), rows[: len(going_on)])
+            under_way.append(UnderWay(launched, [each.text for each in going_on]))
+            [rows] = launched.hidden
+        for step in under_way:
+            step.take()
+    finally:
+        # After a failure, too, so that the next draft goes on from the request's own tokens.
+        drafts = [each.take() for each in drafting]
+    return drafts

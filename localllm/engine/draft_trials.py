@@ -5,7 +5,7 @@ is at most _NEW_TEXT_INTERVAL when a request begins. Once enough is known, trial
 _TRIAL_SHARE of the time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 _SHORTEST_INTERVAL, _LONGEST_DOUBLED = 48, 768
@@ -14,29 +14,33 @@ _NEW_TEXT_INTERVAL, _LONGEST_INTERVAL, _TRIAL_SHARE = 192, 2048, 0.01
 # drafter that could draft always is tried for so many steps.
 _TRIAL_STEPS = 6
 # A drafter whose look-up is not cheap, and that was not chosen for _LOSING_STEPS, is asked once in
-# so many steps.
+# so many steps, and when it is to be tried.
 _LOSING_STEPS, STEPS_UNASKED = 16, 256
 # So many steps before it is tried, a drafter begins to see hidden states again.
-_SEEN_STEPS = 64
+SEEN_STEPS = 64
 
 
 @dataclass(slots=True)
 class _Record:
     """What is known of one drafter.
 
-    `since`: the steps with proposals since it was chosen; it is tried again when they reach
-    `interval`, which is long at first, since it takes several steps until their times are believed.
-    `unasked`: all steps since it was last asked; `is_due`: the next step is to try it; `is_known`:
-    enough was measured; `cost`: how many steps' time a trial has cost.
+    `since`: the steps since it was tried or chosen, up to its last proposal, and `unasked`: those
+    after that in which it might have been asked. It is tried again when both reach `interval`,
+    which is long at first, since it takes several steps until their times are believed. `left`: the
+    steps that are left of its trial; `is_due`: the next step is to try it, as it was not ready;
+    `lost`: the steps' time lost since its trial began, None once its drafts paid; `cost`: what
+    trials have lost, on average; `is_known`: enough was measured.
     """
 
     drafts_always: bool
     interval: int = 2 * _SHORTEST_INTERVAL
     since: int = 0
     unasked: int = 0
+    left: int = 0
     is_due: bool = False
-    is_known: bool = False
+    lost: float | None = None
     cost: float = 0.0
+    is_known: bool = False
 
     @property
     def shortest(self) -> int:
@@ -46,6 +50,11 @@ class _Record:
         affordable = min(self.cost / _TRIAL_SHARE, _LONGEST_INTERVAL)
         return max(_SHORTEST_INTERVAL, round(affordable))
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the next step is to try it."""
+        return self.is_due or self.left > 0
+
 
 class DraftTrials:
     """The trials of several drafters, by their numbers."""
@@ -53,38 +62,42 @@ class DraftTrials:
     def __init__(self, drafts_always: Sequence[bool]) -> None:
         """`drafts_always`: of each drafter, see DraftLengths."""
         self._records = [_Record(always) for always in drafts_always]
-        # The drafter that is being tried or was last, the steps' time lost since its trial began,
-        # and the steps that are left of it.
-        self._trying, self._lost, self._left = -1, 0.0, 0
 
     @property
     def is_trying(self) -> bool:
         """Whether the next step is to try a drafter, too."""
-        return self._left > 0
+        return any(own.is_wanted for own in self._records)
 
-    def asks(self, drafter: int, num_steps: int) -> bool:
-        """Whether to ask a dear drafter, `num_steps` after the last call of this: not always, if it
-        has not been chosen for long.
+    def would_ask(self, drafter: int, num_steps: int) -> bool:
+        """Whether to ask a dear drafter, `num_steps` after the last `asks`: not always, if it has
+        not been chosen for long.
         """
         own = self._records[drafter]
-        own.unasked += num_steps
-        if own.is_due or own.since < _LOSING_STEPS:
+        if own.is_wanted or own.since < _LOSING_STEPS:
             return True
-        return own.unasked >= min(STEPS_UNASKED, own.interval)
+        unasked = own.unasked + num_steps
+        return unasked >= STEPS_UNASKED or own.since + unasked >= own.interval
 
-    def steps_to_ask(self) -> int:
-        """The number of steps until `asks` is true of some drafter, if nothing else happens."""
-        left = (min(STEPS_UNASKED, each.interval) - each.unasked for each in self._records)
-        return max(1, min(left))
+    def asks(self, drafter: int, num_steps: int) -> bool:
+        """The same; the steps are counted."""
+        asks = self.would_ask(drafter, num_steps)
+        self._records[drafter].unasked += num_steps
+        return asks
+
+    def steps_to_ask(self, drafters: Collection[int]) -> int:
+        """The number of steps until `asks` is true of one of these, if nothing else happens."""
+        every = [self._records[drafter] for drafter in drafters]
+        left = (min(STEPS_UNASKED, own.interval - own.since) - own.unasked for own in every)
+        return max(1, min(left, default=STEPS_UNASKED))
 
     def is_far(self, drafter: int, num_steps: int) -> bool:
         """Whether it will not be tried for so long that what it would see now is of no use;
         `num_steps`: since the last look.
         """
         own = self._records[drafter]
-        if own.since < _LOSING_STEPS or (drafter == self._trying and self._left):
+        if own.is_wanted or own.since < _LOSING_STEPS:
             return False
-        return own.interval - own.since - own.unasked - num_steps > _SEEN_STEPS
+        return own.interval - own.since - own.unasked - num_steps > SEEN_STEPS
 
     def begin(self) -> None:
         """Note a new request, whose text may be of another kind than those before."""
@@ -96,14 +109,19 @@ class DraftTrials:
         own = self._records[drafter]
         own.interval = min(own.interval, own.shortest)
 
-    def lost(self, num_steps: float, drafter: int | None = None) -> None:
-        """Note that a step took so many steps' time more than its tokens are worth, to prepare a
-        drafter or with its drafts.
-        """
-        if drafter is None or drafter == self._trying:
-            self._lost += num_steps
+    def prepared(self, num_steps: float) -> None:
+        """Note that a step took so many steps' time more, to prepare those that are to be tried."""
+        for own in self._records:
+            if own.is_wanted and own.lost is not None:
+                own.lost += num_steps
 
-    def was_asked(self, drafter: int, num_steps: int, *, is_known: bool) -> None:
+    def lost(self, drafter: int, num_steps: float) -> None:
+        """Note that a step took so many steps' time more than the drafter's tokens are worth."""
+        own = self._records[drafter]
+        if own.lost is not None:
+            own.lost += num_steps
+
+    def proposed(self, drafter: int, num_steps: int, *, is_known: bool) -> None:
         """Note that a drafter has proposed something, `num_steps` after the last look; `is_known`:
         enough has been measured of it.
         """
@@ -118,33 +136,33 @@ class DraftTrials:
     def pays(self, drafter: int) -> None:
         """Note that a drafter's drafts are worth their time, so that it need not be tried."""
         own = self._records[drafter]
-        own.interval = own.shortest
-        if drafter == self._trying:
-            self._trying, self._left = -1, 0
+        own.interval, own.left, own.lost = own.shortest, 0, None
 
     def try_again(self, drafter: int) -> None:
         """Note that a chosen drafter was not ready: the next step is to try it."""
-        self._records[drafter].is_due = True
-        self._left += drafter == self._trying
+        own = self._records[drafter]
+        own.is_due = True
+        own.left += own.left > 0
 
-    def next_tried(self, chosen: int | None) -> int | None:
-        """The drafter to try in this step, which is not the `chosen` one; None for none."""
+    def next_tried(self, chosen: int | None, have_proposed: Collection[int]) -> int | None:
+        """The drafter to try in this step, one of those that have proposed something, and not the
+        `chosen` one; None for none.
+        """
         for i, own in enumerate(self._records):
             was_due, own.is_due = own.is_due, False
-            begins = not was_due and own.since >= own.interval
-            goes_on = was_due or (i == self._trying and self._left > 0)
-            if i == chosen or not (begins or goes_on):
-                continue
-            if begins:
-                self._start(i, own)
-            self._left = max(0, self._left - 1)
-            return i
+            if i not in have_proposed:
+                own.left = 0
+            elif i != chosen:
+                if not (was_due or own.left) and own.since >= own.interval:
+                    self._start(own)
+                if was_due or own.left:
+                    own.left = max(0, own.left - 1)
+                    return i
         return None
 
-    def _start(self, drafter: int, own: _Record) -> None:
-        if drafter == self._trying:
-            own.cost += (max(0.0, self._lost) - own.cost) / 2
-        doubled = min(2 * own.interval, _LONGEST_DOUBLED)
-        own.interval = max(doubled, own.shortest)
-        self._trying, self._lost = drafter, 0.0
-        self._left = _TRIAL_STEPS if own.drafts_always else 1
+    def _start(self, own: _Record) -> None:
+        if own.lost is not None:
+            own.cost += (max(0.0, own.lost) - own.cost) / 2
+        own.interval = max(min(2 * own.interval, _LONGEST_DOUBLED), own.shortest)
+        own.since, own.lost = 0, 0.0
+        own.left = _TRIAL_STEPS if own.drafts_always else 1

@@ -254,7 +254,8 @@ class Engine:
             self.scheduler.roll_back(batch)
             if is_out_of_memory(error):
                 self._runner.release_memory()
-                return events + self._settle() + self.scheduler.relieve(batch)
+                events += self._settle()
+                return events + self._with_drafts(batch, self.scheduler.relieve(batch))
             self._note_if_fatal(error)
             self._state = Unsettled(in_flight, events)
             raise

@@ -300,6 +300,10 @@ class HeadDrafter(Drafter):
         if not follower.add(start, rows, first, end):
             self._go_on(follower, start)
             follower.add(start, rows, first, end)
+        if follower.rows_end - follower.rows_start > self._max_waiting:
+            # Nobody has drafted for it, and memory is for those that are drafted for.
+            follower.skip_to(follower.rows_end - self._max_waiting // 2, self._block_size)
+            follower.drop_before(follower.num_known - 1)
 
     def _begin(self, request: Request, start: int) -> _Follower:
         """A follower that gets hidden states from position `start` on, behind a cached prefix."""

@@ -14,7 +14,7 @@ from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
 from localllm.engine.draft_trials import STEPS_UNASKED
 from localllm.engine.drafter import NOT_KNOWN, Drafter, Proposal
 from localllm.engine.matcher import Matcher
-from localllm.engine.request import DraftCount, Request
+from localllm.engine.request import DraftCount, Request, RequestStatus
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
 from localllm.engine.step_times import StepTimes
 
@@ -179,10 +179,12 @@ class Speculator:
 
     def wants_ids(self) -> bool:
         """Whether the next step should wait for the previous one's ids, to draft from them."""
-        if self._choice.all_pause or self._is_resting:
+        if self._choice.all_pause or self._is_resting or not self._would_look():
             return False
         self._cold += 1
-        if self._hot > 0 or self._cold >= _COLD_STEPS:
+        # A trial needs steps in a row, and a head must not fall behind again while it is prepared.
+        is_trying = self._choice.trials.is_trying
+        if is_trying or self._hot > 0 or self._cold >= _COLD_STEPS:
             self._hot, self._cold = max(0, self._hot - 1), 0
             self._looks_next = True  # once the ids are here
             return True
@@ -220,7 +222,8 @@ class Speculator:
         if self.is_looking:
             self._interval = self._next_interval()
         else:
-            self._interval = min(self._choice.trials.steps_to_ask(), self._longest_interval)
+            left = self._choice.trials.steps_to_ask(self._active())
+            self._interval = min(left, self._longest_interval)
         return drafts
 
     def complete(self, batch: ScheduledBatch) -> None:
@@ -271,7 +274,7 @@ class Speculator:
         # The time of a step that has waited says nothing about steps without drafts.
         proposers = [entry.proposer for entry in batch.requests if entry.draft]
         dearest = max((each for each in proposers if each is not None), default=0)
-        tells = self._tells(dearest, num_drafted)
+        tells = self._tells(dearest, num_drafted) and None not in proposers
         if has_looked and not num_drafted and self._lengths[0].knows_plain(num_rows):
             tells = False  # the look is in its time
         if is_usual and tells:
@@ -279,14 +282,15 @@ class Speculator:
             self._lengths[dearest].add_step(num_rows, seconds, num_drafted, is_plain=is_plain)
         plain = self._lengths[0].plain_seconds(num_rows)
         if plain is not None and not is_usual and num_drafted == 0:
-            self._choice.trials.lost(seconds / plain - 1)
+            self._choice.trials.prepared(seconds / plain - 1)
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
             if entry.draft:
                 self._learn_outcome(entry, len(tokens) - 1)
         if is_usual and sampled and (num_drafted or has_waited) and None not in proposers:
             tokens_each = sum(map(len, sampled)) / len(sampled)
-            self._book_saving(num_rows - num_drafted, tokens_each, seconds, dearest)
+            by = [dearest] if num_drafted else self._active()
+            self._book_saving(num_rows - num_drafted, tokens_each, seconds, by)
         self._spent_s += self._clock() - began_s
 
     def forget(self, request: Request) -> None:
@@ -302,7 +306,21 @@ class Speculator:
             return ()
         return tuple(DraftCount(name, *counts) for name, counts in found.counts.items())
 
+    def _active(self) -> list[int]:
+        """The drafters that do not pause."""
+        return [number for number, each in enumerate(self._choice.ledgers) if not each.pauses]
+
+    def _would_look(self) -> bool:
+        """Whether the next look would ask some drafter."""
+        return any(
+            self._drafters[number].is_cheap
+            or self._choice.trials.would_ask(number, self._since_look + 1)
+            for number in self._active()
+        )
+
     def _learn_outcome(self, entry: ScheduledRequest, num_accepted: int) -> None:
+        if entry.request not in self._requests and entry.request.status is RequestStatus.FINISHED:
+            return  # it was aborted, and forgotten
         drafted, by, num_drafted = self._of(entry.request), entry.proposer, len(entry.draft)
         # What is accepted behind the end of an answer is not in it.
         in_answer = min(num_accepted, len(entry.request.token_ids) - entry.known_end)
@@ -423,7 +441,9 @@ class Speculator:
         before, self._drafted_at = self._drafted_at, self._num_steps
         return self._num_steps - before == 1
 
-    def _book_saving(self, num_rows: int, tokens_each: float, seconds: float, drafter: int) -> None:
+    def _book_saving(
+        self, num_rows: int, tokens_each: float, seconds: float, drafters: Sequence[int]
+    ) -> None:
         """Compare a step's time with that of steps without drafts; look more often if drafting
         saves time.
         """
@@ -431,7 +451,8 @@ class Speculator:
         if plain is None:
             return
         saved = tokens_each - seconds / plain
-        self._choice.book(drafter, saved)
+        for drafter in drafters:
+            self._choice.book(drafter, saved)
         if saved > 0:
             self._hot, self._num_quiet = _HOT_STEPS, 0.0
 

@@ -26,6 +26,7 @@ from localllm_kernels.state_cache import StateTables
 # Steps with up to this many tokens per request are captured too: drafts, and the ends of prompts.
 MAX_WINDOW = 16
 NOT_STORED = NOT_SAMPLED = NOT_DRAFTED = -1
+_ALL = -1  # of tokens that see all before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,17 +219,16 @@ def fill(
         if row + len(known) < end:  # the newest is on the device
             sources[end - 1] = entry.request.slot
     # Where they stand in the cache, and, where they have no entries there, behind what they see.
-    seen = np.array([NOT_STORED if each.num_seen is None else each.num_seen for each in entries])
-    arrays["positions"][:num_tokens] = np.where(
-        np.repeat(seen, counts) == NOT_STORED, places, np.repeat(seen, counts)
-    )
+    seen = np.array([_ALL if each.num_seen is None else each.num_seen for each in entries])
+    behind = np.repeat(seen, counts)
+    arrays["positions"][:num_tokens] = np.where(behind == _ALL, places, behind)
     requests = np.repeat(np.arange(len(entries)), counts)
     for place in range(len(tables)):
         blocks = packed[place, requests, places // block_size].astype(np.int64)
         arrays[slots_name(place)][:num_tokens] = blocks * block_size + places % block_size
     arrays["cu_seqlens_q"][1 : len(entries) + 1] = ends
     arrays["cu_seqlens_q"][len(entries) + 1 :] = num_tokens
-    arrays["seq_lens"][: len(entries)] = np.where(seen == NOT_STORED, starts + counts, seen)
+    arrays["seq_lens"][: len(entries)] = np.where(seen == _ALL, starts + counts, seen)
     if tables.num_saves is not None:
         _fill_states(arrays, batch, num_tokens)
     sampled = sampled_rows(entries, ends)

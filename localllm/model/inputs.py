@@ -1,12 +1,10 @@
 """The inputs of a forward pass besides the weights: one batch, and the paged KV cache."""
 
-import mmap
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +12,8 @@ from localllm.model.architecture import Architecture, SlotSizes
 from localllm_kernels.kv_cache import CODE_LIMITS, KVCache
 from localllm_kernels.state_cache import StateCache, States
 
-# So much is written at once where it is allocated, so that no step waits for memory.
+# So much is written at once where it is allocated, so that no step waits for memory: a new block
+# has dozens of pages, and the first write of each takes up to 0.15 ms in a virtual machine.
 _SMALL_BYTES = 32 << 20
 
 
@@ -216,11 +215,6 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     num_bytes = prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes <= _SMALL_BYTES:
         return torch.zeros(shape, dtype=dtype, device=device)
-    # The system provides zeroed pages when they are first written; torch.zeros would write
-    # gigabytes that may never be used. A new block has dozens of pages, and the first write of each
-    # takes up to 0.15 ms in a virtual machine, so they should be large.
-    pages = mmap.mmap(-1, num_bytes)
-    if sys.platform == "linux":
-        with suppress(OSError):  # a kernel without large pages
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
+    # numpy asks for zeroed pages, large ones, which the system provides only when they are first
+    # written; torch.zeros would write gigabytes that may never be used.
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from assistants import cache_seen, random_assistant
 from drafting import FullLengths, Proposals
 from engines import Limits, checked_step, load_tiny_model, make_engine
@@ -12,9 +13,9 @@ from recording_device import RecordingDevice
 
 from localllm.engine.assistant_drafter import AssistantDrafter
 from localllm.engine.device_runner import DeviceRunner
-from localllm.engine.runner import HeadRunner, ModelRunner
+from localllm.engine.runner import HeadRunner, Launched, ModelRunner
 from localllm.engine.sampling_params import SamplingParams
-from localllm.engine.scheduler import SchedulerConfig
+from localllm.engine.scheduler import ScheduledBatch, SchedulerConfig
 from localllm.engine.speculation import Proposer, Speculator
 from localllm.model.decoder import DecoderModel
 from localllm.model.inputs import PagedKVCache
@@ -82,3 +83,29 @@ def test_drafts_from_captured_graphs_are_the_same() -> None:
     assert len(common) > 8
     assert {text: found[text] for text in common} == {text: expected[text] for text in common}
     assert len(device.replayed) > len(device.captured) > 0
+
+
+class FailingRunner(ModelRunner):
+    """Runs out of memory in its second launch."""
+
+    num_launches = 0
+
+    def launch(self, batch: ScheduledBatch, hidden: torch.Tensor | None = None) -> Launched:
+        self.num_launches += 1
+        if self.num_launches == 2:
+            raise torch.OutOfMemoryError("no memory")
+        return super().launch(batch, hidden)
+
+
+def test_a_draft_that_fails_leaves_nothing_in_the_next_one() -> None:
+    """Its first token was there already when memory ran out."""
+    model = load_tiny_model("Gemma4ForCausalLM", 20)
+    expected = drafts_of(model, on_host, Limits(), [PROMPTS[0]])
+    found = drafts_of(model, failing, Limits(), [PROMPTS[0]])
+    common = found.keys() & expected.keys()
+    assert len(common) > 5
+    assert {text: found[text] for text in common} == {text: expected[text] for text in common}
+
+
+def failing(assistant: DecoderModel, cache: PagedKVCache) -> HeadRunner:
+    return FailingRunner(assistant, cache, taps=(assistant.architecture.num_layers,))
