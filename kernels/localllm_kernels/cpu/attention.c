@@ -8,7 +8,8 @@
 #include "attention_few.h"
 #include "attention_many.h"
 
-#define MIN_MANY_ROWS 8 /* from here on it pays to transpose the keys */
+/* From so many rows on it pays to transpose the keys: never where eight rows' sums fit into registers. */
+#define MIN_MANY_ROWS (LANES == 16 ? QUERY_ROWS + 1 : 8)
 
 static void attend(const AttentionShape *s, const AttentionTask *task, const float *query, float *out) {
   const int64_t rows = task->num_queries * (s->heads / s->cache.kv_heads);

@@ -1,9 +1,12 @@
-/* Attention of a few rows, as in decode: keys and values are read once, in place, and how soon they
- * arrive bounds the speed. The sums are those of attention_many.h, bit for bit. */
+/* Attention of a few rows at a time, as in decode: keys and values are read in place, and how soon
+ * they arrive bounds the speed. The sums are those of attention_many.h, bit for bit. */
 
 #pragma once
 
 #include "attention_rows.h"
+
+/* The most rows whose sums and queries stay in registers. */
+#define MOST_ROWS (LANES == 16 ? 8 : 4)
 
 /* Keys or values, and the indices of a tile's rows and of those of the next one, which are asked for
  * ahead: blocks lie anywhere, so the processor cannot guess what comes next. */
@@ -27,8 +30,8 @@ INLINE void ask_for(const char *row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
 }
 
-/* scores[r][j] = q[r] · k[j] for `rows` rows, 2 or 4; as many sums over lanes at a time as there are
- * lanes. */
+/* scores[r][j] = q[r] · k[j] for `rows` rows, 2, 4 or 8; as many sums over lanes at a time as there
+ * are lanes. */
 INLINE void score_few(const float *q, const Tile *keys, const Span *span, float *scores,
                       const int rows, const int kind, const int vectors) {
   const int together = LANES / rows;
@@ -39,7 +42,7 @@ INLINE void score_few(const float *q, const Tile *keys, const Span *span, float 
     for (int n = 0; n < together; n++)
       ask_for(keys->values + keys->rows[j + n + KEY_TILE] * row_bytes, row_bytes);
     for (int i = 0; i < vectors; i++) {
-      f32v own[4];
+      f32v own[MOST_ROWS];
       for (int r = 0; r < rows; r++) own[r] = kept(load(q + (r * vectors + i) * LANES));
       for (int n = 0; n < together; n++) {
         const f32v key = load_vector(keys->values + keys->rows[j + n] * row_bytes, i,
@@ -60,14 +63,14 @@ INLINE void add_few(const float *weights, const Tile *values, const Span *span, 
                     float *total, const int rows, const int at, const int count, const int kind,
                     const int vectors) {
   const int64_t row_bytes = vectors * LANES * value_bytes(kind);
-  f32v sums[4][MAX_DIM / LANES];
+  f32v sums[MOST_ROWS][MAX_DIM / LANES];
   for (int r = 0; r < rows; r++)
     for (int i = 0; i < count; i++)
       sums[r][i] = load(total + (r * vectors + at + i) * LANES) * keep[r];
   for (int64_t j = span->low; j < span->high; j++) {
     const char *row = values->values + values->rows[j] * row_bytes;
     if (at == 0) ask_for(values->values + values->rows[j + KEY_TILE] * row_bytes, row_bytes);
-    f32v own[4];
+    f32v own[MOST_ROWS];
     for (int r = 0; r < rows; r++) own[r] = kept(splat(weights[r * KEY_TILE + j]));
     for (int i = 0; i < count; i++) {
       const f32v value = load_vector(row, at + i, scale_of(values, j, kind), kind);
@@ -84,8 +87,12 @@ INLINE int has_few(int64_t head_dim) {
 }
 
 /* Calls CALL with the number of rows, the kind and the vectors of a row as constants. */
-#define FOR_ROWS(CALL, kind, vectors) \
-  if (rows_at(state, r) == 2) { CALL(2, kind, vectors); } else { CALL(4, kind, vectors); }
+#define FOR_ROWS(CALL, kind, vectors)              \
+  switch (rows_at(state, r)) {                     \
+    case 2: CALL(2, kind, vectors); break;         \
+    case 4: CALL(4, kind, vectors); break;         \
+    default: CALL(MOST_ROWS, kind, vectors);       \
+  }
 #define FOR_VECTORS(CALL, kind)                        \
   switch (state->dim) {                                \
     case 64: FOR_ROWS(CALL, kind, 64 / LANES) break;   \
@@ -102,7 +109,10 @@ INLINE int has_few(int64_t head_dim) {
   }
 
 /* How many rows from `r` on are computed at a time. */
-INLINE int rows_at(const Rows *state, int64_t r) { return state->padded_rows - r >= 4 ? 4 : 2; }
+INLINE int rows_at(const Rows *state, int64_t r) {
+  const int64_t left = state->padded_rows - r;
+  return left >= MOST_ROWS ? MOST_ROWS : left >= 4 ? 4 : 2;
+}
 
 static void score_rows(const Tile *keys, const Span *span, int64_t cache_kind, int64_t r, Rows *state) {
 #define SCORE(rows, kind, vectors) \
