@@ -20,6 +20,8 @@ _FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _PLAIN_STEPS = 4, 256, 5
 _TRIAL_TOKENS = 3
 # In one of so many steps that draft, drafts are longer.
 _LONGER_INTERVAL = 24
+# A step counts for a loss of at most so many steps' time, since other things may make it slow.
+_MOST_LOST_AT_ONCE = 6.0
 # A decision to draft holds for so many steps more.
 _REPEATS = 3
 
@@ -82,6 +84,9 @@ class DraftChoice:
             if any(own):
                 is_known = self._lengths[i].knows_enough(num_rows)
                 self.trials.proposed(i, num_steps, is_known=is_known)
+        base = self._lengths[0].plain_seconds(num_rows) or 0.0
+        fastest = max(offer.speed for offer in offers)
+        self.trials.rate = max(1.0, fastest * base / num_decoding)
         chosen = self._decide(offers, candidates, most)
         goes_on = self._drafting >= 0 and not self._plain_left and not chosen[0].is_trial
         self._decided = (num_decoding, chosen) if goes_on else None
@@ -134,12 +139,13 @@ class DraftChoice:
             return True
         return drafter != self._drafting and self.trials.is_far(drafter, num_steps)
 
-    def book(self, drafter: int, saved: float) -> None:
-        """Note that a step with drafts of a drafter, or that waited for them, saved so many steps'
-        time.
+    def book(self, drafter: int, num_steps: float, num_tokens: float) -> None:
+        """Note the time of a step with drafts of a drafter, or that waited for them, in steps
+        without any, and the tokens that it gave each request.
         """
-        self.ledgers[drafter].book(saved)
-        self.trials.lost(drafter, -saved)
+        num_steps = min(num_steps, num_tokens + _MOST_LOST_AT_ONCE)
+        self.ledgers[drafter].book(num_tokens - num_steps)
+        self.trials.took(drafter, num_steps, num_tokens)
         if self.ledgers[drafter].pauses and self._drafting == drafter:
             self._drafting, self._decided = -1, None
 

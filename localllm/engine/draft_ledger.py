@@ -5,9 +5,8 @@ steps' time more than they saved, the drafter pauses; each pause is twice as lon
 """
 
 _MOST_LOST, _SHORTEST_PAUSE, _LONGEST_PAUSE = 8.0, 64, 1024
-# Earlier savings count for at most so many steps, and one step for a loss of at most so many, since
-# other things may make it slow.
-_MOST_SAVED, _MOST_LOST_AT_ONCE = 16.0, 6.0
+# Earlier savings count for at most so many steps.
+_MOST_SAVED = 16.0
 
 
 class DraftLedger:
@@ -36,7 +35,7 @@ class DraftLedger:
         """
         if self.pauses:
             return
-        self._saved = min(_MOST_SAVED, self._saved + max(saved, -_MOST_LOST_AT_ONCE))
+        self._saved = min(_MOST_SAVED, self._saved + saved)
         if self._saved < -_MOST_LOST:
             self._saved, self._left = 0.0, self._next_pause
             self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)

@@ -2,7 +2,8 @@
 
 The interval between trials doubles up to the longest, begins anew when the drafter is chosen, and
 is at most _NEW_TEXT_INTERVAL when a request begins. Once enough is known, trials take at most
-_TRIAL_SHARE of the time.
+_TRIAL_SHARE of the time: what they take costs as many tokens as would be made without them, which
+are more where another drafter's drafts pay.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,8 +29,8 @@ class _Record:
     after that in which it might have been asked. It is tried again when both reach `interval`,
     which is long at first, since it takes several steps until their times are believed. `left`: the
     steps that are left of its trial; `is_due`: the next step is to try it, as it was not ready;
-    `lost`: the steps' time lost since its trial began, None once its drafts paid; `cost`: what
-    trials have lost, on average; `is_known`: enough was measured.
+    `spent`, `gained`: the steps' time, and the tokens, since its trial began, None once its drafts
+    paid; `time`, `tokens`: those of trials, on average; `is_known`: enough was measured.
     """
 
     drafts_always: bool
@@ -38,17 +39,18 @@ class _Record:
     unasked: int = 0
     left: int = 0
     is_due: bool = False
-    lost: float | None = None
-    cost: float = 0.0
+    spent: float | None = None
+    gained: float = 0.0
+    time: float = 0.0
+    tokens: float = 0.0
     is_known: bool = False
 
-    @property
-    def shortest(self) -> int:
-        """The shortest interval between trials."""
+    def shortest(self, rate: float) -> int:
+        """The shortest interval between trials, where a step's time is worth `rate` tokens."""
         if not self.is_known:
             return _SHORTEST_INTERVAL
-        affordable = min(self.cost / _TRIAL_SHARE, _LONGEST_INTERVAL)
-        return max(_SHORTEST_INTERVAL, round(affordable))
+        affordable = (self.time - self.tokens / rate) / _TRIAL_SHARE
+        return max(_SHORTEST_INTERVAL, round(min(affordable, _LONGEST_INTERVAL)))
 
     @property
     def is_wanted(self) -> bool:
@@ -62,6 +64,8 @@ class DraftTrials:
     def __init__(self, drafts_always: Sequence[bool]) -> None:
         """`drafts_always`: of each drafter, see DraftLengths."""
         self._records = [_Record(always) for always in drafts_always]
+        # How many tokens of a request are made in the time of a step without drafts.
+        self.rate = 1.0
 
     @property
     def is_trying(self) -> bool:
@@ -102,24 +106,27 @@ class DraftTrials:
     def begin(self) -> None:
         """Note a new request, whose text may be of another kind than those before."""
         for own in self._records:
-            own.interval = min(own.interval, max(_NEW_TEXT_INTERVAL, own.shortest))
+            own.interval = min(own.interval, max(_NEW_TEXT_INTERVAL, own.shortest(self.rate)))
 
     def accepted(self, drafter: int) -> None:
         """Note that tokens of a drafter were accepted: it is worth trying again soon."""
         own = self._records[drafter]
-        own.interval = min(own.interval, own.shortest)
+        own.interval = min(own.interval, own.shortest(self.rate))
 
     def prepared(self, num_steps: float) -> None:
         """Note that a step took so many steps' time more, to prepare those that are to be tried."""
         for own in self._records:
-            if own.is_wanted and own.lost is not None:
-                own.lost += num_steps
+            if own.is_wanted and own.spent is not None:
+                own.spent += num_steps
 
-    def lost(self, drafter: int, num_steps: float) -> None:
-        """Note that a step took so many steps' time more than the drafter's tokens are worth."""
+    def took(self, drafter: int, num_steps: float, num_tokens: float) -> None:
+        """Note the time of a step with a drafter's drafts, in steps without any, and the tokens
+        that it gave each request.
+        """
         own = self._records[drafter]
-        if own.lost is not None:
-            own.lost += num_steps
+        if own.spent is not None:
+            own.spent += num_steps
+            own.gained += num_tokens
 
     def proposed(self, drafter: int, num_steps: int, *, is_known: bool) -> None:
         """Note that a drafter has proposed something, `num_steps` after the last look; `is_known`:
@@ -136,7 +143,7 @@ class DraftTrials:
     def pays(self, drafter: int) -> None:
         """Note that a drafter's drafts are worth their time, so that it need not be tried."""
         own = self._records[drafter]
-        own.interval, own.left, own.lost = own.shortest, 0, None
+        own.interval, own.left, own.spent = own.shortest(self.rate), 0, None
 
     def try_again(self, drafter: int) -> None:
         """Note that a chosen drafter was not ready: the next step is to try it."""
@@ -161,8 +168,9 @@ class DraftTrials:
         return None
 
     def _start(self, own: _Record) -> None:
-        if own.lost is not None:
-            own.cost += (max(0.0, own.lost) - own.cost) / 2
-        own.interval = max(min(2 * own.interval, _LONGEST_DOUBLED), own.shortest)
-        own.since, own.lost = 0, 0.0
+        if own.spent is not None:
+            own.time += (own.spent - own.time) / 2
+            own.tokens += (own.gained - own.tokens) / 2
+        own.interval = max(min(2 * own.interval, _LONGEST_DOUBLED), own.shortest(self.rate))
+        own.since, own.spent, own.gained = 0, 0.0, 0.0
         own.left = _TRIAL_STEPS if own.drafts_always else 1

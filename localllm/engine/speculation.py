@@ -450,10 +450,9 @@ class Speculator:
         plain = self._lengths[0].plain_seconds(num_rows)
         if plain is None:
             return
-        saved = tokens_each - seconds / plain
         for drafter in drafters:
-            self._choice.book(drafter, saved)
-        if saved > 0:
+            self._choice.book(drafter, seconds / plain, tokens_each)
+        if tokens_each > seconds / plain:
             self._hot, self._num_quiet = _HOT_STEPS, 0.0
 
 
