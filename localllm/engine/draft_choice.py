@@ -80,13 +80,13 @@ class DraftChoice:
             for i, (lengths, own) in enumerate(zip(self._lengths, candidates, strict=True))
         ]
         self._since_plain += 1
+        base = self._lengths[0].plain_seconds(num_rows) or 0.0
         for i, own in enumerate(candidates):
             if any(own):
+                others = max((each.speed for each in offers if each is not offers[i]), default=0.0)
+                rate = max(1.0, others * base / num_decoding)
                 is_known = self._lengths[i].knows_enough(num_rows)
-                self.trials.proposed(i, num_steps, is_known=is_known)
-        base = self._lengths[0].plain_seconds(num_rows) or 0.0
-        fastest = max(offer.speed for offer in offers)
-        self.trials.rate = max(1.0, fastest * base / num_decoding)
+                self.trials.proposed(i, num_steps, rate, is_known=is_known)
         chosen = self._decide(offers, candidates, most)
         goes_on = self._drafting >= 0 and not self._plain_left and not chosen[0].is_trial
         self._decided = (num_decoding, chosen) if goes_on else None

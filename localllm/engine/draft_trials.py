@@ -30,7 +30,8 @@ class _Record:
     which is long at first, since it takes several steps until their times are believed. `left`: the
     steps that are left of its trial; `is_due`: the next step is to try it, as it was not ready;
     `spent`, `gained`: the steps' time, and the tokens, since its trial began, None once its drafts
-    paid; `time`, `tokens`: those of trials, on average; `is_known`: enough was measured.
+    paid; `time`, `tokens`: those of trials, on average; `is_known`: enough was measured; `rate`:
+    the tokens that others make in the time of a step without drafts.
     """
 
     drafts_always: bool
@@ -44,12 +45,14 @@ class _Record:
     time: float = 0.0
     tokens: float = 0.0
     is_known: bool = False
+    rate: float = 1.0
 
-    def shortest(self, rate: float) -> int:
-        """The shortest interval between trials, where a step's time is worth `rate` tokens."""
+    @property
+    def shortest(self) -> int:
+        """The shortest interval between trials."""
         if not self.is_known:
             return _SHORTEST_INTERVAL
-        affordable = (self.time - self.tokens / rate) / _TRIAL_SHARE
+        affordable = (self.time - self.tokens / self.rate) / _TRIAL_SHARE
         return max(_SHORTEST_INTERVAL, round(min(affordable, _LONGEST_INTERVAL)))
 
     @property
@@ -64,8 +67,6 @@ class DraftTrials:
     def __init__(self, drafts_always: Sequence[bool]) -> None:
         """`drafts_always`: of each drafter, see DraftLengths."""
         self._records = [_Record(always) for always in drafts_always]
-        # How many tokens of a request are made in the time of a step without drafts.
-        self.rate = 1.0
 
     @property
     def is_trying(self) -> bool:
@@ -106,12 +107,12 @@ class DraftTrials:
     def begin(self) -> None:
         """Note a new request, whose text may be of another kind than those before."""
         for own in self._records:
-            own.interval = min(own.interval, max(_NEW_TEXT_INTERVAL, own.shortest(self.rate)))
+            own.interval = min(own.interval, max(_NEW_TEXT_INTERVAL, own.shortest))
 
     def accepted(self, drafter: int) -> None:
         """Note that tokens of a drafter were accepted: it is worth trying again soon."""
         own = self._records[drafter]
-        own.interval = min(own.interval, own.shortest(self.rate))
+        own.interval = min(own.interval, own.shortest)
 
     def prepared(self, num_steps: float) -> None:
         """Note that a step took so many steps' time more, to prepare those that are to be tried."""
@@ -128,11 +129,12 @@ class DraftTrials:
             own.spent += num_steps
             own.gained += num_tokens
 
-    def proposed(self, drafter: int, num_steps: int, *, is_known: bool) -> None:
-        """Note that a drafter has proposed something, `num_steps` after the last look; `is_known`:
-        enough has been measured of it.
+    def proposed(self, drafter: int, num_steps: int, rate: float, *, is_known: bool) -> None:
+        """Note that a drafter has proposed something, `num_steps` after the last look; `rate`,
+        `is_known`: see _Record.
         """
         own = self._records[drafter]
+        own.rate = rate
         own.since += own.unasked or num_steps
         own.unasked, own.is_known = 0, is_known
 
@@ -143,7 +145,7 @@ class DraftTrials:
     def pays(self, drafter: int) -> None:
         """Note that a drafter's drafts are worth their time, so that it need not be tried."""
         own = self._records[drafter]
-        own.interval, own.left, own.spent = own.shortest(self.rate), 0, None
+        own.interval, own.left, own.spent = own.shortest, 0, None
 
     def try_again(self, drafter: int) -> None:
         """Note that a chosen drafter was not ready: the next step is to try it."""
@@ -171,6 +173,6 @@ class DraftTrials:
         if own.spent is not None:
             own.time += (own.spent - own.time) / 2
             own.tokens += (own.gained - own.tokens) / 2
-        own.interval = max(min(2 * own.interval, _LONGEST_DOUBLED), own.shortest(self.rate))
+        own.interval = max(min(2 * own.interval, _LONGEST_DOUBLED), own.shortest)
         own.since, own.spent, own.gained = 0, 0.0, 0.0
         own.left = _TRIAL_STEPS if own.drafts_always else 1
