@@ -10,24 +10,19 @@ _MOST_SAVED = 16.0
 
 
 class DraftLedger:
-    """Of one drafter; in steps without drafts."""
+    """Of one drafter; in steps without drafts. `left`: the steps that are left of its pause."""
 
     def __init__(self) -> None:
-        self._saved, self._left, self._next_pause = 0.0, 0, _SHORTEST_PAUSE
+        self._saved, self.left, self._next_pause = 0.0, 0, _SHORTEST_PAUSE
 
     @property
     def pauses(self) -> bool:
         """Whether the drafter pauses."""
-        return self._left > 0
-
-    @property
-    def left(self) -> int:
-        """The steps that are left of its pause."""
-        return self._left
+        return self.left > 0
 
     def pass_step(self) -> None:
         """Note that a step begins."""
-        self._left = max(0, self._left - 1)
+        self.left = max(0, self.left - 1)
 
     def book(self, saved: float) -> None:
         """Note that drafts saved the time of so many steps, which may be negative; in a pause they
@@ -37,7 +32,7 @@ class DraftLedger:
             return
         self._saved = min(_MOST_SAVED, self._saved + saved)
         if self._saved < -_MOST_LOST:
-            self._saved, self._left = 0.0, self._next_pause
+            self._saved, self.left = 0.0, self._next_pause
             self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
         elif self._saved == _MOST_SAVED:
             self._next_pause = _SHORTEST_PAUSE

@@ -237,7 +237,16 @@ class HeadDrafter(Drafter):
                 # Drafts follow the request's grammar, since others would be rejected.
                 matcher = entry.request.matcher
                 follower.request.matcher = None if matcher is None else matcher.copy()
-                drafting.append(_drafting(i, follower, len(entry.draft), entry.known_end))
+                drafting.append(
+                    _Drafting(
+                        i,
+                        follower.request,
+                        len(entry.draft),
+                        entry.known_end,
+                        follower.skipped,
+                        follower=follower,
+                    )
+                )
         if not drafting:
             return
         # Longest first, so that those still drafting at some depth are the first ones.
@@ -458,11 +467,6 @@ class _Drafting(Drafting):
     """A draft whose text is that of a follower."""
 
     follower: _Follower
-
-
-def _drafting(index: int, follower: _Follower, num_drafts: int, end: int) -> _Drafting:
-    text, skipped = follower.request, follower.skipped
-    return _Drafting(index, text, num_drafts, end, skipped, follower=follower)
 
 
 def _rows_of(drafting: Sequence[_Drafting]) -> list[Tensor]:
