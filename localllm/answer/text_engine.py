@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -135,7 +134,7 @@ class TextEngine:
         if assembler.has_stopped:
             if finish_reason is None:
                 for ended in self.engine.abort(event.request_id, event.sample):
-                    event = replace(event, drafts=ended.drafts)
+                    event = event._replace(drafts=ended.drafts)
             finish_reason = FinishReason.STOP
         elif finish_reason is not None:
             rest = assembler.flush()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from localllm.engine.draft_ledger import DraftLedger
 from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
 from localllm.engine.draft_trials import SEEN_STEPS, DraftTrials
+from localllm.engine.drafter import Proposal
 
 # After _PLAIN_INTERVAL steps that draft, one step does not, or several in a row if the drafter
 # could draft always, as in draft_trials.py; at first, when a process becomes faster from step to
@@ -23,7 +24,7 @@ _LONGER_INTERVAL = 24
 # A step counts for a loss of at most so many steps' time, since other things may make it slow.
 _MOST_LOST_AT_ONCE = 6.0
 # A decision to draft holds for so many steps more.
-_REPEATS = 3
+_REPEATS = 7
 
 
 class Chosen(NamedTuple):
@@ -58,6 +59,30 @@ class DraftChoice:
         self._since_plain, self._plain_interval = 0, _FIRST_PLAIN_INTERVAL
         self._plain_left = 0
 
+    def again(
+        self, num_decoding: int, proposals: Sequence[Sequence[Proposal | None]], most: int
+    ) -> list[Chosen] | None:
+        """The last decision, where nobody else proposes anything; for a few steps only. Decisions
+        take time, and what they rest on changes slowly. `proposals`: of each drafter, one for each
+        request; for the rest see `choose`.
+        """
+        if self._decided is None or self._repeats >= _REPEATS:
+            return None
+        before, chosen = self._decided
+        if before != num_decoding or len(chosen) != len(proposals[0]):
+            return None
+        if sum(each.num_tokens for each in chosen) > most:
+            return None
+        for i, own in enumerate(proposals):
+            is_drafter = i == self._drafting
+            if not is_drafter and any(own):
+                return None
+            if is_drafter and not (self._lengths[i].drafts_always and all(own)):
+                return None
+        self._repeats += 1
+        self._since_plain += 1
+        return chosen
+
     def choose(
         self,
         num_rows: int,
@@ -72,9 +97,6 @@ class DraftChoice:
         `candidates`: of each drafter, one for each request. Without drafts the step computes
         `num_rows` rows, and `num_decoding` of them give a token.
         """
-        again = self._again(candidates, num_decoding, most)
-        if again is not None:
-            return again
         offers = [
             lengths.offer(num_rows, num_decoding, own, most, goes_on=i == self._drafting)
             for i, (lengths, own) in enumerate(zip(self._lengths, candidates, strict=True))
@@ -97,34 +119,6 @@ class DraftChoice:
         if not used:
             self._since_plain = 0
         return chosen
-
-    def _again(
-        self, candidates: Sequence[Sequence[Candidate | None]], num_decoding: int, most: int
-    ) -> list[Chosen] | None:
-        """The last decision, where nobody else proposes anything; for a few steps only. Decisions
-        take time, and what they rest on changes slowly.
-        """
-        if self._decided is None or self._repeats >= _REPEATS:
-            return None
-        before, chosen = self._decided
-        if before != num_decoding or len(chosen) != len(candidates[0]):
-            return None
-        if sum(each.num_tokens for each in chosen) > most:
-            return None
-        for i, own in enumerate(candidates):
-            is_drafter = i == self._drafting
-            if not is_drafter and any(own):
-                return None
-            if is_drafter and not (self._lengths[i].drafts_always and all(own)):
-                return None
-        self._repeats += 1
-        self._since_plain += 1
-        of_drafter = candidates[self._drafting]
-        return [
-            each._replace(num_tokens=min(each.num_tokens, candidate.num_tokens))
-            for each, candidate in zip(chosen, of_drafter, strict=True)
-            if candidate is not None
-        ]
 
     @property
     def all_pause(self) -> bool:

@@ -139,7 +139,8 @@ class DraftLengths:
         base = self._plain.seconds(rows)
         if base is None:
             return
-        self._drafting.add(rows, num_drafted, seconds / base)
+        if num_drafted:
+            self._drafting.add(rows, num_drafted, seconds / base)
         self._newest.append(seconds / base)
         if len(self._newest) == _IN_DOUBT and max(self._newest) < _TOO_FAST:
             # Everything has become faster; what was measured before misleads.
@@ -155,8 +156,9 @@ class DraftLengths:
             is_accepted = i < num_accepted
             kind = self._kind(match_length + i)
             general = self._outcomes[kind]
-            own = history.outcomes.setdefault(kind, Outcomes(0.0, 0.0))
-            own.add(is_accepted, _FORGET_OWN)
+            if kind not in history.outcomes:
+                history.outcomes[kind] = Outcomes(0.0, 0.0)
+            history.outcomes[kind].add(is_accepted, _FORGET_OWN)
             general.add(is_accepted, _FORGET_ALL if self._has_matches else _FORGET_KIND)
         if num_accepted == num_drafted:
             history.longest = min(max(history.longest, 2 * num_drafted), MAX_DRAFT)
@@ -251,8 +253,7 @@ def _tried_numbers(most: int) -> Iterator[int]:
     yield most
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A proposal of `num_tokens` tokens after a match of `match_length`, for one request."""
 
     history: DraftHistory

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
 NOT_KNOWN = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
+class Proposal(NamedTuple):
     """Tokens that may come next; the longer the match before them, the likelier they are.
 
     `match_length`: the number of tokens before the first one that matched. Tokens that are not

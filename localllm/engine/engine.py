@@ -3,7 +3,6 @@
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from localllm.engine.device import is_fatal, is_out_of_memory
@@ -322,7 +321,7 @@ class Engine:
             if entry.request.status is RequestStatus.FINISHED
         }
         return [
-            replace(event, pooled=found.get(event.request_id))
+            event._replace(pooled=found.get(event.request_id))
             if event.finish_reason is not None
             else event
             for event in events
@@ -380,7 +379,7 @@ class Engine:
             if entry.request.status is RequestStatus.FINISHED
         }
         return [
-            replace(event, drafts=found.get((event.request_id, event.sample), ()))
+            event._replace(drafts=found.get((event.request_id, event.sample), ()))
             if event.finish_reason is not None
             else event
             for event in events

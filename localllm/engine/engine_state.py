@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from localllm.engine.request import TokenEvent
 from localllm.engine.runner import Launched
@@ -9,8 +10,7 @@ from localllm.engine.scheduler import ScheduledBatch
 from localllm.errors import DeviceError
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
+class InFlight(NamedTuple):
     """A batch that is being computed.
 
     `has_waited`: its step first waited for the previous batch, to draft from its ids;

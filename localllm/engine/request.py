@@ -3,6 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import NamedTuple
 
 from localllm.engine.matcher import Matcher
 from localllm.engine.sampling_params import SamplingParams
@@ -43,8 +44,7 @@ class DraftCount:
     num_accepted: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """The result of one step for one sample of a request: a token, an end, or both.
 
     `is_draft`: whether the token was drafted and accepted. `num_cached_tokens` counts the prompt

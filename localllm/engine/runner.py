@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -66,8 +66,7 @@ class Runner(Protocol):
         """Release memory that is held but not needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadDraft:
+class HeadDraft(NamedTuple):
     """A head's new tokens of a request, and how many to draft behind them."""
 
     entry: ScheduledRequest
@@ -87,8 +86,7 @@ class HeadRunner(Runner, Protocol):
         """See Runner. `hidden`: those before the batch's tokens, [num_tokens, hidden]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(NamedTuple):
     """A batch that is already computed."""
 
     sampled: list[list[SampledToken]]

@@ -111,10 +111,10 @@ def sample_tokens(
     GPU see device_runner.py.
     """
     maxima, greedy_ids = ops.row_maxima(logits)
-    finite, greedy = maxima.isfinite().tolist(), greedy_ids.tolist()
+    largest, greedy = maxima.tolist(), greedy_ids.tolist()
 
     def sample(row: int, request: Request, drafted: Sequence[int]) -> SampledToken:
-        if not finite[row]:
+        if not math.isfinite(largest[row]):
             return SampledToken(None)
         params, matcher = request.params, request.matcher
         if matcher is None or not _has_filters(params):

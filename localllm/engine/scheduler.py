@@ -20,7 +20,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.block_group import BlockGroup
@@ -620,7 +620,7 @@ def _scheduled(request: Request, count: int) -> ScheduledRequest:
 
 def _complete(last: TokenEvent) -> TokenEvent:
     """The end event after the last token of an answer whose grammar is complete."""
-    return replace(last, token_id=None, logprobs=None, finish_reason=FinishReason.STOP)
+    return last._replace(token_id=None, logprobs=None, finish_reason=FinishReason.STOP)
 
 
 def _not_finite(request: Request) -> RequestError:

@@ -5,7 +5,7 @@ Drafts cannot change the text (see sampler.py), only its speed; so decisions res
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,7 +70,9 @@ class _Drafted:
 
     def of(self, drafter: int) -> _Known:
         """What is known about a drafter's."""
-        return self.known.setdefault(drafter, _Known())
+        if drafter not in self.known:
+            self.known[drafter] = _Known()
+        return self.known[drafter]
 
     def count(self, name: str, num_drafted: int, num_accepted: int) -> None:
         """Add a draft to the counts."""
@@ -371,36 +373,35 @@ class Speculator:
         if not self.is_looking:
             self._num_quiet += 1.0
             return {}
-        rooms = {request: self._room(request) for request in running}
-        asked = [each for each, room in rooms.items() if room and each not in self._forced]
+        rooms = {
+            request: room
+            for request in running
+            if request not in self._forced and (room := self._room(request))
+        }
         proposals = [
-            {
-                request: found
-                for request in (asked if is_asked else ())
-                if (found := _ask(drafter, request, rooms[request]))
-            }
+            [_ask(drafter, *each) if is_asked else None for each in rooms.items()]
             for drafter, is_asked in zip(self._drafters, asks, strict=True)
         ]
-        every = [proposal for own in proposals for proposal in own.values()]
-        longest = max((proposal.match_length for proposal in every), default=0)
-        quiet = 1.0 if longest < _PROMISING_LENGTH else _PROMISING_WEIGHT
-        if not every:
-            self._num_quiet += quiet if asked else 0.0
+        if not any(map(any, proposals)):
+            self._num_quiet += 1.0 if rooms else 0.0
             return {}
         missing = [request.num_tokens - request.num_computed_tokens for request in running]
-        chosen = self._choice.choose(
-            min(sum(missing), budget),
-            missing.count(1),
-            [
-                [self._candidate(request, number, own.get(request)) for request in asked]
-                for number, own in enumerate(proposals)
-            ],
-            MAX_DRAFTED_TOKENS - sum(map(len, self._forced.values())),
-            num_steps,
-        )
+        most = MAX_DRAFTED_TOKENS - sum(map(len, self._forced.values()))
+        chosen = self._choice.again(missing.count(1), proposals, most)
+        if chosen is None:
+            chosen = self._choice.choose(
+                min(sum(missing), budget),
+                missing.count(1),
+                [
+                    [self._candidate(request, i, own[k]) for k, request in enumerate(rooms)]
+                    for i, own in enumerate(proposals)
+                ],
+                most,
+                num_steps,
+            )
         drafts = {}
-        for request, (number, count, is_trial) in zip(asked, chosen, strict=True):
-            proposal = proposals[number].get(request)
+        for k, (request, (number, count, is_trial)) in enumerate(zip(rooms, chosen, strict=True)):
+            proposal = proposals[number][k]
             if count and proposal is not None and not proposal.is_ready:
                 self._drafters[number].prepare(request, is_trial=is_trial)
                 self._choice.trials.try_again(number)
@@ -411,7 +412,9 @@ class Speculator:
                 drafts[request] = proposal.token_ids[:count]
         self._looks_next |= self._choice.trials.is_trying
         # Whether drafts pay is the ledger's business, see draft_ledger.py.
-        self._num_quiet += 0.0 if any(each.num_tokens for each in chosen) else quiet
+        if not any(each.num_tokens for each in chosen):
+            longest = max(each.match_length for own in proposals for each in own if each)
+            self._num_quiet += 1.0 if longest < _PROMISING_LENGTH else _PROMISING_WEIGHT
         return drafts
 
     def _asks(self, number: int, num_steps: int) -> bool:
@@ -428,7 +431,9 @@ class Speculator:
         return Candidate(history, proposal.match_length, len(proposal.token_ids))
 
     def _of(self, request: Request) -> _Drafted:
-        return self._requests.setdefault(request, _Drafted())
+        if request not in self._requests:
+            self._requests[request] = _Drafted()
+        return self._requests[request]
 
     def _tells(self, drafter: int, num_drafted: int) -> bool:
         """Whether a step's time tells what later ones will take: not that of the first ones of
@@ -469,4 +474,4 @@ def _allowed(proposal: Proposal, matcher: Matcher) -> Proposal | None:
     if NOT_KNOWN in proposal.token_ids:
         return proposal
     count = matcher.count_allowed(proposal.token_ids)
-    return replace(proposal, token_ids=proposal.token_ids[:count]) if count else None
+    return proposal._replace(token_ids=proposal.token_ids[:count]) if count else None

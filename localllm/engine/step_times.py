@@ -2,11 +2,14 @@
 
 from bisect import bisect_left
 from collections import defaultdict, deque
+from collections.abc import Collection
 from math import inf, log2
 
 # The next step's time is predicted by that of this many steps at their first quarter: on a machine
 # that others use too, several in a row may be slow.
 WINDOW = 9
+# Drafts cost what they did in so many of their last steps.
+_RECENT = 64
 # Above this many rows, times are kept for eighths of a doubling.
 _EXACT_ROWS = 32
 # Numbers of rows that differ by at most this factor count as about the same.
@@ -77,15 +80,19 @@ class DraftCosts:
     def __init__(self, least: int = 2) -> None:
         """`least`: the steps that must have been measured before an estimate is believed."""
         self._least = least
-        # By rows and number of drafted tokens, the factors of the last steps.
-        self._found: defaultdict[int, dict[int, deque[float]]] = defaultdict(dict)
+        # By rows, the numbers of drafted tokens and the factors of the last steps. All lengths have
+        # one window, since the machine's speed changes: a length that was measured long ago would
+        # seem better or worse than the one that is measured all the time.
+        self._found: defaultdict[int, deque[tuple[int, float]]] = defaultdict(
+            lambda: deque(maxlen=_RECENT)
+        )
         # By rows, the believed factors by number of drafted tokens, in order; found when asked for.
         self._believed: dict[int, list[tuple[int, float]]] = {}
 
     def add(self, num_rows: int, num_drafted: int, factor: float) -> None:
         """Record a step of `num_rows` rows besides those of drafts."""
         size = _size(num_rows)
-        self._found[size].setdefault(num_drafted, deque(maxlen=WINDOW)).append(factor)
+        self._found[size].append((num_drafted, factor))
         self._believed.pop(size, None)
 
     def forget(self, num_rows: int) -> None:
@@ -98,35 +105,34 @@ class DraftCosts:
         one may be slow by chance.
 
         It is linear between the numbers of drafted tokens that were measured, more than once if any
-        was, and 1 without any.
+        was, and goes on along the line through the last two.
         """
         size = _size(num_rows)
         known = self._believed.get(size) or self._believe(size)
         if not known:
             return None
-        at = bisect_left(known, (num_drafted, 0.0))
-        (low, start), (high, end) = known[at - 1], known[min(at, len(known) - 1)]
-        if high == low and at > 1:  # beyond the largest, along the line through the last two
-            low, start = known[at - 2]
-            if at == 2:  # most of what a draft costs is the same for all lengths
-                start = (start + end) / 2
-        if high == low:
-            return start
+        at = min(max(1, bisect_left(known, (num_drafted, 0.0))), len(known) - 1)
+        (low, start), (high, end) = known[at - 1], known[at]
         return start + (end - start) * (num_drafted - low) / (high - low)
 
     def _believe(self, size: int) -> list[tuple[int, float]]:
         """What is believed of steps with so many rows besides those of drafts; empty if nothing."""
-        own = self._found.get(size, {})
-        if sum(map(len, own.values())) < self._least:
+        found = self._found.get(size, ())
+        if len(found) < self._least:
             return []
-        counts = sorted([count for count in own if len(own[count]) > 1] or own)
-        # A shorter draft does not take longer than a longer one; its times may be older.
+        own = defaultdict[int, list[float]](list)
+        for count, factor in found:
+            own[count].append(factor)
+        counts = [count for count in own if len(own[count]) > 1] or list(own)
+        # A shorter draft does not take longer than a longer one.
         least, known = inf, list[tuple[int, float]]()
-        for count in reversed([count for count in counts if count]):
+        for count in sorted(counts, reverse=True):
             least = min(least, _usual(own[count]))
             known.append((count, least))
-        found = self._believed[size] = [(0, 1.0), *reversed(known)]
-        return found
+        # Half of what the shortest one costs is the same for all lengths.
+        known.append((0, (1.0 + least) / 2))
+        self._believed[size] = known[::-1]
+        return self._believed[size]
 
 
 def _size(num_rows: int) -> int:
@@ -136,6 +142,6 @@ def _size(num_rows: int) -> int:
     return round(2 ** (round(8 * log2(num_rows)) / 8))
 
 
-def _usual(values: deque[float]) -> float:
+def _usual(values: Collection[float]) -> float:
     """What they are where nothing else makes a step slow: at the first quarter of them."""
     return sorted(values)[(len(values) - 1) // 4]

@@ -1,7 +1,6 @@
 """The suites of drafts: given texts at the model's own speed, and differences that are found."""
 
 import timeit
-from dataclasses import replace
 
 import pytest
 
@@ -115,7 +114,7 @@ def test_a_difference_is_told_with_both_gaps(subject: Subject) -> None:
     other_id = next(token for token, _ in plain[2].logprobs.top if token != plain[2].token_id)
     own = dict(plain[2].logprobs.top)
     top = ((other_id, -1.0), (plain[2].token_id or 0, -1.5))
-    changed = replace(plain[2], token_id=other_id, logprobs=TokenLogprobs(-1.0, top))
+    changed = plain[2]._replace(token_id=other_id, logprobs=TokenLogprobs(-1.0, top))
     [found] = differences([plain], [[*plain[:2], changed, *plain[3:]]])
     assert (found.prompt, found.position) == (0, 2)
     assert found.tokens == (plain[2].token_id, other_id)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from localllm.model.rope import RopeTable
 
 
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
+class DraftRequest(NamedTuple):
     """A request for which a head drafts `num_drafts` tokens behind its newest one; if 0, it only
     makes the entries of the tokens.
 

@@ -1,0 +1,34 @@
+"""What drafts are believed to cost."""
+
+import pytest
+
+from localllm.engine.step_times import DraftCosts
+
+
+def test_few_steps_tell_nothing() -> None:
+    costs = DraftCosts(least=3)
+    for _ in range(2):
+        costs.add(1, 3, 2.0)
+    assert costs.factor(1, 3) is None
+
+
+def test_a_cost_lies_on_lines_through_those_measured() -> None:
+    costs = DraftCosts()
+    for num_drafted, factor in ((2, 1.6), (4, 2.0)):
+        for _ in range(3):
+            costs.add(1, num_drafted, factor)
+    # Half of what the shortest costs is the same for all, so the line to it begins at 1.3.
+    expected = {1: 1.45, 2: 1.6, 3: 1.8, 4: 2.0, 8: 2.8}
+    assert {n: costs.factor(1, n) for n in expected} == pytest.approx(expected)
+
+
+def test_a_cost_measured_long_ago_is_forgotten_whatever_the_length_was() -> None:
+    costs = DraftCosts()
+    for _ in range(5):
+        costs.add(1, 5, 1.1)  # while everything else was slow
+    for _ in range(100):
+        costs.add(1, 4, 2.6)
+    assert costs.factor(1, 4) == pytest.approx(2.6)
+    found = costs.factor(1, 5)
+    assert found is not None
+    assert found > 2.6
