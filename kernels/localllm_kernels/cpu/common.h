@@ -155,7 +155,16 @@ INLINE f32v kept(f32v v) {
   return v;
 }
 
-INLINE f32v maxv(f32v a, f32v b) { return selectv(a > b, a, b); }
+/* The larger of each lane; b where one of them is not a number. */
+INLINE f32v maxv(f32v a, f32v b) {
+#if defined(__AVX512F__)
+  return (f32v)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX__)
+  return (f32v)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+  return selectv(a > b, a, b);
+#endif
+}
 
 /* The sum of all lanes, added pairwise: first those that are LANES / 2 apart, and 1 apart at last. */
 INLINE float sum_lanes(f32v v) {
@@ -218,11 +227,22 @@ INLINE void sum_lanes_of_each(const f32v *v, float *sums) {
 
 }
 INLINE float max_lanes(f32v v) {
+#if defined(__AVX512F__)
+  v = maxv(v, (f32v)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0x4e));
+  v = maxv(v, (f32v)_mm512_shuffle_f32x4((__m512)v, (__m512)v, 0xb1));
+  v = maxv(v, (f32v)_mm512_permute_ps((__m512)v, 0x4e));
+  return maxv(v, (f32v)_mm512_permute_ps((__m512)v, 0xb1))[0];
+#elif defined(__AVX__)
+  v = maxv(v, (f32v)_mm256_permute2f128_ps((__m256)v, (__m256)v, 1));
+  v = maxv(v, (f32v)_mm256_permute_ps((__m256)v, 0x4e));
+  return maxv(v, (f32v)_mm256_permute_ps((__m256)v, 0xb1))[0];
+#else
   float x[LANES];
   memcpy(x, &v, sizeof x);
   for (int width = LANES / 2; width > 0; width /= 2)
     for (int i = 0; i < width; i++) x[i] = x[i + width] > x[i] ? x[i + width] : x[i];
   return x[0];
+#endif
 }
 
 /* e to the x, within one or two units in the last place; 0 below -87, infinite above 88. Range
