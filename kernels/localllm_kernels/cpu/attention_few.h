@@ -39,11 +39,13 @@ INLINE void score_few(const float *q, const Tile *keys, const Span *span, float 
     f32v sums[LANES];
     for (int i = 0; i < LANES; i++) sums[i] = splat(0.0f);
     const int64_t row_bytes = vectors * LANES * value_bytes(kind);
+    const float *queries = q;
+    __asm__("" : "+r"(queries)); /* else each row's address would be kept, in memory */
     for (int n = 0; n < together; n++)
       ask_for(keys->values + keys->rows[j + n + KEY_TILE] * row_bytes, row_bytes);
     for (int i = 0; i < vectors; i++) {
       f32v own[MOST_ROWS];
-      for (int r = 0; r < rows; r++) own[r] = kept(load(q + (r * vectors + i) * LANES));
+      for (int r = 0; r < rows; r++) own[r] = kept(load(queries + (r * vectors + i) * LANES));
       for (int n = 0; n < together; n++) {
         const f32v key = load_vector(keys->values + keys->rows[j + n] * row_bytes, i,
                                      scale_of(keys, j + n, kind), kind);
