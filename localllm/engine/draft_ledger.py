@@ -20,9 +20,9 @@ class DraftLedger:
         """Whether the drafter pauses."""
         return self.left > 0
 
-    def pass_step(self) -> None:
-        """Note that a step begins."""
-        self.left = max(0, self.left - 1)
+    def pass_steps(self, count: int) -> None:
+        """Note that so many steps begin."""
+        self.left = max(0, self.left - count)
 
     def book(self, saved: float) -> None:
         """Note that drafts saved the time of so many steps, which may be negative; in a pause they

@@ -26,8 +26,9 @@ class _Record:
     """What is known of one drafter.
 
     `since`: the steps since it was tried or chosen, up to its last proposal, and `unasked`: those
-    after that in which it might have been asked. It is tried again when both reach `interval`,
-    which is long at first, since it takes several steps until their times are believed. `left`: the
+    after that in which it might have been asked, `asked_at` of them before it was last asked in
+    vain. It is tried again when both reach `interval`, which is long at first, since it takes
+    several steps until their times are believed. `left`: the
     steps that are left of its trial; `is_due`: the next step is to try it, as it was not ready;
     `spent`, `gained`: the steps' time, and the tokens, since its trial began, None once its drafts
     paid; `time`, `tokens`: those of trials, on average; `is_known`: enough was measured; `rate`:
@@ -38,6 +39,7 @@ class _Record:
     interval: int = 2 * _SHORTEST_INTERVAL
     since: int = 0
     unasked: int = 0
+    asked_at: int = 0
     left: int = 0
     is_due: bool = False
     spent: float | None = None
@@ -81,18 +83,22 @@ class DraftTrials:
         if own.is_wanted or own.since < _LOSING_STEPS:
             return True
         unasked = own.unasked + num_steps
-        return unasked >= STEPS_UNASKED or own.since + unasked >= own.interval
+        is_long_ago = unasked - own.asked_at >= STEPS_UNASKED
+        return is_long_ago or own.since + unasked >= own.interval
 
     def asks(self, drafter: int, num_steps: int) -> bool:
         """The same; the steps are counted."""
-        asks = self.would_ask(drafter, num_steps)
-        self._records[drafter].unasked += num_steps
+        own, asks = self._records[drafter], self.would_ask(drafter, num_steps)
+        own.unasked += num_steps
+        if asks:
+            own.asked_at = own.unasked
         return asks
 
     def steps_to_ask(self, drafters: Collection[int]) -> int:
         """The number of steps until `asks` is true of one of these, if nothing else happens."""
         every = [self._records[drafter] for drafter in drafters]
-        left = (min(STEPS_UNASKED, own.interval - own.since) - own.unasked for own in every)
+        steps = (min(STEPS_UNASKED + own.asked_at, own.interval - own.since) for own in every)
+        left = (due - own.unasked for own, due in zip(every, steps, strict=True))
         return max(1, min(left, default=STEPS_UNASKED))
 
     def is_far(self, drafter: int, num_steps: int) -> bool:
@@ -136,7 +142,7 @@ class DraftTrials:
         own = self._records[drafter]
         own.rate = rate
         own.since += own.unasked or num_steps
-        own.unasked, own.is_known = 0, is_known
+        own.unasked, own.asked_at, own.is_known = 0, 0, is_known
 
     def drafts(self, drafter: int) -> None:
         """Note that a step has drafts of a drafter."""

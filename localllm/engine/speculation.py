@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 # _PROMISING_WEIGHT of a quiet look.
 _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
+# Where nothing is to be done or seen for long, not even that is looked at for so many steps.
+_NAP = 16
 # So many steps without drafts are slower after those with them.
 _FIRST_STEPS = 2
 # Weight of the newest value in a moving average.
@@ -118,6 +120,7 @@ class Speculator:
         # While looks find nothing, there is one in so many steps.
         self._interval = 1
         self._num_quiet, self._since_look = 0.0, 0
+        self._nap = 0  # the steps that are left of it
         # Whether there was a look for drafts in the newest step.
         self.is_looking = False
         self._looks_next = self._is_resting = False
@@ -157,7 +160,7 @@ class Speculator:
     def add(self, request: Request) -> None:
         """Note a new request."""
         self._choice.trials.begin()
-        self._looks_next = True
+        self._looks_next, self._nap = True, 0
         for drafter in self._drafters:
             drafter.add(request)
 
@@ -171,6 +174,8 @@ class Speculator:
         """Whether the step of the last `propose` call matters; otherwise `complete`, `work` and
         `learn` are not called for it.
         """
+        if self._nap:
+            return False
         if self._forced:
             return True
         if self._choice.all_pause:
@@ -181,7 +186,7 @@ class Speculator:
 
     def wants_ids(self) -> bool:
         """Whether the next step should wait for the previous one's ids, to draft from them."""
-        if self._choice.all_pause or self._is_resting or not self._would_look():
+        if self._nap or self._choice.all_pause or self._is_resting or not self._would_look():
             return False
         self._cold += 1
         # A trial needs steps in a row, and a head must not fall behind again while it is prepared.
@@ -194,18 +199,25 @@ class Speculator:
 
     def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         """Drafts for the next step, which computes at most `budget` tokens in all."""
+        self._nap = max(0, self._nap - 1)
+        if self._nap:
+            return {}
         self._num_steps += 1
         self._forced = {}
         if any(request.matcher is not None for request in running):
             self._forced = self._find_forced(running)
         drafts = self._propose(running, budget)
+        if not drafts and self._may_nap(running):
+            self._nap = _NAP
+            self._num_steps += _NAP
+            self._since_look += _NAP
+            self._pass_steps(_NAP)
         return {**drafts, **self._forced} if self._forced else drafts
 
     def _propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         self.is_looking = False
         self._by = {}
-        for ledger in self._choice.ledgers:
-            ledger.pass_step()
+        self._pass_steps(1)
         if self._choice.all_pause:
             return {}
         self._is_resting = self._choice.rests()
@@ -251,6 +263,8 @@ class Speculator:
         """Show a batch's hidden states to the drafters that may soon need them; `hidden`: of all
         `taps`.
         """
+        if self._nap:
+            return
         for number, first, end in self._seeing:
             if not self._choice.is_far(number, self._since_look):
                 self._drafters[number].see(batch, hidden[first:end])
@@ -307,6 +321,24 @@ class Speculator:
         if found is None:
             return ()
         return tuple(DraftCount(name, *counts) for name, counts in found.counts.items())
+
+    def _pass_steps(self, count: int) -> None:
+        for ledger in self._choice.ledgers:
+            ledger.pass_steps(count)
+
+    def _may_nap(self, running: Sequence[Request]) -> bool:
+        """Whether there is nothing to do or to see for more than a nap."""
+        until = self._since_look + _NAP
+        if not self._choice.all_pause:
+            if self.is_looking or self._is_resting or self._looks_next or self._since_look <= 1:
+                return False
+            if until >= self._interval:
+                return False
+        if any(request.matcher is not None for request in running):
+            return False
+        if any(drafter.has_work for drafter in self._drafters):
+            return False
+        return all(self._choice.is_far(number, until) for number, _, _ in self._seeing)
 
     def _active(self) -> list[int]:
         """The drafters that do not pause."""

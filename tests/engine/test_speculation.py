@@ -453,3 +453,30 @@ def test_an_unlikely_drafter_does_not_keep_another_from_drafting() -> None:
     found = simulate(both, texts, machine, token)
     assert alone.speedup > 1.3
     assert found.speedup > 0.95 * alone.speedup, (found, alone)
+
+
+class WatchedHead(HeadDrafter):
+    """Counts what it is shown, and how often it is asked."""
+
+    num_seen = num_asked = 0
+
+    def see(self, batch: ScheduledBatch, hidden: Sequence[torch.Tensor]) -> None:
+        self.num_seen += 1
+        super().see(batch, hidden)
+
+    def propose(self, request: Request, count: int) -> Proposal | None:
+        self.num_asked += 1
+        return super().propose(request, count)
+
+
+def test_a_useless_head_is_left_alone_between_its_trials() -> None:
+    texts = [(random_text(1, 40), random_text(2, 6000))]
+    runner: Any = KnowingHead(texts[0][1], 0.0)
+    cache: Any = Blocks()
+    head = WatchedHead(runner, cache, [0], 1, 1 << 15, 2048)
+    proposers = [Proposer("head", head, DraftLengths(4, has_matches=False))]
+    speculator = Speculator(proposers, 15, lambda: 0.0)
+    found = simulate(speculator, texts, lambda rows: 1e-3 * (1 + 0.1 * rows), 5e-5)
+    assert found.num_steps > 5900
+    assert head.num_asked < 0.06 * found.num_steps, head.num_asked
+    assert head.num_seen < 0.25 * found.num_steps, head.num_seen
