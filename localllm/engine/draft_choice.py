@@ -16,10 +16,10 @@ from localllm.engine.drafter import Proposal
 
 # After _PLAIN_INTERVAL steps that draft, one step does not, or several in a row if the drafter
 # could draft always, as in draft_trials.py; at first, when a process becomes faster from step to
-# step, after fewer.
+# step, after fewer. Steps in which a decision holds on come before that.
 _FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _PLAIN_STEPS = 4, 256, 5
 _TRIAL_TOKENS = 3
-# In one of so many steps that draft, drafts are longer.
+# One decision to draft in so many is for longer drafts.
 _LONGER_INTERVAL = 24
 # A step counts for a loss of at most so many steps' time, since other things may make it slow.
 _MOST_LOST_AT_ONCE = 6.0
@@ -110,10 +110,10 @@ class DraftChoice:
                 is_known = self._lengths[i].knows_enough(num_rows)
                 self.trials.proposed(i, num_steps, rate, is_known=is_known)
         chosen = self._decide(offers, candidates, most)
-        goes_on = self._drafting >= 0 and not self._plain_left and not chosen[0].is_trial
+        used = {each.drafter for each in chosen if each.num_tokens}
+        goes_on = used == {self._drafting} and not self._plain_left and not chosen[0].is_trial
         self._decided = (num_decoding, chosen) if goes_on else None
         self._repeats = 0
-        used = {each.drafter for each in chosen if each.num_tokens}
         for drafter in used:
             self.trials.drafts(drafter)
         if not used:
@@ -125,13 +125,13 @@ class DraftChoice:
         """Whether nobody drafts now, since all have lost too much."""
         return all(ledger.pauses for ledger in self.ledgers)
 
-    def is_far(self, drafter: int, num_steps: int) -> bool:
-        """Whether a drafter will not draft for so long that what it would see now is of no use;
-        `num_steps`: since the last look.
+    def is_far(self, drafter: int, num_steps: int, ahead: int = 0) -> bool:
+        """Whether a drafter will not draft for so long that what it would see now is of no use, nor
+        what it would see `ahead` steps later; `num_steps`: since the last look.
         """
-        if self.ledgers[drafter].left > SEEN_STEPS:
+        if self.ledgers[drafter].left > SEEN_STEPS + ahead:
             return True
-        return drafter != self._drafting and self.trials.is_far(drafter, num_steps)
+        return drafter != self._drafting and self.trials.is_far(drafter, num_steps + ahead)
 
     def book(self, drafter: int, num_steps: float, num_tokens: float) -> None:
         """Note the time of a step with drafts of a drafter, or that waited for them, in steps

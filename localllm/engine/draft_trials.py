@@ -12,8 +12,9 @@ from dataclasses import dataclass
 _SHORTEST_INTERVAL, _LONGEST_DOUBLED = 48, 768
 _NEW_TEXT_INTERVAL, _LONGEST_INTERVAL, _TRIAL_SHARE = 192, 2048, 0.01
 # The first steps of another kind are slower, since caches hold what the last ones needed. So a
-# drafter that could draft always is tried for so many steps.
-_TRIAL_STEPS = 6
+# drafter that could draft always is tried for so many steps; for fewer, if none of its tokens was
+# accepted in these.
+_TRIAL_STEPS, _VAIN_STEPS = 6, 3
 # A drafter whose look-up is not cheap, and that was not chosen for _LOSING_STEPS, is asked once in
 # so many steps, and when it is to be tried.
 _LOSING_STEPS, STEPS_UNASKED = 16, 256
@@ -88,11 +89,14 @@ class DraftTrials:
 
     def asks(self, drafter: int, num_steps: int) -> bool:
         """The same; the steps are counted."""
-        own, asks = self._records[drafter], self.would_ask(drafter, num_steps)
-        own.unasked += num_steps
-        if asks:
-            own.asked_at = own.unasked
+        asks = self.would_ask(drafter, num_steps)
+        self._records[drafter].unasked += num_steps
         return asks
+
+    def asked_in_vain(self, drafter: int) -> None:
+        """Note that a drafter that was asked has proposed nothing."""
+        own = self._records[drafter]
+        own.asked_at = own.unasked
 
     def steps_to_ask(self, drafters: Collection[int]) -> int:
         """The number of steps until `asks` is true of one of these, if nothing else happens."""
@@ -134,6 +138,9 @@ class DraftTrials:
         if own.spent is not None:
             own.spent += num_steps
             own.gained += num_tokens
+            num_tried = _TRIAL_STEPS - own.left
+            if own.drafts_always and num_tried >= _VAIN_STEPS and own.gained <= num_tried:
+                own.left = 0
 
     def proposed(self, drafter: int, num_steps: int, rate: float, *, is_known: bool) -> None:
         """Note that a drafter has proposed something, `num_steps` after the last look; `rate`,

@@ -120,7 +120,8 @@ class Speculator:
         # While looks find nothing, there is one in so many steps.
         self._interval = 1
         self._num_quiet, self._since_look = 0.0, 0
-        self._nap = 0  # the steps that are left of it
+        # The steps that are left of a nap, and those that have passed and are not counted yet.
+        self._nap, self._slept = 0, 0
         # Whether there was a look for drafts in the newest step.
         self.is_looking = False
         self._looks_next = self._is_resting = False
@@ -199,31 +200,28 @@ class Speculator:
 
     def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         """Drafts for the next step, which computes at most `budget` tokens in all."""
-        self._nap = max(0, self._nap - 1)
-        if self._nap:
-            return {}
         self._num_steps += 1
-        self._forced = {}
-        if any(request.matcher is not None for request in running):
-            self._forced = self._find_forced(running)
+        follows_grammars = any(request.matcher is not None for request in running)
+        if self._nap and not follows_grammars:
+            self._nap, self._slept = self._nap - 1, self._slept + 1
+            return {}
+        self._forced = self._find_forced(running) if follows_grammars else {}
         drafts = self._propose(running, budget)
-        if not drafts and self._may_nap(running):
-            self._nap = _NAP
-            self._num_steps += _NAP
-            self._since_look += _NAP
-            self._pass_steps(_NAP)
+        self._nap = 0 if follows_grammars or drafts or not self._may_nap() else _NAP
         return {**drafts, **self._forced} if self._forced else drafts
 
     def _propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         self.is_looking = False
         self._by = {}
-        self._pass_steps(1)
+        num_steps, self._slept = self._slept + 1, 0
+        for ledger in self._choice.ledgers:
+            ledger.pass_steps(num_steps)
         if self._choice.all_pause:
             return {}
         self._is_resting = self._choice.rests()
         if self._is_resting:
             return {}
-        self._since_look += 1
+        self._since_look += num_steps
         is_due = self._looks_next or self._num_quiet < _QUIET_LOOKS
         if not is_due and self._since_look < self._interval:
             return {}
@@ -322,23 +320,20 @@ class Speculator:
             return ()
         return tuple(DraftCount(name, *counts) for name, counts in found.counts.items())
 
-    def _pass_steps(self, count: int) -> None:
-        for ledger in self._choice.ledgers:
-            ledger.pass_steps(count)
-
-    def _may_nap(self, running: Sequence[Request]) -> bool:
+    def _may_nap(self) -> bool:
         """Whether there is nothing to do or to see for more than a nap."""
-        until = self._since_look + _NAP
-        if not self._choice.all_pause:
+        if self._choice.all_pause:
+            if min(ledger.left for ledger in self._choice.ledgers) <= _NAP:
+                return False
+        else:
             if self.is_looking or self._is_resting or self._looks_next or self._since_look <= 1:
                 return False
-            if until >= self._interval:
+            if self._since_look + _NAP >= self._interval:
                 return False
-        if any(request.matcher is not None for request in running):
-            return False
-        if any(drafter.has_work for drafter in self._drafters):
-            return False
-        return all(self._choice.is_far(number, until) for number, _, _ in self._seeing)
+            if any(drafter.has_work for drafter in self._drafters):
+                return False
+        since = self._since_look
+        return all(self._choice.is_far(number, since, _NAP) for number, _, _ in self._seeing)
 
     def _active(self) -> list[int]:
         """The drafters that do not pause."""
@@ -348,7 +343,7 @@ class Speculator:
         """Whether the next look would ask some drafter."""
         return any(
             self._drafters[number].is_cheap
-            or self._choice.trials.would_ask(number, self._since_look + 1)
+            or self._choice.trials.would_ask(number, self._since_look + self._slept + 1)
             for number in self._active()
         )
 
@@ -414,6 +409,9 @@ class Speculator:
             [_ask(drafter, *each) if is_asked else None for each in rooms.items()]
             for drafter, is_asked in zip(self._drafters, asks, strict=True)
         ]
+        for number, own in enumerate(proposals):
+            if rooms and asks[number] and not any(own):
+                self._choice.trials.asked_in_vain(number)
         if not any(map(any, proposals)):
             self._num_quiet += 1.0 if rooms else 0.0
             return {}
