@@ -119,8 +119,9 @@ def _find_assistant_beside(found: Checkpoint) -> FoundHead | None:
     source = resolve_model(found.name)
     beside: Path | None
     if source.folder is not None:
-        beside = source.folder.resolve().with_name(f"{source.folder.resolve().name}{_ASSISTANT}")
-        name = beside.name
+        folder = source.folder.resolve()
+        name = f"{folder.name}{_ASSISTANT}"
+        beside = folder.with_name(name)
     else:
         name = f"{source.repo}{_ASSISTANT}"
         beside = find_snapshot(name, None)

@@ -16,7 +16,7 @@ from localllm.engine.drafter import Proposal
 
 # After _PLAIN_INTERVAL steps that draft, one step does not, or several in a row if the drafter
 # could draft always, as in draft_trials.py; at first, when a process becomes faster from step to
-# step, after fewer. Steps in which a decision holds on come before that.
+# step, after fewer. A decision that still holds is carried out first.
 _FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _PLAIN_STEPS = 4, 256, 5
 _TRIAL_TOKENS = 3
 # One decision to draft in so many is for longer drafts.

@@ -29,11 +29,11 @@ class _Record:
     `since`: the steps since it was tried or chosen, up to its last proposal, and `unasked`: those
     after that in which it might have been asked, `asked_at` of them before it was last asked in
     vain. It is tried again when both reach `interval`, which is long at first, since it takes
-    several steps until their times are believed. `left`: the
-    steps that are left of its trial; `is_due`: the next step is to try it, as it was not ready;
-    `spent`, `gained`: the steps' time, and the tokens, since its trial began, None once its drafts
-    paid; `time`, `tokens`: those of trials, on average; `is_known`: enough was measured; `rate`:
-    the tokens that others make in the time of a step without drafts.
+    several steps until their times are believed. `left`: the steps that are left of its trial;
+    `is_due`: the next step is to try it, as it was not ready; `spent`, `gained`: the steps' time,
+    and the tokens, since its trial began, None once its drafts paid; `time`, `tokens`: those of
+    trials, on average; `is_known`: enough was measured; `rate`: the tokens that others make in the
+    time of a step without drafts.
     """
 
     drafts_always: bool

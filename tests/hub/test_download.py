@@ -633,23 +633,27 @@ def test_a_head_of_the_hub_drafts_for_a_model(
         assert "a head that drafts for one" in errors
 
 
-GEMMA4: dict[str, Any] = {
-    "layer_types": ["sliding_attention", "full_attention"],
-    "sliding_window": 24,
-    "global_head_dim": 32,
-    "hidden_size_per_layer_input": 0,
-    "hidden_act": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-}
+@pytest.fixture
+def gemma4(make_checkpoint: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
+    """The folders of a model and of its assistant."""
+    folder = make_checkpoint(
+        "Gemma4ForCausalLM",
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=24,
+        global_head_dim=32,
+        hidden_size_per_layer_input=0,
+        hidden_act="gelu_pytorch_tanh",
+        tie_word_embeddings=True,
+    )
+    assistant = tmp_path / "assistant"
+    write_assistant(assistant, 48)
+    return folder, assistant
 
 
 def test_an_assistant_of_the_hub_drafts_for_its_model(
-    make_checkpoint: Callable[..., Path],
-    command: Callable[..., tuple[int, str, str]],
-    tmp_path: Path,
+    gemma4: tuple[Path, Path], command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
-    folder, assistant = make_checkpoint("Gemma4ForCausalLM", **GEMMA4), tmp_path / "assistant"
-    write_assistant(assistant, 48)
+    folder, assistant = gemma4
     eagle = tmp_path / "eagle"
     write_eagle(eagle, read_architecture(folder))
     arguments = (str(folder), "Hello", "--greedy", "-n", "200", "--json", "--raw")
@@ -670,12 +674,9 @@ def test_an_assistant_of_the_hub_drafts_for_its_model(
 
 
 def test_the_assistant_of_a_model_drafts_once_it_is_here(
-    make_checkpoint: Callable[..., Path],
-    command: Callable[..., tuple[int, str, str]],
-    tmp_path: Path,
+    gemma4: tuple[Path, Path], command: Callable[..., tuple[int, str, str]]
 ) -> None:
-    folder, assistant = make_checkpoint("Gemma4ForCausalLM", **GEMMA4), tmp_path / "assistant"
-    write_assistant(assistant, 48)
+    folder, assistant = gemma4
     arguments = ("Hello", "--greedy", "-n", "200", "--json", "--raw")
     with running_hub(Hub({"me/gem": folder, "me/gem-assistant": assistant})) as hub:
         plain = json.loads(command(hub, "chat", "me/gem", *arguments)[1])
