@@ -16,7 +16,7 @@ from localllm.engine.drafter import Proposal
 
 # After _PLAIN_INTERVAL steps that draft, one step does not, or several in a row if the drafter
 # could draft always, as in draft_trials.py; at first, when a process becomes faster from step to
-# step, after fewer. A decision that still holds is carried out first.
+# step, after fewer.
 _FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _PLAIN_STEPS = 4, 256, 5
 _TRIAL_TOKENS = 3
 # One decision to draft in so many is for longer drafts.
@@ -79,6 +79,8 @@ class DraftChoice:
                 return None
             if is_drafter and not (self._lengths[i].drafts_always and all(own)):
                 return None
+        if self._since_plain + 1 >= self._plain_interval:
+            return None
         self._repeats += 1
         self._since_plain += 1
         return chosen
@@ -175,13 +177,17 @@ class DraftChoice:
         return self._with_likelier_ones(offers, best, most)
 
     def _trial_counts(self, drafter: int, own: Sequence[Candidate | None], most: int) -> list[int]:
-        """The tokens of each request to try a drafter with: where it has to be prepared, those of
-        one request, the same in each step of the trial. What is thought of them does not matter.
+        """The tokens of each request to try a drafter with, whatever is thought of them.
+
+        Of a drafter that could draft always, one of each request, if there are several: three of
+        one request take as many passes, and say little about what one for all of them costs.
         """
-        counts, left = list[int](), min(_TRIAL_TOKENS, most)
+        is_for_each = self._lengths[drafter].drafts_always and sum(map(bool, own)) > 1
+        each = 1 if is_for_each else _TRIAL_TOKENS
+        counts, left = list[int](), most if is_for_each else min(each, most)
         for candidate in own:
-            count = 0 if candidate is None else min(left, candidate.num_tokens)
-            left = 0 if count and self._lengths[drafter].drafts_always else left - count
+            count = 0 if candidate is None else min(each, left, candidate.num_tokens)
+            left -= count
             counts.append(count)
         return counts
 

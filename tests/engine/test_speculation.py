@@ -444,6 +444,17 @@ def test_a_head_that_was_useless_for_long_is_tried_again() -> None:
     assert found.num_steps < 6000 + 2048 + 6000 / 3, found
 
 
+def test_in_a_batch_a_trial_tells_what_a_token_of_each_request_costs() -> None:
+    # A pass of the head takes a quarter of a step: three tokens of one request take three passes.
+    texts = [(random_text(i, 50), random_text(100 + i, 3000)) for i in range(8)]
+    by_prompt = {tuple(prompt): answer for prompt, answer in texts}
+    head = LateHead(lambda r: by_prompt[tuple(r.token_ids[: r.num_prompt_tokens])], 1500)
+    lengths = DraftLengths(4, has_matches=False)
+    speculator = Speculator([Proposer("head", head, lengths)], 15, lambda: 0.0)
+    found = simulate(speculator, texts, lambda rows: 1e-3 * (1 + 0.01 * rows), 2.5e-4)
+    assert found.num_steps < 1500 + 768 + 750 / 1.9, found
+
+
 def test_an_unlikely_drafter_does_not_keep_another_from_drafting() -> None:
     texts = [(random_text(1, 50), random_text(100, 6000))]
     never = Proposer("n-grams", Oracle(lambda request: [1] * 9000, 1.0), DraftLengths(9))
