@@ -79,9 +79,10 @@ class DecoderModel:
         that keeps state compute only these rows.
         """
         num_whole = self.num_whole
-        if taps or batch.num_logit_rows == batch.num_tokens or num_whole == len(self.layers):
+        wants_all = batch.num_logit_rows == batch.num_tokens
+        if taps or wants_all or num_whole == len(self.layers):
             hidden, tapped = self.forward_tapped(batch, kv_cache, taps)
-            return hidden[batch.logit_rows], tapped
+            return hidden if wants_all else hidden[batch.logit_rows], tapped
         return self._forward(batch, kv_cache, taps, num_whole)
 
     def _forward(

@@ -93,8 +93,9 @@ static void rotate(const Team *team, const Forward *f, const Layer *layer, Rotat
   if (f->batch->growth) team_scale_rows(team, s->query, f->batch->growth, rows, q_width);
 }
 
-/* From the outputs of the first product to the inputs of the second. */
-static void attend(const Team *team, const Forward *f, const Layer *layer) {
+/* From the outputs of the first product to the inputs of the second, or only to the keys and values.
+ */
+static void attend(const Team *team, const Forward *f, const Layer *layer, int only_stores) {
   const Decoder *d = f->decoder;
   const Batch *b = f->batch;
   const Scratch *s = &f->scratch;
@@ -107,6 +108,7 @@ static void attend(const Team *team, const Forward *f, const Layer *layer) {
   const AttentionShape shape = {rotation.cache, d->heads, layer->window,
                                 d->scale, d->cap, layer->sinks, layer->num_hidden};
   rotate(team, f, layer, rotation);
+  if (only_stores) return;
   team_attention(team, &shape, f->tasks[layer->group], f->num_tasks, s->query, s->mixed);
   if (d->has_gate) {
     const int64_t width = d->heads * d->head_dim;
@@ -145,10 +147,12 @@ void team_forward(const Team *team, void *arguments) {
     const int is_last = i + 1 == d->num_layers;
     const float *next = is_last ? d->last_norm : layer[1].input_norm;
     team_product(team, &layer->qkv, input, s->qkv, b->rows, s->rounded);
+    const int only_stores = f->only_stores && is_last;
     if (layer->recurrence)
       recur(team, f, layer, b->states + i, input);
     else
-      attend(team, f, layer);
+      attend(team, f, layer, only_stores);
+    if (only_stores) return;
     team_product(team, &layer->output, s->mixed, s->projected, b->rows, s->rounded);
     input = join(team, f, layer->attention_after, layer->mlp_norm);
     if (layer->mixture) {

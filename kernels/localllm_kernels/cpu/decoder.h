@@ -88,6 +88,7 @@ typedef struct {
   float *x;
   Scratch scratch;
   char *of_threads; /* scratch of the recurrences */
+  int64_t only_stores; /* the last layer ends once its keys and values are stored */
 } Forward;
 
 /* Places the parts of the scratch in `memory`, unless it is NULL; returns the bytes they take. */

@@ -123,6 +123,7 @@ static void team_draft(const Team *team, void *arguments) {
     AttentionTask *tasks[] = {step->tasks};
     forward.batch = &step->batch, forward.groups = &step->group;
     forward.tasks = tasks, forward.num_tasks = step->num_tasks;
+    forward.only_stores = !step->num_sampled;
     team_forward(team, &forward);
     team_meet(team);
     if (!step->num_sampled) return;
