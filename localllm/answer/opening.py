@@ -9,7 +9,7 @@ from localllm.answer.text_engine import TextEngine
 from localllm.engine.config import EngineConfig
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.loading import LoadedDecoder, load_draft, load_engine
-from localllm.errors import LocalLLMError, RequestError
+from localllm.errors import CheckpointError, GpuMemoryError, LocalLLMError, RequestError
 from localllm.files.file_times import note_use
 from localllm.files.json_file import read_json_object
 from localllm.hub.catalog import BUILT_IN_MODELS, resolve_model
@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 # What the names of models end in that draft for the model of the name before it, as Gemma 4's do.
 _ASSISTANT = "-assistant"
+_NOT_USED = "the model's assistant is not used: %s"
 
 
 def open_model(
@@ -55,16 +56,24 @@ def load_text_engine(found: Checkpoint, listener: Listener = LOGGED) -> TextEngi
     Raises: CheckpointError, GpuMemoryError, BackendError; for a draft model and an EAGLE head, as
     `open_checkpoint`.
     """
-    engine = load_engine(
-        found.folder,
-        found.architecture,
-        found.engine_config,
-        found.eos_token_ids,
-        Listener(doing=listener.doing) if found.name in BUILT_IN_MODELS else listener,
-        open_draft(found, listener),
-        find_other_head(found),
-    )
-    return TextEngine(engine, found.tokenizer)
+    told = Listener(doing=listener.doing) if found.name in BUILT_IN_MODELS else listener
+    draft, head = open_draft(found, listener), find_other_head(found)
+
+    def load(head: FoundHead | None) -> TextEngine:
+        config, end_ids = found.engine_config, found.eos_token_ids
+        engine = load_engine(found.folder, found.architecture, config, end_ids, told, draft, head)
+        return TextEngine(engine, found.tokenizer)
+
+    if head is None or found.engine_config.speculation.names_head:
+        return load(head)
+    try:
+        return load(head)
+    except (CheckpointError, GpuMemoryError) as error:
+        reason = str(error)
+    # Not above, where the error would keep alive what was loaded.
+    engine = load(None)
+    logger.warning(_NOT_USED, reason)
+    return engine
 
 
 def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder | None:
@@ -133,9 +142,9 @@ def _find_assistant_beside(found: Checkpoint) -> FoundHead | None:
             return None
         own = find_assistant(name, beside, found.name, found.architecture)
     except LocalLLMError as error:
-        if found.engine_config.speculation.needs("head"):
+        if found.engine_config.speculation.names_head:
             raise
-        logger.warning("the model's assistant is not used: %s", error)
+        logger.warning(_NOT_USED, error)
         return None
     note_use(beside)
     return own

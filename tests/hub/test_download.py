@@ -17,6 +17,7 @@ import pytest
 from assistants import write_assistant
 from eagles import Layout, write_eagle, write_eagle3
 from fake_hub import Fault, Hub, running_hub, serve_hub, use_hub
+from safetensors.torch import load_file, save_file
 
 from localllm.cli.main import run
 from localllm.errors import CheckpointError, DownloadError, ExitCode
@@ -694,7 +695,7 @@ def test_the_assistant_of_a_model_drafts_once_it_is_here(
     beside = folder.with_name(f"{folder.name}-assistant")
     write_assistant(beside, 64)
     with running_hub(Hub({})) as hub:
-        code, out, errors = command(hub, "chat", str(folder), *arguments)
+        code, plain_here, errors = command(hub, "chat", str(folder), *arguments)
         assert code == 0, errors
         assert "the model's assistant is not used" in errors
         code, _, errors = command(hub, "chat", str(folder), *arguments, "--spec", "head")
@@ -704,3 +705,13 @@ def test_the_assistant_of_a_model_drafts_once_it_is_here(
         code, out, errors = command(hub, "chat", str(folder), *arguments, "--spec", "head")
         assert code == 0, errors
         assert json.loads(out)["usage"]["drafts"]["assistant"]["drafted"] > 0
+        # Nor is one whose weights cannot be used.
+        tensors = load_file(beside / "model.safetensors")
+        tensors["model.norm.weight"].fill_(float("nan"))
+        save_file(tensors, beside / "model.safetensors")
+        code, out, errors = command(hub, "chat", str(folder), *arguments)
+        assert code == 0, errors
+        assert json.loads(out)["text"] == json.loads(plain_here)["text"]
+        assert "the model's assistant is not used: " in errors
+        code, _, errors = command(hub, "chat", str(folder), *arguments, "--spec", "head")
+        assert code == ExitCode.CHECKPOINT
