@@ -14,8 +14,8 @@ drafts several tokens (EAGLE-3, Li et al. 2025, section 3.2).
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +26,12 @@ from torch import Tensor, nn
 
 from network import MLP, Network, SelfAttention, Shape, rotary_tables, rotate
 from train import POCKET_FOLDER, Course, Phase, Rows, Stage, start_from_pocket
-from written import written_rows
+from written import LONG, LONGEST, SHORT, Writing, written_rows
 
 HEAD = Stage("head", (Phase(4000, 512, 1, 1),), 2e-3, 2e-3, decay_share=0.6)
-# A head that has not seen the whole context drafts worse beyond what it has seen.
-WHOLE = Stage("head-whole", (Phase(300, 2048, 1),), 5e-4, 5e-4, decay_share=1.0, warmup_steps=20)
-# In each step, besides those of books and conversations; in long rows, several are joined.
-WRITTEN_ROWS = 3
+# A head that has only seen short rows drafts worse behind long texts; one that has seen long rows
+# last, worse behind short ones.
+ALL = Stage("head-all", (Phase(2400, 512, 1, 1),), 1e-3, 1e-3, decay_share=1.0, warmup_steps=20)
 NUM_DRAFTED_TOKENS = 2048
 # How many tokens it learns to draft from one hidden state, each with its weight in the loss.
 DEPTH_WEIGHTS = (1.0, 0.7, 0.5)
@@ -165,50 +164,68 @@ def likeliest_tokens(course: Course, count: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class WithWritten(Course):
-    """A course whose steps have rows that the model has written, too."""
+class Mixture:
+    """Steps of `num_written` rows that the model has written, and others as long as they are."""
 
+    others: Rows
     written: np.ndarray
+    num_written: int
+
+    def at(self, step: int) -> tuple[Tensor, Tensor]:
+        """See Rows."""
+        rows, targets = self.others.at(step)
+        rng = np.random.default_rng((7, step))
+        own = self.written[rng.choice(len(self.written), self.num_written, replace=False)]
+        both = [torch.cat([each, torch.from_numpy(own)]) for each in (rows, targets)]
+        return both[0], both[1]
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """A step of each source in turn; one that is named twice gives each of its steps twice."""
+
+    sources: Sequence[Rows]
+
+    def at(self, step: int) -> tuple[Tensor, Tensor]:
+        """See Rows."""
+        return self.sources[step % len(self.sources)].at(step // len(self.sources))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCourse(Course):
+    """A course with rows that the model in `folder` has written."""
+
+    folder: Path
 
     def rows(self, stage: Stage) -> Rows:
         """See Course."""
-        others, written = Course.rows(self, stage), self.written
+        short = self._mixture(stage, SHORT, 3)
+        if stage is HEAD:
+            return short
+        # A step of short rows before each one of long rows.
+        long = self._mixture(_of_length(stage, LONG), LONG, 2)
+        longest = self._mixture(_of_length(stage, LONGEST), LONGEST, 1)
+        return InTurn((short, long, short, longest))
 
-        class Both:
-            def at(self, step: int) -> tuple[Tensor, Tensor]:
-                rows, targets = others.at(step)
-                rng, length = np.random.default_rng((7, step)), rows.shape[1]
-                joined, width = -(-length // written.shape[1]), written.shape[1]
-                count = WRITTEN_ROWS if joined == 1 else joined
-                own = torch.from_numpy(written[rng.choice(len(written), count, False)])
-                own = own.view(-1, joined * width)[:, :length]
-                return torch.cat([rows, own]), torch.cat([targets, own])
+    def _mixture(self, stage: Stage, writing: Writing, num_written: int) -> Rows:
+        written = written_rows(writing, self.folder, self.corpus, self.work)
+        return Mixture(Course.rows(self, stage), written, num_written)
 
-        return Both()
+
+def _of_length(stage: Stage, writing: Writing) -> Stage:
+    """The stage with rows of books only, as long as those of a writing."""
+    return replace(stage, phases=(Phase(stage.num_steps, writing.row_tokens - 1, 1),))
 
 
 def train_head(target: Network, course: Course, folder: Path) -> Head:
     """A head for `target`, whose checkpoint is in `folder`; continues where it was stopped."""
     target.requires_grad_(False)
     head = Head(target, likeliest_tokens(course, NUM_DRAFTED_TOKENS))
-    written = written_rows(folder, course.corpus, course.work / "written.npy")
     parts = (course.corpus, course.topics, course.tokenizer, course.work, course.seed)
-    own = WithWritten(*parts, written)
-    own.run(HEAD, head, lambda rows, _: head.loss(target, rows))
-    before = {name: values.clone() for name, values in head.state_dict().items()}
-    own.run(WHOLE, head, lambda rows, _: head.loss(target, rows))
-    # The mean drafts as well in short texts as before, and in long ones nearly as well as after
-    # (Wortsman et al. 2022, "Robust fine-tuning of zero-shot models").
-    head.load_state_dict(mean_of(before, head.state_dict()))
+    own = HeadCourse(*parts, folder)
+    for stage in (HEAD, ALL):
+        own.run(stage, head, lambda rows, _: head.loss(target, rows))
     return head
-
-
-def mean_of(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The mean of two states of a head; integers are the same in both."""
-    return {
-        name: values if name == "token_ids" else (values + second[name]) / 2
-        for name, values in first.items()
-    }
 
 
 def agreement_on_held_out(head: Head, target: Network, course: Course) -> list[float]:
