@@ -13,14 +13,15 @@ from localllm.engine.draft_ledger import DraftLedger
 from localllm.engine.draft_lengths import Candidate, DraftLengths, Offer
 from localllm.engine.draft_trials import SEEN_STEPS, DraftTrials
 from localllm.engine.drafter import Proposal
+from localllm.engine.plain_rest import PlainRest
 
 # After _PLAIN_INTERVAL steps that draft, one step does not, or several in a row if the drafter
-# could draft always, as in draft_trials.py; at first, when a process becomes faster from step to
-# step, after fewer.
-_FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _PLAIN_STEPS = 4, 256, 5
+# could draft always, see plain_rest.py; at first, when a process becomes faster from step to step,
+# after fewer.
+_FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL = 4, 512
 _TRIAL_TOKENS = 3
-# One decision to draft in so many is for longer drafts.
-_LONGER_INTERVAL = 24
+# One decision to draft in so many is for longer drafts or, every other time, for shorter ones.
+_OTHER_INTERVAL = 24
 # A step counts for a loss of at most so many steps' time, since other things may make it slow.
 _MOST_LOST_AT_ONCE = 6.0
 # A decision to draft holds for so many steps more.
@@ -53,11 +54,12 @@ class DraftChoice:
         # taken again.
         self._decided: tuple[int, list[Chosen]] | None = None
         self._repeats = 0
-        # Steps since drafts were longer than they seem to be worth.
-        self._since_longer = 0
-        # Steps since one without drafts, and those without drafts that are still to come.
+        # Decisions since one for drafts of another length than seems best, and whether the next
+        # such one is for longer drafts.
+        self._since_other, self._is_for_longer = 0, True
+        # Steps since one without drafts.
         self._since_plain, self._plain_interval = 0, _FIRST_PLAIN_INTERVAL
-        self._plain_left = 0
+        self._rest: PlainRest | None = None
 
     def again(
         self, num_decoding: int, proposals: Sequence[Sequence[Proposal | None]], most: int
@@ -113,7 +115,7 @@ class DraftChoice:
                 self.trials.proposed(i, num_steps, rate, is_known=is_known)
         chosen = self._decide(offers, candidates, most)
         used = {each.drafter for each in chosen if each.num_tokens}
-        goes_on = used == {self._drafting} and not self._plain_left and not chosen[0].is_trial
+        goes_on = used == {self._drafting} and self._rest is None and not chosen[0].is_trial
         self._decided = (num_decoding, chosen) if goes_on else None
         self._repeats = 0
         for drafter in used:
@@ -145,11 +147,21 @@ class DraftChoice:
         if self.ledgers[drafter].pauses and self._drafting == drafter:
             self._drafting, self._decided = -1, None
 
+    @property
     def rests(self) -> bool:
         """Whether this step does without drafts, so that its time is measured; without a look."""
-        rests = self._plain_left > 0
-        self._plain_left -= rests
-        return rests
+        return self._rest is not None
+
+    def rested(self, num_rows: int, seconds: float) -> Sequence[float]:
+        """Note the time of a step that rests; returns what tells of steps without drafts."""
+        if self._rest is None:
+            return ()
+        self._rest.add(num_rows, seconds)
+        rest = self._rest
+        if not rest.is_over:
+            return ()
+        self._rest = None
+        return rest.settled
 
     def _decide(
         self,
@@ -169,8 +181,8 @@ class DraftChoice:
             return [Chosen(tried, count, is_trial=True) for count in counts]
         if is_worth_it and self._since_plain >= self._plain_interval:
             # Keeps the measured time of steps without drafts up to date.
-            self._plain_interval = min(2 * self._plain_interval, _PLAIN_INTERVAL)
-            self._plain_left = _PLAIN_STEPS - 1 if self._lengths[best].drafts_always else 0
+            self._plain_interval = min(4 * self._plain_interval, _PLAIN_INTERVAL)
+            self._rest = PlainRest() if self._lengths[best].drafts_always else None
             is_worth_it = False
         if not is_worth_it:
             return [Chosen(best, 0) for _ in offers[best].chances]
@@ -196,11 +208,12 @@ class DraftChoice:
         be accepted, among those as cheap as the best.
         """
         winner, number = offers[best], offers[best].best
-        self._since_longer += 1
-        if self._since_longer >= _LONGER_INTERVAL:
-            # What is never drafted is never known to be likely, or to have become cheap.
-            self._since_longer = 0
-            number = min(number + max(sum(map(bool, winner.chances)), number // 2), most)
+        self._since_other += 1
+        if self._since_other >= _OTHER_INTERVAL:
+            # What is never drafted is never known to be likely, or to be cheap.
+            longer = min(number + max(sum(map(bool, winner.chances)), number // 2), most)
+            number = longer if self._is_for_longer else max(1, number // 2)
+            self._since_other, self._is_for_longer = 0, not self._is_for_longer
         counts = winner.first(number)
         if best == 0:
             return [Chosen(best, count) for count in counts]

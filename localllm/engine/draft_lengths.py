@@ -35,6 +35,9 @@ _FORGET_OWN, _FORGET_ALL, _PRIOR_WEIGHT = 0.95, 0.995, 2.0
 # The last two for drafters that look at no matches: requests with one kind of text are alike, and
 # those with the next kind are not.
 _FORGET_KIND, _ALIKE_WEIGHT = 0.98, 10.0
+# Where a drafter could draft always, times are compared with those of so many steps without drafts:
+# the first ones of a process are slow, and drafts would seem cheap beside them.
+_FEW_PLAIN = 4
 # Models that draft are slow at first, until memory and caches hold them.
 _LEAST_STEPS = 6
 # So many outcomes tell what drafts are worth.
@@ -139,7 +142,7 @@ class DraftLengths:
         base = self._plain.seconds(rows)
         if base is None:
             return
-        if num_drafted:
+        if num_drafted and self._plain.knows(rows, 1 if self._has_matches else _FEW_PLAIN):
             self._drafting.add(rows, num_drafted, seconds / base)
         self._newest.append(seconds / base)
         if len(self._newest) == _IN_DOUBT and max(self._newest) < _TOO_FAST:

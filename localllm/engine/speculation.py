@@ -29,8 +29,9 @@ _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
 # Where nothing is to be done or seen for long, not even that is looked at for so many steps.
 _NAP = 16
-# So many steps without drafts are slower after those with them.
-_FIRST_STEPS = 2
+# So many steps without drafts are slower after those with them, the first ones most of all; see
+# plain_rest.py.
+_FIRST_STEPS, _SLOW_STEPS = 2, 16
 # Weight of the newest value in a moving average.
 _NEWEST = 0.1
 # Where steps overlap: each of the _HOT_STEPS steps after a draft that saved time waits for the ids
@@ -127,7 +128,7 @@ class Speculator:
         self._looks_next = self._is_resting = False
         # The number of steps so far, and at the last one with drafts of a drafter that could draft
         # always.
-        self._num_steps, self._drafted_at = 0, -_FIRST_STEPS - 1
+        self._num_steps, self._drafted_at = 0, -_SLOW_STEPS - 1
         # Drafts of the newest step that were forced by a grammar: nothing is learned from them.
         self._forced: dict[Request, list[int]] = {}
 
@@ -218,7 +219,7 @@ class Speculator:
             ledger.pass_steps(num_steps)
         if self._choice.all_pause:
             return {}
-        self._is_resting = self._choice.rests()
+        self._is_resting = self._choice.rests
         if self._is_resting:
             return {}
         self._since_look += num_steps
@@ -288,15 +289,18 @@ class Speculator:
         # The time of a step that has waited says nothing about steps without drafts.
         proposers = [entry.proposer for entry in batch.requests if entry.draft]
         dearest = max((each for each in proposers if each is not None), default=0)
-        tells = self._tells(dearest, num_drafted) and None not in proposers
+        tells = self._tells(dearest, num_rows, num_drafted) and None not in proposers
         if has_looked and not num_drafted and self._lengths[0].knows_plain(num_rows):
             tells = False  # the look is in its time
-        if is_usual and tells:
-            is_plain = not (num_drafted or has_waited)
+        is_plain = not (num_drafted or has_waited)
+        if is_plain and is_usual and self._choice.rests:
+            for settled in self._choice.rested(num_rows, seconds):
+                self._lengths[0].add_step(num_rows, settled, 0, is_plain=True)
+        elif is_usual and tells:
             self._lengths[dearest].add_step(num_rows, seconds, num_drafted, is_plain=is_plain)
         plain = self._lengths[0].plain_seconds(num_rows)
-        if plain is not None and not is_usual and num_drafted == 0:
-            self._choice.trials.prepared(seconds / plain - 1)
+        if plain is not None and num_drafted == 0 and not (is_usual and self._is_settled):
+            self._choice.trials.slowed(seconds / plain - 1)
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
             if entry.draft:
@@ -322,6 +326,8 @@ class Speculator:
 
     def _may_nap(self) -> bool:
         """Whether there is nothing to do or to see for more than a nap."""
+        if not self._is_settled:
+            return False
         if self._choice.all_pause:
             if min(ledger.left for ledger in self._choice.ledgers) <= _NAP:
                 return False
@@ -334,6 +340,11 @@ class Speculator:
                 return False
         since = self._since_look
         return all(self._choice.is_far(number, since, _NAP) for number, _, _ in self._seeing)
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether steps without drafts take what they would if nobody had drafted."""
+        return self._num_steps - self._drafted_at > _SLOW_STEPS
 
     def _active(self) -> list[int]:
         """The drafters that do not pause."""
@@ -465,12 +476,15 @@ class Speculator:
             self._requests[request] = _Drafted()
         return self._requests[request]
 
-    def _tells(self, drafter: int, num_drafted: int) -> bool:
+    def _tells(self, drafter: int, num_rows: int, num_drafted: int) -> bool:
         """Whether a step's time tells what later ones will take: not that of the first ones of
-        their kind, where a drafter could draft always.
+        their kind, where a drafter could draft always. If nothing is known of steps without drafts
+        of about so many rows, somewhat slow ones tell more than none.
         """
         if not num_drafted:
-            return self._num_steps - self._drafted_at > _FIRST_STEPS
+            is_first = self._num_steps - self._drafted_at <= _FIRST_STEPS
+            is_new = not self._lengths[0].knows_plain(num_rows)
+            return self._is_settled or (is_new and not is_first)
         if not self._lengths[drafter].drafts_always:
             return True
         before, self._drafted_at = self._drafted_at, self._num_steps

@@ -42,10 +42,12 @@ class StepTimes:
             del self._times[key], self._usually[key]
             self._rows.remove(key)
 
-    def knows(self, num_rows: int) -> bool:
-        """Whether a step of about `num_rows` rows has been measured."""
+    def knows(self, num_rows: int, least: int = 1) -> bool:
+        """Whether `least` steps of about `num_rows` rows have been measured."""
         near = bisect_left(self._rows, num_rows / _NEAR)
-        return near < len(self._rows) and self._rows[near] <= num_rows * _NEAR
+        if near == len(self._rows) or self._rows[near] > num_rows * _NEAR:
+            return False
+        return len(self._times[self._rows[near]]) >= least
 
     def seconds(self, num_rows: int) -> float | None:
         """The estimated seconds of a step; None if none was measured.
