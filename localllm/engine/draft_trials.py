@@ -12,9 +12,9 @@ from dataclasses import dataclass
 _SHORTEST_INTERVAL, _LONGEST_DOUBLED = 48, 768
 _NEW_TEXT_INTERVAL, _LONGEST_INTERVAL, _TRIAL_SHARE = 192, 2048, 0.01
 # The first steps of another kind are slower, since caches hold what the last ones needed. So a
-# drafter that could draft always is tried for so many steps; for fewer, if none of its tokens was
-# accepted in these.
-_TRIAL_STEPS, _VAIN_STEPS = 6, 3
+# drafter that could draft always is tried for so many steps; for fewer, if each of these gave a
+# request less than so many tokens on average.
+_TRIAL_STEPS, _VAIN_STEPS, _LEAST_TOKENS = 6, 3, 1.25
 # A drafter whose look-up is not cheap, and that was not chosen for _LOSING_STEPS, is asked once in
 # so many steps, and when it is to be tried.
 _LOSING_STEPS, STEPS_UNASKED = 16, 256
@@ -55,8 +55,17 @@ class _Record:
         """The shortest interval between trials."""
         if not self.is_known:
             return _SHORTEST_INTERVAL
-        affordable = (self.time - self.tokens / self.rate) / _TRIAL_SHARE
+        time, tokens = self.average()
+        affordable = (time - tokens / self.rate) / _TRIAL_SHARE
         return max(_SHORTEST_INTERVAL, round(min(affordable, _LONGEST_INTERVAL)))
+
+    def average(self) -> tuple[float, float]:
+        """The time and the tokens of a trial, the last one that has ended included."""
+        if self.spent is None or self.left > 0:
+            return self.time, self.tokens
+        if self.time == 0:
+            return self.spent, self.gained
+        return (self.time + self.spent) / 2, (self.tokens + self.gained) / 2
 
     @property
     def is_wanted(self) -> bool:
@@ -141,7 +150,8 @@ class DraftTrials:
             own.spent += num_steps
             own.gained += num_tokens
             num_tried = _TRIAL_STEPS - own.left
-            if own.drafts_always and num_tried >= _VAIN_STEPS and own.gained <= num_tried:
+            is_vain = num_tried >= _VAIN_STEPS and own.gained < _LEAST_TOKENS * num_tried
+            if own.drafts_always and is_vain:
                 own.left = 0
 
     def proposed(self, drafter: int, num_steps: int, rate: float, *, is_known: bool) -> None:
@@ -185,9 +195,7 @@ class DraftTrials:
         return None
 
     def _start(self, own: _Record) -> None:
-        if own.spent is not None:
-            own.time += (own.spent - own.time) / 2
-            own.tokens += (own.gained - own.tokens) / 2
         own.interval = max(min(2 * own.interval, _LONGEST_DOUBLED), own.shortest)
+        own.time, own.tokens = own.average()
         own.since, own.spent, own.gained = 0, 0.0, 0.0
         own.left = _TRIAL_STEPS if own.drafts_always else 1
