@@ -64,7 +64,9 @@ def load_text_engine(found: Checkpoint, listener: Listener = LOGGED) -> TextEngi
         engine = load_engine(found.folder, found.architecture, config, end_ids, told, draft, head)
         return TextEngine(engine, found.tokenizer)
 
-    if head is None or found.engine_config.speculation.names_head:
+    asked = found.engine_config.speculation
+    is_named = asked.needs("head") or asked.eagle_head is not None
+    if head is None or is_named or (asked.draft_model is not None and draft is None):
         return load(head)
     try:
         return load(head)
@@ -142,7 +144,7 @@ def _find_assistant_beside(found: Checkpoint) -> FoundHead | None:
             return None
         own = find_assistant(name, beside, found.name, found.architecture)
     except LocalLLMError as error:
-        if found.engine_config.speculation.names_head:
+        if found.engine_config.speculation.needs("head"):
             raise
         logger.warning(_NOT_USED, error)
         return None

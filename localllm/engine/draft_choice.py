@@ -17,13 +17,13 @@ from localllm.engine.plain_rest import PlainRest
 
 # After _PLAIN_INTERVAL steps that draft, one step does not, or several in a row if the drafter
 # could draft always, see plain_rest.py; at first, when a process becomes faster from step to step,
-# after fewer.
-_FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL = 4, 512
+# after fewer, and after _RETRY_REST where a rest has told nothing.
+_FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _RETRY_REST = 4, 512, 32
 _TRIAL_TOKENS = 3
 # One decision to draft in so many is for longer drafts or, every other time, for shorter ones.
 _OTHER_INTERVAL = 24
 # A step counts for a loss of at most so many steps' time, since other things may make it slow.
-_MOST_LOST_AT_ONCE = 6.0
+MOST_LOST_AT_ONCE = 6.0
 # A decision to draft holds for so many steps more.
 _REPEATS = 7
 
@@ -141,16 +141,24 @@ class DraftChoice:
         """Note the time of a step with drafts of a drafter, or that waited for them, in steps
         without any, and the tokens that it gave each request.
         """
-        num_steps = min(num_steps, num_tokens + _MOST_LOST_AT_ONCE)
+        num_steps = min(num_steps, num_tokens + MOST_LOST_AT_ONCE)
         self.ledgers[drafter].book(num_tokens - num_steps)
         self.trials.took(drafter, num_steps, num_tokens)
         if self.ledgers[drafter].pauses and self._drafting == drafter:
-            self._drafting, self._decided = -1, None
+            self._drafting, self._decided, self._rest = -1, None, None
 
     @property
-    def rests(self) -> bool:
-        """Whether this step does without drafts, so that its time is measured; without a look."""
+    def is_resting(self) -> bool:
+        """Whether steps do without drafts, so that their times are measured."""
         return self._rest is not None
+
+    def rests(self) -> bool:
+        """Whether the next step does, which is counted."""
+        if self._rest is not None:
+            self._rest.left -= 1
+            if self._rest.left < 0:
+                self._rest = None
+        return self.is_resting
 
     def rested(self, num_rows: int, seconds: float) -> Sequence[float]:
         """Note the time of a step that rests; returns what tells of steps without drafts."""
@@ -161,6 +169,8 @@ class DraftChoice:
         if not rest.is_over:
             return ()
         self._rest = None
+        if not rest.settled:
+            self._since_plain = max(0, self._plain_interval - _RETRY_REST)
         return rest.settled
 
     def _decide(

@@ -133,13 +133,19 @@ class DraftTrials:
         own = self._records[drafter]
         own.interval = min(own.interval, own.shortest)
 
-    def slowed(self, num_steps: float) -> None:
-        """Note that a step without drafts took so many steps' time more: it prepared those that are
-        to be tried, or came soon after a trial.
-        """
+    def prepared(self, num_steps: float) -> None:
+        """Note that a step took so many steps' time more, to prepare those that are to be tried."""
         for own in self._records:
-            if own.spent is not None:
+            if own.is_wanted and own.spent is not None:
                 own.spent += num_steps
+
+    def slowed(self, drafter: int, num_steps: float) -> None:
+        """Note that a step without drafts took so many steps' time more, soon after one with those
+        of a drafter.
+        """
+        own = self._records[drafter]
+        if own.spent is not None:
+            own.spent += num_steps
 
     def took(self, drafter: int, num_steps: float, num_tokens: float) -> None:
         """Note the time of a step with a drafter's drafts, in steps without any, and the tokens

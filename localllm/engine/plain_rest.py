@@ -9,8 +9,9 @@ on while its steps become faster, and only its last ones count.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# A rest has so many steps.
-_FEWEST, _MOST = 6, 20
+# The fewest and the most steps of a rest, and the most where others come between, such as those
+# with drafts that a grammar forces. Behind so few tokens a head needs no step to catch up.
+_FEWEST, _MOST, _MOST_WITH_OTHERS = 6, 15, 30
 # It goes on while the fastest of its last steps takes less than _FALLS times as long as the fastest
 # of as many before them.
 _LAST, _FALLS = 3, 0.98
@@ -18,8 +19,11 @@ _LAST, _FALLS = 3, 0.98
 
 @dataclass(slots=True)
 class PlainRest:
-    """The seconds of the steps of a rest, all of `num_rows` rows."""
+    """The seconds of the steps of a rest, all of `num_rows` rows; `left`: the most that are still
+    to come, of any kind.
+    """
 
+    left: int = _MOST_WITH_OTHERS
     num_rows: int = 0
     seconds: list[float] = field(default_factory=list)
     is_over: bool = False

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from localllm.engine.draft_choice import DraftChoice
+from localllm.engine.draft_choice import MOST_LOST_AT_ONCE, DraftChoice
 from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
 from localllm.engine.draft_trials import STEPS_UNASKED
 from localllm.engine.drafter import NOT_KNOWN, Drafter, Proposal
@@ -127,8 +127,8 @@ class Speculator:
         self.is_looking = False
         self._looks_next = self._is_resting = False
         # The number of steps so far, and at the last one with drafts of a drafter that could draft
-        # always.
-        self._num_steps, self._drafted_at = 0, -_SLOW_STEPS - 1
+        # always, and the number of that drafter.
+        self._num_steps, self._drafted_at, self._drafted_by = 0, -_SLOW_STEPS - 1, 0
         # Drafts of the newest step that were forced by a grammar: nothing is learned from them.
         self._forced: dict[Request, list[int]] = {}
 
@@ -182,13 +182,15 @@ class Speculator:
             return True
         if self._choice.all_pause:
             return False
-        if self.is_looking or self._is_resting or self._since_look <= 1:
+        if self.is_looking or self._since_look <= 1 or not self._is_settled:
             return True
         return any(drafter.has_work for drafter in self._drafters)
 
     def wants_ids(self) -> bool:
         """Whether the next step should wait for the previous one's ids, to draft from them."""
-        if self._nap or self._choice.all_pause or self._is_resting or not self._would_look():
+        if self._nap or self._choice.all_pause or self._choice.is_resting:
+            return False
+        if not self._would_look():
             return False
         self._cold += 1
         # A trial needs steps in a row, and a head must not fall behind again while it is prepared.
@@ -219,7 +221,7 @@ class Speculator:
             ledger.pass_steps(num_steps)
         if self._choice.all_pause:
             return {}
-        self._is_resting = self._choice.rests
+        self._is_resting = self._choice.rests()
         if self._is_resting:
             return {}
         self._since_look += num_steps
@@ -289,18 +291,22 @@ class Speculator:
         # The time of a step that has waited says nothing about steps without drafts.
         proposers = [entry.proposer for entry in batch.requests if entry.draft]
         dearest = max((each for each in proposers if each is not None), default=0)
-        tells = self._tells(dearest, num_rows, num_drafted) and None not in proposers
+        tells = None not in proposers and self._tells(dearest, num_rows, num_drafted)
         if has_looked and not num_drafted and self._lengths[0].knows_plain(num_rows):
             tells = False  # the look is in its time
         is_plain = not (num_drafted or has_waited)
-        if is_plain and is_usual and self._choice.rests:
+        if is_plain and is_usual and self._choice.is_resting:
             for settled in self._choice.rested(num_rows, seconds):
                 self._lengths[0].add_step(num_rows, settled, 0, is_plain=True)
         elif is_usual and tells:
             self._lengths[dearest].add_step(num_rows, seconds, num_drafted, is_plain=is_plain)
         plain = self._lengths[0].plain_seconds(num_rows)
-        if plain is not None and num_drafted == 0 and not (is_usual and self._is_settled):
-            self._choice.trials.slowed(seconds / plain - 1)
+        if plain is not None and num_drafted == 0:
+            more = min(max(0.0, seconds / plain - 1), MOST_LOST_AT_ONCE)
+            if not is_usual:
+                self._choice.trials.prepared(more)
+            elif is_plain and not self._is_settled:
+                self._choice.trials.slowed(self._drafted_by, more)
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
             if entry.draft:
@@ -440,18 +446,22 @@ class Speculator:
                 most,
                 num_steps,
             )
-        drafts = {}
+        drafts, unready = {}, set[int]()
         for k, (request, (number, count, is_trial)) in enumerate(zip(rooms, chosen, strict=True)):
             proposal = proposals[number][k]
             if count and proposal is not None and not proposal.is_ready:
                 self._drafters[number].prepare(request, is_trial=is_trial)
-                self._choice.trials.try_again(number)
-                self._looks_next = True
+                unready.add(number)
             elif count and proposal is not None:
                 self._of(request).of(number).match_length = proposal.match_length
                 self._by[request] = number
                 drafts[request] = proposal.token_ids[:count]
-        self._looks_next |= self._choice.trials.is_trying
+        for number in unready:
+            self._choice.trials.try_again(number)
+        if unready and chosen[0].is_trial:
+            # The time of a step in which only some draft tells little.
+            drafts, self._by = {}, {}
+        self._looks_next |= bool(unready) or self._choice.trials.is_trying
         # Whether drafts pay is the ledger's business, see draft_ledger.py.
         if not any(each.num_tokens for each in chosen):
             longest = max(each.match_length for own in proposals for each in own if each)
@@ -488,6 +498,7 @@ class Speculator:
         if not self._lengths[drafter].drafts_always:
             return True
         before, self._drafted_at = self._drafted_at, self._num_steps
+        self._drafted_by = drafter
         return self._num_steps - before == 1
 
     def _book_saving(

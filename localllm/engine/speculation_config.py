@@ -72,12 +72,6 @@ class SpeculationConfig:
         """Whether it is asked for by its own name."""
         return kind in self.drafter.split("+")
 
-    @property
-    def names_head(self) -> bool:
-        """Whether a head is asked for by name, and not only used if there is one."""
-        named = (self.eagle_head, self.draft_model)
-        return self.needs("head") or any(each is not None for each in named)
-
 
 def _is_drafter(name: str) -> bool:
     kind, colon, model = name.partition(":")

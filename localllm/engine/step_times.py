@@ -1,6 +1,6 @@
 """The time of a step on this machine by its number of rows, measured while the engine runs."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Collection
 from math import inf, log2
@@ -44,10 +44,9 @@ class StepTimes:
 
     def knows(self, num_rows: int, least: int = 1) -> bool:
         """Whether `least` steps of about `num_rows` rows have been measured."""
-        near = bisect_left(self._rows, num_rows / _NEAR)
-        if near == len(self._rows) or self._rows[near] > num_rows * _NEAR:
-            return False
-        return len(self._times[self._rows[near]]) >= least
+        first = bisect_left(self._rows, num_rows / _NEAR)
+        near = self._rows[first : bisect_right(self._rows, num_rows * _NEAR)]
+        return sum(len(self._times[rows]) for rows in near) >= least
 
     def seconds(self, num_rows: int) -> float | None:
         """The estimated seconds of a step; None if none was measured.

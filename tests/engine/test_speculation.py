@@ -2,7 +2,7 @@
 loses more than what it takes to find that out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from random import Random
 from typing import Any
@@ -480,6 +480,47 @@ def test_in_a_batch_a_trial_tells_what_a_token_of_each_request_costs() -> None:
     speculator = Speculator([Proposer("head", head, lengths)], 15, lambda: 0.0)
     found = simulate(speculator, texts, lambda rows: 1e-3 * (1 + 0.01 * rows), 2.5e-4)
     assert found.num_steps < 1500 + 768 + 750 / 1.9, found
+
+
+class UnreadyHead(SetHead):
+    """Has to be prepared for each request, one in a step."""
+
+    def __init__(self, answers: Callable[[Request], Sequence[int]], chance: float) -> None:
+        super().__init__(answers, chance)
+        self._ready, self._unready = set[Request](), list[Request]()
+        # The requests that each step has drafted for, of those with any.
+        self.drafted: list[int] = []
+
+    def propose(self, request: Request, count: int) -> Proposal | None:
+        proposal = super().propose(request, count)
+        is_ready = request in self._ready
+        return None if proposal is None else proposal._replace(is_ready=is_ready)
+
+    def prepare(self, request: Request, *, is_trial: bool) -> None:
+        if request not in self._unready:
+            self._unready.append(request)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._unready)
+
+    def work(self, batch: ScheduledBatch) -> None:
+        self._ready.add(self._unready.pop())
+
+    def complete(self, batch: ScheduledBatch, own: Collection[Request]) -> None:
+        if own:
+            self.drafted.append(len(own))
+
+
+def test_a_trial_in_a_batch_begins_once_all_are_ready_and_ends_soon_if_it_gives_nothing() -> None:
+    texts = [(random_text(i, 50), random_text(100 + i, 200)) for i in range(8)]
+    by_prompt = {tuple(prompt): answer for prompt, answer in texts}
+    head = UnreadyHead(lambda r: by_prompt[tuple(r.token_ids[: r.num_prompt_tokens])], 0.0)
+    lengths = DraftLengths(4, has_matches=False)
+    speculator = Speculator([Proposer("head", head, lengths)], 15, lambda: 0.0)
+    # Beside the drafts of eight rows a step takes twice the time: nobody drafts unless to try.
+    simulate(speculator, texts, lambda rows: 1e-3 * max(1.0, rows / 8), 0.0)
+    assert head.drafted == [8] * 3
 
 
 def test_an_unlikely_drafter_does_not_keep_another_from_drafting() -> None:
