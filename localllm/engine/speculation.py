@@ -125,7 +125,7 @@ class Speculator:
         self._nap, self._slept = 0, 0
         # Whether there was a look for drafts in the newest step.
         self.is_looking = False
-        self._looks_next = self._is_resting = False
+        self._looks_next = False
         # The number of steps so far, and at the last one with drafts of a drafter that could draft
         # always, and the number of that drafter.
         self._num_steps, self._drafted_at, self._drafted_by = 0, -_SLOW_STEPS - 1, 0
@@ -221,8 +221,7 @@ class Speculator:
             ledger.pass_steps(num_steps)
         if self._choice.all_pause:
             return {}
-        self._is_resting = self._choice.rests()
-        if self._is_resting:
+        if self._choice.rests():
             return {}
         self._since_look += num_steps
         is_due = self._looks_next or self._num_quiet < _QUIET_LOOKS
@@ -338,7 +337,9 @@ class Speculator:
             if min(ledger.left for ledger in self._choice.ledgers) <= _NAP:
                 return False
         else:
-            if self.is_looking or self._is_resting or self._looks_next or self._since_look <= 1:
+            if self.is_looking or self._choice.is_resting:
+                return False
+            if self._looks_next or self._since_look <= 1:
                 return False
             if self._since_look + _NAP >= self._interval:
                 return False

@@ -247,19 +247,20 @@ class SetHead(Oracle):
         return Proposal([t if ok else -2 for t, ok in zip(own, is_right, strict=True)], 0)
 
 
+def answers_of(texts: list[tuple[list[int], list[int]]]) -> Callable[[Request], list[int]]:
+    """Gives the answer to a request's prompt."""
+    by_prompt = {tuple(prompt): answer for prompt, answer in texts}
+    return lambda request: by_prompt[tuple(request.token_ids[: request.num_prompt_tokens])]
+
+
 def head_speculator(
     texts: list[tuple[list[int], list[int]]], chance: float, *others: Proposer
 ) -> Speculator:
     """`others`: who else proposes, whose times of steps without drafts it shares."""
-    by_prompt = {tuple(prompt): answer for prompt, answer in texts}
-
-    def answers(request: Request) -> list[int]:
-        return by_prompt[tuple(request.token_ids[: request.num_prompt_tokens])]
-
     plain = StepTimes()
     shared = [each._replace(lengths=each.lengths.fresh(plain)) for each in others]
     lengths = DraftLengths(4, plain, has_matches=False)
-    head = Proposer("head", SetHead(answers, chance), lengths)
+    head = Proposer("head", SetHead(answers_of(texts), chance), lengths)
     return Speculator([*shared, head], 15, lambda: 0.0)
 
 
@@ -474,8 +475,7 @@ def test_a_head_that_was_useless_for_long_is_tried_again() -> None:
 def test_in_a_batch_a_trial_tells_what_a_token_of_each_request_costs() -> None:
     # A pass of the head takes a quarter of a step: three tokens of one request take three passes.
     texts = [(random_text(i, 50), random_text(100 + i, 3000)) for i in range(8)]
-    by_prompt = {tuple(prompt): answer for prompt, answer in texts}
-    head = LateHead(lambda r: by_prompt[tuple(r.token_ids[: r.num_prompt_tokens])], 1500)
+    head = LateHead(answers_of(texts), 1500)
     lengths = DraftLengths(4, has_matches=False)
     speculator = Speculator([Proposer("head", head, lengths)], 15, lambda: 0.0)
     found = simulate(speculator, texts, lambda rows: 1e-3 * (1 + 0.01 * rows), 2.5e-4)
@@ -514,8 +514,7 @@ class UnreadyHead(SetHead):
 
 def test_a_trial_in_a_batch_begins_once_all_are_ready_and_ends_soon_if_it_gives_nothing() -> None:
     texts = [(random_text(i, 50), random_text(100 + i, 200)) for i in range(8)]
-    by_prompt = {tuple(prompt): answer for prompt, answer in texts}
-    head = UnreadyHead(lambda r: by_prompt[tuple(r.token_ids[: r.num_prompt_tokens])], 0.0)
+    head = UnreadyHead(answers_of(texts), 0.0)
     lengths = DraftLengths(4, has_matches=False)
     speculator = Speculator([Proposer("head", head, lengths)], 15, lambda: 0.0)
     # Beside the drafts of eight rows a step takes twice the time: nobody drafts unless to try.

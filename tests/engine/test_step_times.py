@@ -2,7 +2,7 @@
 
 import pytest
 
-from localllm.engine.step_times import DraftCosts
+from localllm.engine.step_times import DraftCosts, StepTimes
 
 
 def test_few_steps_tell_nothing() -> None:
@@ -32,3 +32,12 @@ def test_a_cost_measured_long_ago_is_forgotten_whatever_the_length_was() -> None
     found = costs.factor(1, 5)
     assert found is not None
     assert found > 2.6
+
+
+def test_steps_of_all_sizes_nearby_count_as_known() -> None:
+    times = StepTimes()
+    for rows in (7, 8, 8, 8, 20):
+        times.add(rows, 1e-3)
+    assert times.knows(8, 4)
+    assert not times.knows(8, 5)
+    assert not times.knows(12)

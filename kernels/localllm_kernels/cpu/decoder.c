@@ -93,8 +93,7 @@ static void rotate(const Team *team, const Forward *f, const Layer *layer, Rotat
   if (f->batch->growth) team_scale_rows(team, s->query, f->batch->growth, rows, q_width);
 }
 
-/* From the outputs of the first product to the inputs of the second, or only to the keys and values.
- */
+/* From the first product's outputs to the second's inputs, or only to the keys and values. */
 static void attend(const Team *team, const Forward *f, const Layer *layer, int only_stores) {
   const Decoder *d = f->decoder;
   const Batch *b = f->batch;
