@@ -50,7 +50,7 @@ class Case:
         self.permutation = torch.randperm(width_in, generator=generator) if is_permuted else None
         self.bias = torch.randn(width_out, generator=generator).to(dtype) if has_bias else None
         self.workspace = Workspace(
-            torch.device(device), fragment_rows=MAX_TILE_ROWS if fragments else 0
+            torch.device(device), fragment_rows=range(1, MAX_TILE_ROWS + 1 if fragments else 1)
         )
         for name in ("codes", "scales", "zeros", "permutation", "bias"):
             value = getattr(self, name)
@@ -92,7 +92,7 @@ class Case:
         inputs, is exact in it. Fragments add up 128 and the code in float32, for up to eight rows.
         """
         wide, weight = x.double(), self.dense()
-        fragments = self.workspace.fragment_rows > 0 and self.dtype != torch.float32
+        fragments = bool(self.workspace.fragment_rows) and self.dtype != torch.float32
         rounded = unit(self.dtype) if len(x) > MAX_SLICED_ROWS else 0.0
         if around.norm is not None:
             mean = wide.square().mean(-1, keepdim=True)

@@ -41,17 +41,19 @@ SECOND_WAYS = frozenset((Piece.FRAGMENTS, Piece.KEY_FRAGMENTS))
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`to_torch`: the pieces that torch computes; `fragment_rows`: the most rows of a product that
-    uses the fragments, 0 for none; `key_fragments`: whether attention over 8-bit keys uses them.
+    """`to_torch`: the pieces that torch computes; `fragment_rows`: the numbers of rows for which
+    products use the fragments; `key_fragments`: whether attention over 8-bit keys uses them.
     """
 
     to_torch: frozenset[Piece] = frozenset()
-    fragment_rows: int = 0
+    fragment_rows: range = range(0)
     key_fragments: bool = False
 
     def __str__(self) -> str:
         """Always written in one way, since the keys of cached prefixes contain it."""
-        return f"{','.join(sorted(self.to_torch))};{self.fragment_rows};{int(self.key_fragments)}"
+        rows = self.fragment_rows
+        fragments = f"{rows.start}-{rows.stop - 1}" if rows else "0"
+        return f"{','.join(sorted(self.to_torch))};{fragments};{int(self.key_fragments)}"
 
 
 ALL_OWN = Choice()

@@ -31,10 +31,11 @@ def _quantize_kernel(x_ptr, codes_ptr, scales_ptr, width, BLOCK: tl.constexpr):
     at, inside = row.to(tl.int64) * width + columns, columns < width
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(x), axis=0)
-    factor = tl.where(largest > 0.0, 448.0 / largest, 0.0)
+    # Divided exactly, as by torch: x is often half-way between two codes.
+    factor = tl.where(largest > 0.0, tl.div_rn(448.0, largest), 0.0)
     tl.store(codes_ptr + at, (x * factor).to(codes_ptr.dtype.element_ty), mask=inside)
     # A value that is not finite makes the scale so too, and with it the row's results.
-    tl.store(scales_ptr + row, largest / 448.0 + tl.sum(x - x, axis=0))
+    tl.store(scales_ptr + row, tl.div_rn(largest, 448.0) + tl.sum(x - x, axis=0))
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits"])

@@ -11,10 +11,12 @@ A turn is 128 inputs per warp; the words of the next turn are loaded meanwhile.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localllm_kernels.int4_finish import finish, sums_of_programs
 from localllm_kernels.int4_turn import (
     ends_group,
+    fetch_words,
     group_pointers,
     groups_of_turn,
     of_groups,
@@ -32,7 +34,7 @@ from localllm_kernels.matrix_units import (
 )
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_splits"])
+@triton.jit(do_not_specialize=["num_rows", "num_splits", "ahead"])
 def _fragment_kernel(
     x_ptr,
     words_ptr,
@@ -49,6 +51,7 @@ def _fragment_kernel(
     width_out,
     num_blocks,
     num_splits,
+    ahead,
     eps,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
@@ -60,9 +63,12 @@ def _fragment_kernel(
     EIGHTS: tl.constexpr,
     WARPS: tl.constexpr,
     PTX: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """`x_ptr` and `norm_ptr`: int64, four 16-bit floats each, of the type of `out_ptr`; EIGHTS: the
-    number of rows over 8, rounded up to a power of two; IS_EVEN: the inputs are whole turns.
+    number of rows over 8, rounded up to a power of two; IS_EVEN: the inputs are whole turns;
+    OVERLAPS: whether the launch overlaps the one before, see `Workspace`; if so, `ahead`: the turns
+    whose words are brought into the L2 cache before its results are waited for.
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     is_bf16: tl.constexpr = dtype == tl.bfloat16
@@ -92,7 +98,13 @@ def _fragment_kernel(
     of_scales = group_pointers(scales_ptr, tiles, g, num_groups, GROUP, IS_EVEN)
     of_zeros = group_pointers(zeros_ptr, tiles, g, num_groups, GROUP, IS_EVEN)
     mine = 2 * (thread // 32)
+    if OVERLAPS:
+        fetched = tl.minimum(start + ahead * (2 * WARPS), end)
+        fetch_words(words_ptr, tiles, num_blocks, thread, start, fetched)
     words = words_of_turn(of_words, start + mine, num_blocks)
+    if OVERLAPS:
+        gdc_wait()
+        gdc_launch_dependents()
     for first in range(start, end, 2 * WARPS):
         block = first + mine
         later = words_of_turn(of_words, block + 2 * WARPS, num_blocks)
@@ -160,12 +172,12 @@ def _fragment_kernel(
         words = later
     VECTORS: tl.constexpr = (10 if HAS_NORM else 8) * EIGHTS
     found = ()
-    for r in tl.static_range(8 * EIGHTS):
-        found = found + (_over_warps(totals[r], WARPS),)
+    for n in tl.static_range(2 * EIGHTS):
+        found = found + _over_warps(four_of(totals, n), WARPS)
     if HAS_NORM:
         for n in tl.static_range(EIGHTS):
-            for c in tl.static_range(2):
-                found = found + (_diagonal(_over_warps(squares[4 * n + c], WARPS), c),)
+            sums = _over_warps(four_of(squares, n), WARPS)
+            found = found + (_diagonal(sums[0], 0), _diagonal(sums[1], 1))
     if num_splits > 1:
         found, is_done = sums_of_programs(
             found, VECTORS, parts_ptr, counters_ptr, task, split, num_splits
@@ -198,9 +210,15 @@ def _four_inputs(ptr, block, t, step: tl.constexpr, fours, IS_EVEN: tl.constexpr
 
 
 @triton.jit
-def _over_warps(values, WARPS: tl.constexpr):
-    """[threads] -> [32]: the sums over warps."""
-    return tl.sum(tl.reshape(values, [WARPS, 32]), axis=0)
+def _over_warps(four, WARPS: tl.constexpr):
+    """Four [threads] -> four [32]: the sums over warps, which exchange all four at once."""
+    pairs = tl.join(tl.join(four[0], four[1]), tl.join(four[2], four[3]))
+    sums = tl.sum(tl.reshape(pairs, [WARPS, 32, 2, 2]), axis=0)
+    # In the last axis the values that were joined last.
+    even, odd = tl.split(sums)
+    first, second = tl.split(even)
+    third, fourth = tl.split(odd)
+    return first, second, third, fourth
 
 
 @triton.jit

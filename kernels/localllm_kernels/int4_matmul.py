@@ -42,10 +42,13 @@ MAX_NORM_ROWS = 16
 MAX_SLICED_ROWS = 192
 SYMMETRIC_ZERO = 8
 TURN = 2 * BLOCK  # inputs per warp and turn in the kernels without tiles
-# Warps per processor that keep enough loads in flight.
-WARPS_EACH = 16
+AHEAD = 4  # turns whose words are brought into the L2 cache, where launches overlap
 MAGIC = 0x4B000000  # the bits of 2^23
 Way = Literal["fragments", "row", "tiles"]
+# The fewest warps of a program, and how many a processor should have at least, as tuning found for
+# the products of an 8B model on an H100. The kernel for one row is bound by its instructions, so it
+# takes more; with many rows, threads need more registers.
+_WARPS = {"row": (8, 15.0), "fragments": (1, 7.0), "many rows": (1, 3.5)}
 
 
 def int4_matmul(
@@ -84,8 +87,8 @@ def _launch(
     config = workspace.tunings.config(
         f"int4 {way}",
         (rows, outputs, num_blocks, weight.group_size, int(around.is_gated)),
-        lambda: _choose(way, rows, outputs, num_blocks, workspace.num_processors, around.is_gated),
-        _vary,
+        lambda: _choose(way, rows, outputs, num_blocks, workspace, around.is_gated),
+        _vary if way == "tiles" or not workspace.overlaps else _vary_ahead,
     )
     num_tasks = triton.cdiv(outputs, config.block_n)
     num_parts = num_tasks * config.num_splits if config.num_splits > 1 else 0
@@ -117,6 +120,10 @@ def _launch(
     }
     is_even = width_in % (config.num_warps * TURN) == 0
     grid = (num_tasks, config.num_splits)
+    if way != "tiles":
+        arguments["ahead"] = config.ahead
+        arguments["OVERLAPS"] = workspace.overlaps
+        arguments |= workspace.launch_options
     if way == "fragments":
         _fragment_kernel[grid](
             **arguments,
@@ -139,7 +146,7 @@ def _launch(
 
 def _way(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Way:
     """The same for all parts, even if the last has one row: that is one kernel less to compile."""
-    takes_fragments = min(len(x), MAX_TILE_ROWS) <= workspace.fragment_rows and x.itemsize == 2
+    takes_fragments = min(len(x), MAX_TILE_ROWS) in workspace.fragment_rows and x.itemsize == 2
     if takes_fragments and weight.permutation is None:
         return "fragments"
     return "row" if len(x) == 1 else "tiles"
@@ -158,31 +165,36 @@ def _part_size(way: Way, rows: int, config: TileConfig) -> int:
 
 
 def _choose(
-    way: Way, rows: int, outputs: int, num_blocks: int, num_processors: int, is_gated: bool
+    way: Way, rows: int, outputs: int, num_blocks: int, workspace: Workspace, is_gated: bool
 ) -> TileConfig:
     """Tiles such that each processor of the GPU has enough work, if the weight is large enough."""
+    num_processors, ahead = workspace.num_processors, 0
     if way == "tiles":
         block_m = max(16, rows)
         # 64 outputs of 64 rows would not fit into the registers.
         block_n, block_k, num_warps = 32 if block_m == 64 else 64, BLOCK, 4
         wanted = triton.cdiv(2 * num_processors, triton.cdiv(outputs, block_n))
     else:
-        block_m, block_n, num_warps = rows, TILE if is_gated else 2 * TILE, 4
+        block_m, block_n = rows, TILE if is_gated else 2 * TILE
         num_tasks = triton.cdiv(outputs, block_n)
-        # The more rows, the more registers a thread needs.
-        most_warps = 16 if rows <= 16 else 8
+        ahead = AHEAD if workspace.overlaps else 0
+        num_warps, warps_each = _WARPS[way if rows <= 16 else "many rows"]
+        if num_blocks * BLOCK % (num_warps * TURN):
+            num_warps = min(num_warps, 4)
+        # As many warps as fit at once: a program of sixteen fills a processor.
+        most_warps = 16 if rows <= 16 and num_tasks <= num_processors else 8
         while (
             num_warps < most_warps
-            and num_tasks * num_warps < WARPS_EACH * num_processors
+            and num_tasks * num_warps < warps_each * num_processors
             and num_blocks * BLOCK % (2 * num_warps * TURN) == 0
         ):
             num_warps *= 2
         block_k = num_warps * TURN
-        wanted = triton.cdiv(WARPS_EACH * num_processors, num_tasks * num_warps)
+        wanted = triton.cdiv(int(warps_each * num_processors), num_tasks * num_warps)
     # Parts shorter than a turn, or than two blocks, cost more to add up than they save.
     most = max(1, num_blocks * BLOCK // max(block_k, TURN))
-    num_splits = 1 if num_processors == 1 else min(wanted, most)
-    return TileConfig(block_m, block_n, block_k, num_splits, num_warps)
+    num_splits = min(wanted, most) if workspace.splits and num_processors > 1 else 1
+    return TileConfig(block_m, block_n, block_k, num_splits, num_warps, ahead)
 
 
 def _vary(config: TileConfig) -> list[TileConfig]:
@@ -194,6 +206,13 @@ def _vary(config: TileConfig) -> list[TileConfig]:
         replace(other, block_k=other.num_warps * TURN)
         for other in neighbours(config, Ranges((outputs, outputs), (0, 0)))
     ]
+
+
+def _vary_ahead(config: TileConfig) -> list[TileConfig]:
+    """The same, and more or fewer turns ahead."""
+    others = [each for each in (0, 2, 4, 8, 16) if each in (config.ahead // 2, config.ahead * 2, 2)]
+    ahead = [replace(config, ahead=each) for each in others if each != config.ahead]
+    return [*_vary(config), *ahead]
 
 
 def _by_library(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Tensor:
@@ -262,7 +281,7 @@ def int4_matmul_reference(
     return out if around.residual is None else out + around.residual.double()
 
 
-_SIZES = ("width_in", "width_out", "num_blocks", "num_splits")
+_SIZES = ("width_in", "width_out", "num_blocks", "num_splits", "ahead")
 _SIGNATURE = {
     **dict.fromkeys(("x_ptr", "scales_ptr", "bias_ptr", "norm_ptr", "residual_ptr"), "*bf16"),
     "out_ptr": "*bf16",
@@ -278,9 +297,11 @@ _SIGNATURE = {
 }
 
 
-def _spec(way: Way, rows: int, group: int, around: str) -> AotSpec:
+def _spec(way: Way, rows: int, group: int, around: str, *, overlaps: bool = False) -> AotSpec:
     is_gated = around == "gate"
-    config = _choose(way, rows, 4096, 64, 132, is_gated)
+    workspace = Workspace(torch.device("cpu"))
+    workspace.num_processors = 132
+    config = _choose(way, rows, 4096, 64, workspace, is_gated)
     kernel = {"fragments": _fragment_kernel, "row": _row_kernel, "tiles": _tile_kernel}[way]
     inputs = BLOCK if way == "tiles" else config.num_warps * TURN
     outputs = config.block_n * (2 if is_gated else 1)
@@ -296,6 +317,7 @@ def _spec(way: Way, rows: int, group: int, around: str) -> AotSpec:
         "EIGHTS": rows // 8,
         "WARPS": config.num_warps,
         "PTX": True,
+        "OVERLAPS": overlaps,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
     }
@@ -303,10 +325,11 @@ def _spec(way: Way, rows: int, group: int, around: str) -> AotSpec:
     arguments = kernel.arg_names
     return AotSpec(
         kernel,
-        f"{rows} rows groups of {group} {around}",
+        f"{rows} rows groups of {group} {around}{', overlapping' if overlaps else ''}",
         {name: kind for name, kind in {**_SIGNATURE, **types}.items() if name in arguments},
         {name: value for name, value in constants.items() if name in arguments},
         config.num_warps,
+        min_capability=90 if overlaps else 80,
         multiples_of_16=("width_in", "width_out", "num_blocks", "magic"),
         # A few values from before the loop, on sm_100 and sm_120.
         max_stack=24 if way == "fragments" else 0,
@@ -318,9 +341,11 @@ AOT_SPECS = [
     _spec("row", 1, 128, "norm"),
     _spec("row", 1, 128, "residual"),
     _spec("row", 1, 32, "gate"),
+    _spec("row", 1, 128, "gate", overlaps=True),
     _spec("fragments", 8, 128, "norm"),
     _spec("fragments", 8, 128, "residual"),
     _spec("fragments", 8, 32, "gate"),
+    _spec("fragments", 8, 128, "norm", overlaps=True),
     _spec("fragments", 16, 128, "gate"),
     _spec("fragments", 64, 128, "gate"),
     _spec("tiles", 16, 128, "norm"),

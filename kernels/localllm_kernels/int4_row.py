@@ -8,10 +8,12 @@ for the code's place. (Frantar et al. 2024, "MARLIN", section 3, for the mantiss
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localllm_kernels.int4_finish import finish, sums_of_programs
 from localllm_kernels.int4_turn import (
     ends_group,
+    fetch_words,
     group_pointers,
     groups_of_turn,
     of_groups,
@@ -22,7 +24,7 @@ from localllm_kernels.int4_turn import (
 )
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "ahead"])
 def _row_kernel(
     x_ptr,
     words_ptr,
@@ -39,6 +41,7 @@ def _row_kernel(
     width_out,
     num_blocks,
     num_splits,
+    ahead,
     magic,
     eps,
     GROUP: tl.constexpr,
@@ -50,9 +53,11 @@ def _row_kernel(
     IS_GATED: tl.constexpr,
     IS_EVEN: tl.constexpr,
     WARPS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """`magic`: 0x4B000000, the bits of 2^23, hidden from the compiler: a constant would take one
-    more instruction per code. IS_EVEN: the inputs are whole turns.
+    more instruction per code. IS_EVEN: the inputs are whole turns; `ahead`, OVERLAPS: see
+    int4_fragments.py.
     """
     COUNT: tl.constexpr = groups_of_turn(GROUP)
     task, split = tl.program_id(0), tl.program_id(1)
@@ -72,7 +77,13 @@ def _row_kernel(
     of_scales = group_pointers(scales_ptr, tiles, g, num_groups, GROUP, IS_EVEN)
     of_zeros = group_pointers(zeros_ptr, tiles, g, num_groups, GROUP, IS_EVEN)
     mine = 2 * (thread // 32)
+    if OVERLAPS:
+        fetched = tl.minimum(start + ahead * (2 * WARPS), end)
+        fetch_words(words_ptr, tiles, num_blocks, thread, start, fetched)
     words = words_of_turn(of_words, start + mine, num_blocks)
+    if OVERLAPS:
+        gdc_wait()
+        gdc_launch_dependents()
     for first in range(start, end, 2 * WARPS):
         block = first + mine
         later = words_of_turn(of_words, block + 2 * WARPS, num_blocks)
@@ -116,10 +127,8 @@ def _row_kernel(
                 totals = more
                 sums, sum_x = (nothing,) * 4, nothing
         words = later
-    found = ()
-    for r in tl.static_range(4):
-        found = found + (_over_lanes(totals[r], WARPS),)
-    found = found + (_over_lanes(squares, WARPS),)
+    found = _over_lanes(totals, WARPS)
+    found = found + (tl.sum(tl.sum(tl.reshape(squares, [WARPS, 8, 4]), axis=2), axis=0),)
     if num_splits > 1:
         found, is_done = sums_of_programs(
             found, 5, parts_ptr, counters_ptr, task, split, num_splits
@@ -167,6 +176,13 @@ def _code(word, magic, place: tl.constexpr):
 
 
 @triton.jit
-def _over_lanes(values, WARPS: tl.constexpr):
-    """[threads] -> [8]: the sums over warps, and over the lanes that have the same g."""
-    return tl.sum(tl.sum(tl.reshape(values, [WARPS, 8, 4]), axis=2), axis=0)
+def _over_lanes(four, WARPS: tl.constexpr):
+    """Four [threads] -> four [8]: the sums over warps, and over the lanes that have the same g;
+    warps exchange all four at once.
+    """
+    pairs = tl.join(tl.join(four[0], four[1]), tl.join(four[2], four[3]))
+    sums = tl.sum(tl.sum(tl.reshape(pairs, [WARPS, 8, 4, 2, 2]), axis=2), axis=0)
+    even, odd = tl.split(sums)
+    first, second = tl.split(even)
+    third, fourth = tl.split(odd)
+    return first, second, third, fourth

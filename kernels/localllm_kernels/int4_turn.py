@@ -1,5 +1,9 @@
 """What a warp reads of a 4-bit weight in one turn of the kernels without tiles: 128 inputs of two
 tiles, 32 outputs, in the layout of `int4_weight.py`. All tensors are [threads].
+
+A compiler places loads late, to need few registers, so what a turn loads for the next one arrives
+after it is needed. The words of a program's first turns are therefore brought into the L2 cache
+first, which takes no register, and even before the kernel waits for its inputs.
 """
 
 import triton
@@ -55,6 +59,24 @@ def words_of_turn(pointers, block, num_blocks):
             place = tl.minimum(block + b, num_blocks - 1) * 128
             words = words + split_four(tl.load(pointers[m] + place[:, None]))
     return words
+
+
+@triton.jit
+def fetch_words(words_ptr, tiles, num_blocks, thread, first, end):
+    """Bring both tiles' words from block `first` up to `end` into the L2 cache. Those of a tile are
+    contiguous, so one thread asks for all (PTX ISA, "cp.async.bulk.prefetch"; capability 9.0).
+    """
+    tile = tl.where(thread == 0, tiles[0], tiles[1])
+    num_bytes = tl.where((thread < 2) & (first < end), (end - first) * 512, 0)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0;"
+        " @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0; }",
+        "=r,l,r",
+        [(words_ptr + (tile * num_blocks + first) * 128).to(tl.int64), num_bytes],
+        tl.int32,
+        False,
+        1,
+    )
 
 
 @triton.jit

@@ -40,10 +40,13 @@ MIN_SLICE_BYTES, MAX_SLICE_BYTES = 16 << 20, 64 << 20
 class Workspace:
     """Memory that the launches on one stream use one after another.
 
-    `num_processors` and `capability` (as 90) of the device determine the tiles; `num_processors` is
-    1 if sums must not be split among programs. `fragment_rows`: the most rows for which products
-    use the kernel that reads operands as the matrix units want them; `key_fragments`: whether
-    attention over 8-bit keys does.
+    `num_processors` and `capability` (as 90) of the device determine the tiles; `splits`: whether
+    sums may be split among programs. `fragment_rows`: the numbers of rows for which products use
+    the kernel that reads operands as the matrix units want them; `key_fragments`: whether attention
+    over 8-bit keys does.
+
+    `overlaps`: whether a launch may start while the one before still runs, and waits in the kernel
+    until that one has ended ("Programmatic Dependent Launch", CUDA C++ Programming Guide; 9.0).
     """
 
     def __init__(
@@ -52,16 +55,19 @@ class Workspace:
         *,
         splits: bool = True,
         tunings: Tunings | None = None,
-        fragment_rows: int = 0,
+        fragment_rows: range = range(0),
         key_fragments: bool = False,
     ) -> None:
         self.tunings = tunings or Tunings()
+        self.splits = splits
         self.fragment_rows, self.key_fragments = fragment_rows, key_fragments
         self.num_processors, self.capability, self.slice_bytes = 1, 80, MIN_SLICE_BYTES
+        self.overlaps = False
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
-            self.num_processors = properties.multi_processor_count if splits else 1
+            self.num_processors = properties.multi_processor_count
             self.capability = 10 * properties.major + properties.minor
+            self.overlaps = self.capability >= 90 and torch.version.hip is None
             # A dequantized slice is read again at once, and stays in the L2 cache until then.
             in_cache = getattr(properties, "L2_cache_size", 0) * 3 // 4
             self.slice_bytes = min(max(in_cache, self.slice_bytes), MAX_SLICE_BYTES)
@@ -71,9 +77,14 @@ class Workspace:
         # Captured launches go on using these.
         self._outgrown: list[Tensor] = []
 
+    @property
+    def launch_options(self) -> dict[str, bool]:
+        """Options of a launch whose kernel waits for the one before by itself."""
+        return {"launch_pdl": True} if self.overlaps else {}
+
     def splits_for(self, num_tasks: int) -> int:
         """Programs per task such that each processor has two; one if sums are not split."""
-        if self.num_processors == 1:
+        if self.num_processors == 1 or not self.splits:
             return 1
         return max(1, 2 * self.num_processors // max(1, num_tasks))
 
@@ -108,7 +119,9 @@ def tile_config(
     return workspace.tunings.config(
         kernel,
         (rows, width_out, width_in),
-        lambda: choose_tiles(rows, width_out, width_in, workspace.num_processors),
+        lambda: choose_tiles(
+            rows, width_out, width_in, workspace.num_processors if workspace.splits else 1
+        ),
         vary_8_bits,
     )
 

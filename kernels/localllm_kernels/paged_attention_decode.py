@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localllm_kernels.aot import AotSpec, Work
 from localllm_kernels.attention_fragments import KEYS_EACH, _fragment_decode_kernel
@@ -73,9 +74,14 @@ def _decode_kernel(
     MIN_TILES: tl.constexpr,
     MAX_PARTS: tl.constexpr,
     UNROLL: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
+    """OVERLAPS: whether the launch overlaps the one before, see `Workspace`."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     seq, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if OVERLAPS:
+        gdc_wait()
+        gdc_launch_dependents()
     first_query = tl.load(starts_ptr + seq)
     num_queries = tl.load(starts_ptr + seq + 1) - first_query
     length = tl.load(lengths_ptr + seq).to(tl.int32)
@@ -254,6 +260,8 @@ def paged_attention_decode(
         parts_ptr=workspace.parts(num_parts * block_m * (block_d + 2)),
         BLOCK_M=block_m,
         BLOCK_D=block_d,
+        OVERLAPS=workspace.overlaps,
+        **workspace.launch_options,
         **_tile(block_m, block_d, query.itemsize, workspace.capability),
     )
     return out
@@ -281,6 +289,7 @@ def _spec(
     *,
     has_cap: bool = False,
     has_sinks: bool = False,
+    overlaps: bool = False,
 ) -> AotSpec:
     has_window = block_m == 32
     tile = _tile(block_m, head_dim, TYPE_BYTES[dtype], targets[0])
@@ -288,7 +297,8 @@ def _spec(
     return AotSpec(
         _decode_kernel,
         f"{dtype}, {kind} cache, {block_m} rows of {head_dim}"
-        + score_words(has_window, has_cap, has_sinks),
+        + score_words(has_window, has_cap, has_sinks)
+        + (", overlapping" if overlaps else ""),
         {
             **aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype),
             **SCORE_TYPES,
@@ -303,6 +313,7 @@ def _spec(
             **tile,
             "BLOCK_M": block_m,
             "MAX_PARTS": MAX_SPLITS,
+            "OVERLAPS": overlaps,
         },
         num_warps,
         max_stack=_max_stack(kind, block_m, dtype, has_sinks),
@@ -351,6 +362,7 @@ AOT_SPECS = [
     _fragment_spec("int8", 16, 128, has_window=False),
     _fragment_spec("int8", 8, 64, has_window=True),
     *(_spec(kind, 16, ALL) for kind in KINDS),
+    _spec("plain", 16, (90, 100, 120), overlaps=True),
     _spec("plain", 32, ALL),
     _spec("plain", 64, ALL),
     *(_spec("plain", rows, group, head_dim=256) for rows in (16, 64) for group in (NARROW, WIDE)),

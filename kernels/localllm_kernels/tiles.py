@@ -9,13 +9,16 @@ MIN_STEPS = 4  # per split: with fewer, adding up costs more than splitting save
 
 @dataclass(frozen=True, slots=True)
 class TileConfig:
-    """Rows, outputs and inputs of a tile; programs that share the inputs; warps per program."""
+    """Rows, outputs and inputs of a tile; programs that share the inputs; warps per program; turns
+    of a program's loop whose weights are brought into the L2 cache ahead, see int4_turn.py.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     num_splits: int
     num_warps: int
+    ahead: int = 0
 
     def grid(self, num_rows: int, width_out: int) -> tuple[int, int, int]:
         """Programs: by outputs, by rows, by parts of the inputs."""

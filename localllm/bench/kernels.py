@@ -96,7 +96,7 @@ class KernelCases:
         self.architecture, self.device, self.dtype = architecture, device, dtype
         self.workspace, self.ops = Workspace(device), triton_ops(device.type)
         self.by_fragments = triton_ops(device.type, choice=Choice(key_fragments=True))
-        self.fragments = Workspace(device, fragment_rows=MAX_TILE_ROWS)
+        self.fragments = Workspace(device, fragment_rows=range(1, MAX_TILE_ROWS + 1))
 
     def all(self) -> Iterator[Case]:
         """Products, attention, norms and gates, sampling."""

@@ -1,5 +1,6 @@
 """What the GPU does in a decode step, from a profiler trace: launches, gaps, idle time."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,9 +48,15 @@ def trace_decode(engine: Engine, batch: int, num_steps: int) -> list[Span]:
     )
 
 
+def _short(name: str) -> str:
+    """The name of a kernel without its arguments, as `at::native::gather` or `nvjet_sm90_tst`."""
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return name if name.startswith("Mem") else re.split(r"[<(]", name, maxsplit=1)[0]
+
+
 def summarize(spans: Sequence[Span], num_steps: int, num_layers: int) -> dict[str, Any]:
-    """Launches per step and per layer, the share of idle time, gaps, and the time of each kernel.
-    `spans` are sorted by start.
+    """Launches per step and per layer, the share of idle time, gaps, and the time of each kernel,
+    from when it begins to wait for the one before. `spans` are sorted by start.
     """
     if not spans:
         return {"launches": 0}
@@ -61,7 +68,7 @@ def summarize(spans: Sequence[Span], num_steps: int, num_layers: int) -> dict[st
     whole = end - spans[0].start_us
     by_name: Counter[str] = Counter()
     for span in spans:
-        by_name[span.name] += span.end_us - span.start_us  # type: ignore[assignment]
+        by_name[_short(span.name)] += span.end_us - span.start_us  # type: ignore[assignment]
     return {
         "launches": len(kernels),
         "launches_a_step": len(kernels) / num_steps,

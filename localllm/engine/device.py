@@ -133,6 +133,7 @@ def seconds_on_gpu(call: Callable[[], object]) -> float:
 def prepare(device: torch.device) -> None:
     """Create what libraries keep on a GPU before its memory is measured and divided."""
     if device.type == "cuda":
+        torch.empty(1, device=device)  # the context: torch warns if cuBLAS has to create it
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]
 
 

@@ -116,7 +116,7 @@ class _Products:
         has_fragments = isinstance(product, Int4Product) and product.weight.permutation is None
         if not has_fragments or self.sizes.dtype == torch.float32:
             return
-        choice = Choice(fragment_rows=max(FRAGMENT_ROWS))
+        choice = Choice(fragment_rows=range(1, MAX_TILE_ROWS + 1))
         ways = _together(self._read(place, self.tables(choice))), own, exact
         for rows in FRAGMENT_ROWS:
             for is_fused in (False, True):

@@ -198,5 +198,7 @@ def _is_sane(config: TileConfig) -> bool:
         and max(config.block_m, config.block_n) <= 512
         and config.block_k <= 4096
         and config.num_splits <= MAX_SPLITS
+        and type(config.ahead) is int
+        and 0 <= config.ahead <= 16
         and config.num_warps <= MAX_WARPS
     )

@@ -63,8 +63,8 @@ class Verdict:
     outcomes: tuple[Outcome, ...]
 
     def choice(self) -> Choice:
-        """The operators to use: torch's for each piece that is broken or slower, and fragments up
-        to the number of rows up to which they are right and faster.
+        """The operators to use: torch's for each piece that is broken or slower, and fragments for
+        the numbers of rows for which they are right and faster.
         """
         taken = {each.piece: each.is_taken for each in self.findings()}
         to_torch = frozenset(piece for piece, is_taken in taken.items() if not is_taken)
@@ -89,10 +89,10 @@ class Verdict:
         times = _mean_times(measured) if measured else 0.0
         broken = [each for each in cases if each.state in _BROKEN]
         if piece is Piece.FRAGMENTS:
-            most = self._fragment_rows()
-            if most:
-                used = [each for each in measured if each.rows <= most]
-                return Finding(piece, "good", f"up to {rows_of(most)}", _mean_times(used))
+            taken = self._fragment_rows()
+            if taken:
+                used = [each for each in measured if each.rows in taken]
+                return Finding(piece, "good", _rows_of_range(taken), _mean_times(used))
             if measured and not broken:
                 return Finding(piece, "slower", "", times)
         if broken:
@@ -105,17 +105,31 @@ class Verdict:
         is_slower = times <= 1 if piece in SECOND_WAYS else times * _SLOWER < 1
         return Finding(piece, "slower" if is_slower else "good", "", times)
 
-    def _fragment_rows(self) -> int:
-        most = 0
+    def _fragment_rows(self) -> range:
+        """Up to the first number of rows that is wrong or slower again. Numbers that were not
+        tried are computed like the next one that was.
+        """
+        least, most, before = 0, 0, 0
         tried = [each for each in self.outcomes if each.piece is Piece.FRAGMENTS]
         if any(each.state in ("crashed", "hung") for each in tried):
-            return 0  # other cases may be untried because of it
+            return range(0)  # other cases may be untried because of it
         for rows in sorted({each.rows for each in tried}):
             cases = [each for each in tried if each.rows == rows]
-            if any(each.state != "good" for each in cases) or _mean_times(cases) <= 1:
+            is_right = all(each.state == "good" for each in cases)
+            is_faster = is_right and _mean_times(cases) > 1
+            if is_faster:
+                least, most = least or before + 1, rows
+            elif most or not is_right:
                 break
-            most = rows
-        return most
+            before = rows
+        return range(least, most + 1) if most else range(0)
+
+
+def _rows_of_range(rows: range) -> str:
+    first, last = rows.start, rows.stop - 1
+    if first == last:
+        return rows_of(first)
+    return f"up to {rows_of(last)}" if first == 1 else f"{first} to {rows_of(last)}"
 
 
 def rows_of(count: int) -> str:

@@ -4,7 +4,12 @@ import pytest
 
 from localllm.bench.trace import Span, summarize
 
-STEP = [("Memcpy HtoD", 0, 1), ("norm", 2, 4), ("product", 4, 9), ("product", 9.5, 12)]
+STEP = [
+    ("Memcpy HtoD (Pinned -> Device)", 0, 1),
+    ("void at::(anonymous namespace)::norm<4, float>(float*, int)", 2, 4),
+    ("product", 4, 9),
+    ("product", 9.5, 12),
+]
 
 
 def test_launches_gaps_and_idle_time() -> None:
@@ -20,7 +25,11 @@ def test_launches_gaps_and_idle_time() -> None:
     assert found["step_us"] == pytest.approx(52 / 3)
     # A microsecond and a half in each step, and eight between two.
     assert found["idle_share"] == pytest.approx((3 * 1.5 + 2 * 8) / 52)
-    assert found["us_a_step"] == {"product": 7.5, "norm": 2.0, "Memcpy HtoD": 1.0}
+    assert found["us_a_step"] == {
+        "product": 7.5,
+        "at::norm": 2.0,
+        "Memcpy HtoD (Pinned -> Device)": 1.0,
+    }
 
 
 def test_what_overlaps_is_no_gap() -> None:

@@ -127,7 +127,8 @@ def make_engine(kind: str, fragment_rows: int, max_num_seqs: int) -> Engine:
     ops = triton_ops("cpu")
     workspace = ops.linears.workspace  # type: ignore[union-attr]
     workspace.num_processors, workspace.capability = 132, 90
-    workspace.fragment_rows = fragment_rows
+    workspace.overlaps = True
+    workspace.fragment_rows = range(1, fragment_rows + 1)
     model = load_model(
         drawn,
         architecture,

@@ -179,9 +179,20 @@ def test_fragments_are_taken_as_far_as_they_are_right_and_faster() -> None:
         return outcome(Piece.FRAGMENTS, state, rows, times)
 
     assert choice(outcome(Piece.INT4)) == Choice()
-    assert choice(fragments(1), fragments(8), fragments(16, times=0.9)) == Choice(fragment_rows=8)
-    assert choice(fragments(1), fragments(8, "wrong"), fragments(16)) == Choice(fragment_rows=1)
-    assert choice(fragments(1, times=0.5), fragments(8)) == Choice()
+
+    def rows(first: int, last: int) -> Choice:
+        return Choice(fragment_rows=range(first, last + 1))
+
+    assert choice(fragments(1), fragments(8), fragments(16, times=0.9)) == rows(1, 8)
+    assert choice(fragments(1), fragments(8, "wrong"), fragments(16)) == rows(1, 1)
+    # Two to seven rows are computed as eight are.
+    slow = fragments(1, times=0.5)
+    assert choice(slow, fragments(8), fragments(16)) == rows(2, 16)
+    assert choice(slow, fragments(8), fragments(16, times=0.9), fragments(32)) == rows(2, 8)
+    assert choice(slow, fragments(8, times=0.9)) == Choice()
+    assert choice(fragments(1, "wrong"), fragments(8)) == Choice()
+    found = Verdict("", "", (slow, fragments(8), fragments(16)))
+    assert [each.why for each in found.findings()] == ["2 to 16 rows"]
     # A crash settles the piece, so other places may not have been tried.
     assert choice(fragments(1), fragments(8, "crashed")) == Choice()
     assert choice(fragments(1, "unchecked"), fragments(8)) == Choice()
@@ -298,7 +309,7 @@ def test_what_torch_computes_stands_in_the_keys_of_cached_prefixes() -> None:
     sizes, drawn = asked.sizes, asked.weights
     loaded = build_decoder(drawn, drawn.resident_bytes, sizes.architecture, config)
     roots = set()
-    for choice in (Choice(), Choice(frozenset([Piece.GATE])), Choice(fragment_rows=8)):
+    for choice in (Choice(), Choice(frozenset([Piece.GATE])), Choice(fragment_rows=range(1, 9))):
         model = replace(loaded.model, ops=replace(loaded.model.ops, choice=choice))
         engine = build_engine(replace(loaded, model=model), config, frozenset(), "weights")
         roots.add(engine.scheduler.config.cache_root)

@@ -38,7 +38,7 @@ def device() -> torch.device:
 
 
 @pytest.mark.parametrize("fragments", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 8, 17, 64, 65, 300])
 @pytest.mark.parametrize(
     ("width_in", "width_out", "group", "is_symmetric"),
@@ -87,7 +87,7 @@ def test_int4_with_what_is_around(is_permuted: bool, num_rows: int, fragments: b
     case.check(num_rows, Around(residual=residual))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_rows", [1, 33, 64, 700])
 @pytest.mark.parametrize(("width_in", "width_out"), [(1024, 3072), (1040, 33), (4096, 512)])
 def test_8_bits(width_in: int, width_out: int, num_rows: int, dtype: torch.dtype) -> None:
@@ -123,8 +123,8 @@ def attend(batch: Batch, operator: Any, window: int | None, *first: Any, **more:
     )
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32])
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
 @pytest.mark.parametrize("window", [None, 1, 100])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(8, 2, 128), (5, 1, 64), (4, 4, 24), (16, 2, 256)]
@@ -157,7 +157,7 @@ def test_attention(
     torch.testing.assert_close(found.double(), expected, **close)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_is_between_the_products(dtype: torch.dtype) -> None:
     ops = triton_ops("cuda")
     x, residual = torch.randn(2, 33, 4096, device="cuda").to(dtype)
@@ -174,7 +174,7 @@ def test_what_is_between_the_products(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, getattr(TORCH_OPS, name)(*arguments), **close)
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str)
 def test_rotation_and_the_kv_write(kv_dtype: torch.dtype) -> None:
     qkv = torch.randn(7, 8 + 2 * 2, 128, device="cuda").bfloat16()
     angles = torch.rand(7, 64, device="cuda") * 7

@@ -29,7 +29,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("family", WIDE)
 def test_recurrences(family: str, dtype: torch.dtype) -> None:
     architecture = architecture_of({**small_config(family), **WIDE[family]})

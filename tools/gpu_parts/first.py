@@ -1,9 +1,9 @@
 """What a first run must show: kernels launch, are correct, and touch no memory but their own."""
 
+import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -11,18 +11,17 @@ from typing import Any
 
 from gpu_parts.place import LARGE, ROOT, Part, Place, say
 
-# Arguments of pytest, run in parallel, since most of the time goes to compiling.
+# Arguments of pytest. Most of the time of kernels goes to compiling, in several processes at once;
+# one test of the engine takes all memory.
 KERNEL_TESTS = (
-    ("tests/gpu/test_kernels.py", "-k", "attention and bfloat16"),
-    ("tests/gpu/test_kernels.py", "-k", "attention and not bfloat16"),
-    ("tests/gpu/test_kernels.py", "-k", "int4 and not attention"),
-    ("tests/gpu/test_kernels.py", "-k", "not int4 and not attention"),
+    *("tests/gpu/test_kernels.py", "tests/gpu/test_recurrences.py"),
+    *("-n", str(max(1, min(8, (os.cpu_count() or 1) // 2)))),
 )
-ENGINE_TESTS = (("tests/gpu/test_engine.py",),)
+ENGINE_TESTS = ("tests/gpu/test_engine.py",)
 # One test of each kind, since a launch takes a hundred times as long under the sanitizer.
 SANITIZED = (
     "tests/gpu/test_kernels.py::test_split_sums_replayed_from_a_graph",
-    "tests/gpu/test_kernels.py::test_attention[8-2-128-None-None-dtype0]",
+    "tests/gpu/test_kernels.py::test_attention[8-2-128-None-None-torch.bfloat16]",
 )
 
 
@@ -43,14 +42,16 @@ def driver(place: Place) -> None:
 
 
 def self_check(kind: str) -> Part:
-    """Check every operator of an 8B model against its reference, and time it against torch's."""
+    """Check every operator of an 8B model against its reference, and time it against torch's. The
+    verdict is kept, so the parts after it use the operators that a user's models would.
+    """
 
     def run(place: Place) -> None:
         import torch
 
+        from localllm.engine.listener import Listener
         from localllm.engine.loading import check_request, select_device
-        from localllm.engine.self_check import check_operators
-        from localllm.engine.verdict import Verdict
+        from localllm.engine.operator_choice import find_verdict
         from localllm.hub.catalog_shape import catalog_shape
         from localllm.model.random_weights import RandomWeights
 
@@ -61,39 +62,32 @@ def self_check(kind: str) -> Part:
         drawn = RandomWeights(config, spec, kind, torch.device("cuda"))  # type: ignore[arg-type]
         request = check_request(drawn, config, spec, place.config())
         began_s = time.monotonic()
-        outcomes = check_operators(request, say)
+        verdict = find_verdict(request, Listener(say, say), anew=True)
         place.keep("seconds", time.monotonic() - began_s)
-        verdict = Verdict("here", LARGE, outcomes)
+        if verdict is None:
+            raise RuntimeError("nothing could be checked")
         place.keep("choice", str(verdict.choice()))
         place.keep("findings", [asdict(finding) for finding in verdict.findings()])
-        place.keep("cases", [asdict(outcome) for outcome in outcomes])
+        place.keep("cases", [asdict(outcome) for outcome in verdict.outcomes])
 
     return run
 
 
-def tests(runs: tuple[tuple[str, ...], ...], seconds: float) -> Part:
+def tests(chosen: tuple[str, ...], seconds: float) -> Part:
     """Run some of tests/gpu; the suites for the interpreter run elsewhere."""
 
     def run(place: Place) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            started = []
-            for i, chosen in enumerate(runs):
-                command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
-                log = (Path(folder) / f"{i}").open("w+")
-                started.append((subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log), log))
-            deadline, codes = time.monotonic() + seconds, []
-            for chosen, (process, log) in zip(runs, started, strict=True):
-                try:
-                    codes.append(process.wait(max(1.0, deadline - time.monotonic())))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    codes.append(-1)
-                log.seek(0)
-                tail = log.read()[-3000:]
-                place.keep(" ".join(chosen), {"exit_code": codes[-1], "tail": tail})
-                log.close()
-        # 5: no test was selected.
-        place.keep("exit_code", int(any(code not in (0, 5) for code in codes)))
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+        log = place.out.with_suffix(".log") if place.out is not None else Path(os.devnull)
+        with log.open("w+") as output:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = -1
+        place.keep("tail", log.read_text()[-3000:])
+        place.keep("exit_code", int(code != 0))
 
     return run
 

@@ -32,12 +32,11 @@ class Place:
         return tiny if self.on_cpu else full
 
     def config(self, **options: Any) -> Any:
-        """An EngineConfig for the device, without the self-check of kernels, which is a part of
-        its own.
+        """An EngineConfig for the device. What is measured uses the operators that a user's model
+        would, so a part whose shape was never checked on this machine begins with that.
         """
         from localllm.engine.config import EngineConfig
 
-        options = {"self_check": False, **options}
         if self.on_cpu:
             return EngineConfig(device="cpu", backend="torch", **options)
         return EngineConfig(device="cuda", **options)

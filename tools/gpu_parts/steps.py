@@ -232,7 +232,7 @@ def tuned(place: Place) -> None:
 
     subject = place.open(LARGE, "int4", 1024, max_num_seqs=1)
     started, trials = time.monotonic(), 0
-    while time.monotonic() - started < 50 and subject.engine.work_ahead():
+    while time.monotonic() - started < 110 and subject.engine.work_ahead():
         trials += 1
     place.keep("trials", trials)
     place.keep("seconds", time.monotonic() - started)
