@@ -19,6 +19,7 @@ from localllm_kernels.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.cpu.build import BuildError, digest_of_sources, load_library
 from localllm_kernels.cpu.linear import CpuLinears, num_lanes
 from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.cpu.team import Team
 from localllm_kernels.driver import DriverError, start_driver
 from localllm_kernels.gate import GateKind, gate, gate_reference, sigmoid_gate_reference
 from localllm_kernels.gpu_linears import GpuLinears
@@ -83,6 +84,8 @@ class Ops:
     linears: Linears | None = None
     # Samples the tokens of a whole batch in one launch, where that avoids waiting for the device.
     sample: Callable[[Tensor, SamplingRows], Tensor] | None = None
+    # The library's threads on a CPU; None: all operators use torch's.
+    team: Team | None = None
     choice: Choice = ALL_OWN
     build: str = ""
 
@@ -205,8 +208,8 @@ def triton_ops(
 
 def cpu_ops(library_folder: Path | None = None) -> Ops:
     """The table of the C library, compiled if need be; see `load_library`. Raises: BuildError."""
-    library = load_library(library_folder)
-    own = CpuOps(library)
+    library, team = load_library(library_folder), Team()
+    own = CpuOps(library, team)
     return Ops(
         traits=C_TRAITS,
         rms_norm=own.rms_norm,
@@ -220,6 +223,7 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         short_conv=own.short_conv,
         recurrence=own.recurrence,
         sigmoid_gate=own.sigmoid_gate,
-        linears=CpuLinears(library),
+        linears=CpuLinears(library, team),
+        team=team,
         build=f"{digest_of_sources()} {num_lanes(library)}",
     )

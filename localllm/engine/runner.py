@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -196,6 +197,11 @@ class ModelRunner:
         """Compute the batch's tokens; returns the logits of the sampled positions, float32 [rows,
         vocab].
         """
+        team = self._model.ops.team
+        with team.alone() if team else nullcontext():
+            return self._forward(batch, hidden)
+
+    def _forward(self, batch: ScheduledBatch, hidden: Tensor | None) -> Tensor:
         copy_blocks(self._kv_cache, self._tables, batch.block_copies)
         inputs = build_forward_batch(
             batch,

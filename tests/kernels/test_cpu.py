@@ -17,6 +17,7 @@ from localllm_kernels.cpu import build, structs
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
 from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.cpu.team import Team
 from localllm_kernels.gate import GATE_KINDS, gate_reference
 from localllm_kernels.gumbel_argmax import gumbel_argmax_reference, gumbel_noise
 from localllm_kernels.kv_cache import CODE_LIMITS
@@ -32,12 +33,12 @@ pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no 
 
 @pytest.fixture
 def ops() -> CpuOps:
-    return CpuOps(load_library(cache_folder("kernels")))
+    return CpuOps(load_library(cache_folder("kernels")), Team())
 
 
 @pytest.fixture
 def linears() -> CpuLinears:
-    return CpuLinears(load_library(cache_folder("kernels")))
+    return CpuLinears(load_library(cache_folder("kernels")), Team())
 
 
 def assert_rows_alone(product: Callable[[Tensor], Tensor], x: Tensor) -> None:
@@ -382,7 +383,7 @@ def test_all_instruction_sets_give_the_same_bits(
             # Compiling is what takes long here; what is optimised does not change a bit.
             monkeypatch.setattr(build, "_FLAGS", (*build._FLAGS, *lacking, "-O1"))
         try:
-            linears = CpuLinears(load_library(folder))
+            linears = CpuLinears(load_library(folder), Team())
         except BuildError:
             assert lacking
             pytest.skip("the compiler has no such option on this processor")

@@ -13,6 +13,7 @@ from torch import Tensor
 from localllm.user.places import cache_folder
 from localllm_kernels.cpu.build import load_library
 from localllm_kernels.cpu.linear import CpuLinears
+from localllm_kernels.cpu.team import Team
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -26,7 +27,7 @@ def _number_as_before() -> Iterator[None]:
 
 def products() -> list[Tensor]:
     """Of every kind of weight, with outputs that no number of threads divides."""
-    linears = CpuLinears(load_library(cache_folder("kernels")))
+    linears = CpuLinears(load_library(cache_folder("kernels")), Team())
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(333, 128, generator=generator)
     x = torch.randn(19, 128, generator=generator)
@@ -72,10 +73,25 @@ def test_engines_in_two_threads_of_a_program_do_not_wait_for_each_other() -> Non
     assert wrong == []
 
 
+def test_torch_has_one_thread_while_the_library_computes_alone() -> None:
+    torch.set_num_threads(3)
+    team = Team()
+    assert team.size == 3
+
+    def fail() -> None:
+        with team.alone():
+            assert (team.size, torch.get_num_threads()) == (3, 1)
+            raise ValueError("in between")
+
+    with pytest.raises(ValueError, match="in between"):
+        fail()
+    assert (team.size, torch.get_num_threads()) == (3, 3)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_process_that_was_forked_has_threads_of_its_own() -> None:
     torch.set_num_threads(2)
-    linears = CpuLinears(load_library(cache_folder("kernels")))
+    linears = CpuLinears(load_library(cache_folder("kernels")), Team())
     product, x = linears.plain(torch.randn(64, 64), None), torch.randn(3, 64)
     expected = product(x).tolist()
     context = multiprocessing.get_context("fork")

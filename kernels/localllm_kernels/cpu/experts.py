@@ -8,6 +8,7 @@ from torch import Tensor
 
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.linear import CProduct
+from localllm_kernels.cpu.team import Team
 from localllm_kernels.gate import GATE_KINDS, GateKind
 
 
@@ -17,10 +18,12 @@ class CExperts:
     def __init__(
         self,
         library: ctypes.CDLL,
+        team: Team,
         gate_up: Sequence[CProduct],
         down: Sequence[CProduct],
         kind: GateKind,
     ) -> None:
+        self._team = team
         self.each = (*gate_up, *down)
         self._experts = (structs.Expert * len(gate_up))(
             *(
@@ -52,7 +55,7 @@ class CExperts:
             len(x),
             chosen.shape[1],
         )
-        threads = torch.get_num_threads()
+        threads = self._team.size
         if self._forward(ctypes.addressof(self.struct), ctypes.addressof(routed), threads):
             raise MemoryError("out of memory for the rows of experts")
         return y

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.structs import FloatWeight, IntegerWeight, ProductKind
+from localllm_kernels.cpu.team import Team
 from localllm_kernels.gate import GateKind
 from localllm_kernels.linears import ExpertsProduct, Product
 from localllm_kernels.traits import WeightLayout, c_multiplies
@@ -38,6 +39,7 @@ class CProduct:
     `weight` is the C structure; `kept` are the tensors that it points to.
     """
 
+    team: Team
     kind: ProductKind
     run: Callable[..., int]
     weight: IntegerWeight | FloatWeight
@@ -57,7 +59,7 @@ class CProduct:
             x.data_ptr(),
             y.data_ptr(),
             x.shape[0],
-            torch.get_num_threads(),
+            self.team.size,
         )
         if failed:
             raise MemoryError("out of memory for the inputs of a product")
@@ -87,8 +89,8 @@ def num_lanes(library: ctypes.CDLL) -> int:
 class CpuLinears:
     """Makes products from weights; each packs its weight once."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
+    def __init__(self, library: ctypes.CDLL, team: Team) -> None:
+        self.library, self.team = library, team
         # Outputs side by side in a block of packed weights.
         self._lanes = num_lanes(library)
         self._run = {
@@ -222,7 +224,7 @@ class CpuLinears:
         last = [each for each in down if isinstance(each, CProduct)]
         if len(first) + len(last) < 2 * len(gate_up):
             return None
-        return CExperts(self.library, first, last, kind)
+        return CExperts(self.library, self.team, first, last, kind)
 
     def _product(
         self,
@@ -230,7 +232,7 @@ class CpuLinears:
         weight: IntegerWeight | FloatWeight,
         kept: tuple[Tensor | None, ...],
     ) -> CProduct:
-        return CProduct(kind, self._run[kind], weight, kept)
+        return CProduct(self.team, kind, self._run[kind], weight, kept)
 
 
 def _pointer(tensor: Tensor | None) -> int | None:

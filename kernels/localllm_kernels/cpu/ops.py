@@ -10,6 +10,7 @@ from torch import Tensor
 
 from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
+from localllm_kernels.cpu.team import Team
 from localllm_kernels.gate import GATE_KINDS, GateKind, parts_of
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.recurrence import Heads, RecurrenceRows, RecurrenceWeights
@@ -22,7 +23,8 @@ _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 class CpuOps:
     """The pointwise operators and attention."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, team: Team) -> None:
+        self._team = team
         self._rms_norm = library.rms_norm
         self._rms_norm.argtypes = [_POINTER, _POINTER, _FLOAT, _POINTER, *3 * [_LONG]]
         self._add_rms_norm = library.add_rms_norm
@@ -62,7 +64,7 @@ class CpuOps:
             out.data_ptr(),
             x.numel() // width,
             width,
-            torch.get_num_threads(),
+            self._team.size,
         )
         return out
 
@@ -80,7 +82,7 @@ class CpuOps:
             out.data_ptr(),
             x.shape[0],
             x.shape[1],
-            torch.get_num_threads(),
+            self._team.size,
         )
         return out, total
 
@@ -88,7 +90,7 @@ class CpuOps:
         """See gate_reference."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // parts_of(kind)
         out = gate_up.new_empty(rows, width)
-        number, threads = GATE_KINDS.index(kind), torch.get_num_threads()
+        number, threads = GATE_KINDS.index(kind), self._team.size
         self._gate(gate_up.data_ptr(), out.data_ptr(), rows, width, number, threads)
         return out
 
@@ -101,7 +103,7 @@ class CpuOps:
         asked = routing_struct(how, experts)
         asked.logits, asked.rows = logits.data_ptr(), rows
         asked.chosen, asked.factors = chosen.data_ptr(), factors.data_ptr()
-        if self._route(ctypes.addressof(asked), torch.get_num_threads()):
+        if self._route(ctypes.addressof(asked), self._team.size):
             raise MemoryError("out of memory for the choice of experts")
         return chosen, factors
 
@@ -128,7 +130,7 @@ class CpuOps:
             taps,
             cache.rows.shape[1],
         )
-        threads = torch.get_num_threads()
+        threads = self._team.size
         self._short_conv(ctypes.addressof(conv), ctypes.addressof(where), threads)
         del arrays  # which must live as long as the call
         return out
@@ -166,7 +168,7 @@ class CpuOps:
             out.data_ptr(),
         )
         pointers = ctypes.addressof(call), ctypes.addressof(where)
-        if self._recurrence(*pointers, torch.get_num_threads()):
+        if self._recurrence(*pointers, self._team.size):
             raise MemoryError("out of memory for a recurrence")
         del arrays  # which must live as long as the call
         return out
@@ -205,7 +207,7 @@ class CpuOps:
             norms_values,
             all_heads * head_dim,
         )
-        threads = torch.get_num_threads()
+        threads = self._team.size
         pointer = ctypes.addressof(rotation)
         if self._rotate_and_store(pointer, qkv.data_ptr(), query.data_ptr(), threads):
             raise ValueError(f"head size {head_dim} is too large")
@@ -213,7 +215,7 @@ class CpuOps:
 
     def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See sigmoid_gate_reference."""
-        out, threads = torch.empty_like(x), torch.get_num_threads()
+        out, threads = torch.empty_like(x), self._team.size
         pointers = x.data_ptr(), gate.data_ptr(), gate.stride(0), out.data_ptr()
         self._sigmoid_gate(*pointers, *x.shape, threads)
         return out
@@ -230,7 +232,7 @@ class CpuOps:
             indices.data_ptr(),
             rows,
             width,
-            torch.get_num_threads(),
+            self._team.size,
         )
         if failed:
             raise MemoryError("out of memory to search a row")
@@ -247,7 +249,7 @@ class CpuOps:
             temperature,
             key,
             values.shape[0],
-            torch.get_num_threads(),
+            self._team.size,
         )
         return winner
 
@@ -283,7 +285,7 @@ class CpuOps:
             out.data_ptr(),
             num_seqs,
             max_blocks,
-            torch.get_num_threads(),
+            self._team.size,
         )
         if failed:
             raise ValueError(f"attention does not support {heads} heads of size {head_dim}")

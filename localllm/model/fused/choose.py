@@ -33,7 +33,7 @@ def fuse_layers(
         case CpuLinears() as own if all(isinstance(each, CProduct) for each in products):
             places = architecture.cache_places
             share = architecture.layers[0].places[0].scale
-            return CpuDecoder(own.library, uniform, places, last_norm, share)
+            return CpuDecoder(own.library, own.team, uniform, places, last_norm, share)
         case GpuLinears() as own if all(isinstance(each, Int4Product) for each in products):
             is_taken = is_plain(architecture.layers) and not FUSED & ops.choice.to_torch
             return GpuDecoder(own.workspace, uniform, last_norm) if is_taken else None

@@ -18,6 +18,7 @@ from localllm_kernels.cpu import structs
 from localllm_kernels.cpu.experts import CExperts
 from localllm_kernels.cpu.linear import CProduct
 from localllm_kernels.cpu.ops import recurrence_struct, routing_struct, slots_in_c
+from localllm_kernels.cpu.team import Team
 from localllm_kernels.gate import GATE_KINDS
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.state_cache import StateCache
@@ -32,6 +33,7 @@ class CpuDecoder:
     def __init__(
         self,
         library: ctypes.CDLL,
+        team: Team,
         layers: Sequence[UniformLayer],
         places: Sequence[tuple[int, int] | None],
         last_norm: Norm,
@@ -49,7 +51,7 @@ class CpuDecoder:
         for i, (layer, place) in enumerate(zip(layers, places, strict=True)):
             self._structs[i] = _layer(layer, place, self._ropes)
         widest = _widths(self._structs, sizes.num_heads * sizes.head_dim)
-        self.library = library
+        self.library, self.team = library, team
         self.struct = structs.Decoder(
             self._structs,
             last_norm.weight.data_ptr(),
@@ -143,7 +145,7 @@ class CpuDecoder:
             tapped,
             out.data_ptr(),
             self._scratch.data_ptr(),
-            torch.get_num_threads(),
+            self.team.size,
         )
         del arrays  # which the slots point to
         if failed:

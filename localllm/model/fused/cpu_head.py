@@ -71,7 +71,7 @@ class CpuHead:
             rope.sin.data_ptr(),
         )
         self._groups: tuple[PagedKVCache, ctypes.Array[structs.Group]] | None = None
-        self._draft = decoder.library.head_draft
+        self._draft, self._team = decoder.library.head_draft, decoder.team
         self._draft.argtypes = [
             *2 * [ctypes.c_void_p],
             ctypes.c_int64,
@@ -120,7 +120,7 @@ class CpuHead:
             hidden.data_ptr(),
             self._groups[1],
             found,
-            torch.get_num_threads(),
+            self._team.size,
         )
         if failed:
             raise MemoryError("out of memory for the drafts of a head")
