@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 # _PROMISING_WEIGHT of a quiet look.
 _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
-# Where nothing is to be done or seen for long, not even that is looked at for so many steps.
-_NAP = 16
+# Where nothing is to be done or seen for so many steps, not even that is looked at; at most for
+# _LONGEST_NAP.
+_SHORTEST_NAP, _LONGEST_NAP = 4, 256
 # So many steps without drafts are slower after those with them, the first ones most of all; see
 # plain_rest.py.
 _FIRST_STEPS, _SLOW_STEPS = 2, 16
@@ -210,7 +211,7 @@ class Speculator:
             return {}
         self._forced = self._find_forced(running) if follows_grammars else {}
         drafts = self._propose(running, budget)
-        self._nap = 0 if follows_grammars or drafts or not self._may_nap() else _NAP
+        self._nap = 0 if follows_grammars or drafts else self._possible_nap()
         return {**drafts, **self._forced} if self._forced else drafts
 
     def _propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
@@ -329,24 +330,27 @@ class Speculator:
             return ()
         return tuple(DraftCount(name, *counts) for name, counts in found.counts.items())
 
-    def _may_nap(self) -> bool:
-        """Whether there is nothing to do or to see for more than a nap."""
+    def _possible_nap(self) -> int:
+        """For how many steps from the next one there is nothing to do or to see."""
         if not self._is_settled:
-            return False
+            return 0
         if self._choice.all_pause:
-            if min(ledger.left for ledger in self._choice.ledgers) <= _NAP:
-                return False
+            nap = min(ledger.left for ledger in self._choice.ledgers) - 1
         else:
             if self.is_looking or self._choice.is_resting:
-                return False
+                return 0
             if self._looks_next or self._since_look <= 1:
-                return False
-            if self._since_look + _NAP >= self._interval:
-                return False
+                return 0
             if any(drafter.has_work for drafter in self._drafters):
-                return False
+                return 0
+            nap = self._interval - self._since_look - 1
+        nap = min(nap, _LONGEST_NAP)
         since = self._since_look
-        return all(self._choice.is_far(number, since, _NAP) for number, _, _ in self._seeing)
+        while nap >= _SHORTEST_NAP:
+            if all(self._choice.is_far(number, since, nap) for number, _, _ in self._seeing):
+                return nap
+            nap //= 2
+        return 0
 
     @property
     def _is_settled(self) -> bool:
