@@ -84,8 +84,6 @@ class Ops:
     linears: Linears | None = None
     # Samples the tokens of a whole batch in one launch, where that avoids waiting for the device.
     sample: Callable[[Tensor, SamplingRows], Tensor] | None = None
-    # The library's threads on a CPU; None: all operators use torch's.
-    team: Team | None = None
     choice: Choice = ALL_OWN
     build: str = ""
 
@@ -224,6 +222,5 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         recurrence=own.recurrence,
         sigmoid_gate=own.sigmoid_gate,
         linears=CpuLinears(library, team),
-        team=team,
         build=f"{digest_of_sources()} {num_lanes(library)}",
     )

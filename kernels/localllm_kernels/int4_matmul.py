@@ -189,6 +189,8 @@ def _choose(
             and num_blocks * BLOCK % (2 * num_warps * TURN) == 0
         ):
             num_warps *= 2
+        if not workspace.splits:
+            num_warps = max(num_warps, 4)
         block_k = num_warps * TURN
         wanted = triton.cdiv(int(warps_each * num_processors), num_tasks * num_warps)
     # Parts shorter than a turn, or than two blocks, cost more to add up than they save.
@@ -210,9 +212,8 @@ def _vary(config: TileConfig) -> list[TileConfig]:
 
 def _vary_ahead(config: TileConfig) -> list[TileConfig]:
     """The same, and more or fewer turns ahead."""
-    others = [each for each in (0, 2, 4, 8, 16) if each in (config.ahead // 2, config.ahead * 2, 2)]
-    ahead = [replace(config, ahead=each) for each in others if each != config.ahead]
-    return [*_vary(config), *ahead]
+    others = {0, config.ahead // 2, min(2 * config.ahead or 2, 16)} - {1, config.ahead}
+    return [*_vary(config), *(replace(config, ahead=each) for each in sorted(others))]
 
 
 def _by_library(x: Tensor, weight: PackedInt4, workspace: Workspace) -> Tensor:

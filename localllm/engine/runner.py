@@ -197,11 +197,6 @@ class ModelRunner:
         """Compute the batch's tokens; returns the logits of the sampled positions, float32 [rows,
         vocab].
         """
-        team = self._model.ops.team
-        with team.alone() if team else nullcontext():
-            return self._forward(batch, hidden)
-
-    def _forward(self, batch: ScheduledBatch, hidden: Tensor | None) -> Tensor:
         copy_blocks(self._kv_cache, self._tables, batch.block_copies)
         inputs = build_forward_batch(
             batch,
@@ -222,7 +217,9 @@ class ModelRunner:
             inputs = replace(inputs, hidden=hidden)
         for load in batch.state_loads:
             self._kv_cache.write_state(load.slot, load.position, load.values)
-        hidden, taps = self._model.forward_last(inputs, self._kv_cache, self._taps)
+        fused = self._model.fused
+        with fused.team.alone() if fused and fused.team else nullcontext():
+            hidden, taps = self._model.forward_last(inputs, self._kv_cache, self._taps)
         for save in batch.state_saves:
             save.values = self._kv_cache.read_state(save.slot, save.position)
         count = inputs.num_tokens

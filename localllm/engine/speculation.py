@@ -193,7 +193,7 @@ class Speculator:
             return False
         if not self._would_look():
             return False
-        self._cold += 1
+        self._cold += 1 + self._slept
         # A trial needs steps in a row, and a head must not fall behind again while it is prepared.
         is_trying = self._choice.trials.is_trying
         if is_trying or self._hot > 0 or self._cold >= _COLD_STEPS:

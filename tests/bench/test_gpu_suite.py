@@ -60,7 +60,7 @@ def test_a_part_that_fails_costs_itself_alone(tmp_path: Path) -> None:
     assert parts["tuned"]["trials"] == 0
     code, found = run(tmp_path, "--group", "context", "--budget", "0")
     assert code == 1
-    assert [part["found"] for part in found["parts"].values()] == 4 * [{"error": "no time left"}]
+    assert [part["found"] for part in found["parts"].values()] == 5 * [{"error": "no time left"}]
 
 
 def test_a_part_that_is_ended_leaves_what_it_has_found(

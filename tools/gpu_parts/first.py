@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from gpu_parts.place import LARGE, ROOT, Part, Place, say
 # one test of the engine takes all memory.
 KERNEL_TESTS = (
     *("tests/gpu/test_kernels.py", "tests/gpu/test_recurrences.py"),
-    *("-n", str(max(1, min(8, (os.cpu_count() or 1) // 2)))),
+    *(("-n", str(max(1, min(8, (os.cpu_count() or 1) // 2)))) if find_spec("xdist") else ()),
 )
 ENGINE_TESTS = ("tests/gpu/test_engine.py",)
 # One test of each kind, since a launch takes a hundred times as long under the sanitizer.
@@ -41,12 +43,15 @@ def driver(place: Place) -> None:
     place.keep("driver_s", time.monotonic() - began_s)
 
 
-def self_check(kind: str) -> Part:
+def self_check(kind: str, *, anew: bool = True) -> Part:
     """Check every operator of an 8B model against its reference, and time it against torch's. The
-    verdict is kept, so the parts after it use the operators that a user's models would.
+    verdict is kept, so the parts after it use the operators that a user's models would. `anew`:
+    even if there is one.
     """
 
     def run(place: Place) -> None:
+        if place.on_cpu and not anew:
+            return
         import torch
 
         from localllm.engine.listener import Listener
@@ -62,7 +67,7 @@ def self_check(kind: str) -> Part:
         drawn = RandomWeights(config, spec, kind, torch.device("cuda"))  # type: ignore[arg-type]
         request = check_request(drawn, config, spec, place.config())
         began_s = time.monotonic()
-        verdict = find_verdict(request, Listener(say, say), anew=True)
+        verdict = find_verdict(request, Listener(say, say), anew=anew)
         place.keep("seconds", time.monotonic() - began_s)
         if verdict is None:
             raise RuntimeError("nothing could be checked")
@@ -80,11 +85,13 @@ def tests(chosen: tuple[str, ...], seconds: float) -> Part:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
         log = place.out.with_suffix(".log") if place.out is not None else Path(os.devnull)
         with log.open("w+") as output:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+            )
             try:
                 code = process.wait(seconds)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # its workers too
                 code = -1
         place.keep("tail", log.read_text()[-3000:])
         place.keep("exit_code", int(code != 0))

@@ -32,19 +32,24 @@ class Place:
         return tiny if self.on_cpu else full
 
     def config(self, **options: Any) -> Any:
-        """An EngineConfig for the device. What is measured uses the operators that a user's model
-        would, so a part whose shape was never checked on this machine begins with that.
-        """
+        """An EngineConfig for the device, without the self-check of kernels."""
         from localllm.engine.config import EngineConfig
 
+        options = {"self_check": False, **options}
         if self.on_cpu:
             return EngineConfig(device="cpu", backend="torch", **options)
         return EngineConfig(device="cuda", **options)
 
     def open(self, alias: str, kind: Any, longest: int, **options: Any) -> Any:
-        """A subject with random weights; on a CPU the built-in model instead."""
+        """A subject with random weights; on a CPU the built-in model instead.
+
+        The large model in 4 bits uses the operators that a user's model would: the part "checked"
+        has found them.
+        """
         from localllm.bench.subject import open_random, open_subject
 
+        is_checked = (alias, kind) == (LARGE, "int4") and "kv_cache_dtype" not in options
+        options = {"self_check": is_checked, **options}
         config = self.config(**options)
         if self.on_cpu:
             return open_subject("pocket", config, min(longest, 2000))

@@ -21,11 +21,13 @@ class Team:
     def alone(self) -> Iterator[None]:
         """While the block runs, torch has one thread and the library as many as torch had: after
         each of torch's operators its other threads spin, on the cores that the library needs next.
+        For blocks in which torch multiplies nothing.
         """
-        self._size = torch.get_num_threads()
+        before = torch.get_num_threads()
+        self._size = before
         torch.set_num_threads(1)
         try:
             yield
         finally:
-            torch.set_num_threads(self._size)
+            torch.set_num_threads(before)
             self._size = None

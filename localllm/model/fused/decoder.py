@@ -26,10 +26,15 @@ if TYPE_CHECKING:
     from localllm.model.layer import Layer, LayerPlan
     from localllm.model.linear import Projection
     from localllm.model.rope import RopeTable
+    from localllm_kernels.cpu.team import Team
 
 
 class FusedDecoder(Protocol):
     """The layers and the final norm in one call."""
+
+    @property
+    def team(self) -> Team | None:
+        """The threads of the C library, if that computes them; torch then multiplies nothing."""
 
     def takes(self, batch: ForwardBatch) -> bool:
         """Whether to use it for this batch."""

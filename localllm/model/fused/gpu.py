@@ -31,6 +31,8 @@ from localllm_kernels.rotate_and_store import rotate_and_store
 class GpuDecoder:
     """The layers and the final norm; all products must have 4-bit weights."""
 
+    team = None
+
     def __init__(
         self, workspace: Workspace, layers: Sequence[UniformLayer], last_norm: Norm
     ) -> None:
