@@ -68,7 +68,7 @@ def test_doctor_lists_what_was_found_about_kernels(localllm: Run) -> None:
     assert [line.split(maxsplit=2)[2] for line in shown[first + 1 : first + 4]] == [
         "norms: good, 4.0 times as fast as torch",
         "int8 products: wrong, so torch computes them (down, 16 rows: 30 times as far off)",
-        "int4 products by fragments: used for up to 1 row, 2.0 times as fast as the other way",
+        "int4 products by fragments: used for 1 row, 2.0 times as fast as the other way",
     ]
     assert [line.split()[0] for line in shown[first : first + 4]] == ["ok", "ok", "note", "ok"]
 
