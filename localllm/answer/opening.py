@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from localllm.answer.loaded_model import LoadedModel
 from localllm.answer.text_engine import TextEngine
@@ -26,6 +28,8 @@ logger = logging.getLogger(__name__)
 # What the names of models end in that draft for the model of the name before it, as Gemma 4's do.
 _ASSISTANT = "-assistant"
 _NOT_USED = "the model's assistant is not used: %s"
+
+_Loaded = TypeVar("_Loaded")
 
 
 def open_model(
@@ -64,6 +68,20 @@ def load_text_engine(found: Checkpoint, listener: Listener = LOGGED) -> TextEngi
         engine = load_engine(found.folder, found.architecture, config, end_ids, told, draft, head)
         return TextEngine(engine, found.tokenizer)
 
+    return load_with_or_without(head, found, draft, load)
+
+
+def load_with_or_without(
+    head: FoundHead | None,
+    found: Checkpoint,
+    draft: LoadedDecoder | None,
+    load: Callable[[FoundHead | None], _Loaded],
+) -> _Loaded:
+    """What `load` makes of a head that `find_other_head` found; of none, with a warning, if that
+    one cannot be loaded and nobody asked for it by name.
+
+    Raises: as `load`.
+    """
     asked = found.engine_config.speculation
     is_named = asked.needs("head") or asked.eagle_head is not None
     if head is None or is_named or (asked.draft_model is not None and draft is None):
@@ -73,9 +91,9 @@ def load_text_engine(found: Checkpoint, listener: Listener = LOGGED) -> TextEngi
     except (CheckpointError, GpuMemoryError) as error:
         reason = str(error)
     # Not above, where the error would keep alive what was loaded.
-    engine = load(None)
+    loaded = load(None)
     logger.warning(_NOT_USED, reason)
-    return engine
+    return loaded
 
 
 def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder | None:

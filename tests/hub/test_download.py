@@ -713,5 +713,9 @@ def test_the_assistant_of_a_model_drafts_once_it_is_here(
         assert code == 0, errors
         assert json.loads(out)["text"] == json.loads(plain_here)["text"]
         assert "the model's assistant is not used: " in errors
+        few = ("--spec", "-n", "4", "-r", "1", "-p", "9", "--batch", "1")
+        code, _, errors = command(hub, "bench", str(folder), *few)
+        assert code == 0, errors
+        assert "the model's assistant is not used: " in errors
         code, _, errors = command(hub, "chat", str(folder), *arguments, "--spec", "head")
         assert code == ExitCode.CHECKPOINT
