@@ -38,12 +38,12 @@ GROUPS: dict[str, dict[str, tuple[Part, int]]] = {
     "first": {
         "driver": (first.driver, 60),
         "self-check int4": (first.self_check("int4"), 150),
-        "kernel tests": (first.tests(first.KERNEL_TESTS, 230), 240),
+        "kernel tests": (first.tests(first.KERNEL_TESTS), 240),
         "self-check int8": (first.self_check("int8"), 60),
         "self-check fp8": (first.self_check("fp8"), 60),
     },
     "engine": {
-        "engine tests": (first.tests(first.ENGINE_TESTS, 200), 210),
+        "engine tests": (first.tests(first.ENGINE_TESTS), 210),
         "float32": (first.float32, 60),
         "sanitizer": (first.sanitizer, 150),
     },

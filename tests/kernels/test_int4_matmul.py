@@ -104,7 +104,7 @@ def test_inputs_split_among_programs_leave_the_counters_at_zero(
 
 def test_the_default_is_what_tuning_found() -> None:
     """For the products of Llama 3.1 8B on an H100: query, key and value; output; gate and up; down.
-    Two of the twelve were as fast with their inputs split among two programs.
+    For two of the twelve it found two programs that share the inputs instead.
     """
     workspace = Workspace(CPU)
     workspace.num_processors, workspace.overlaps = 132, True
