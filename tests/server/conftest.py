@@ -47,11 +47,21 @@ def start_server(
                 "BROWSER": "true",  # what --open starts
             },
         )
+    return Server(process, _told(process, log, r"answers at (http://\S+)/v1"), log)
+
+
+def page_token(server: Server) -> str:
+    """The token of the page that `--open` shows, which a line of its own tells."""
+    return _told(server.process, server.log, r"/#token=(\S+)\n")
+
+
+def _told(process: "subprocess.Popen[bytes]", log: Path, pattern: str) -> str:
+    """The pattern's group, as soon as the process writes it into its log."""
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        found = re.search(r"answers at (http://\S+)/v1", log.read_text())
+        found = re.search(pattern, log.read_text())
         if found:
-            return Server(process, found[1], log)
+            return found[1]
         time.sleep(0.05)
     process.kill()
     raise AssertionError(log.read_text())
@@ -105,10 +115,7 @@ def serve(server_home: Path) -> Iterator[Callable[..., Server]]:
 def opened(server_home: Path) -> Iterator[tuple[Server, str]]:
     """A server with `--open`, and the token of its page."""
     server = start_server(server_home, "--open")
-    found = None
-    while found is None:
-        found = re.search(r"/#token=(\S+)", server.log.read_text())
-    yield server, found[1]
+    yield server, page_token(server)
     end(server)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server.conftest import Server
+from server.conftest import Server, page_token
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 TURN = {"question": "What?", "answer": "That.", "thinking": "", "finish_reason": "stop"}
@@ -99,9 +99,7 @@ def test_without_open_there_is_no_token_that_fits(server: Server) -> None:
 
 def test_the_guards_hold_for_the_page(serve: Callable[..., Server]) -> None:
     server = serve("--api-key", "secret", "--open")
-    token = re.search(r"/#token=(\S+)", server.log.read_text())
-    assert token is not None
-    headers = {"x-localllm-token": token[1]}
+    headers = {"x-localllm-token": page_token(server)}
     # The page alone needs no key: it asks for one.
     assert httpx.get(server.url, headers=HTML).status_code == 200
     assert httpx.get(server.url).status_code == 401
