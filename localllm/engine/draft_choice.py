@@ -15,9 +15,9 @@ from localllm.engine.draft_trials import SEEN_STEPS, DraftTrials
 from localllm.engine.drafter import Proposal
 from localllm.engine.plain_rest import PlainRest
 
-# After _PLAIN_INTERVAL steps that draft, one step does not, or several in a row if the drafter
-# could draft always, see plain_rest.py; at first, when a process becomes faster from step to step,
-# after fewer, and after _RETRY_REST where a rest has told nothing.
+# After _PLAIN_INTERVAL decisions since a step without drafts was timed, a drafter that could draft
+# always does not for some steps, see plain_rest.py; at first, when a process becomes faster from
+# step to step, after fewer, and after _RETRY_REST where a rest has told nothing.
 _FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _RETRY_REST = 4, 512, 32
 _TRIAL_TOKENS = 3
 # One decision to draft in so many is for longer drafts or, every other time, for shorter ones.
@@ -57,7 +57,7 @@ class DraftChoice:
         # Decisions since one for drafts of another length than seems best, and whether the next
         # such one is for longer drafts.
         self._since_other, self._is_for_longer = 0, True
-        # Steps since one without drafts.
+        # Decisions since a step without drafts told what such steps take.
         self._since_plain, self._plain_interval = 0, _FIRST_PLAIN_INTERVAL
         self._rest: PlainRest | None = None
 
@@ -120,8 +120,6 @@ class DraftChoice:
         self._repeats = 0
         for drafter in used:
             self.trials.drafts(drafter)
-        if not used:
-            self._since_plain = 0
         return chosen
 
     @property
@@ -157,7 +155,7 @@ class DraftChoice:
         if self._rest is not None:
             self._rest.left -= 1
             if self._rest.left < 0:
-                self._rest = None
+                self._end_rest()
         return self.is_resting
 
     def rested(self, num_rows: int, seconds: float) -> Sequence[float]:
@@ -165,13 +163,18 @@ class DraftChoice:
         if self._rest is None:
             return ()
         self._rest.add(num_rows, seconds)
-        rest = self._rest
-        if not rest.is_over:
-            return ()
+        settled = self._rest.settled if self._rest.is_over else ()
+        if self._rest.is_over:
+            self._end_rest()
+        return settled
+
+    def timed_plain(self) -> None:
+        """Note that a step without drafts told what such steps take."""
+        self._since_plain = 0
+
+    def _end_rest(self) -> None:
         self._rest = None
-        if not rest.settled:
-            self._since_plain = max(0, self._plain_interval - _RETRY_REST)
-        return rest.settled
+        self._since_plain = max(0, self._plain_interval - _RETRY_REST)
 
     def _decide(
         self,
@@ -189,11 +192,11 @@ class DraftChoice:
         if tried is not None:
             counts = self._trial_counts(tried, candidates[tried], most)
             return [Chosen(tried, count, is_trial=True) for count in counts]
-        if is_worth_it and self._since_plain >= self._plain_interval:
-            # Keeps the measured time of steps without drafts up to date.
+        is_stale = self._since_plain >= self._plain_interval
+        if is_worth_it and is_stale and self._lengths[best].drafts_always:
+            # Keeps the measured time of steps without drafts up to date. Others leave some without.
             self._plain_interval = min(4 * self._plain_interval, _PLAIN_INTERVAL)
-            self._rest = PlainRest() if self._lengths[best].drafts_always else None
-            is_worth_it = False
+            self._rest, is_worth_it = PlainRest(), False
         if not is_worth_it:
             return [Chosen(best, 0) for _ in offers[best].chances]
         return self._with_likelier_ones(offers, best, most)

@@ -55,7 +55,8 @@ class Engine:
         self._prefix_disk = prefix_disk
         self._pacer = pacer
         self._grammar_turns = GrammarTurns()
-        self._collected_s = 0.0
+        # When the last batch was collected, and the seconds that learning from it took since.
+        self._collected_s = self._learned_s = 0.0
         self._next_request_id = 0
         self._state: EngineState = Settled()
 
@@ -239,7 +240,8 @@ class Engine:
 
     def _advance(self, in_flight: InFlight | None) -> list[TokenEvent]:
         """Start the next batch while another may be in flight, and collect the one that is due."""
-        began_s = time.perf_counter()
+        began_s = time.perf_counter() - self._learned_s  # drafts have to earn that too
+        self._learned_s = 0.0
         events: list[TokenEvent] = []
         has_waited = False
         if in_flight:
@@ -366,6 +368,7 @@ class Engine:
                     is_usual=due.is_usual,
                     has_looked=due.has_looked,
                 )
+                self._learned_s = time.perf_counter() - now
             events = self._with_drafts(due.batch, events)
         return events
 

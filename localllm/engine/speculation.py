@@ -5,6 +5,7 @@ Drafts cannot change the text (see sampler.py), only its speed; so decisions res
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
@@ -143,9 +144,13 @@ class Speculator:
         return any(drafter.work_ahead() for drafter in self._drafters)
 
     def renewed(self) -> "Speculator":
-        """A speculator that has seen no text yet, and shares what was learned about speed."""
-        renewed = [each._replace(drafter=each.drafter.renewed()) for each in self._proposers]
-        return type(self)(renewed, self._max_draft, self._clock, self._choice)
+        """A speculator that has seen no text yet, and goes on with what was learned about speed;
+        this one is not used any more.
+        """
+        other = copy(self)
+        other._drafters = [drafter.renewed() for drafter in self._drafters]
+        other._requests, other._by, other._forced = {}, {}, {}
+        return other
 
     def parts(self) -> dict[str, "Speculator"]:
         """Speculators that know nothing yet, by the names of their drafters: with each alone, and
@@ -156,8 +161,11 @@ class Speculator:
         found = {}
         for name, proposers in groups.items():
             plain = StepTimes()
-            own = [each._replace(lengths=each.lengths.fresh(plain)) for each in proposers]
-            found[name] = type(self)(own, self._max_draft, self._clock).renewed()
+            own = [
+                Proposer(each.name, each.drafter.renewed(), each.lengths.fresh(plain))
+                for each in proposers
+            ]
+            found[name] = type(self)(own, self._max_draft, self._clock)
         return found
 
     def add(self, request: Request) -> None:
@@ -298,8 +306,11 @@ class Speculator:
         if is_plain and is_usual and self._choice.is_resting:
             for settled in self._choice.rested(num_rows, seconds):
                 self._lengths[0].add_step(num_rows, settled, 0, is_plain=True)
+                self._choice.timed_plain()
         elif is_usual and tells:
             self._lengths[dearest].add_step(num_rows, seconds, num_drafted, is_plain=is_plain)
+            if is_plain:
+                self._choice.timed_plain()
         plain = self._lengths[0].plain_seconds(num_rows)
         if plain is not None and num_drafted == 0:
             more = min(max(0.0, seconds / plain - 1), MOST_LOST_AT_ONCE)

@@ -57,6 +57,8 @@ class StepTimes:
         rows = self._rows
         if not rows:
             return None
+        if num_rows in self._times:
+            return self._known(num_rows)
         at = bisect_left(rows, num_rows)
         if at == 0:
             return self._known(rows[0])

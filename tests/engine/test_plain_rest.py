@@ -3,7 +3,7 @@
 import pytest
 
 from localllm.engine.draft_choice import DraftChoice
-from localllm.engine.draft_lengths import DraftLengths
+from localllm.engine.draft_lengths import Candidate, DraftHistory, DraftLengths
 from localllm.engine.plain_rest import PlainRest
 
 # Microseconds of steps of pocket after those with drafts, on two threads of one core: nobody had
@@ -52,3 +52,24 @@ def test_a_rest_ends_though_none_of_its_steps_tells_anything() -> None:
     choice._rest = PlainRest()
     assert sum(choice.rests() for _ in range(100)) == 30
     assert not choice.is_resting
+
+
+def test_steps_without_drafts_that_nobody_times_put_off_no_rest() -> None:
+    """Such as the first ones of each text, whose times tell nothing."""
+    lengths, history = DraftLengths(4, has_matches=False), DraftHistory()
+    for _ in range(20):
+        lengths.add_step(1, 1.0, 0, is_plain=True)
+        lengths.add_step(2, 1.1, 1, is_plain=False)
+        lengths.add_outcome(history, 0, 1, 1)
+    choice = DraftChoice([lengths])
+    num_rests = 0
+    for step in range(1000):
+        candidate = Candidate(history, 0, 1) if step % 50 else None
+        choice.choose(1, 1, [[candidate]], 1)
+        if choice.is_resting:
+            num_rests += 1
+            while choice.is_resting:
+                for _ in choice.rested(1, 1.0):
+                    choice.timed_plain()
+    # Behind 4, 16, 64, 256 and 512 decisions.
+    assert num_rests == 5

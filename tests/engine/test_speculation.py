@@ -136,6 +136,20 @@ def test_what_an_ended_request_said_is_found_by_the_next() -> None:
     assert forgetful.speedup < 1.1
 
 
+def test_a_pause_ends_though_each_text_does_before_it() -> None:
+    speculator = new_speculator()
+    [ledger] = speculator._choice.ledgers
+    ledger.left = 300
+    for number in range(10):
+        speculator = speculator.renewed()
+        simulate(
+            speculator,
+            [(random_text(number, 20), random_text(50 + number, 40))],
+            MACHINES["bandwidth"],
+        )
+    assert not ledger.pauses
+
+
 def test_what_a_request_of_another_salt_said_is_not_found() -> None:
     drafter = NgramDrafter(2, 8)
     said = make_request(0, 40)

@@ -41,3 +41,11 @@ def test_steps_of_all_sizes_nearby_count_as_known() -> None:
     assert times.knows(8, 4)
     assert not times.knows(8, 5)
     assert not times.knows(12)
+
+
+def test_a_slow_step_of_fewer_rows_changes_nothing_about_a_measured_size() -> None:
+    times = StepTimes()
+    times.add(12, 9e-3)
+    for _ in range(9):
+        times.add(16, 3e-3)
+    assert times.seconds(16) == pytest.approx(3e-3)
