@@ -48,8 +48,8 @@ class DraftChoice:
         self._lengths = lengths
         self.trials = DraftTrials([each.drafts_always for each in lengths])
         self.ledgers = tuple(DraftLedger() for _ in lengths)
-        # The drafter whose drafts were last found to be worth their time, -1 if none were.
-        self._drafting = -1
+        # The drafter whose drafts were last found to be worth their time, None if none were.
+        self.drafting: int | None = None
         # The last decision to draft, with the number of requests that decode, and how often it was
         # taken again.
         self._decided: tuple[int, list[Chosen]] | None = None
@@ -76,7 +76,7 @@ class DraftChoice:
         if sum(each.num_tokens for each in chosen) > most:
             return None
         for i, own in enumerate(proposals):
-            is_drafter = i == self._drafting
+            is_drafter = i == self.drafting
             if not is_drafter and any(own):
                 return None
             if is_drafter and not (self._lengths[i].drafts_always and all(own)):
@@ -102,7 +102,7 @@ class DraftChoice:
         `num_rows` rows, and `num_decoding` of them give a token.
         """
         offers = [
-            lengths.offer(num_rows, num_decoding, own, most, goes_on=i == self._drafting)
+            lengths.offer(num_rows, num_decoding, own, most, goes_on=i == self.drafting)
             for i, (lengths, own) in enumerate(zip(self._lengths, candidates, strict=True))
         ]
         self._since_plain += 1
@@ -115,7 +115,7 @@ class DraftChoice:
                 self.trials.proposed(i, num_steps, rate, is_known=is_known)
         chosen = self._decide(offers, candidates, most)
         used = {each.drafter for each in chosen if each.num_tokens}
-        goes_on = used == {self._drafting} and self._rest is None and not chosen[0].is_trial
+        goes_on = used == {self.drafting} and self._rest is None and not chosen[0].is_trial
         self._decided = (num_decoding, chosen) if goes_on else None
         self._repeats = 0
         for drafter in used:
@@ -133,7 +133,7 @@ class DraftChoice:
         """
         if self.ledgers[drafter].left > SEEN_STEPS + ahead:
             return True
-        return drafter != self._drafting and self.trials.is_far(drafter, num_steps + ahead)
+        return drafter != self.drafting and self.trials.is_far(drafter, num_steps + ahead)
 
     def book(self, drafter: int, num_steps: float, num_tokens: float) -> None:
         """Note the time of a step with drafts of a drafter, or that waited for them, in steps
@@ -142,8 +142,8 @@ class DraftChoice:
         num_steps = min(num_steps, num_tokens + MOST_LOST_AT_ONCE)
         self.ledgers[drafter].book(num_tokens - num_steps)
         self.trials.took(drafter, num_steps, num_tokens)
-        if self.ledgers[drafter].pauses and self._drafting == drafter:
-            self._drafting, self._decided, self._rest = -1, None, None
+        if self.ledgers[drafter].pauses and self.drafting == drafter:
+            self.drafting, self._decided, self._rest = None, None, None
 
     @property
     def is_resting(self) -> bool:
@@ -184,7 +184,7 @@ class DraftChoice:
     ) -> list[Chosen]:
         best = max(range(len(offers)), key=lambda i: offers[i].speed)
         is_worth_it = offers[best].speed > 0
-        self._drafting = best if is_worth_it else -1
+        self.drafting = best if is_worth_it else None
         if is_worth_it:
             self.trials.pays(best)
         have_proposed = [i for i, own in enumerate(candidates) if any(own)]

@@ -41,7 +41,7 @@ _FEW_PLAIN = 4
 # Models that draft are slow at first, until memory and caches hold them.
 _LEAST_STEPS = 6
 # So many outcomes tell what drafts are worth.
-_ENOUGH = 20
+_ENOUGH = 12
 
 
 @dataclass(slots=True)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # _PROMISING_WEIGHT of a quiet look.
 _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
+# While a drafter drafts after matches of so many tokens, those behind it are not asked: text is
+# copied, and nothing that they might say is as long.
+_COPYING_LENGTH = 8
 # Where nothing is to be done or seen for so many steps, not even that is looked at; at most for
 # _LONGEST_NAP.
 _SHORTEST_NAP, _LONGEST_NAP = 4, 256
@@ -438,10 +441,13 @@ class Speculator:
             for request in running
             if request not in self._forced and (room := self._room(request))
         }
-        proposals = [
-            [_ask(drafter, *each) if is_asked else None for each in rooms.items()]
-            for drafter, is_asked in zip(self._drafters, asks, strict=True)
-        ]
+        proposals = list[list[Proposal | None]]()
+        is_copying = False
+        for number, drafter in enumerate(self._drafters):
+            asks[number] &= not is_copying
+            is_asked = asks[number]
+            proposals.append([_ask(drafter, *each) if is_asked else None for each in rooms.items()])
+            is_copying |= self._choice.drafting == number and all(map(_is_long, proposals[-1]))
         for number, own in enumerate(proposals):
             if rooms and asks[number] and not any(own):
                 self._choice.trials.asked_in_vain(number)
@@ -530,6 +536,10 @@ class Speculator:
             self._choice.book(drafter, seconds / plain, tokens_each)
         if tokens_each > seconds / plain:
             self._hot, self._num_quiet = _HOT_STEPS, 0.0
+
+
+def _is_long(proposal: Proposal | None) -> bool:
+    return proposal is not None and proposal.match_length >= _COPYING_LENGTH
 
 
 def _ask(drafter: Drafter, request: Request, room: int) -> Proposal | None:

@@ -1,11 +1,9 @@
 """Finds earlier occurrences of a growing text's newest tokens, in time independent of its length.
 
-A trie of the text's n-grams read backwards, level by level: an n-gram is looked up by its tokens,
-newest first, and holds the position where it last ended. As in a suffix tree, a branch is no longer
-than necessary: nothing is stored below an n-gram that has occurred once, since the text itself
-shows the tokens before it. So text that does not repeat costs one entry per token, and text that
-does repeat shares entries. (Weiner 1973, "Linear pattern matching algorithms"; the longest match of
-the newest tokens is what Lempel and Ziv's 1977 compression copies from.)
+The places where each n-gram of the minimum length ends form a chain, newest first, as in Deflate
+(RFC 1951, section 4). A look-up walks back along it for a bounded number of places, and takes the
+one before which the most tokens match. A text that goes on as it did behind the last match is not
+looked up again: where several places match as far, the one that has been right is the likeliest.
 """
 
 from array import array
@@ -17,6 +15,8 @@ from sys import getsizeof
 END_OF_TEXT = -1
 # The number of bits of a key for a token id plus one.
 _TOKEN_BITS = 24
+# A look-up tries at most so many places.
+MOST_TRIED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ NO_MATCH = Match(0, 0)
 
 
 class SuffixIndex:
-    """Token ids with the last position of every n-gram of `min_match` to `max_match` tokens.
+    """Token ids with the places of every n-gram of `min_match` tokens; matches have up to
+    `max_match`.
 
     Holds one text, or several with END_OF_TEXT between them.
     """
@@ -40,16 +41,21 @@ class SuffixIndex:
         assert 1 <= min_match <= max_match
         self._min, self._max = min_match, max_match
         self._tokens = array("i")
-        # By n-gram: the position after it, negative once it has occurred again.
-        self._ends: dict[int, int] = {}
-        self._match = NO_MATCH
-        self._run = 0  # tokens of the last text
+        # Where the newest text begins, and the key of its last `min_match` tokens.
+        self._start = self._key = 0
+        # By n-gram, the position after its last occurrence; by position, that after the occurrence
+        # before of the n-gram that ends there, 0 if there is none.
+        self._last: dict[int, int] = {}
+        self._before = array("i")
+        # A match of the newest tokens, and whether a longer one was looked for.
+        self._match, self._is_longest = NO_MATCH, True
 
     def copy(self) -> "SuffixIndex":
         """An independent copy, which is far cheaper than indexing the text again."""
         other = SuffixIndex(self._min, self._max)
-        other._tokens, other._ends = self._tokens[:], self._ends.copy()
-        other._run, other._match = self._run, self._match
+        other._tokens, other._before = self._tokens[:], self._before[:]
+        other._last, other._key, other._start = self._last.copy(), self._key, self._start
+        other._match, other._is_longest = self._match, self._is_longest
         return other
 
     def __len__(self) -> int:
@@ -59,98 +65,81 @@ class SuffixIndex:
         """Whether `token_ids` begin with this text."""
         return self._tokens.tolist() == token_ids[: len(self._tokens)]
 
-    @property
-    def num_entries(self) -> int:
-        """The number of stored n-grams, which determines the memory used."""
-        return len(self._ends)
-
     def num_bytes(self) -> int:
         """Bytes of memory used; slow to compute."""
-        entries = sum(getsizeof(key) + getsizeof(end) for key, end in self._ends.items())
-        return getsizeof(self._tokens) + getsizeof(self._ends) + entries
+        entries = sum(getsizeof(key) + getsizeof(end) for key, end in self._last.items())
+        arrays = getsizeof(self._tokens) + getsizeof(self._before)
+        return arrays + getsizeof(self._last) + entries
 
     @property
     def match(self) -> Match:
-        """The longest match of this text's newest tokens; of several, the last."""
+        """The longest match of this text's newest tokens, of those that are tried. Of several that
+        are as long, the one that goes on with the last match, else the last one.
+        """
+        if not self._is_longest:
+            newest = self._tokens[max(self._start, len(self) - self._max) :]
+            self._match = self._longest(newest, self._before[-1], self._match)
+            self._is_longest = True
         return self._match
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append tokens."""
-        rest = list(token_ids)
-        while END_OF_TEXT in rest:
-            end = rest.index(END_OF_TEXT)
-            self._append(rest[:end])
-            self._tokens.append(END_OF_TEXT)
-            self._run, self._match = 0, NO_MATCH
-            del rest[: end + 1]
-        self._append(rest)
-
-    def _append(self, token_ids: list[int]) -> None:
-        """Append tokens of one text, in bulk as far as nothing repeats, since prompts are long."""
-        tokens, ends, first = self._tokens, self._ends, self._min
-        num_old = min(self._run, first - 1)
-        window = [*tokens[len(tokens) - num_old :], *token_ids]
-        tokens.extend(token_ids)
-        self._run += len(token_ids)
-        # The n-grams of the minimum length that end in a new token.
-        keys = [0] * max(0, len(window) - first + 1)
-        for newer in range(first):
-            each = window[first - 1 - newer :]
-            keys = [key << _TOKEN_BITS | token + 1 for key, token in zip(keys, each, strict=False)]
-        end = len(tokens) - len(keys) + 1
-        start = len(tokens) - self._run
-        found = (0, 0)
-        for key in keys:
-            before = ends.setdefault(key, end)
-            if before == end:
-                found = (0, 0)
-            else:
-                found = self._descend(key, before, end, min(self._max, end - start))
+        last, before, key = self._last, self._before, self._key
+        mask = (1 << _TOKEN_BITS * self._min) - 1
+        least = 1 << _TOKEN_BITS * (self._min - 1)  # of the keys of so many tokens
+        end = len(self._tokens)
+        for token in token_ids:
             end += 1
-        if token_ids:
-            self._match = Match(*found)
-
-    def _descend(self, key: int, before: int, end: int, longest: int) -> tuple[int, int]:
-        """Store the n-grams that end before position `end`, level by level from the first, whose
-        n-gram `key` has occurred before; returns length and end of the match.
-        """
-        tokens, ends = self._tokens, self._ends
-        length = self._min
-        while True:
-            if before > 0:  # it had occurred only once so far
-                if length < self._max and before > length:
-                    older = tokens[before - length - 1]
-                    if older != END_OF_TEXT:
-                        ends[key << _TOKEN_BITS | older + 1] = before
+            if token == END_OF_TEXT:
+                key, self._start = 0, end
             else:
-                before = -before
-            ends[key] = -end
-            if length == longest:
-                return length, before
-            key = key << _TOKEN_BITS | tokens[end - length - 1] + 1
-            deeper = ends.get(key)
-            if deeper is None:
-                ends[key] = end
-                return length, before
-            length, before = length + 1, deeper
+                key = (key << _TOKEN_BITS | token + 1) & mask
+            if key < least:
+                before.append(0)
+            else:
+                before.append(last.get(key, 0))
+                last[key] = end
+        self._key = key
+        self._tokens.extend(token_ids)
+        if token_ids:
+            self._match, self._is_longest = self._continued(len(token_ids)), False
+
+    def _continued(self, count: int) -> Match:
+        """The match from before the newest `count` tokens, if these go on as it does."""
+        length, end = self._match.length, self._match.end + count
+        if length and self._tokens[end - count : end] == self._tokens[-count:]:
+            return Match(min(self._max, length + count), end)
+        return NO_MATCH
 
     def find(self, newest: Sequence[int]) -> Match:
-        """The longest match in this index of the last tokens of `newest`, a different text."""
-        tokens, key, match = self._tokens, 0, NO_MATCH
-        for length in range(1, min(self._max, len(newest)) + 1):
-            key = key << _TOKEN_BITS | newest[-length] + 1
-            if length < self._min:
-                continue
-            end = self._ends.get(key)
-            if end is None:
+        """The longest match in this index of the last tokens of `newest`, a different text; of
+        those that are tried, and of several the last.
+        """
+        key = 0
+        for token in newest[-self._min :]:
+            key = key << _TOKEN_BITS | token + 1
+        return self._longest(newest, self._last.get(key, 0), NO_MATCH)
+
+    def _longest(self, newest: Sequence[int], end: int, known: Match) -> Match:
+        """The longest match of the last tokens of `newest`, `known` if none is longer; `end`: the
+        last place that is tried first, 0 for none.
+        """
+        tokens, before, longest = self._tokens, self._before, min(self._max, len(newest))
+        best, at = known.length, known.end
+        for _ in range(MOST_TRIED):
+            if not end or best >= longest:
                 break
-            match = Match(length, abs(end))
-            if end > 0:  # it occurs only once, so the text itself is compared
-                longest = min(self._max, len(newest), end)
-                while length < longest and tokens[end - length - 1] == newest[-length - 1]:
+            # The token that a longer match needs is looked at first.
+            if best < self._min or (best < end and tokens[end - best - 1] == newest[-best - 1]):
+                length = self._min
+                while length < longest and length < end:
+                    if tokens[end - length - 1] != newest[-length - 1]:
+                        break
                     length += 1
-                return Match(length, end)
-        return match
+                if length > best:
+                    best, at = length, end
+            end = before[end - 1]
+        return Match(best, at)
 
     def continuation(self, end: int, count: int) -> list[int]:
         """`count` tokens from position `end` on; fewer if the text ends."""
@@ -161,7 +150,8 @@ class SuffixIndex:
         """The next `count` tokens if the text continues as it did after its match, repeating that
         as a cycle; none without a match.
         """
-        if self._match.length == 0:
+        match = self.match
+        if match.length == 0:
             return []
-        period = self.continuation(self._match.end, count)
+        period = self.continuation(match.end, count)
         return [period[i % len(period)] for i in range(count)]

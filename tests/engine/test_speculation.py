@@ -572,3 +572,17 @@ def test_a_useless_head_is_left_alone_between_its_trials() -> None:
     assert found.num_steps > 5900
     assert head.num_asked < 0.06 * found.num_steps, head.num_asked
     assert head.num_seen < 0.25 * found.num_steps, head.num_seen
+
+
+def test_a_head_is_not_asked_while_text_is_copied() -> None:
+    prompt = random_text(1, 400)
+    texts = [(prompt, 5 * prompt)]
+    runner: Any = KnowingHead(texts[0][1], 1.0)
+    cache: Any = Blocks()
+    head = WatchedHead(runner, cache, [0], 1, 1 << 15, 4096)
+    ngrams = Proposer("n-grams", NgramDrafter(2, 8), DraftLengths(9))
+    behind = Proposer("head", head, DraftLengths(4, has_matches=False))
+    speculator = Speculator([ngrams, behind], 15, lambda: 0.0)
+    found = simulate(speculator, texts, lambda rows: 1e-3 * (1 + 0.01 * rows), 5e-5)
+    assert found.speedup > 8
+    assert head.num_asked < 0.15 * found.num_steps, head.num_asked

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localllm.engine.suffix_index import END_OF_TEXT, NO_MATCH, Match, SuffixIndex
+from localllm.engine.suffix_index import END_OF_TEXT, MOST_TRIED, NO_MATCH, Match, SuffixIndex
 
 # Few different tokens, so that everything has stood before somewhere.
 texts = st.lists(st.integers(0, 3), max_size=60)
@@ -27,19 +27,23 @@ def search(text: Sequence[int], newest: Sequence[int], low: int, high: int) -> M
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(texts, bounds)
-def test_the_match_of_a_text_is_its_longest_and_last(
+def test_the_match_of_a_text_is_its_longest_that_goes_on_or_is_the_last(
     text: list[int], limits: tuple[int, int]
 ) -> None:
-    index = SuffixIndex(*limits)
+    index, goes_on = SuffixIndex(*limits), NO_MATCH
     for i, token in enumerate(text):
         index.extend([token])
-        assert index.match == search(text[:i], text[: i + 1], *limits)
+        found = search(text[:i], text[: i + 1], *limits)
+        if goes_on.length and text[goes_on.end] == token:
+            goes_on = Match(min(limits[1], goes_on.length + 1), goes_on.end + 1)
+            found = goes_on if goes_on.length == found.length else found
+        assert index.match == found
         index.extend([])
-        assert index.match == search(text[:i], text[: i + 1], *limits)
+        assert index.match == found
+        goes_on = found
     whole = SuffixIndex(*limits)
     whole.extend(text)
-    assert whole.match == index.match
-    assert whole.num_entries == index.num_entries
+    assert whole.match == search(text[:-1], text, *limits)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -54,9 +58,8 @@ def test_copies_go_on_by_themselves(
         each.extend(more)
         whole = SuffixIndex(*limits)
         whole.extend(text + more)
-        assert each.match == whole.match
+        assert each.match.length == whole.match.length
         assert each.find(text) == whole.find(text)
-        assert each.num_entries == whole.num_entries
         assert each.begins([*text, *more, 1])
         assert not each.begins([*text, *more][:-1]) or not text + more
 
@@ -86,12 +89,32 @@ def test_a_repetition_goes_around_and_around() -> None:
     assert index.repetition(7) == []
 
 
-def test_text_that_does_not_repeat_takes_an_entry_a_token() -> None:
+def test_a_copy_goes_on_where_it_was_though_the_same_stands_at_a_later_place_too() -> None:
+    shared = [50, 51, 52, 53]
+    first, last = [1, 2, *shared, 60, 61], [3, 4, *shared, 70, 71]
+    index = SuffixIndex(2, 3)
+    index.extend([*first, *last])
+    for token in (1, 2, *shared):
+        index.extend([token])
+        assert index.match.end <= len(first)
+    assert index.repetition(2) == [60, 61]
+    index.extend([70])  # as behind the later one, of which the longest match is now
+    assert index.repetition(1) == [71]
+
+
+def test_text_that_repeats_takes_no_more_memory_than_other_text() -> None:
+    def num_bytes(text: Sequence[int]) -> int:
+        index = SuffixIndex(2, 8)
+        index.extend(text)
+        return index.num_bytes()
+
+    assert num_bytes([*range(10_000)] * 2) < num_bytes(range(20_000)) < 150 * 20_000
+
+
+def test_the_last_places_are_tried_where_there_are_many() -> None:
     index = SuffixIndex(2, 8)
-    index.extend(range(10_000))
-    assert index.num_entries == 9_999
-    index.extend(range(10_000))
-    assert index.num_entries < 8 * 10_000
+    index.extend([9, 8, 7, 1, 2, *([1, 2] * MOST_TRIED), 5, 7, 1, 2])
+    assert index.match == Match(2, 5 + 2 * MOST_TRIED)
 
 
 def test_a_look_up_does_not_depend_on_the_length() -> None:
