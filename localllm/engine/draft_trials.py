@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 _SHORTEST_INTERVAL, _LONGEST_DOUBLED = 48, 768
-_NEW_TEXT_INTERVAL, _LONGEST_INTERVAL, _TRIAL_SHARE = 192, 2048, 0.01
+_NEW_TEXT_INTERVAL, _LONGEST_INTERVAL, _TRIAL_SHARE = 192, 2048, 0.005
 # The first steps of another kind are slower, since caches hold what the last ones needed. So a
 # drafter that could draft always is tried for so many steps; for fewer, if each of these gave a
 # request less than so many tokens on average.
@@ -19,7 +19,7 @@ _TRIAL_STEPS, _VAIN_STEPS, _LEAST_TOKENS = 6, 3, 1.25
 # so many steps, and when it is to be tried.
 _LOSING_STEPS, STEPS_UNASKED = 16, 256
 # So many steps before it is tried, a drafter begins to see hidden states again.
-SEEN_STEPS = 64
+SEEN_STEPS = 32
 
 
 @dataclass(slots=True)

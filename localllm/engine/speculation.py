@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # STEPS_UNASKED. A look whose match has at least _PROMISING_LENGTH tokens counts only as
 # _PROMISING_WEIGHT of a quiet look.
 _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
-_QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
+_QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 64
 # While a drafter drafts after matches of so many tokens, those behind it are not asked: text is
 # copied, and nothing that they might say is as long.
 _COPYING_LENGTH = 8
