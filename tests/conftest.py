@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     # Read where a kernel is defined, so before the first import of one.
@@ -21,6 +22,9 @@ from localllm.engine.cpu_products import make_products_reproducible
 
 patch_the_language_once_a_launch()
 know_the_types_of_numpy()
+# No example fails because the machine does something else meanwhile.
+settings.register_profile("tests", deadline=None)
+settings.load_profile("tests")
 # Before any test multiplies matrices; a command does it when it loads a model.
 make_products_reproducible()
 

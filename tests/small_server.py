@@ -109,5 +109,8 @@ def _read_request(connection: socket.socket) -> bytes:
         if line.startswith(b"content-length:"):
             whole = data.index(b"\r\n\r\n") + 4 + int(line.partition(b":")[2])
             while len(data) < whole:
-                data += connection.recv(65536)
+                piece = connection.recv(65536)
+                if not piece:
+                    return data
+                data += piece
     return data

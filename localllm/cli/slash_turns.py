@@ -79,9 +79,9 @@ def undo(repl: "Repl", argument: str) -> None:
     if turn is None:
         note("there is nothing to undo")
     else:
-        note(f"removed: {show_controls(make_title(turn.question))}")
         repl.used_tokens = repl.session.count_tokens()
         repl.save()
+        note(f"removed: {show_controls(make_title(turn.question))}")
 
 
 def clear(repl: "Repl", argument: str) -> None:

@@ -70,6 +70,11 @@ def test_the_model_can_come_from_the_environment(
     assert described["usage"]["completion_tokens"] <= 3
 
 
+def told(err: str) -> list[str]:
+    """What a command said, but for the line that it says where loading takes over two seconds."""
+    return [line for line in err.splitlines() if not line.startswith("loading ")]
+
+
 def test_the_answer_alone_is_on_stdout_and_equals_the_python_api(model: str, localllm: Run) -> None:
     outcome = localllm("chat", model, "hello", "--seed", "5", "--temp", "1", "-n", "20")
     llm = LLM(model, max_num_seqs=1)
@@ -77,7 +82,7 @@ def test_the_answer_alone_is_on_stdout_and_equals_the_python_api(model: str, loc
     [completion] = llm.chat([{"role": "user", "content": "hello"}], params)
     assert outcome.out == completion.text.rstrip("\n") + "\n"
     assert outcome.code == ExitCode.OK
-    assert outcome.err == ""
+    assert told(outcome.err) == []
 
 
 def test_stdin_files_and_prompt_are_joined_in_this_order(
@@ -177,8 +182,8 @@ def test_an_unknown_flag_names_the_help(localllm: Run) -> None:
 def test_without_a_model_one_line_says_which_is_used(localllm: Run) -> None:
     outcome = localllm("chat", "Once upon a time", "-n", "2")
     assert outcome.code == ExitCode.OK
-    assert outcome.err.count("\n") == 1
-    assert "pocket" in outcome.err
+    [line] = told(outcome.err)
+    assert "pocket" in line
 
 
 def test_colour_is_for_terminals_unless_it_is_asked_for(
@@ -216,8 +221,7 @@ def test_head_closes_the_pipe_silently(model: str) -> None:
     )
     assert done.returncode == ExitCode.CLOSED_PIPE
     assert done.stdout.count("\n") == 1
-    # A slow machine says that the model is being loaded.
-    assert not [line for line in done.stderr.splitlines() if not line.startswith("loading ")]
+    assert told(done.stderr) == []
 
 
 def test_a_full_disk_is_exit_code_5(model: str) -> None:
@@ -336,8 +340,9 @@ def test_help_comes_within_300_ms() -> None:
 
 @pytest.mark.alone
 def test_the_built_in_model_s_first_token_comes_within_4_s() -> None:
+    """Once the C library is compiled."""
     times = []
-    for _ in range(3):
+    for _ in range(4):
         started = time.perf_counter()
         process = subprocess.Popen(
             [*COMMAND, "chat", "Once upon a time", "--stream-json", "-n", "4"],

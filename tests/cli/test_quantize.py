@@ -161,7 +161,12 @@ def test_a_killed_run_leaves_nothing_that_looks_finished_and_is_resumed(
     source: Path, whole: Path, tmp_path: Path, sent: signal.Signals
 ) -> None:
     out = tmp_path / "out"
-    process = start(source, out, "--no-verify")
+    # Behind the first layer it goes on so late that the signal comes first.
+    late = (
+        "import time, localllm.quantize.run as run; write = run.write_layer; "
+        "run.write_layer = lambda *given: (write(*given), time.sleep(60)); "
+    )
+    process = start(source, out, "--no-verify", before=late)
     unfinished = out.with_name("out.unfinished")
     deadline = time.monotonic() + 100
     while not (unfinished / "layer-00000.safetensors").exists():

@@ -52,7 +52,9 @@ def ping(channel: socket.socket) -> Pong:
     channel.sendall(COMMANDS.pack(Ping(3)))
     unpacker = Unpacker(REPLIES)
     while True:
-        for message in unpacker.feed(channel.recv(1 << 16)):
+        piece = channel.recv(1 << 16)
+        assert piece, "the engine is gone"
+        for message in unpacker.feed(piece):
             if isinstance(message, Pong):
                 return message
 

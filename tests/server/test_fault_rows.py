@@ -25,7 +25,7 @@ import httpx
 import pytest
 from openai import OpenAI
 from server.conftest import ROOT, Server
-from server.test_server_faults import CHAT, assert_refused, golden, load
+from server.test_server_faults import CHAT, assert_refused, golden, load_at_rest
 
 from localllm.attach import engine_client
 from localllm.attach.engine_client import EngineClient, EngineDownError
@@ -251,7 +251,7 @@ def test_row_32_readers_that_do_not_read_hold_up_nobody(server: Server, client: 
     finally:
         for connection in lazy:
             connection.close()
-    found = load(server)
+    found = load_at_rest(server)
     assert found["running"] == found["waiting"] == found["used_blocks"] == 0
 
 
@@ -282,7 +282,7 @@ def test_row_33_our_own_names_are_known(server: Server, host: str) -> None:
 
 def test_row_36_more_than_can_wait_are_told_to_come_back(serve: Callable[..., Server]) -> None:
     server = serve("--max-num-seqs", "2")
-    opened = [start_stream(server) for _ in range(LIMITS.requests)]
+    opened = [start_stream(server) for _ in range(LIMITS.requests + 8)]
     try:
         deadline = time.monotonic() + 60
         while True:
