@@ -50,6 +50,39 @@ WITH_EXPERTS["Lfm2MoeForCausalLM"] = {
     "layer_types": ["conv", "full_attention", "conv"],
     "num_hidden_layers": 3,
 }
+_LATENT: dict[str, Any] = {
+    **_EXPERTS,
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "n_group": 3,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.7,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 16,
+}
+WITH_EXPERTS["DeepseekV2ForCausalLM"] = {
+    **_LATENT,
+    "model_type": "deepseek_v2",
+    "n_group": None,
+    "topk_group": None,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+WITH_EXPERTS["DeepseekV3ForCausalLM"] = {
+    **_LATENT,
+    "model_type": "deepseek_v3",
+    "first_k_dense_replace": 1,
+}
+WITH_EXPERTS["Glm4MoeLiteForCausalLM"] = {
+    **_LATENT,
+    "model_type": "glm4_moe_lite",
+    "rope_interleave": False,
+}
 _DELTA_NET: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,

@@ -18,7 +18,8 @@ CODE_LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """Keys and values, [num_blocks, num_kv_heads, block_size, head_dim] each, so that the keys of
-    one head in a block are contiguous; block 0 is the null block, which is never written.
+    one head in a block are contiguous; block 0 is the null block, which is never written. Where
+    values are the keys, both are the same memory.
 
     Scales: float32 [num_blocks, num_kv_heads, block_size]; None where the values are plain.
     """

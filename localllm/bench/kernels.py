@@ -123,8 +123,8 @@ class KernelCases:
         return list(dict.fromkeys(groups))
 
     def attentions(self) -> list[AttentionSpec]:
-        """The distinct attention blocks, without their windows."""
-        found = self.architecture.blocks_of(AttentionSpec)
+        """The distinct attentions, without their windows."""
+        found = self.architecture.attentions()
         return list(dict.fromkeys(replace(each, window=None) for each in found))
 
     def product_cases(self, name: str, width_out: int, width_in: int, rows: int) -> Iterator[Case]:

@@ -108,7 +108,7 @@ def _cases(subject: Subject) -> Iterator[Case]:
         yield from bench.norms(rows)
         for mlp in subject.architecture.blocks_of(GatedMLPSpec):
             yield bench.gate(rows, mlp)
-        found = subject.architecture.blocks_of(AttentionSpec)
+        found = subject.architecture.attentions()
         for sizes in dict.fromkeys(replace(each, window=None) for each in found):
             yield bench.rotation(rows, sizes)
             yield bench.attention(sizes, num_seqs=1 if rows == ROWS[-1] else rows, rows=rows)

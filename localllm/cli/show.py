@@ -97,9 +97,7 @@ def _fields(card: Any) -> dict[str, Any]:
 
 def _sizes(architecture: Any) -> dict[str, Any]:
     """The sizes of a model; several of a kind where its layers differ."""
-    from localllm.model.blocks.attention import AttentionSpec
-
-    blocks = architecture.blocks_of(AttentionSpec)
+    blocks = architecture.attentions()
     windows = dict.fromkeys(block.window for block in blocks if block.window is not None)
 
     def of_all(name: str) -> Any:

@@ -45,7 +45,7 @@ def operator_cases(
     """
     own, architecture = tables(ALL_OWN), sizes.architecture
     cases = _Cases(sizes, device, own)
-    attentions = architecture.blocks_of(AttentionSpec)
+    attentions = architecture.attentions()
     for rows in (1, 512):
         for is_wide in dict.fromkeys(norm.is_wide for norm in _norms(architecture)):
             yield from cases.norms(rows, is_wide)

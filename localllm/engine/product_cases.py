@@ -51,15 +51,17 @@ class _Place:
     has_residual: bool = False
 
     @classmethod
-    def of(cls, layer: str, group: LinearGroup) -> "_Place":
-        """A block's first product reads a norm's output; its last is added to the residual."""
+    def of(cls, layer: str, group: LinearGroup, hidden: int) -> "_Place":
+        """A block's first product reads a norm's output; its last is added to the residual, which
+        is `hidden` wide.
+        """
         return cls(
             group.kind,
             tuple(f"{layer}.{name}" for name in group.names),
             group.width_in,
             has_norm=group.inputs is InputsFrom.BLOCK,
             has_gate=group.is_gated,
-            has_residual=group.inputs is not InputsFrom.BLOCK,
+            has_residual=group.inputs is not InputsFrom.BLOCK and group.width_out == hidden,
         )
 
 
@@ -75,12 +77,12 @@ def product_cases(
     Raises: as `WeightReader`.
     """
     products = _Products(source, sizes, device, tables)
-    seen = set[LinearGroup]()
+    seen, hidden = set[LinearGroup](), sizes.architecture.hidden_size
     for layer, group in sizes.architecture.groups():
-        if group not in seen and group.copy == 0:
+        if group not in seen and group.copy == 0 and not group.is_dense:
             seen.add(group)
-            yield from products.cases(_Place.of(layer, group))
-    yield from products.cases(_Place("head", (HEAD,), sizes.architecture.hidden_size))
+            yield from products.cases(_Place.of(layer, group, hidden))
+    yield from products.cases(_Place("head", (HEAD,), hidden))
     mixtures = set[ExpertsSpec]()
     for layer, spec in sizes.architecture.experts():
         if spec not in mixtures:

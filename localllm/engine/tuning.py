@@ -157,6 +157,8 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
     for sublayer in (each for layer in model.layers for each in layer.sublayers):
         groups = zip(sublayer.place.block.products, sublayer.block.products, strict=True)
         for group, product in groups:
+            if group.is_dense:
+                continue
             places.setdefault(group, []).append((product, sublayer.norm))
     for rows in ROWS:
         calls = []

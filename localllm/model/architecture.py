@@ -19,6 +19,7 @@ from localllm.model.blocks.block import (
 from localllm.model.blocks.delta_net import DeltaNetSpec
 from localllm.model.blocks.experts import ExpertsSpec
 from localllm.model.blocks.experts_beside import ExpertsBesideSpec
+from localllm.model.blocks.latent_attention import LatentAttentionSpec
 from localllm.model.blocks.latent_experts import LatentExpertsSpec
 from localllm.model.blocks.mamba import MambaSpec
 from localllm.model.config_fields import DType
@@ -147,7 +148,20 @@ class Architecture:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The distinct rotary embeddings of the layers."""
-        return tuple(dict.fromkeys(each.rope for each in self.blocks_of(AttentionSpec)))
+        kinds = AttentionSpec | LatentAttentionSpec
+        found = (block.rope for block in self.blocks() if isinstance(block, kinds))
+        return tuple(dict.fromkeys(found))
+
+    def attentions(self) -> list[AttentionSpec]:
+        """The distinct attentions as operators compute them, in layer order."""
+        found = []
+        for block in self.blocks():
+            match block:
+                case AttentionSpec():
+                    found.append(block)
+                case LatentAttentionSpec():
+                    found.append(block.over_rows)
+        return list(dict.fromkeys(found))
 
     @property
     def states(self) -> list[KVState]:
@@ -216,6 +230,11 @@ class Architecture:
             for number in range(spec.router.num_experts)
             for name in spec.expert_at(number).names
         }
+
+    def dense_linears(self) -> set[str]:
+        """The linears that are dequantized as they are loaded, by full name."""
+        dense = ((layer, group) for layer, group in self.groups() if group.is_dense)
+        return {f"{layer}.{name}" for layer, group in dense for name in group.names}
 
     def shares(self) -> dict[str, float]:
         """The part of the rows that compute each of the layers' linears, by full name."""

@@ -112,6 +112,7 @@ class PagedKVCache:
                 (len(group.layers), count, group.state.num_heads, block_size, group.state.width),
                 dtype,
                 device,
+                values_are_keys=group.state.values_are_keys,
             )
             for group, count in zip(groups, num_blocks, strict=True)
         )
@@ -178,16 +179,24 @@ class PagedKVCache:
             start += block.nbytes
 
 
-def empty_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> KVCache:
+def empty_cache(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    values_are_keys: bool = False,
+) -> KVCache:
     """Zeroed keys and values, with scales if they are stored as codes.
 
-    `shape`: (layers,) blocks, key/value heads, block size, head width.
+    `shape`: (layers,) blocks, key/value heads, block size, head width; `values_are_keys`: both are
+    the same tensors.
     """
-    key, value = (_zeros(shape, dtype, device) for _ in range(2))
+    count = 1 if values_are_keys else 2
+    stored = [_zeros(shape, dtype, device) for _ in range(count)]
     if dtype not in CODE_LIMITS:
-        return KVCache(key, value)
-    scales = (_zeros(shape[:-1], torch.float32, device) for _ in range(2))
-    return KVCache(key, value, *scales)
+        return KVCache(stored[0], stored[-1])
+    scales = [_zeros(shape[:-1], torch.float32, device) for _ in range(count)]
+    return KVCache(stored[0], stored[-1], scales[0], scales[-1])
 
 
 def _recurrent_caches(
@@ -207,7 +216,10 @@ def _recurrent_caches(
 
 
 def _parts(cache: KVCache) -> list[Tensor]:
-    parts = (cache.key, cache.value, cache.key_scales, cache.value_scales)
+    """The tensors of a stack of layers, each once."""
+    parts = [cache.key, cache.value, cache.key_scales, cache.value_scales]
+    if cache.value is cache.key:
+        parts = [cache.key, cache.key_scales]
     return [part for part in parts if part is not None]
 
 

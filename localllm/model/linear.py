@@ -71,6 +71,31 @@ class OrderedOutputs:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadByHead:
+    """A product for each head, one after another; heads are side by side in `x` and the result."""
+
+    products: tuple[Projection, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Projection."""
+        parts = x.view(len(x), len(self.products), -1).unbind(1)
+        pairs = zip(self.products, parts, strict=True)
+        return torch.cat([product(part.contiguous()) for product, part in pairs], dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsTogether:
+    """The same as one batched product, which depends on the number of rows; see FixedRows."""
+
+    weights: Tensor  # [num_heads, in, out]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Projection."""
+        parts = x.view(len(x), len(self.weights), -1).transpose(0, 1)
+        return torch.bmm(parts, self.weights).transpose(0, 1).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertByExpert:
     """A mixture of experts, one expert after another.
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from localllm.model.architecture import FINAL_NORM, HEAD, Architecture, layer_name
 from localllm.model.blocks.attention import AttentionSpec
+from localllm.model.blocks.latent_attention import LatentAttentionSpec
 from localllm.model.found_head import EMBEDDING_NORM, HIDDEN_NORM, FoundHead, HeadLayout
 from localllm.model.join import DRAFTED, JOIN, JoinSpec
 from localllm.model.layer import LayerPlan
@@ -96,7 +97,7 @@ def _last_full_attention(layers: Sequence[LayerPlan]) -> LayerPlan | None:
     for plan in reversed(layers):
         for i, place in enumerate(plan.places):
             match place.block:
-                case AttentionSpec(window=None, reads=None) as attention:
+                case AttentionSpec(window=None, reads=None) | LatentAttentionSpec() as attention:
                     own = replace(place, block=replace(attention, num_hidden=1))
                     return replace(plan, places=(*plan.places[:i], own, *plan.places[i + 1 :]))
     return None

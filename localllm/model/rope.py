@@ -122,16 +122,11 @@ def _yarn(plain: Tensor, rope: RopeConfig, head_dim: int) -> tuple[Tensor, float
 
 
 def _yarn_attention_factor(rope: RopeConfig) -> float:
-    """Softmax temperature of YaRN, as a factor on queries and keys (section 3.4)."""
-
-    def mscale(weight: float) -> float:
-        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
-
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
-        return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
-    return mscale(1.0)
+        return rope.temperature(rope.mscale) / rope.temperature(rope.mscale_all_dim)
+    return rope.temperature(1.0)
 
 
 def _longrope_attention_factor(rope: RopeConfig) -> float:

@@ -1,5 +1,6 @@
 """Rotary embedding as `config.json` gives it: the base frequency, and how it is stretched."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,6 +44,12 @@ class RopeConfig:
     def rotary_width(self, head_dim: int) -> int:
         """Values of a head that turn."""
         return int(head_dim * self.partial)
+
+    def temperature(self, weight: float) -> float:
+        """What YaRN multiplies queries and keys by, so that a stretched context does not flatten
+        the softmax (Peng et al. 2023, section 3.4); `weight`: `mscale` or `mscale_all_dim`.
+        """
+        return 1.0 if self.factor <= 1 else 0.1 * weight * math.log(self.factor) + 1.0
 
     def pair_factors(self, max_positions: int) -> tuple[float, ...]:
         """The factors of longrope for a context of `max_positions`; empty for other kinds.

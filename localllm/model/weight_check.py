@@ -28,12 +28,20 @@ RESIDENT_SHARE = 1.15
 @dataclass(frozen=True, slots=True)
 class StoredLinear:
     """A quantized linear in the files: its scheme, its tensors by suffix, and the layout that
-    decides its kernels.
+    decides its kernels. `num_dense`: the values of one that is dequantized as it is loaded, see
+    LinearGroup; 0 for others.
     """
 
     scheme: Scheme
     parts: Mapping[str, TensorInfo]
     layout: WeightLayout
+    num_dense: int = 0
+
+    def num_bytes(self, item_bytes: int) -> int:
+        """Bytes of the loaded linear; an unquantized value takes `item_bytes`."""
+        if self.num_dense:
+            return self.num_dense * item_bytes
+        return int(sum(info.num_bytes for info in self.parts.values()) * RESIDENT_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +64,19 @@ class WeightMap:
 
     def layouts(self, linears: Iterable[str]) -> set[WeightLayout | None]:
         """The layouts of these linears, which decide the kernels; None for a plain one."""
-        found = self.quantized
-        return {found[name].layout if name in found else None for name in linears}
+        kept = {name: each for name, each in self.quantized.items() if not each.num_dense}
+        return {kept[name].layout if name in kept else None for name in linears}
 
     def linear_bytes(self, linear: str, item_bytes: int) -> int:
         """Bytes of a loaded linear without its bias; plain values take `item_bytes` each."""
         if linear in self.quantized:
-            parts = self.quantized[linear].parts.values()
-            return int(sum(info.num_bytes for info in parts) * RESIDENT_SHARE)
+            return self.quantized[linear].num_bytes(item_bytes)
         return prod(self.plain[f"{linear}.weight"].shape) * item_bytes
 
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of the loaded weights; values of plain tensors take `item_bytes` each."""
-        stored = sum(
-            info.num_bytes for linear in self.quantized.values() for info in linear.parts.values()
-        )
-        plain = sum(prod(info.shape) for info in self.plain.values())
-        return int(stored * RESIDENT_SHARE) + plain * item_bytes
+        quantized = sum(linear.num_bytes(item_bytes) for linear in self.quantized.values())
+        return quantized + sum(prod(info.shape) for info in self.plain.values()) * item_bytes
 
 
 def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:
@@ -102,7 +106,7 @@ def check_tensors(found: Mapping[str, TensorInfo], architecture: Architecture) -
         name: StoredTensor((shape,), _INTEGERS if name in _IDS else LOADABLE_DTYPES)
         for name, shape in architecture.tensors().items()
     }
-    shapes = architecture.linears()
+    shapes, dense = architecture.linears(), architecture.dense_linears()
     quantized = {}
     claimed: set[str] = set()
     for linear, scheme in _find_schemes(found, architecture, shapes).items():
@@ -114,6 +118,7 @@ def check_tensors(found: Mapping[str, TensorInfo], architecture: Architecture) -
             scheme,
             {name.removeprefix(f"{linear}."): info for name, info in parts.items()},
             scheme.layout(shapes[linear][1]),
+            prod(shapes[linear]) if linear in dense else 0,
         )
         claimed |= parts.keys()
         del expected[f"{linear}.weight"]

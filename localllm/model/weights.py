@@ -34,6 +34,8 @@ from localllm.model.linear import (
     DequantizedLinear,
     ExpertByExpert,
     FixedRows,
+    HeadByHead,
+    HeadsTogether,
     Linear,
     OrderedOutputs,
     Projection,
@@ -355,6 +357,22 @@ class WeightReader:
             self.without_kernel.add(fused.kind)
         return self._fixed(product)
 
+    def heads(
+        self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
+    ) -> Projection:
+        """See Parts."""
+        if self._source.has_quantized(name):
+            weight = self._source.quantized(name, self._device).dequantize(self._dtype)
+        else:
+            weight = self.read(f"{name}.weight")
+        parts = weight.view(num_heads, -1, weight.shape[1])[:, rows]
+        if is_transposed:
+            parts = parts.transpose(1, 2)
+        if self._device.type == "cpu":
+            # torch's batched product would not give a row the same bits in any batch.
+            return HeadByHead(tuple(self._plain(part.contiguous(), None) for part in parts))
+        return self._fixed(HeadsTogether(parts.transpose(1, 2).contiguous()))
+
     def experts(
         self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
     ) -> ExpertsProduct:
@@ -516,6 +534,12 @@ class _LayerParts:
 
     def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
         return self.reader.linear(*(f"{self.layer}.{name}" for name in names), order=order)
+
+    def heads(
+        self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
+    ) -> Projection:
+        full = f"{self.layer}.{name}"
+        return self.reader.heads(full, num_heads, rows, is_transposed=is_transposed)
 
     def experts(
         self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localllm.model.blocks.block import InputRows, InputsFrom, LinearGroup
 from localllm.model.layer import LayerPlan, Place, Sublayer
-from localllm.model.linear import ExpertByExpert, Linear
+from localllm.model.linear import ExpertByExpert, HeadsTogether, Linear
 from localllm.model.norm import NormSpec
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.rope import RopeTable, RopeTables
@@ -51,6 +51,14 @@ class TensorParts:
             return Linear(weight)
         bias = torch.cat([self.tensors[f"{name}.bias"] for name in names])[rows]
         return Linear(weight, bias)
+
+    def heads(
+        self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
+    ) -> HeadsTogether:
+        """See Parts."""
+        weight = self.tensors[f"{name}.weight"]
+        parts = weight.view(num_heads, -1, weight.shape[1])[:, rows]
+        return HeadsTogether(parts if is_transposed else parts.transpose(1, 2))
 
     def experts(
         self, gate_up: Sequence[Sequence[str]], down: Sequence[Sequence[str]], kind: GateKind
@@ -118,9 +126,12 @@ class LayerQuantizer:
             zip(self._plan.places, self._original.sublayers, strict=True)
         ):
             if place.block.ends_in_product:
-                first, last = (each for each in place.block.products if not each.is_kept)
+                first, *middle, last = (each for each in place.block.products if not each.is_kept)
                 own, whole = stream.inputs(self._current(i)), reference.inputs(original)
                 self._step(place, first, own, whole)
+                for group in middle:
+                    own, whole = stream.between(self._current(i)), reference.between(original)
+                    self._step(place, group, own, whole)
                 own, whole = stream.inner(self._current(i)), reference.inner(original)
                 self._step(place, last, own, whole)
             else:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.block import BlockInputs, BlockSpec
+from localllm.model.blocks.latent_attention import LatentAttention
 from localllm.model.inputs import ForwardBatch, GroupTables
 from localllm.model.layer import Layer, Sublayer
 from localllm.model.norm import Norm
@@ -133,6 +134,14 @@ class CalibrationStream:
             if is_attention or num_tokens * inner[0].nbytes <= KEPT_BYTES:
                 self._kept.append(inner.to(self._hidden.device))
             yield inner
+
+    def between(self, sublayer: Sublayer) -> Iterator[Tensor]:
+        """Inputs of the product between a block's first and its last one, [num_tokens, width] at a
+        time.
+        """
+        assert isinstance(sublayer.block, LatentAttention)
+        for x in self.inputs(sublayer):
+            yield sublayer.block.query_inputs(x, self.ops)
 
     def divide_inner(self, divisors: Tensor) -> None:
         """Divide the kept inputs, after a change of the weights that produced them."""

@@ -17,6 +17,8 @@ from localllm.engine.speculation_config import SpeculationConfig
 # Float32 sums in another order; the models are two layers of width 48.
 MAX_LOGPROB_DIFFERENCE = 1e-4
 NUM_GREEDY_TOKENS = 48
+# A field that config.json says is null; None leaves a field out.
+NULL = "null"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -45,6 +47,35 @@ GLM4_MOE = {
     "partial_rotary_factor": 0.5,
     "first_k_dense_replace": 1,
 }
+LATENT: dict[str, Any] = {
+    **EXPERTS,
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 14,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+DEEPSEEK_V2 = {
+    **LATENT,
+    "model_type": "deepseek_v2",
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.3,
+    "first_k_dense_replace": 1,
+}
+DEEPSEEK_V3 = {
+    **LATENT,
+    "model_type": "deepseek_v3",
+    "n_group": 3,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+GLM4_MOE_LITE = {**LATENT, "model_type": "glm4_moe_lite", "mlp_layer_types": ["dense", "sparse"]}
 LFM2: dict[str, Any] = {
     "head_dim": None,
     "rms_norm_eps": None,
@@ -543,6 +574,36 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 0,
         },
     ),
+    "deepseek v3": ("DeepseekV3ForCausalLM", DEEPSEEK_V3),
+    "deepseek v3, queries without a latent, yarn, pairs apart": (
+        "DeepseekV3ForCausalLM",
+        {
+            **DEEPSEEK_V3,
+            "q_lora_rank": NULL,
+            "rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.8},
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "n_shared_experts": 2,
+        },
+    ),
+    "deepseek v3, biased": ("DeepseekV3ForCausalLM", {**DEEPSEEK_V3, "attention_bias": True}),
+    "deepseek v2 lite": ("DeepseekV2ForCausalLM", {**DEEPSEEK_V2, "q_lora_rank": NULL}),
+    "deepseek v2, queries by a latent, yarn": (
+        "DeepseekV2ForCausalLM",
+        {**DEEPSEEK_V2, "rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},
+    ),
+    "glm4 moe lite": ("Glm4MoeLiteForCausalLM", GLM4_MOE_LITE),
+    "glm4 moe lite, groups, experts first, biased": (
+        "Glm4MoeLiteForCausalLM",
+        {
+            **GLM4_MOE_LITE,
+            "mlp_layer_types": ["sparse", "dense"],
+            "attention_bias": True,
+            "n_group": 2,
+            "routed_scaling_factor": 1.7,
+            "rope_interleave": False,
+        },
+    ),
     "hunyuan": ("HunYuanDenseV1ForCausalLM", HUNYUAN),
     "hunyuan, biased, base stretched": (
         "HunYuanDenseV1ForCausalLM",
@@ -558,6 +619,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def write_case(tmp_path: Path, architecture: str, changes: dict[str, Any]) -> Path:
     config = tiny_config(architecture, **changes)
     config = {name: value for name, value in config.items() if value is not None}
+    config = {name: None if value == NULL else value for name, value in config.items()}
     if architecture in ("MistralForCausalLM", "Exaone4ForCausalLM"):
         # Left out means 4,096 there, so that null has to be said.
         config.setdefault("sliding_window", None)

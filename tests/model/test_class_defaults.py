@@ -26,6 +26,8 @@ SAID: dict[str, dict[str, Any]] = {
     "HunYuanDenseV1ForCausalLM": {"num_hidden_layers": 32},
     # 96 heads do not divide the default width.
     "Glm4MoeForCausalLM": {"head_dim": 128},
+    # The class has no default.
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
 }
 # End tokens may stand in other files, so that a class' own are not taken.
 LEFT = {"eos_token_id": None, "dtype": "bfloat16"}

@@ -40,6 +40,8 @@ FAMILIES = {
     "Qwen3_5ForCausalLM": APART,
     "Qwen3_5MoeForCausalLM": APART,
     "Glm4MoeForCausalLM": behind(2),
+    "Glm4MoeLiteForCausalLM": behind(2),
+    "DeepseekV3ForCausalLM": behind(2),
 }
 
 

@@ -6,7 +6,7 @@
 
 #define KEY_TILE 64
 #define QUERY_ROWS 32
-#define MAX_DIM 512
+#define MAX_DIM 576
 #define ALIGNED __attribute__((aligned(64)))
 
 /* A row is a query of one head; there are `rows`, padded with zeros. */

@@ -71,7 +71,8 @@ class LinearGroup:
     `kind`: the product's name in reports; `linears`: name in the layer and output width of each;
     `is_gated`: the first half of the outputs gates the second; `share`: the part of the rows that
     compute it; `copy`: its number among products that differ in their weights alone; `is_kept`:
-    `quantize` leaves it as it is.
+    `quantize` leaves it as it is; `is_dense`: a block computes with parts of it, so that a
+    quantized one is dequantized as it is loaded.
     """
 
     kind: str
@@ -83,6 +84,7 @@ class LinearGroup:
     share: float = 1.0
     copy: int = 0
     is_kept: bool = False
+    is_dense: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,16 +101,18 @@ class LinearGroup:
 class KVState:
     """What attention keeps for each token: a key and a value of `width` for each head.
 
-    `window`: tokens that a query may see, including itself; None: all.
+    `window`: tokens that a query may see, including itself; None: all. `values_are_keys`: what is
+    kept as a key is the value too.
     """
 
     num_heads: int
     width: int
     window: int | None
+    values_are_keys: bool = False
 
     def token_bytes(self, row_bytes: RowBytes) -> int:
         """Bytes per token."""
-        return 2 * self.num_heads * row_bytes(self.width)
+        return (1 if self.values_are_keys else 2) * self.num_heads * row_bytes(self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,13 @@ class Parts(Protocol):
     def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
         """One linear, or several over the same inputs as one product, whose outputs are the rows
         `order` of the checkpoint's.
+        """
+
+    def heads(
+        self, name: str, num_heads: int, rows: slice, *, is_transposed: bool = False
+    ) -> Projection:
+        """A product for each head, with heads side by side in inputs and outputs. Its weight: of
+        the rows that a linear without bias has for the head, those in `rows`, or their transpose.
         """
 
     def experts(

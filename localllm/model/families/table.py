@@ -11,6 +11,7 @@ from localllm.files.json_file import read_json_object
 from localllm.model.architecture import Architecture
 from localllm.model.config_fields import OTHER_ENGINE, ConfigFields
 from localllm.model.families.cohere2 import read_cohere2
+from localllm.model.families.deepseek import read_deepseek_v2, read_deepseek_v3
 from localllm.model.families.defaults import CLASS_DEFAULTS
 from localllm.model.families.ernie45 import read_ernie45
 from localllm.model.families.exaone4 import read_exaone4
@@ -19,6 +20,7 @@ from localllm.model.families.gemma3 import read_gemma3
 from localllm.model.families.gemma4 import read_gemma4
 from localllm.model.families.glm4 import read_glm4
 from localllm.model.families.glm4_moe import read_glm4_moe
+from localllm.model.families.glm4_moe_lite import read_glm4_moe_lite
 from localllm.model.families.gpt_oss import read_gpt_oss
 from localllm.model.families.granite import read_granite, read_granite4, read_granite_moe
 from localllm.model.families.hunyuan import read_hunyuan
@@ -58,6 +60,8 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen3ForCausalLM": read_qwen3,
     "Cohere2ForCausalLM": read_cohere2,
+    "DeepseekV2ForCausalLM": read_deepseek_v2,
+    "DeepseekV3ForCausalLM": read_deepseek_v3,
     "Ernie4_5ForCausalLM": read_ernie45,
     "Exaone4ForCausalLM": read_exaone4,
     "Gemma2ForCausalLM": read_gemma2,
@@ -66,6 +70,7 @@ FAMILIES: dict[str, Callable[[ConfigFields], Architecture]] = {
     "Gemma4UnifiedForCausalLM": read_gemma4,
     "Glm4ForCausalLM": read_glm4,
     "Glm4MoeForCausalLM": read_glm4_moe,
+    "Glm4MoeLiteForCausalLM": read_glm4_moe_lite,
     "GraniteForCausalLM": read_granite,
     "GptOssForCausalLM": read_gpt_oss,
     "GraniteMoeForCausalLM": read_granite_moe,

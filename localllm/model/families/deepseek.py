@@ -1,0 +1,38 @@
+"""DeepSeek V2 and V3: latent attention, and experts in all but the first layers. V3's are chosen by
+a sigmoid with a correction, V2's by a softmax.
+"""
+
+from localllm.model.architecture import Architecture
+from localllm.model.blocks.router import RouterSpec
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import read_num_experts
+from localllm.model.families.latent import read_latent_attention
+from localllm.model.families.sigmoid_experts import (
+    first_dense,
+    read_mixed_decoder,
+    read_routed_factor,
+    read_sigmoid_router,
+)
+
+
+def read_deepseek_v3(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError; UnsupportedModelError, see `read_latent_attention`."""
+    attention = read_latent_attention(fields)
+    router = read_sigmoid_router(fields)
+    return read_mixed_decoder(fields, attention, router, first_dense(fields))
+
+
+def read_deepseek_v2(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError; UnsupportedModelError for experts in groups, as the large models of
+    the family have, and for what no published model has.
+    """
+    if fields.raw.get("topk_method") not in (None, "greedy"):
+        fields.refuse("groups of experts of which only the best are chosen are")
+    if fields.flag("norm_topk_prob"):
+        fields.refuse("factors of experts that add up to 1 are")
+    if fields.flag("mlp_bias"):
+        fields.refuse("a bias of the feed-forward is")
+    router = RouterSpec(
+        *read_num_experts(fields, "n_routed_experts"), factor=read_routed_factor(fields)
+    )
+    return read_mixed_decoder(fields, read_latent_attention(fields), router, first_dense(fields))

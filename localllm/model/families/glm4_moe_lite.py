@@ -1,0 +1,18 @@
+"""GLM-4.7 Flash: GLM-4's experts with latent attention; a list says which layers have experts."""
+
+from localllm.model.architecture import Architecture
+from localllm.model.config_fields import ConfigFields
+from localllm.model.families.common import read_num_layers
+from localllm.model.families.latent import read_latent_attention
+from localllm.model.families.sigmoid_experts import read_mixed_decoder, read_sigmoid_router
+
+_SPARSE, _DENSE = "sparse", "dense"
+
+
+def read_glm4_moe_lite(fields: ConfigFields) -> Architecture:
+    """Raises: CheckpointError; UnsupportedModelError, see `read_latent_attention`."""
+    num_layers = read_num_layers(fields)
+    kinds = fields.choices("mlp_layer_types", (_DENSE, _SPARSE), num_layers)
+    kinds = kinds or (_DENSE, *[_SPARSE] * (num_layers - 1))
+    attention, router = read_latent_attention(fields), read_sigmoid_router(fields)
+    return read_mixed_decoder(fields, attention, router, [each == _SPARSE for each in kinds])
