@@ -20,7 +20,9 @@ def _kept(codes: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
 
 
 class Batch:
-    """Random requests in a cache whose other slots hold NaN."""
+    """Random requests in a cache whose other slots hold NaN. With a `value_dim`, values are the
+    keys' first numbers, from the same memory.
+    """
 
     def __init__(
         self,
@@ -29,8 +31,9 @@ class Batch:
         kv_heads: int,
         head_dim: int = HEAD_DIM,
         kv_dtype: torch.dtype = torch.float32,
+        value_dim: int | None = None,
     ) -> None:
-        self.kv_dtype = kv_dtype
+        self.kv_dtype, self.value_dim = kv_dtype, value_dim
         generator = torch.Generator().manual_seed(sum(length for length, _ in lengths))
         blocks = [-(-length // BLOCK_SIZE) for length, _ in lengths]
         order = (torch.randperm(sum(blocks), generator=generator) + 1).tolist()
@@ -54,6 +57,8 @@ class Batch:
             self.keys.append(key)
             self.values.append(value)
             queries.append(torch.randn(num_queries, heads, head_dim, generator=generator))
+        if value_dim is not None:
+            self.value_cache, self.values = self.key_cache, self.keys
         self.query = torch.cat(queries)
         counts = torch.tensor([0] + [num_queries for _, num_queries in lengths])
         self.cu_seqlens_q = counts.cumsum(0).int()
@@ -69,6 +74,12 @@ class Batch:
 
     @property
     def cache(self) -> KVCache:
+        if self.value_dim is not None:
+            if self.kv_dtype not in CODE_LIMITS:
+                rows = self.key_cache.to(self.kv_dtype)
+                return KVCache(rows, rows)
+            codes, scales = quantize_rows(self.key_cache, self.kv_dtype)
+            return KVCache(codes, codes, scales, scales)
         if self.kv_dtype not in CODE_LIMITS:
             return KVCache(self.key_cache.to(self.kv_dtype), self.value_cache.to(self.kv_dtype))
         key, key_scales = quantize_rows(self.key_cache, self.kv_dtype)
@@ -111,7 +122,7 @@ class Batch:
                 scores = torch.cat((scores, sink), dim=-1)
             # A query that sees nothing gives zeros.
             weights = scores.softmax(-1).nan_to_num(0.0)[..., :length]
-            out.append(torch.einsum("hqk,khd->qhd", weights, value))
+            out.append(torch.einsum("hqk,khd->qhd", weights, value[..., : self.value_dim]))
         return torch.cat(out)
 
     def attend(
@@ -135,6 +146,7 @@ class Batch:
             max_query_len=int(starts.diff().max()),
             scale=0.3,
             window=window,
+            value_dim=self.value_dim,
         )
 
 

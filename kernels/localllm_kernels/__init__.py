@@ -8,6 +8,7 @@ each operator, in the file of its name.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from localllm_kernels.choice import ALL_OWN, Choice, Piece
 from localllm_kernels.cpu.build import BuildError, digest_of_sources, load_library
 from localllm_kernels.cpu.linear import CpuLinears, num_lanes
-from localllm_kernels.cpu.ops import CpuOps
+from localllm_kernels.cpu.ops import MAX_GROUP, CpuOps
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.driver import DriverError, start_driver
 from localllm_kernels.gate import GateKind, gate, gate_reference, sigmoid_gate_reference
@@ -27,9 +28,10 @@ from localllm_kernels.gumbel_argmax import gumbel_argmax_reference
 from localllm_kernels.kv_cache import KVCache
 from localllm_kernels.launch import Workspace
 from localllm_kernels.linears import Linears
-from localllm_kernels.paged_attention import paged_attention_reference
+from localllm_kernels.paged_attention import in_parts_of_heads, paged_attention_reference
 from localllm_kernels.paged_attention_decode import (
     MIN_DOT_ROWS,
+    WIDE_VALUES,
     max_decode_rows,
     paged_attention_decode,
 )
@@ -166,10 +168,11 @@ def triton_ops(
         key_fragments=choice.key_fragments,
     )
 
-    def paged_attention(query: Tensor, cache: KVCache, **arguments: Any) -> Tensor:
+    def attend(query: Tensor, cache: KVCache, **arguments: Any) -> Tensor:
         group = query.shape[1] // cache.key.shape[1]
         rows = arguments["max_query_len"] * group
-        has_few = not deterministic and rows <= max_decode_rows(query.itemsize, query.shape[2])
+        most = max_decode_rows(query.itemsize, arguments["value_dim"])
+        has_few = not deterministic and rows <= most
         if (Piece.FEW_QUERIES if has_few else Piece.MANY_QUERIES) in choice.to_torch:
             return paged_attention_reference(query, cache, **arguments)
         if has_few:
@@ -182,6 +185,16 @@ def triton_ops(
         out = paged_attention_prefill(query, cache, workspace, **arguments, least_queries=few + 1)
         arguments["max_query_len"] = few
         return paged_attention_decode(query, cache, workspace, **arguments, out=out)
+
+    def paged_attention(
+        query: Tensor, cache: KVCache, *, value_dim: int | None = None, **arguments: Any
+    ) -> Tensor:
+        value_dim = query.shape[2] if value_dim is None else value_dim
+        most = query.shape[1]
+        if value_dim > WIDE_VALUES:
+            most = max_decode_rows(query.itemsize, value_dim)
+        arguments["value_dim"] = value_dim
+        return in_parts_of_heads(attend, most, query, cache, **arguments)
 
     def own(piece: Piece, kernel: Any, reference: Any) -> Any:
         return reference if piece in choice.to_torch else kernel
@@ -215,7 +228,7 @@ def cpu_ops(library_folder: Path | None = None) -> Ops:
         rotate_and_store=own.rotate_and_store,
         gate=own.gate,
         route=own.route,
-        paged_attention=own.paged_attention,
+        paged_attention=partial(in_parts_of_heads, own.paged_attention, MAX_GROUP),
         row_maxima=own.row_maxima,
         gumbel_argmax=own.gumbel_argmax,
         short_conv=own.short_conv,

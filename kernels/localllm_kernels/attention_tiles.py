@@ -17,6 +17,8 @@ LOG2_E = 1.4426950408889634
 # Capabilities of GPUs with products of wide tiles and much shared memory, and of the others.
 WIDE, NARROW = (90, 100), (80, 86, 89, 120)
 ALL = (*NARROW, *WIDE)
+# The least width of what is multiplied.
+MIN_DOT = 16
 TYPE_BYTES = {"bf16": 2, "fp32": 4}
 
 
@@ -32,6 +34,7 @@ def load_codes(pointers, mask, dtype: tl.constexpr, KIND: tl.constexpr):
 @triton.jit
 def attend_tiles(
     query,
+    rest,
     positions,
     key_ptr,
     value_ptr,
@@ -48,6 +51,9 @@ def attend_tiles(
     sinks,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    REST: tl.constexpr,
+    VALUES_ARE_KEYS: tl.constexpr,
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -60,12 +66,15 @@ def attend_tiles(
 ):
     """Maximum [BLOCK_M], sum [BLOCK_M] and weighted values [BLOCK_M, BLOCK_D] of a run of keys.
 
-    `query`: [BLOCK_M, BLOCK_D] at `positions` [BLOCK_M]; the keys are those from `first_key`, a
+    `query`: the first VALUE_DIM numbers of HEAD_DIM, [BLOCK_M, BLOCK_D], at `positions` [BLOCK_M];
+    `rest`: the others, [BLOCK_M, REST], not read if REST is 0; of values only VALUE_DIM numbers are
+    read. The keys are those from `first_key`, a
     multiple of BLOCK_N, up to `end_key`, of `length` in all. `scale`, `cap` and `sinks` [BLOCK_M]
     are in base 2; a sink is minus infinity where another run of keys counts it.
     """
     columns = tl.arange(0, BLOCK_D)
-    is_column = columns < HEAD_DIM
+    is_column = columns < VALUE_DIM
+    others = VALUE_DIM + tl.arange(0, REST if REST else 1)
     most = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if HAS_SINKS:
@@ -83,7 +92,16 @@ def attend_tiles(
             query.dtype,
             KIND,
         )
-        scores = tl.dot(query, key, input_precision="ieee") * scale
+        scores = tl.dot(query, key, input_precision="ieee")
+        if REST:
+            further = load_codes(
+                key_ptr + row[None, :] * HEAD_DIM + others[:, None],
+                is_key[None, :] & (others < HEAD_DIM)[:, None],
+                query.dtype,
+                KIND,
+            )
+            scores = tl.dot(rest, further, scores, input_precision="ieee")
+        scores *= scale
         if KIND != 0:
             scores *= tl.load(key_scales_ptr + row, mask=is_key, other=0.0)[None, :]
         if HAS_CAP:
@@ -103,12 +121,15 @@ def attend_tiles(
         total = total * keep + tl.sum(weights, axis=1)
         if KIND != 0:
             weights *= tl.load(value_scales_ptr + row, mask=is_key, other=0.0)[None, :]
-        value = load_codes(
-            value_ptr + row[:, None] * HEAD_DIM + columns[None, :],
-            is_key[:, None] & is_column[None, :],
-            query.dtype,
-            KIND,
-        )
+        if VALUES_ARE_KEYS:
+            value = tl.trans(key)
+        else:
+            value = load_codes(
+                value_ptr + row[:, None] * HEAD_DIM + columns[None, :],
+                is_key[:, None] & is_column[None, :],
+                query.dtype,
+                KIND,
+            )
         values = values * keep[:, None] + tl.dot(
             weights.to(query.dtype), value, input_precision="ieee"
         )
@@ -150,17 +171,33 @@ def score_arguments(
     }
 
 
-def aot_constants(kind: int, has_window: bool, head_dim: int) -> dict[str, object]:
-    """Sizes of an 8B model for both kernels, with heads of `head_dim`."""
+def head_constants(head_dim: int, value_dim: int) -> dict[str, int]:
+    """How a head's numbers are divided: those that values have too, and the others."""
+    rest = head_dim - value_dim
     return {
-        "HEADS": 32,
-        "KV_HEADS": 8,
+        "VALUE_DIM": value_dim,
+        "REST": max(MIN_DOT, triton.next_power_of_2(rest)) if rest else 0,
+        "BLOCK_D": max(MIN_DOT, triton.next_power_of_2(value_dim)),
+    }
+
+
+def aot_constants(
+    kind: int, has_window: bool, head_dim: int, value_dim: int | None = None
+) -> dict[str, object]:
+    """Sizes of an 8B model for both kernels, with heads of `head_dim`; those of GLM-4.7 Flash where
+    values have fewer numbers.
+    """
+    is_latent = value_dim is not None
+    return {
+        "HEADS": 20 if is_latent else 32,
+        "KV_HEADS": 1 if is_latent else 8,
         "HEAD_DIM": head_dim,
         "CACHE_BLOCK": 16,
         "KIND": kind,
         "HAS_WINDOW": has_window,
         "NUM_HIDDEN": 0,
-        "BLOCK_D": head_dim,
+        **head_constants(head_dim, value_dim or head_dim),
+        "VALUES_ARE_KEYS": is_latent,
     }
 
 

@@ -29,6 +29,11 @@ class KVCache:
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
 
+    @property
+    def values_are_keys(self) -> bool:
+        """Whether values are the keys, in the same memory."""
+        return self.value.data_ptr() == self.key.data_ptr()
+
     def layer(self, index: int) -> "KVCache":
         """One layer of caches whose tensors have a first dimension of layers."""
         if self.key_scales is None or self.value_scales is None:

@@ -17,7 +17,9 @@ reads each key once). Sources: Kwon et al. 2023 (paged KV); Dao et al. 2022, sec
 (tiled softmax; here the maximum is taken over all tiles first, which needs no rescaling).
 """
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +49,7 @@ def paged_attention_reference(
     cap: float | None = None,
     sinks: Tensor | None = None,
     num_hidden: int = 0,
+    value_dim: int | None = None,
 ) -> Tensor:
     """Attend for every request of a batch.
 
@@ -54,10 +57,12 @@ def paged_attention_reference(
     request are padding; `block_tables`: integer [num_seqs, max_blocks], padded with 0 (the null
     block); `cu_seqlens_q`: [num_seqs + 1], where each request's queries start; `seq_lens`:
     [num_seqs], keys of each request including its new tokens; `max_query_len`: the most new tokens
-    of a request, by which some kernels choose their tiles. Returns [num_tokens, num_heads,
-    head_dim]; padding rows are zero.
+    of a request, by which some kernels choose their tiles; `value_dim`: how many of a value's
+    numbers are wanted, the first ones; None: all. Returns [num_tokens, num_heads, value_dim];
+    padding rows are zero.
     """
-    out = torch.zeros_like(query)
+    value_dim = query.shape[2] if value_dim is None else value_dim
+    out = query.new_zeros(*query.shape[:2], value_dim)
     starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
     spans = list(pairwise(starts))
     # Requests with one new token go together, as many as the keys, padded to the longest, allow.
@@ -80,6 +85,7 @@ def paged_attention_reference(
             cap=cap,
             sinks=sinks,
             num_hidden=num_hidden,
+            value_dim=value_dim,
             max_position=max(lengths[i] for i in single) - 1,
             min_position=min(lengths[i] for i in single) - 1,
         )
@@ -103,6 +109,7 @@ def paged_attention_reference(
                 cap=cap,
                 sinks=sinks,
                 num_hidden=num_hidden,
+                value_dim=value_dim,
                 max_position=low + count - 1,
                 min_position=low,
             ).squeeze(0)
@@ -120,11 +127,12 @@ def _attend(
     cap: float | None,
     sinks: Tensor | None,
     num_hidden: int,
+    value_dim: int,
     max_position: int,
     min_position: int,
 ) -> Tensor:
     """`query`: [seqs, queries, heads, head_dim] at `positions` [seqs, queries], all within
-    `min_position..max_position`; returns the same shape.
+    `min_position..max_position`; returns [seqs, queries, heads, value_dim].
     """
     seqs, queries, heads, head_dim = query.shape
     kv_heads = cache.key.shape[1]
@@ -167,7 +175,7 @@ def _attend(
         maximum = torch.maximum(maximum, sink)
     weights = scores.sub_(maximum).exp_()
     tile_sums = weights.sum(dim=-1, keepdim=True)
-    tile_outputs = torch.matmul(weights, value)
+    tile_outputs = torch.matmul(weights, value[..., :value_dim])
     total, denominator = tile_outputs[:, :, 0], tile_sums[:, :, 0]
     if sinks is not None:
         denominator = denominator + (sink - maximum).exp()[:, :, 0]
@@ -177,8 +185,36 @@ def _attend(
     if num_hidden:
         denominator = denominator.masked_fill(denominator == 0, 1.0)
     attended = (total / denominator)[:, :, :rows]
-    attended = attended.view(seqs, kv_heads, queries, groups, head_dim).transpose(1, 2)
-    return attended.reshape(seqs, queries, heads, head_dim).to(query.dtype)
+    attended = attended.view(seqs, kv_heads, queries, groups, value_dim).transpose(1, 2)
+    return attended.reshape(seqs, queries, heads, value_dim).to(query.dtype)
+
+
+def in_parts_of_heads(
+    attend: Callable[..., Tensor],
+    most: int,
+    query: Tensor,
+    cache: KVCache,
+    *,
+    sinks: Tensor | None = None,
+    **arguments: Any,
+) -> Tensor:
+    """What `attend` gives, which takes no more than `most` heads that share keys.
+
+    See paged_attention_reference for the arguments and the result.
+    """
+    kv_heads = cache.key.shape[1]
+    groups = query.shape[1] // kv_heads
+    if groups <= most:
+        return attend(query, cache, sinks=sinks, **arguments)
+    by_key, outputs = query.view(len(query), kv_heads, groups, -1), []
+    for first in range(0, groups, most):
+        part = by_key[:, :, first : first + most]
+        own = None
+        if sinks is not None:
+            own = sinks.view(kv_heads, groups)[:, first : first + most].flatten()
+        found = attend(part.flatten(1, 2).contiguous(), cache, sinks=own, **arguments)
+        outputs.append(found.view(*part.shape[:3], -1))
+    return torch.cat(outputs, dim=2).flatten(1, 2)
 
 
 def _gather(

@@ -27,6 +27,7 @@ from localllm_kernels.attention_tiles import (
     aot_constants,
     aot_signature,
     attend_tiles,
+    head_constants,
     score_arguments,
     score_words,
 )
@@ -37,6 +38,8 @@ MIN_DOT_ROWS = 16
 MAX_SPLITS = 64
 MIN_SPLIT_KEYS = 256
 FRAGMENT_WARPS = 4
+# Values with more numbers leave registers for few rows.
+WIDE_VALUES = 256
 
 
 @triton.jit(do_not_specialize=["num_splits", "max_blocks", "most_queries"])
@@ -62,6 +65,9 @@ def _decode_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    REST: tl.constexpr,
+    VALUES_ARE_KEYS: tl.constexpr,
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -88,9 +94,18 @@ def _decode_kernel(
     rows = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
     token, head = rows // GROUP, kv_head * GROUP + rows % GROUP
-    is_inside = (token < num_queries)[:, None] & (columns < HEAD_DIM)[None, :]
-    at = ((first_query + token).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + columns[None, :]
+    is_row = token < num_queries
+    is_inside = is_row[:, None] & (columns < VALUE_DIM)[None, :]
+    head_row = ((first_query + token).to(tl.int64) * HEADS + head)[:, None]
+    at = head_row * HEAD_DIM + columns[None, :]
     query = tl.load(query_ptr + at, mask=is_inside, other=0.0)
+    rest = query
+    if REST:
+        others = VALUE_DIM + tl.arange(0, REST)
+        is_other = is_row[:, None] & (others < HEAD_DIM)[None, :]
+        at = head_row * HEAD_DIM + others[None, :]
+        rest = tl.load(query_ptr + at, mask=is_other, other=0.0)
+        at = head_row * VALUE_DIM + columns[None, :]
     positions = length - num_queries + token
 
     first_tile = 0
@@ -107,6 +122,7 @@ def _decode_kernel(
         sinks = tl.where(split == 0, sinks, float("-inf"))
     most, total, values = attend_tiles(
         query,
+        rest,
         positions,
         key_ptr,
         value_ptr,
@@ -123,6 +139,9 @@ def _decode_kernel(
         sinks,
         KV_HEADS,
         HEAD_DIM,
+        VALUE_DIM,
+        REST,
+        VALUES_ARE_KEYS,
         CACHE_BLOCK,
         KIND,
         HAS_WINDOW,
@@ -148,9 +167,9 @@ def _decode_kernel(
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
-def max_decode_rows(itemsize: int, head_dim: int) -> int:
+def max_decode_rows(itemsize: int, value_dim: int) -> int:
     """The most rows of a request, queries times heads that share keys, that fit in registers."""
-    return (32 if itemsize == 4 else 64) // (2 if head_dim > 256 else 1)
+    return (32 if itemsize == 4 else 64) // (2 if value_dim > WIDE_VALUES else 1)
 
 
 def _tile(block_m: int, block_d: int, itemsize: int, capability: int) -> dict[str, int]:
@@ -186,6 +205,7 @@ def paged_attention_decode(
     cap: float | None = None,
     sinks: Tensor | None = None,
     num_hidden: int = 0,
+    value_dim: int | None = None,
     num_splits: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -199,7 +219,8 @@ def paged_attention_decode(
     _, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
     num_seqs, max_blocks = block_tables.shape
-    out = torch.empty_like(query) if out is None else out
+    value_dim = head_dim if value_dim is None else value_dim
+    out = query.new_empty(*query.shape[:2], value_dim) if out is None else out
     if num_seqs == 0:
         return out
     if num_splits is None:
@@ -236,7 +257,7 @@ def paged_attention_decode(
         "MAX_PARTS": MAX_SPLITS,
     }
     grid = (num_seqs, kv_heads, num_splits)
-    is_plain = cap is None and sinks is None
+    is_plain = cap is None and sinks is None and value_dim == head_dim
     if workspace.key_fragments and is_plain and takes_fragments(query, cache, rows):
         eights = triton.cdiv(rows, 8)
         part = 32 * eights * (head_dim // 4 + 4)
@@ -253,13 +274,15 @@ def paged_attention_decode(
         )
         return out
     block_m = max(MIN_DOT_ROWS, triton.next_power_of_2(rows))
-    block_d = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))
+    widths = head_constants(head_dim, value_dim)
+    block_d = widths["BLOCK_D"]
     _decode_kernel[grid](
         **arguments,
         **score_arguments(cap, sinks, key),
         parts_ptr=workspace.parts(num_parts * block_m * (block_d + 2)),
         BLOCK_M=block_m,
-        BLOCK_D=block_d,
+        **widths,
+        VALUES_ARE_KEYS=cache.values_are_keys,
         OVERLAPS=workspace.overlaps,
         **workspace.launch_options,
         **_tile(block_m, block_d, query.itemsize, workspace.capability),
@@ -287,12 +310,13 @@ def _spec(
     dtype: str = "bf16",
     head_dim: int = 128,
     *,
+    value_dim: int | None = None,
     has_cap: bool = False,
     has_sinks: bool = False,
     overlaps: bool = False,
 ) -> AotSpec:
-    has_window = block_m == 32
-    tile = _tile(block_m, head_dim, TYPE_BYTES[dtype], targets[0])
+    has_window = block_m == 32 and value_dim is None
+    tile = _tile(block_m, value_dim or head_dim, TYPE_BYTES[dtype], targets[0])
     num_warps = tile.pop("num_warps")
     return AotSpec(
         _decode_kernel,
@@ -307,7 +331,7 @@ def _spec(
             **_COUNTS,
         },
         {
-            **aot_constants(KINDS[kind], has_window, head_dim),
+            **aot_constants(KINDS[kind], has_window, head_dim, value_dim),
             "HAS_CAP": has_cap,
             "HAS_SINKS": has_sinks,
             **tile,
@@ -338,7 +362,8 @@ def _work(kind: str, dtype: str, head_dim: int, block_n: int) -> Work:
 def _fragment_spec(kind: str, rows: int, head_dim: int, *, has_window: bool) -> AotSpec:
     signature = {**aot_signature("*i32", "bf16"), "query_ptr": "*i64"}
     constants = aot_constants(KINDS[kind], has_window, head_dim)
-    del constants["BLOCK_D"]
+    for name in ("BLOCK_D", "VALUE_DIM", "REST", "VALUES_ARE_KEYS"):
+        del constants[name]
     return AotSpec(
         _fragment_decode_kernel,
         f"{kind} cache, {rows} rows of {head_dim}{', window' if has_window else ''}",
@@ -367,6 +392,11 @@ AOT_SPECS = [
     _spec("plain", 64, ALL),
     *(_spec("plain", rows, group, head_dim=256) for rows in (16, 64) for group in (NARROW, WIDE)),
     *(_spec("plain", rows, group, head_dim=512) for rows in (16, 32) for group in (NARROW, WIDE)),
+    *(
+        _spec(kind, 32, group, head_dim=576, value_dim=512)
+        for kind in KINDS
+        for group in (NARROW, WIDE)
+    ),
     _spec("plain", 16, ALL, head_dim=256, has_cap=True),
     _spec("plain", 16, ALL, head_dim=64, has_sinks=True),
     *(_spec("plain", rows, ALL, "fp32", dim) for rows in (16, 32) for dim in (64, 128, 256)),

@@ -7,7 +7,6 @@ so that none is missing; a tile after the last query has nothing to do. (vLLM's 
 numbers its tiles in this way; pull request 16828.)
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,6 +23,7 @@ from localllm_kernels.attention_tiles import (
     aot_constants,
     aot_signature,
     attend_tiles,
+    head_constants,
     score_arguments,
     score_words,
 )
@@ -72,6 +72,9 @@ def _prefill_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    REST: tl.constexpr,
+    VALUES_ARE_KEYS: tl.constexpr,
     CACHE_BLOCK: tl.constexpr,
     KIND: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
@@ -99,9 +102,17 @@ def _prefill_kernel(
     columns = tl.arange(0, BLOCK_D)
     token, head = skipped + rows // GROUP, kv_head * GROUP + rows % GROUP
     is_row = (rows < BLOCK_Q * GROUP) & (token < num_queries)
-    is_inside = is_row[:, None] & (columns < HEAD_DIM)[None, :]
-    at = ((first_query + token).to(tl.int64) * HEADS + head)[:, None] * HEAD_DIM + columns[None, :]
+    is_inside = is_row[:, None] & (columns < VALUE_DIM)[None, :]
+    head_row = ((first_query + token).to(tl.int64) * HEADS + head)[:, None]
+    at = head_row * HEAD_DIM + columns[None, :]
     query = tl.load(query_ptr + at, mask=is_inside, other=0.0)
+    rest = query
+    if REST:
+        others = VALUE_DIM + tl.arange(0, REST)
+        is_other = is_row[:, None] & (others < HEAD_DIM)[None, :]
+        at = head_row * HEAD_DIM + others[None, :]
+        rest = tl.load(query_ptr + at, mask=is_other, other=0.0)
+        at = head_row * VALUE_DIM + columns[None, :]
     first_position = length - num_queries
     positions = first_position + token
     first_key = 0
@@ -121,6 +132,7 @@ def _prefill_kernel(
         sinks = tl.where(split == 0, sinks, float("-inf"))
     most, total, values = attend_tiles(
         query,
+        rest,
         positions,
         key_ptr,
         value_ptr,
@@ -137,6 +149,9 @@ def _prefill_kernel(
         sinks,
         KV_HEADS,
         HEAD_DIM,
+        VALUE_DIM,
+        REST,
+        VALUES_ARE_KEYS,
         CACHE_BLOCK,
         KIND,
         HAS_WINDOW,
@@ -193,6 +208,7 @@ def paged_attention_prefill(
     cap: float | None = None,
     sinks: Tensor | None = None,
     num_hidden: int = 0,
+    value_dim: int | None = None,
     num_splits: int | None = None,
     least_queries: int = 0,
     out: Tensor | None = None,
@@ -206,11 +222,13 @@ def paged_attention_prefill(
     num_tokens, heads, head_dim = query.shape
     _, kv_heads, cache_block, _ = cache.key.shape
     num_seqs, max_blocks = block_tables.shape
-    out = torch.empty_like(query) if out is None else out
+    value_dim = head_dim if value_dim is None else value_dim
+    out = query.new_empty(*query.shape[:2], value_dim) if out is None else out
     if num_seqs == 0:
         return out
     group = heads // kv_heads
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    widths = head_constants(head_dim, value_dim)
+    block_d = widths["BLOCK_D"]
     block_m, block_n = _tile(block_d, query.itemsize, workspace.capability)
     block_m = max(block_m, triton.next_power_of_2(group))
     block_q = block_m // group
@@ -253,7 +271,8 @@ def paged_attention_prefill(
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
         BLOCK_N=block_n,
-        BLOCK_D=block_d,
+        **widths,
+        VALUES_ARE_KEYS=cache.values_are_keys,
         MIN_TILES=MIN_SPLIT_KEYS // block_n,
         MAX_PARTS=max_splits,
         num_warps=NUM_WARPS,
@@ -274,20 +293,21 @@ def _spec(
     dtype: str = "bf16",
     head_dim: int = 128,
     *,
+    value_dim: int | None = None,
     has_window: bool = False,
     has_cap: bool = False,
     has_sinks: bool = False,
 ) -> AotSpec:
-    block_m, block_n = _tile(head_dim, TYPE_BYTES[dtype], targets[0])
+    block_m, block_n = _tile(value_dim or head_dim, TYPE_BYTES[dtype], targets[0])
     return AotSpec(
         _prefill_kernel,
         f"{dtype}, {kind} cache, heads of {head_dim}{score_words(has_window, has_cap, has_sinks)}",
         {**aot_signature(CACHE_TYPES[kind] or f"*{dtype}", dtype), **SCORE_TYPES, **_SPLIT_TYPES},
         {
-            **aot_constants(KINDS[kind], has_window, head_dim),
+            **aot_constants(KINDS[kind], has_window, head_dim, value_dim),
             "HAS_CAP": has_cap,
             "HAS_SINKS": has_sinks,
-            "BLOCK_Q": block_m // 4,
+            "BLOCK_Q": block_m // (4 if value_dim is None else 20),
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
             "MIN_TILES": MIN_SPLIT_KEYS // block_n,
@@ -305,6 +325,11 @@ AOT_SPECS = [
     *(_spec(kind, targets) for kind in KINDS for targets in (NARROW, WIDE)),
     *(_spec("plain", targets, has_window=True) for targets in (NARROW, WIDE)),
     *(_spec("plain", targets, head_dim=dim) for dim in (256, 512) for targets in (NARROW, WIDE)),
+    *(
+        _spec(kind, targets, head_dim=576, value_dim=512)
+        for kind in KINDS
+        for targets in (NARROW, WIDE)
+    ),
     *(_spec("plain", targets, head_dim=256, has_cap=True) for targets in (NARROW, WIDE)),
     *(_spec("plain", targets, head_dim=64, has_sinks=True) for targets in (NARROW, WIDE)),
     *(_spec("plain", ALL, "fp32", head_dim) for head_dim in (64, 128, 256, 512)),

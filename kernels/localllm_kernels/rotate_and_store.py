@@ -6,6 +6,8 @@ normed too, without a weight, and may be the keys before their norm and rotation
 program of the kernel takes one head of one token.
 """
 
+from dataclasses import replace
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -239,8 +241,18 @@ def _spec(
     )
 
 
+def _row_spec(kind: str) -> AotSpec:
+    """The rows of latent attention, which are stored as they are."""
+    spec = _spec(kind, head_dim=576, has_own_values=False)
+    changes = {"HEADS": 0, "KV_HEADS": 1, "HAS_NORM": False, "NORMS_VALUES": False, "BLOCK": 1024}
+    return replace(
+        spec, label=f"{kind} cache, rows of 576", constants={**spec.constants, **changes}
+    )
+
+
 AOT_SPECS = [
     *(_spec(kind) for kind in CACHE_TYPES),
     _spec("plain", norm_type="*fp32", head_dim=256),
     _spec("plain", norm_type="*fp32", head_dim=512, has_own_values=False),
+    *(_row_spec(kind) for kind in CACHE_TYPES),
 ]

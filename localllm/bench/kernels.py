@@ -214,6 +214,7 @@ class KernelCases:
                 window=None,
                 cap=sizes.cap,
                 sinks=sinks,
+                value_dim=sizes.value_dim,
             ),
             lambda: F.scaled_dot_product_attention(
                 flat, keys, values, is_causal=new > 1, enable_gqa=True

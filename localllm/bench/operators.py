@@ -230,6 +230,7 @@ class _Inputs:
                 window=None,
                 cap=sizes.cap,
                 sinks=sinks,
+                value_dim=sizes.value_dim,
             )
 
         kv_bytes = 2 * num_seqs * CONTEXT * kv_heads * dim * cache.key.itemsize

@@ -261,6 +261,7 @@ class _Cases:
                 window=window,
                 cap=sizes.cap,
                 sinks=sinks,
+                value_dim=sizes.value_dim,
             )
 
         behind = "" if window is None else f", window {window}"

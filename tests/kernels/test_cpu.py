@@ -13,6 +13,7 @@ from torch import Tensor
 
 from localllm.model.inputs import empty_cache
 from localllm.user.places import cache_folder
+from localllm_kernels import cpu_ops
 from localllm_kernels.cpu import build, structs
 from localllm_kernels.cpu.build import BuildError, load_library
 from localllm_kernels.cpu.linear import CpuLinears
@@ -196,6 +197,26 @@ def test_attention(
     starts = batch.cu_seqlens_q.tolist()
     for i in range(len(MIXED)):
         alone = batch.attend_part(slice(i, i + 1), window, ops.paged_attention)
+        assert torch.equal(alone, found[starts[i] : starts[i + 1]])
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "value_dim"),
+    [(5, 40, 24), (20, 576, 512), (70, 40, 32), (3, 600, 512)],
+    ids=["small", "GLM-4.7 Flash", "more heads than a task has rows", "wider than the library's"],
+)
+def test_values_that_are_the_first_numbers_of_keys(
+    heads: int, head_dim: int, value_dim: int, kv_dtype: torch.dtype
+) -> None:
+    attend = cpu_ops(cache_folder("kernels")).paged_attention
+    lengths = [(1, 1), (70, 40), (130, 1)]
+    batch = Batch(lengths, heads, 1, head_dim, kv_dtype, value_dim)
+    found = batch.attend(None, attend)
+    torch.testing.assert_close(found, batch.attend(None), atol=1e-5, rtol=1e-4)
+    starts = batch.cu_seqlens_q.tolist()
+    for i in range(len(lengths)):
+        alone = batch.attend_part(slice(i, i + 1), None, attend)
         assert torch.equal(alone, found[starts[i] : starts[i + 1]])
 
 

@@ -1,10 +1,14 @@
 """Attention over blocks against dense attention, and the bits of a row in any company."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from paged_batch import MIXED, Batch
 
-from localllm_kernels.paged_attention import paged_attention_reference
+from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.paged_attention import in_parts_of_heads, paged_attention_reference
 
 
 def dense_attention(
@@ -49,6 +53,33 @@ def test_a_request_has_the_same_bits_alone_and_in_a_batch(window: int | None) ->
     for i in range(len(MIXED)):
         alone = batch.attend_part(slice(i, i + 1), window)
         assert torch.equal(alone, together[starts[i] : starts[i + 1]])
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8, torch.float8_e4m3fn])
+def test_values_that_are_the_first_numbers_of_keys(kv_dtype: torch.dtype) -> None:
+    batch = Batch(MIXED, 5, 1, 40, kv_dtype, value_dim=24)
+    together = batch.attend(None)
+    expected = batch.expected(0.3, None)
+    torch.testing.assert_close(together.double(), expected, atol=2e-5, rtol=1e-5)
+    starts = batch.cu_seqlens_q.tolist()
+    for i in range(len(MIXED)):
+        alone = batch.attend_part(slice(i, i + 1), None)
+        assert torch.equal(alone, together[starts[i] : starts[i + 1]])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_parts_of_heads_give_what_all_heads_give(kv_heads: int) -> None:
+    batch = Batch(MIXED, 10, kv_heads)
+    sinks, parts = torch.randn(10), []
+
+    def attend(query: torch.Tensor, cache: KVCache, **arguments: Any) -> torch.Tensor:
+        parts.append(query.shape[1])
+        return paged_attention_reference(query, cache, **arguments)
+
+    expected = batch.attend(None, partial(paged_attention_reference, sinks=sinks))
+    found = batch.attend(None, partial(in_parts_of_heads, attend, 4, sinks=sinks))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    assert parts == ([4, 4, 2] if kv_heads == 1 else [8, 2])
 
 
 @pytest.mark.parametrize("window", [None, 40])

@@ -31,6 +31,10 @@ WINDOWS = [(1, 1), (130, 1), (300, 4), (16, 0), (16, 1), (257, 2), (64, 1), (102
 
 
 def guard_cache(memory: GuardedMemory, cache: KVCache) -> KVCache:
+    if cache.values_are_keys:
+        scales = None if cache.key_scales is None else memory.guarded(cache.key_scales)
+        rows = memory.guarded(cache.key)
+        return KVCache(rows, rows, scales, scales)
     parts = (cache.key, cache.value, cache.key_scales, cache.value_scales)
     return KVCache(*(None if part is None else memory.guarded(part) for part in parts))
 
@@ -55,6 +59,7 @@ def decoded(
             scale=0.3,
             window=window,
             num_hidden=num_hidden,
+            value_dim=batch.value_dim,
             num_splits=num_splits,
         )
     memory.check()
@@ -262,6 +267,7 @@ def check_prefill(
             max_query_len=int(batch.cu_seqlens_q.diff().max()),
             scale=0.3,
             window=window,
+            value_dim=batch.value_dim,
             num_splits=num_splits,
         )
     memory.check()
@@ -344,6 +350,49 @@ def test_prefill(heads: int, kv_heads: int, window: int | None) -> None:
 @pytest.mark.parametrize("head_dim", [16, 24, 64])
 def test_prefill_over_values_in_fewer_bits(head_dim: int, kv_dtype: torch.dtype) -> None:
     check_prefill(Batch([(70, 70), (65, 1), (7, 3)], 6, 2, head_dim, kv_dtype), None)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(("heads", "head_dim", "value_dim"), [(5, 40, 24), (20, 80, 64)])
+def test_values_that_are_the_first_numbers_of_keys(
+    heads: int, head_dim: int, value_dim: int, kv_dtype: torch.dtype
+) -> None:
+    for num_splits in (1, 3):
+        batch = Batch([(1, 1), (300, 1), (70, 1)], heads, 1, head_dim, kv_dtype, value_dim)
+        check_decode(batch, None, num_splits)
+    check_prefill(Batch([(70, 70), (65, 1), (7, 3)], heads, 1, head_dim, kv_dtype, value_dim), None)
+
+
+def test_values_of_their_own_of_which_the_first_numbers_are_wanted() -> None:
+    batch = Batch([(1, 1), (130, 2), (70, 1)], 6, 2, 40)
+    found = triton_ops("cpu").paged_attention(
+        batch.query,
+        batch.cache,
+        block_tables=batch.block_tables,
+        cu_seqlens_q=batch.cu_seqlens_q,
+        seq_lens=batch.seq_lens,
+        max_query_len=2,
+        scale=0.3,
+        window=None,
+        value_dim=24,
+    )
+    torch.testing.assert_close(found, batch.attend(None)[..., :24], atol=2e-5, rtol=2e-5)
+
+
+def test_more_heads_share_wide_keys_than_fit_in_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, seen = ("paged_attention_decode", "paged_attention_prefill"), []
+    for name in kernels:
+        kernel = getattr(localllm_kernels, name)
+
+        def noted(query: torch.Tensor, *arguments: Any, kernel: Any = kernel, **more: Any) -> Any:
+            seen.append(query.shape[1])
+            return kernel(query, *arguments, **more)
+
+        monkeypatch.setattr(localllm_kernels, name, noted)
+    batch = Batch([(40, 1), (20, 2)], 40, 1, 288, value_dim=272)
+    found = batch.attend(None, triton_ops("cpu").paged_attention)
+    torch.testing.assert_close(found, batch.attend(None), atol=2e-5, rtol=2e-5)
+    assert set(seen) == {16, 8}
 
 
 def test_fragments_with_hidden_keys() -> None:

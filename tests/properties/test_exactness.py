@@ -42,6 +42,7 @@ MODELS: dict[str, tuple[Any, ...]] = {
     "lfm2": ("Lfm2ForCausalLM",),
     "lfm2 with experts": ("Lfm2MoeForCausalLM",),
     "qwen3.5 with experts": ("Qwen3_5MoeForCausalLM",),
+    "latent attention": ("Glm4MoeLiteForCausalLM",),
 }
 if shutil.which("cc") is not None:
     # With the C library integer products are exact whatever the rest is stored in.
@@ -59,11 +60,18 @@ if shutil.which("cc") is not None:
     MODELS["lfm2 in 4 bits in C"] = ("Lfm2ForCausalLM", None, torch.bfloat16, INT4, "auto")
     MODELS["sinks in C"] = (WITH_SINKS, 20, torch.float32, None, "auto")
     MODELS["qwen3 in 4 bits in C"] = ("Qwen3ForCausalLM", None, torch.bfloat16, INT4, "auto")
+    MODELS["latent attention in C"] = (
+        *("DeepseekV3ForCausalLM", None, torch.float32, None, "auto"),
+    )
+    MODELS["latent attention in C, rows in 8 bits"] = (
+        *("DeepseekV2ForCausalLM", None, torch.float32, None, "auto"),
+    )
     MODELS["qwen2 in C, keys in 8 bits"] = ("Qwen2ForCausalLM", None, torch.float32, None, "auto")
 MODELS["qwen3, keys in 8 bits"] = MODELS["qwen3"]
 KV_DTYPES = {
     "qwen3, keys in 8 bits": torch.int8,
     "qwen2 in C, keys in 8 bits": torch.float8_e4m3fn,
+    "latent attention in C, rows in 8 bits": torch.int8,
 }
 BFLOAT16_MODELS: dict[str, tuple[Any, ...]] = {
     "qwen3": ("Qwen3ForCausalLM", None, torch.bfloat16),

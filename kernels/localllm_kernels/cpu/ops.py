@@ -13,10 +13,13 @@ from localllm_kernels.cpu.structs import AttentionShape, CKVCache, Rotation
 from localllm_kernels.cpu.team import Team
 from localllm_kernels.gate import GATE_KINDS, GateKind, parts_of
 from localllm_kernels.kv_cache import KVCache
+from localllm_kernels.paged_attention import paged_attention_reference
 from localllm_kernels.recurrence import Heads, RecurrenceRows, RecurrenceWeights
 from localllm_kernels.route import Routing
 from localllm_kernels.state_cache import StateCache, States, StateSlots
 
+# The most heads that may share keys: the rows of a task, QUERY_ROWS of attention_rows.h.
+MAX_GROUP = 32
 _POINTER, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -267,9 +270,12 @@ class CpuOps:
         cap: float | None = None,
         sinks: Tensor | None = None,
         num_hidden: int = 0,
+        value_dim: int | None = None,
     ) -> Tensor:
-        """See paged_attention_reference."""
-        _, heads, head_dim = query.shape
+        """See paged_attention_reference, which computes heads that are wider than the library's; at
+        most `MAX_GROUP` of them share keys.
+        """
+        _, heads, _ = query.shape
         num_seqs, max_blocks = block_tables.shape
         out = torch.zeros_like(query)
         sink_pointer = None if sinks is None else sinks.data_ptr()
@@ -288,8 +294,21 @@ class CpuOps:
             self._team.size,
         )
         if failed:
-            raise ValueError(f"attention does not support {heads} heads of size {head_dim}")
-        return out
+            return paged_attention_reference(
+                query,
+                cache,
+                block_tables=block_tables,
+                cu_seqlens_q=cu_seqlens_q,
+                seq_lens=seq_lens,
+                max_query_len=max_query_len,
+                scale=scale,
+                window=window,
+                cap=cap,
+                sinks=sinks,
+                num_hidden=num_hidden,
+                value_dim=value_dim,
+            )
+        return out if value_dim is None else out[..., :value_dim].contiguous()
 
 
 def routing_struct(how: Routing, num_experts: int) -> structs.Routing:

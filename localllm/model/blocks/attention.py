@@ -85,7 +85,9 @@ class AttentionSpec:
     head, whose sigmoid is a factor on what the head has found (Qwen3-Next); `output`: the last
     linear's name; `head_gate`: that of one whose sigmoids are factors on each head (LFM3);
     `num_hidden`: the first keys, which no query sees, see `paged_attention_reference`;
-    `input_size`: of its inputs, where that is not `hidden_size`.
+    `input_size`: of its inputs, where that is not `hidden_size`; `value_dim`: how many of a value's
+    numbers operators give, see `paged_attention_reference`; None: all, as always in a layer of this
+    kind.
     """
 
     hidden_size: int
@@ -110,6 +112,7 @@ class AttentionSpec:
     head_gate: str | None = None
     num_hidden: int = 0
     input_size: int | None = None
+    value_dim: int | None = None
 
     @property
     def score_scale(self) -> float:

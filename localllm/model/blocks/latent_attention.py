@@ -90,6 +90,7 @@ class LatentAttentionSpec:
             scale=self.scale,
             has_values=False,
             num_hidden=self.num_hidden,
+            value_dim=self.latent_rank,
         )
 
     @property
@@ -271,8 +272,9 @@ class LatentAttention:
             scale=spec.scale,
             window=None,
             num_hidden=spec.num_hidden,
+            value_dim=spec.latent_rank,
         )
-        return self.values(attended[..., : spec.latent_rank].flatten(1))
+        return self.values(attended.flatten(1))
 
     def query_inputs(self, x: Tensor, ops: Ops) -> Tensor:
         """The inputs of `queries`, [num_tokens, query_rank]; `x`: those of the block."""

@@ -16,8 +16,9 @@ def read_latent_attention(fields: ConfigFields) -> LatentAttentionSpec:
     has_bias = fields.flag("attention_bias")
     if has_bias and query_rank is None:
         fields.refuse("latent attention with a bias but without q_lora_rank is")
-    rope_dim = fields.integer("qk_rope_head_dim", 2, 1024)
-    latent_rank = fields.integer("kv_lora_rank", 1, 1 << 16)
+    # Together no wider than a row that kernels can store.
+    rope_dim = fields.integer("qk_rope_head_dim", 2, 256)
+    latent_rank = fields.integer("kv_lora_rank", 2, 768)
     for name, width in (("qk_rope_head_dim", rope_dim), ("kv_lora_rank", latent_rank)):
         if width % 2:
             fields.fail(name, "even")
