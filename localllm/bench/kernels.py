@@ -185,10 +185,13 @@ class KernelCases:
         blocks = -(-context // BLOCK_SIZE)
         shape = (seqs * blocks + 1, kv_heads, BLOCK_SIZE, dim)
         key, value = self.values(*shape), self.values(*shape)
+        value = key if sizes.values_are_keys else value
         cache = KVCache(key, value)
         if kv_dtype in CODE_LIMITS:
             codes, key_scales = quantize_rows(key, kv_dtype)
-            value_codes, value_scales = quantize_rows(value, kv_dtype)
+            value_codes, value_scales = codes, key_scales
+            if not sizes.values_are_keys:
+                value_codes, value_scales = quantize_rows(value, kv_dtype)
             cache = KVCache(codes, value_codes, key_scales, value_scales)
         query = self.values(seqs * new, heads, dim)
         order = torch.randperm(seqs * blocks, device=self.device).add(1).int()
@@ -198,7 +201,8 @@ class KernelCases:
         keys, values = (self.values(seqs, kv_heads, context, dim) for _ in range(2))
         sinks = torch.randn(heads, device=self.device) if sizes.has_sinks else None
         pairs = seqs * (new * context - new * (new - 1) // 2)
-        kv_bytes = 2 * seqs * context * kv_heads * row_bytes(dim, kv_dtype)
+        kept = 1 if sizes.values_are_keys else 2
+        kv_bytes = kept * seqs * context * kv_heads * row_bytes(dim, kv_dtype)
         name = str(kv_dtype).removeprefix("torch.") + (" fragments" if by_fragments else "")
         return Case(
             f"attention {'prefill' if new > 1 else 'decode'} {name}",

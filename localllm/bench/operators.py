@@ -233,7 +233,8 @@ class _Inputs:
                 value_dim=sizes.value_dim,
             )
 
-        kv_bytes = 2 * num_seqs * CONTEXT * kv_heads * dim * cache.key.itemsize
+        kept = 1 if sizes.values_are_keys else 2
+        kv_bytes = kept * num_seqs * CONTEXT * kv_heads * dim * cache.key.itemsize
         pairs = num_seqs * sum(range(CONTEXT - new + 1, CONTEXT + 1))
         return Case(
             "paged_attention",
@@ -247,10 +248,8 @@ class _Inputs:
 
     def _cache(self, sizes: AttentionSpec, num_blocks: int) -> KVCache:
         shape = (num_blocks, sizes.num_kv_heads, BLOCK_SIZE, sizes.head_dim)
-        return KVCache(
-            torch.randn(shape, device=self.device).to(self.dtype),
-            torch.randn(shape, device=self.device).to(self.dtype),
-        )
+        key, value = (torch.randn(shape, device=self.device).to(self.dtype) for _ in range(2))
+        return KVCache(key, key if sizes.values_are_keys else value)
 
 
 def _products(subject: Subject, inputs: _Inputs, rows: int) -> Iterator[Case]:

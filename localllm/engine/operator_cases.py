@@ -18,6 +18,7 @@ from localllm.model.blocks.attention import AttentionSpec
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.blocks.per_layer_gate import PerLayerGateSpec
 from localllm.model.blocks.router import RouterSpec
+from localllm.model.inputs import empty_cache
 from localllm.model.norm import NormSpec
 from localllm.model.weights import WeightSource
 from localllm_kernels import TORCH_OPS, Ops
@@ -201,7 +202,10 @@ class _Cases:
             )
 
         shape = (num_blocks, kv_heads, block, dim)
-        own, plain, exact = (self._empty(shape, kind) for kind in (dtype, dtype, torch.float))
+        own, plain, exact = (
+            empty_cache(shape, kind, self._device, values_are_keys=sizes.values_are_keys)
+            for kind in (dtype, dtype, torch.float)
+        )
 
         def away() -> float:
             query = call(self._ops, own, qkv, norm)
@@ -242,7 +246,7 @@ class _Cases:
         rows, longest = sum(new), max(lengths)
         blocks = -(-longest // block)
         shape = (len(lengths) * blocks + 1, sizes.num_kv_heads, block, sizes.head_dim)
-        cache, exact = self._filled(shape)
+        cache, exact = self._filled(shape, values_are_keys=sizes.values_are_keys)
         order = torch.randperm(len(lengths) * blocks, device=device).add(1).int()
         starts = torch.tensor([0, *new], device=device).cumsum(0).int()
         query = self._values(rows, sizes.num_heads, sizes.head_dim)
@@ -314,27 +318,17 @@ class _Cases:
     def _values(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self._device).to(self._sizes.dtype)
 
-    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> KVCache:
-        key, value = (torch.zeros(shape, device=self._device).to(dtype) for _ in range(2))
-        if dtype not in CODE_LIMITS:
-            return KVCache(key, value)
-        scales = torch.zeros(2, *shape[:3], device=self._device)
-        return KVCache(key, value, scales[0], scales[1])
-
-    def _filled(self, shape: tuple[int, ...]) -> tuple[KVCache, KVCache]:
+    def _filled(self, shape: tuple[int, ...], *, values_are_keys: bool) -> tuple[KVCache, KVCache]:
         """A cache of random keys and values, and the same in float32."""
-        dtype = self._sizes.kv_dtype
-        key, value = (torch.randn(shape, device=self._device) for _ in range(2))
+        dtype, count = self._sizes.kv_dtype, 1 if values_are_keys else 2
+        drawn = [torch.randn(shape, device=self._device) for _ in range(count)]
         if dtype not in CODE_LIMITS:
-            plain = KVCache(key.to(dtype), value.to(dtype))
-            return plain, KVCache(plain.key.float(), plain.value.float())
-        (key, key_scales), (value, value_scales) = (
-            quantize_rows(key, dtype),
-            quantize_rows(value, dtype),
-        )
-        return KVCache(key, value, key_scales, value_scales), KVCache(
-            dequantize_rows(key, key_scales), dequantize_rows(value, value_scales)
-        )
+            plain = [each.to(dtype) for each in drawn]
+            return KVCache(plain[0], plain[-1]), KVCache(plain[0].float(), plain[-1].float())
+        codes, scales = zip(*(quantize_rows(each, dtype) for each in drawn), strict=True)
+        exact = [dequantize_rows(*each) for each in zip(codes, scales, strict=True)]
+        own = KVCache(codes[0], codes[-1], scales[0], scales[-1])
+        return own, KVCache(exact[0], exact[-1])
 
 
 def _values_of(codes: Tensor, scales: Tensor | None) -> Tensor:

@@ -165,7 +165,8 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
         for group, found in places.items():
             norm, around = found[0][1], NOTHING
             if group.inputs is not InputsFrom.BLOCK:
-                around = Around(residual=_drawn(model, rows, hidden))
+                if group.width_out == hidden:
+                    around = Around(residual=_drawn(model, rows, hidden))
             elif norm is not None:
                 around = Around(norm=norm.weight, eps=norm.eps, is_gated=group.is_gated)
             calls.append(([product for product, _ in found], group.width_in, around))

@@ -37,11 +37,10 @@ class StoredLinear:
     layout: WeightLayout
     num_dense: int = 0
 
-    def num_bytes(self, item_bytes: int) -> int:
-        """Bytes of the loaded linear; an unquantized value takes `item_bytes`."""
-        if self.num_dense:
-            return self.num_dense * item_bytes
-        return int(sum(info.num_bytes for info in self.parts.values()) * RESIDENT_SHARE)
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes in the files of one that stays quantized."""
+        return 0 if self.num_dense else sum(info.num_bytes for info in self.parts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +69,16 @@ class WeightMap:
     def linear_bytes(self, linear: str, item_bytes: int) -> int:
         """Bytes of a loaded linear without its bias; plain values take `item_bytes` each."""
         if linear in self.quantized:
-            return self.quantized[linear].num_bytes(item_bytes)
+            found = self.quantized[linear]
+            return int(found.packed_bytes * RESIDENT_SHARE) + found.num_dense * item_bytes
         return prod(self.plain[f"{linear}.weight"].shape) * item_bytes
 
     def resident_bytes(self, item_bytes: int) -> int:
         """Bytes of the loaded weights; values of plain tensors take `item_bytes` each."""
-        quantized = sum(linear.num_bytes(item_bytes) for linear in self.quantized.values())
-        return quantized + sum(prod(info.shape) for info in self.plain.values()) * item_bytes
+        packed = sum(linear.packed_bytes for linear in self.quantized.values())
+        num_plain = sum(prod(info.shape) for info in self.plain.values())
+        num_plain += sum(linear.num_dense for linear in self.quantized.values())
+        return int(packed * RESIDENT_SHARE) + num_plain * item_bytes
 
 
 def check_weights(files: list[Path], architecture: Architecture) -> WeightMap:

@@ -255,6 +255,26 @@ def test_experts_and_their_choice_are_checked(kind: WeightKind) -> None:
 
 @needs_interpreter
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("kind", ["bf16", "int4"])
+def test_latent_attention_is_checked(kind: WeightKind) -> None:
+    """Rows that are keys and values, and a product between the first one and the last one."""
+    architecture = architecture_of(small_config("Glm4MoeLiteForCausalLM"))
+    drawn, seen = RandomWeights(architecture, kind, torch.device("cpu")), set()
+    for kv_dtype in (torch.float16, torch.int8):
+        sizes = Sizes(architecture, torch.float16, kv_dtype, 16)
+        cases = operator_cases(
+            drawn, sizes, torch.device("cpu"), lambda choice: triton_ops("cpu", choice=choice)
+        )
+        for case in cases:
+            if case.rows <= 16:
+                assert case.distance() < 0.6, case.name
+                seen.add(case.piece)
+    assert {Piece.ROTATION, Piece.FEW_QUERIES} <= seen
+    assert (Piece.INT4 in seen) == (kind == "int4")
+
+
+@needs_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("family", ["Gemma2ForCausalLM", "Gemma4ForCausalLM"])
 def test_what_a_family_adds_is_checked(family: str) -> None:
     """Caps and GELU; keys of other layers, normed values, weights of norms in float32."""

@@ -85,9 +85,8 @@ class AttentionSpec:
     head, whose sigmoid is a factor on what the head has found (Qwen3-Next); `output`: the last
     linear's name; `head_gate`: that of one whose sigmoids are factors on each head (LFM3);
     `num_hidden`: the first keys, which no query sees, see `paged_attention_reference`;
-    `input_size`: of its inputs, where that is not `hidden_size`; `value_dim`: how many of a value's
-    numbers operators give, see `paged_attention_reference`; None: all, as always in a layer of this
-    kind.
+    `input_size`: of its inputs, where that is not `hidden_size`; `value_dim`: values are the first
+    so many numbers of the keys in the cache, see latent_attention.py; None in a layer of this kind.
     """
 
     hidden_size: int
@@ -118,6 +117,11 @@ class AttentionSpec:
     def score_scale(self) -> float:
         """What the scores are multiplied by."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def values_are_keys(self) -> bool:
+        """Whether values are the keys as they are cached."""
+        return self.value_dim is not None
 
     @property
     def has_head_norms(self) -> bool:
