@@ -5,7 +5,7 @@ its output head. Its layer attends to entries of (hidden state i, token i + 1), 
 of token i + 1; there is none at the first place, which queries do not see.
 
 Sources: the report on DeepSeek V3, section 2.2; transformers' `MtpModel`; the names of tensors in
-the published files of Qwen3-Next, Qwen3.5 and GLM-4.5.
+the published files of Qwen3-Next, Qwen3.5, GLM-4.5 and DeepSeek V3.
 """
 
 from collections.abc import Mapping, Sequence
