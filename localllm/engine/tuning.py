@@ -22,6 +22,7 @@ from localllm.engine.operator_case import distance, unit_of
 from localllm.files.private_files import private_folder, read_private, write_private
 from localllm.model.blocks.block import InputsFrom, LinearGroup
 from localllm.model.decoder import DecoderModel
+from localllm.model.layer import Sublayer
 from localllm.model.linear import Projection
 from localllm.model.norm import Norm
 from localllm.user.places import cache_folder
@@ -148,6 +149,17 @@ def _time(
         return float("inf")
 
 
+def _products(sublayer: Sublayer) -> Iterator[tuple[LinearGroup, Projection]]:
+    """The products of a block that have tiles of their own; experts that are one product have none,
+    nor have weights that were dequantized.
+    """
+    groups, products = sublayer.place.block.products, sublayer.block.products
+    if len(products) < len(groups):
+        groups = tuple(group for group in groups if group.share == 1)
+    pairs = zip(groups, products, strict=True)
+    return (pair for pair in pairs if not pair[0].is_dense)
+
+
 def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
     """The products of a step for each number of rows, with the operators fused around them. Each
     call computes the product at one place in the model for all layers.
@@ -155,10 +167,7 @@ def _calls(model: DecoderModel) -> Iterator[Callable[[], Tensor]]:
     hidden = model.architecture.hidden_size
     places: dict[LinearGroup, list[tuple[Projection, Norm | None]]] = {}
     for sublayer in (each for layer in model.layers for each in layer.sublayers):
-        groups = zip(sublayer.place.block.products, sublayer.block.products, strict=True)
-        for group, product in groups:
-            if group.is_dense:
-                continue
+        for group, product in _products(sublayer):
             places.setdefault(group, []).append((product, sublayer.norm))
     for rows in ROWS:
         calls = []

@@ -17,7 +17,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from localllm.engine import tuning
 from localllm.engine.device import CaptureError
-from localllm.engine.tuning import ROWS, TuningFile, tune
+from localllm.engine.tuning import ROWS, TuningFile, _calls, tune
 from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.decoder import DecoderModel
 from localllm.quantize.recipe import Recipe
@@ -59,6 +59,26 @@ def nothing_computed() -> Iterator[None]:
         patch.setattr(tuning, "distance", lambda *arguments: 0.0)
         patch.setattr(GridExecutor, "__call__", lambda *args, **kwargs: None)
         yield
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    "family", ["Qwen3MoeForCausalLM", "NemotronHForCausalLM", "DeepseekV3ForCausalLM"]
+)
+def test_products_beside_experts_are_tuned(family: str) -> None:
+    """Experts have tiles of their own, and weights that were dequantized no kernel. DeepSeek's
+    queries are products that neither read the residual stream nor are added to it.
+    """
+    model = load_tiny_model(family, None, torch.float32, INT4, backend="triton")
+    tunings, device = Tunings(), RecordingDevice(made_up_seconds)
+    found: dict[str, TileConfig] = {}
+    with tuned_by(model, tunings):
+        for call in _calls(model):
+            call()
+        with nothing_computed():
+            for _ in tune(model, tunings, device, found.__setitem__):
+                pass
+    assert found
 
 
 @needs_interpreter
