@@ -105,6 +105,32 @@ FIGURES: dict[tuple[str, str], Figure] = {
     ),
     ("paged_attention_prefill", "_prefill_kernel bf16, plain cache, heads of 512"): Figure(1452, 9),
     ("paged_attention_prefill", "_prefill_kernel fp32, plain cache, heads of 512"): Figure(6496, 3),
+    # Rows of latent attention, which are keys and values.
+    ("paged_attention_decode", "_decode_kernel bf16, plain cache, 16 rows of 576"): Figure(
+        1106, 24
+    ),
+    ("paged_attention_decode", "_decode_kernel bf16, int8 cache, 16 rows of 576"): Figure(
+        2472, 10, "codes are converted one by one"
+    ),
+    ("paged_attention_decode", "_decode_kernel bf16, fp8 cache, 16 rows of 576"): Figure(
+        4720, 10, "codes are converted one by one"
+    ),
+    ("paged_attention_decode", "_decode_kernel bf16, plain cache, 32 rows of 576"): Figure(
+        1528, 16
+    ),
+    ("paged_attention_decode", "_decode_kernel bf16, int8 cache, 32 rows of 576"): Figure(
+        3322, 10, "codes are converted one by one"
+    ),
+    ("paged_attention_decode", "_decode_kernel bf16, fp8 cache, 32 rows of 576"): Figure(
+        5634, 10, "codes are converted one by one"
+    ),
+    ("paged_attention_decode", "_decode_kernel fp32, plain cache, 16 rows of 576"): Figure(6912, 3),
+    ("paged_attention_prefill", "_prefill_kernel bf16, plain cache, heads of 576"): Figure(
+        1536, 16
+    ),
+    ("paged_attention_prefill", "_prefill_kernel bf16, int8 cache, heads of 576"): Figure(3286, 10),
+    ("paged_attention_prefill", "_prefill_kernel bf16, fp8 cache, heads of 576"): Figure(5638, 10),
+    ("paged_attention_prefill", "_prefill_kernel fp32, plain cache, heads of 576"): Figure(6884, 3),
     ("rms_norm", "_rms_norm_kernel alone, weight in float32"): Figure(22, 6),
     ("rms_norm", "_rms_norm_kernel with residual, weight in float32"): Figure(37, 10),
     ("expert_product", "_experts_kernel plain groups of 4096, 16 pairs by pair, silu"): Figure(

@@ -184,12 +184,12 @@ def head_constants(head_dim: int, value_dim: int) -> dict[str, int]:
 def aot_constants(
     kind: int, has_window: bool, head_dim: int, value_dim: int | None = None
 ) -> dict[str, object]:
-    """Sizes of an 8B model for both kernels, with heads of `head_dim`; those of GLM-4.7 Flash where
-    values have fewer numbers.
+    """Sizes of an 8B model for both kernels, with heads of `head_dim`; those of DeepSeek V2 Lite
+    where values have fewer numbers.
     """
     is_latent = value_dim is not None
     return {
-        "HEADS": 20 if is_latent else 32,
+        "HEADS": 16 if is_latent else 32,
         "KV_HEADS": 1 if is_latent else 8,
         "HEAD_DIM": head_dim,
         "CACHE_BLOCK": 16,

@@ -342,7 +342,7 @@ def _spec(
         num_warps,
         max_stack=_max_stack(kind, block_m, dtype, has_sinks),
         only=targets,
-        work=_work(kind, dtype, head_dim, tile["BLOCK_N"]),
+        work=_work(kind, dtype, head_dim, tile["BLOCK_N"], num_read=2 if value_dim is None else 1),
     )
 
 
@@ -353,10 +353,10 @@ def _max_stack(kind: str, block_m: int, dtype: str, has_sinks: bool) -> int:
     return 8 * (kind != "plain") + 16 * has_sinks
 
 
-def _work(kind: str, dtype: str, head_dim: int, block_n: int) -> Work:
-    """Keys and values of 64 tokens, for one key/value head."""
+def _work(kind: str, dtype: str, head_dim: int, block_n: int, num_read: int = 2) -> Work:
+    """Keys and values of 64 tokens for one head; one of both with a `num_read` of 1."""
     row = row_bytes(head_dim, CODES.get(kind, torch.bfloat16 if dtype == "bf16" else torch.float32))
-    return Work("64 keys", block_n / 64, 2 * 64 * row, is_shared=True)
+    return Work("64 keys", block_n / 64, num_read * 64 * row, is_shared=True)
 
 
 def _fragment_spec(kind: str, rows: int, head_dim: int, *, has_window: bool) -> AotSpec:
@@ -393,7 +393,8 @@ AOT_SPECS = [
     *(_spec("plain", rows, group, head_dim=256) for rows in (16, 64) for group in (NARROW, WIDE)),
     *(_spec("plain", rows, group, head_dim=512) for rows in (16, 32) for group in (NARROW, WIDE)),
     *(
-        _spec(kind, 32, group, head_dim=576, value_dim=512)
+        _spec(kind, rows, group, head_dim=576, value_dim=512)
+        for rows in (16, 32)
         for kind in KINDS
         for group in (NARROW, WIDE)
     ),
@@ -401,4 +402,5 @@ AOT_SPECS = [
     _spec("plain", 16, ALL, head_dim=64, has_sinks=True),
     *(_spec("plain", rows, ALL, "fp32", dim) for rows in (16, 32) for dim in (64, 128, 256)),
     _spec("plain", 16, ALL, "fp32", 512),
+    _spec("plain", 16, ALL, "fp32", 576, value_dim=512),
 ]

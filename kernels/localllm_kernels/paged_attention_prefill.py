@@ -299,6 +299,8 @@ def _spec(
     has_sinks: bool = False,
 ) -> AotSpec:
     block_m, block_n = _tile(value_dim or head_dim, TYPE_BYTES[dtype], targets[0])
+    key_bytes = head_dim * TYPE_BYTES[dtype]
+    num_read = 2 if value_dim is None else 1  # keys and values, or rows that are both
     return AotSpec(
         _prefill_kernel,
         f"{dtype}, {kind} cache, heads of {head_dim}{score_words(has_window, has_cap, has_sinks)}",
@@ -307,7 +309,7 @@ def _spec(
             **aot_constants(KINDS[kind], has_window, head_dim, value_dim),
             "HAS_CAP": has_cap,
             "HAS_SINKS": has_sinks,
-            "BLOCK_Q": block_m // (4 if value_dim is None else 20),
+            "BLOCK_Q": block_m // (4 if value_dim is None else 16),
             "BLOCK_M": block_m,
             "BLOCK_N": block_n,
             "MIN_TILES": MIN_SPLIT_KEYS // block_n,
@@ -317,7 +319,7 @@ def _spec(
         # Rows of float32 spill a few registers on some GPUs, and more with Triton 3.6.
         max_stack=24 if dtype == "fp32" else 0,
         only=targets,
-        work=Work("64 keys", block_n / 64, 2 * 64 * head_dim * TYPE_BYTES[dtype], is_shared=True),
+        work=Work("64 keys", block_n / 64, num_read * 64 * key_bytes, is_shared=True),
     )
 
 
@@ -332,5 +334,6 @@ AOT_SPECS = [
     ),
     *(_spec("plain", targets, head_dim=256, has_cap=True) for targets in (NARROW, WIDE)),
     *(_spec("plain", targets, head_dim=64, has_sinks=True) for targets in (NARROW, WIDE)),
+    _spec("plain", ALL, "fp32", head_dim=576, value_dim=512),
     *(_spec("plain", ALL, "fp32", head_dim) for head_dim in (64, 128, 256, 512)),
 ]

@@ -119,6 +119,7 @@ def attend(batch: Batch, operator: Any, window: int | None, *first: Any, **more:
         max_query_len=int(batch.cu_seqlens_q.diff().max()),
         scale=batch.query.shape[2] ** -0.5,
         window=window,
+        value_dim=batch.value_dim,
         **more,
     )
 
@@ -155,6 +156,24 @@ def test_attention(
     expected = batch.expected(head_dim**-0.5, window)
     found = attend(batch, paged_attention_prefill, window, workspace)
     torch.testing.assert_close(found.double(), expected, **close)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "value_dim"),
+    [(16, 576, 512), (20, 576, 512), (70, 576, 512), (5, 40, 24)],
+)
+def test_values_that_are_the_first_numbers_of_keys(
+    heads: int, head_dim: int, value_dim: int, kv_dtype: torch.dtype | None, dtype: torch.dtype
+) -> None:
+    """The rows of latent attention, with heads of which some, or not all, fit into one launch."""
+    close, ops = {"atol": CLOSE[dtype], "rtol": CLOSE[dtype]}, triton_ops("cuda")
+    for lengths in (WINDOWS, MIXED):
+        batch = Batch(lengths, heads, 1, head_dim, kv_dtype or dtype, value_dim).to("cuda", dtype)
+        found = attend(batch, ops.paged_attention, None)
+        expected = batch.expected(head_dim**-0.5, None)
+        torch.testing.assert_close(found.double(), expected, **close)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
