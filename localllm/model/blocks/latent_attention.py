@@ -176,11 +176,12 @@ class LatentAttentionSpec:
         query_norm = None
         if middle:
             query_norm = _QUERY_NORM.with_weight(parts.vector(f"{_QUERY_NORM.name}.weight"))
+        first_order, query_order = self._orders()
         key_rows, value_rows = slice(0, self.key_dim), slice(self.key_dim, None)
         return LatentAttention(
             self,
-            parts.linear(*first.names, order=self._first_order()),
-            parts.linear(*middle[0].names, order=self._query_order()) if middle else None,
+            parts.linear(*first.names, order=first_order),
+            parts.linear(*middle[0].names, order=query_order) if middle else None,
             parts.heads(_EXPANSION, self.num_heads, key_rows, is_transposed=True),
             parts.heads(_EXPANSION, self.num_heads, value_rows),
             parts.linear(*output.names),
@@ -190,27 +191,18 @@ class LatentAttentionSpec:
             parts.rope(NO_ROPE, self.row_width),
         )
 
-    def _query_order(self) -> list[int] | None:
-        """The rows of the checkpoint's queries with the rotated ones as the rotation wants them;
-        None where they are.
+    def _orders(self) -> tuple[list[int] | None, list[int] | None]:
+        """The rows of the checkpoint's first product, and those of its queries, with the rotated
+        ones as the rotation wants them; None where they are.
         """
         turned, width = self.rope.order(self.rope_dim), self.key_dim + self.rope_dim
         if turned is None:
-            return None
+            return None, None
         of_head = [*range(self.key_dim), *(self.key_dim + i for i in turned)]
-        return [head * width + i for head in range(self.num_heads) for i in of_head]
-
-    def _first_order(self) -> list[int] | None:
-        """The same of the first product: queries, or their latents, and then the row."""
-        turned = self.rope.order(self.rope_dim)
-        if turned is None:
-            return None
-        queries: list[int] | None = None
-        if self.query_rank is None:
-            queries = self._query_order()
-        before = queries or list(range(self.query_rank or 0))
+        queries = [head * width + i for head in range(self.num_heads) for i in of_head]
+        before = queries if self.query_rank is None else [*range(self.query_rank)]
         start = len(before) + self.latent_rank
-        return [*before, *range(len(before), start), *(start + i for i in turned)]
+        return [*before, *range(len(before), start), *(start + i for i in turned)], queries
 
 
 @dataclass(frozen=True, slots=True)
