@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -93,7 +94,7 @@ def load_catalog() -> dict[str, CatalogEntry]:
     Raises: CatalogError, with the line, for a malformed file.
     """
     places = (_PACKAGE / "models.toml", _PACKAGE.parent / "models.toml")
-    entries = _read_catalog(next((place for place in places if place.exists()), places[0]))
+    entries = {**_read_package(next((place for place in places if place.exists()), places[0]))}
     own = user_catalog()
     if not os.environ.get("LOCALLLM_NO_CONFIG") and os.path.lexists(own):
         entries |= _read_catalog(own)
@@ -111,6 +112,12 @@ def recommended(kind: str, memory_bytes: int) -> CatalogEntry | None:
         if entry.recommended.get(kind, gib + 1) <= gib
     ]
     return max(fitting, key=lambda pair: pair[0])[1] if fitting else None
+
+
+# A plan of the whole catalogue looks every model up, and reading it takes 15 ms.
+@lru_cache(maxsize=1)
+def _read_package(path: Path) -> dict[str, CatalogEntry]:
+    return _read_catalog(path)
 
 
 def _read_catalog(path: Path) -> dict[str, CatalogEntry]:

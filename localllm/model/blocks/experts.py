@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.block import (
@@ -39,6 +40,19 @@ class StackedNames:
     is_transposed: bool = False
 
 
+@lru_cache(maxsize=8)  # the layers of a model are alike, and each has hundreds
+def _products(spec: ExpertsSpec) -> tuple[LinearGroup, ...]:
+    router, width = spec.router, spec.expert.hidden_size
+    share = router.top_k / router.num_experts
+    logits = ((router.linear, router.num_experts),)
+    experts = (
+        replace(group, kind=f"expert {group.kind}", share=share, copy=number)
+        for number in range(router.num_experts)
+        for group in spec.expert_at(number).products
+    )
+    return LinearGroup("router", logits, width, router.has_bias, is_kept=True), *experts
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec(Stateless):
     """The sizes of a mixture of experts.
@@ -58,16 +72,7 @@ class ExpertsSpec(Stateless):
     @property
     def products(self) -> tuple[LinearGroup, ...]:
         """See BlockSpec: the router's, then both of each expert."""
-        spec, width = self.router, self.expert.hidden_size
-        share = spec.top_k / spec.num_experts
-        logits = ((spec.linear, spec.num_experts),)
-        router = LinearGroup("router", logits, width, spec.has_bias, is_kept=True)
-        experts = (
-            replace(group, kind=f"expert {group.kind}", share=share, copy=number)
-            for number in range(spec.num_experts)
-            for group in self.expert_at(number).products
-        )
-        return (router, *experts)
+        return _products(self)
 
     @property
     def ends_in_product(self) -> bool:
