@@ -134,16 +134,19 @@ class SpeculationSuite(Suite):
         plain = self._subject.engine
         # What was learned in a run is known to the next, as in a long-running process. Its text is
         # not, since all runs may produce the same.
-        only_prompts = replace(script, params=replace(script.params, max_tokens=1))
         for pair in range(self._repeats + 1):
             progress(f"{script.name}, {drafters}, batch {batch}, pair {pair}")
-            # Else the first run alone computes them, and steps behind that take less time: pocket's
-            # are 7 % faster, 16 at once.
-            run_script(plain, None, only_prompts, batch, pair)
             speculator = speculator.renewed()
             # The two take turns to go first.
             order = (None, speculator)[:: 1 if pair % 2 else -1]
-            runs = {each is None: run_script(plain, each, script, batch, pair) for each in order}
+            # Steps behind the computation of prompts take less time, 7 % with pocket and sixteen at
+            # once. So each run computes its own.
+            runs = {
+                each is None: run_script(
+                    plain, each, script, batch, pair, f"{pair} {each is None}".encode()
+                )
+                for each in order
+            }
             if pair == 0:
                 continue  # it measures step times
             found.plain_s.append(runs[True].seconds)
@@ -155,20 +158,23 @@ class SpeculationSuite(Suite):
 
 
 def measure_index(seed: int, num_tokens: int = INDEX_TOKENS) -> Result:
-    """Measure a suffix index of text without repetition, the worst case for memory."""
+    """Measure a suffix index of text without repetition, the worst case for memory, and look-ups
+    in one whose pairs of tokens are all frequent, the worst case for time.
+    """
     rng = random.Random(seed)
     text = [rng.randrange(1 << 17) for _ in range(num_tokens)]
-    index = SuffixIndex(2, 8)
+    index, frequent = SuffixIndex(2, 8), SuffixIndex(2, 8)
     began = time.perf_counter()
     index.extend(text)
     build_s = time.perf_counter() - began
+    frequent.extend([token % 64 for token in text])
     times = []
-    for start in range(0, 20 * LOOK_UPS, LOOK_UPS):
-        # Text seen before: each look-up follows a match to its full length.
+    for _ in range(20):
+        new = [rng.randrange(64) for _ in range(LOOK_UPS)]
         began = time.perf_counter()
-        for token in text[start : start + LOOK_UPS]:
-            index.extend([token])
-            index.repetition(15)
+        for token in new:
+            frequent.extend([token])
+            frequent.repetition(15)
         times.append((time.perf_counter() - began) / LOOK_UPS)
     look_up, num_bytes = Spread.of(times), index.num_bytes()
     return Result(
@@ -219,11 +225,16 @@ def _passages(tokenizer: Tokenizer, text: str, num_tokens: int) -> list[list[int
 
 
 def run_script(
-    engine: Engine, speculator: Speculator | None, script: Script, batch: int, number: int = 0
+    engine: Engine,
+    speculator: Speculator | None,
+    script: Script,
+    batch: int,
+    number: int = 0,
+    salt: bytes = b"",
 ) -> Run:
     """Let `batch` requests output the answer; timed from when all have their first token. Own
     answers differ in their seed, and in their prompt if there are several, of which run `number`
-    takes the next ones.
+    takes the next ones. Runs with different `salt`s share no cached prompts.
     """
     scripts: dict[int, Sequence[int]] = {}
     told = engine.beside(speculator=speculator, wrap=lambda runner: ScriptedRunner(runner, scripts))
@@ -232,7 +243,7 @@ def run_script(
         if params.seed is not None:
             params = replace(params, seed=params.seed + i)
         prompt = script.prompts[(number * batch + i) % len(script.prompts)]
-        request_id = told.add_request(prompt, params)
+        request_id = told.add_request(prompt, params, salt)
         if script.answer is not None:
             scripts[request_id] = script.answer
     started: set[int] = set()

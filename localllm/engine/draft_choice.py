@@ -15,9 +15,10 @@ from localllm.engine.draft_trials import SEEN_STEPS, DraftTrials
 from localllm.engine.drafter import Proposal
 from localllm.engine.plain_rest import PlainRest
 
-# After _PLAIN_INTERVAL decisions since a step without drafts was timed, a drafter that could draft
-# always does not for some steps, see plain_rest.py; at first, when a process becomes faster from
-# step to step, after fewer, and after _RETRY_REST where a rest has told nothing.
+# After _PLAIN_INTERVAL decisions since a step without drafts was timed, nobody drafts for some
+# steps, see plain_rest.py. A drafter that could draft always rests after fewer at first, when a
+# process becomes faster from step to step. Where a rest has told nothing, the next one comes after
+# _RETRY_REST decisions, and after twice as many each further time.
 _FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _RETRY_REST = 4, 512, 32
 _TRIAL_TOKENS = 3
 # One decision to draft in so many is for longer drafts or, every other time, for shorter ones.
@@ -60,6 +61,7 @@ class DraftChoice:
         # Decisions since a step without drafts told what such steps take.
         self._since_plain, self._plain_interval = 0, _FIRST_PLAIN_INTERVAL
         self._rest: PlainRest | None = None
+        self._to_retry = _RETRY_REST
 
     def again(
         self, num_decoding: int, proposals: Sequence[Sequence[Proposal | None]], most: int
@@ -170,11 +172,12 @@ class DraftChoice:
 
     def timed_plain(self) -> None:
         """Note that a step without drafts told what such steps take."""
-        self._since_plain = 0
+        self._since_plain, self._to_retry = 0, _RETRY_REST
 
     def _end_rest(self) -> None:
         self._rest = None
-        self._since_plain = max(0, self._plain_interval - _RETRY_REST)
+        self._since_plain = max(0, self._plain_interval - self._to_retry)
+        self._to_retry = min(2 * self._to_retry, _PLAIN_INTERVAL)
 
     def _decide(
         self,
@@ -192,9 +195,10 @@ class DraftChoice:
         if tried is not None:
             counts = self._trial_counts(tried, candidates[tried], most)
             return [Chosen(tried, count, is_trial=True) for count in counts]
-        is_stale = self._since_plain >= self._plain_interval
-        if is_worth_it and is_stale and self._lengths[best].drafts_always:
-            # Keeps the measured time of steps without drafts up to date. Others leave some without.
+        drafts_always = self._lengths[best].drafts_always
+        interval = self._plain_interval if drafts_always else _PLAIN_INTERVAL
+        if is_worth_it and self._since_plain >= interval:
+            # Keeps the measured time of steps without drafts up to date.
             self._plain_interval = min(4 * self._plain_interval, _PLAIN_INTERVAL)
             self._rest, is_worth_it = PlainRest(), False
         if not is_worth_it:

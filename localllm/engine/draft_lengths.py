@@ -32,6 +32,8 @@ _LEAST_CHANCE = 0.02
 # How fast earlier drafts are forgotten, for one request and for all requests, and the weight of the
 # latter for a request of which little is known.
 _FORGET_OWN, _FORGET_ALL, _PRIOR_WEIGHT = 0.95, 0.995, 2.0
+# The weight of the initial guess of each class.
+_GUESSED = 2.0
 # The last two for drafters that look at no matches: requests with one kind of text are alike, and
 # those with the next kind are not.
 _FORGET_KIND, _ALIKE_WEIGHT = 0.98, 10.0
@@ -92,7 +94,9 @@ class DraftLengths:
         # Initial guess: the longer the match, the likelier the next token. A token deep in a draft
         # is as likely as the one before it.
         self._outcomes = [
-            Outcomes(2.0, 2.0 * (kind + 1) / (kind + 2)) if has_matches else Outcomes(0.0, 0.0)
+            Outcomes(_GUESSED, _GUESSED * (kind + 1) / (kind + 2))
+            if has_matches
+            else Outcomes(0.0, 0.0)
             for kind in range(num_classes)
         ]
         self._plain = StepTimes() if plain is None else plain
@@ -170,7 +174,8 @@ class DraftLengths:
 
     def knows_enough(self, num_rows: int) -> bool:
         """Whether steps with drafts besides so many rows have been measured, and many outcomes."""
-        decided = sum(outcomes.decided for outcomes in self._outcomes)
+        guessed = _GUESSED if self._has_matches else 0.0
+        decided = sum(outcomes.decided - guessed for outcomes in self._outcomes)
         return decided > _ENOUGH and self._drafting.factor(num_rows, 1) is not None
 
     def plain_seconds(self, num_rows: int) -> float | None:

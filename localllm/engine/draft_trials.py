@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 _SHORTEST_INTERVAL, _LONGEST_DOUBLED = 48, 768
-_NEW_TEXT_INTERVAL, _LONGEST_INTERVAL, _TRIAL_SHARE = 192, 2048, 0.005
+_NEW_TEXT_INTERVAL, _LONGEST_INTERVAL, _TRIAL_SHARE = 192, 4096, 0.005
 # The first steps of another kind are slower, since caches hold what the last ones needed. So a
 # drafter that could draft always is tried for so many steps; for fewer, if each of these gave a
 # request less than so many tokens on average.

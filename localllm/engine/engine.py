@@ -240,7 +240,7 @@ class Engine:
 
     def _advance(self, in_flight: InFlight | None) -> list[TokenEvent]:
         """Start the next batch while another may be in flight, and collect the one that is due."""
-        began_s = time.perf_counter() - self._learned_s  # drafts have to earn that too
+        began_s = time.perf_counter() - self._learned_s  # learning is part of what drafts cost
         self._learned_s = 0.0
         events: list[TokenEvent] = []
         has_waited = False

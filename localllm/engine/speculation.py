@@ -4,7 +4,7 @@ Drafts cannot change the text (see sampler.py), only its speed; so decisions res
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from math import ceil
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 # _PROMISING_WEIGHT of a quiet look.
 _PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
 _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 64
-# While a drafter drafts after matches of so many tokens, those behind it are not asked: text is
-# copied, and nothing that they might say is as long.
+# While a drafter has matches and accepted drafts of so many tokens in every request, those behind
+# it are not asked: text is copied, and what they might say is not as long.
 _COPYING_LENGTH = 8
 # Where nothing is to be done or seen for so many steps, not even that is looked at; at most for
 # _LONGEST_NAP.
@@ -96,16 +96,14 @@ class Speculator:
         proposers: Sequence[Proposer],
         max_draft: int,
         clock: Callable[[], float] = time.perf_counter,
-        choice: DraftChoice | None = None,
     ) -> None:
         """`proposers`: from the cheapest to the dearest; their lengths share the times of steps
-        without drafts. `clock` measures the seconds that looking for drafts takes. `choice`: what
-        was learned about whose drafts pay; None: nothing.
+        without drafts. `clock` measures the seconds that looking for drafts takes.
         """
         self._proposers, self._max_draft = tuple(proposers), max_draft
         self._drafters = [each.drafter for each in self._proposers]
         self._lengths = [each.lengths for each in self._proposers]
-        self._choice = choice or DraftChoice(self._lengths)
+        self._choice = DraftChoice(self._lengths)
         has_cheap = any(drafter.is_cheap for drafter in self._drafters)
         self._longest_interval = _LONGEST_INTERVAL if has_cheap else STEPS_UNASKED
         # The numbers of the drafters that see hidden states, and the places of theirs among all.
@@ -312,7 +310,7 @@ class Speculator:
                 self._choice.timed_plain()
         elif is_usual and tells:
             self._lengths[dearest].add_step(num_rows, seconds, num_drafted, is_plain=is_plain)
-            if is_plain:
+            if is_plain and self._is_settled:
                 self._choice.timed_plain()
         plain = self._lengths[0].plain_seconds(num_rows)
         if plain is not None and num_drafted == 0:
@@ -447,7 +445,7 @@ class Speculator:
             asks[number] &= not is_copying
             is_asked = asks[number]
             proposals.append([_ask(drafter, *each) if is_asked else None for each in rooms.items()])
-            is_copying |= self._choice.drafting == number and all(map(_is_long, proposals[-1]))
+            is_copying |= self._copies(number, rooms, proposals[-1])
         for number, own in enumerate(proposals):
             if rooms and asks[number] and not any(own):
                 self._choice.trials.asked_in_vain(number)
@@ -489,6 +487,19 @@ class Speculator:
             longest = max(each.match_length for own in proposals for each in own if each)
             self._num_quiet += 1.0 if longest < _PROMISING_LENGTH else _PROMISING_WEIGHT
         return drafts
+
+    def _copies(
+        self, number: int, requests: Iterable[Request], own: Sequence[Proposal | None]
+    ) -> bool:
+        """Whether a drafter's proposals copy long passages in all requests."""
+        if self._choice.drafting != number:
+            return False
+        for request, proposal in zip(requests, own, strict=True):
+            if proposal is None or proposal.match_length < _COPYING_LENGTH:
+                return False
+            if self._of(request).of(number).history.longest < _COPYING_LENGTH:
+                return False
+        return True
 
     def _asks(self, number: int, num_steps: int) -> bool:
         if self._choice.ledgers[number].pauses:
@@ -536,10 +547,6 @@ class Speculator:
             self._choice.book(drafter, seconds / plain, tokens_each)
         if tokens_each > seconds / plain:
             self._hot, self._num_quiet = _HOT_STEPS, 0.0
-
-
-def _is_long(proposal: Proposal | None) -> bool:
-    return proposal is not None and proposal.match_length >= _COPYING_LENGTH
 
 
 def _ask(drafter: Drafter, request: Request, room: int) -> Proposal | None:

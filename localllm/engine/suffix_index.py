@@ -2,8 +2,9 @@
 
 The places where each n-gram of the minimum length ends form a chain, newest first, as in Deflate
 (RFC 1951, section 4). A look-up walks back along it for a bounded number of places, and takes the
-one before which the most tokens match. A text that goes on as it did behind the last match is not
-looked up again: where several places match as far, the one that has been right is the likeliest.
+one before which the most tokens match. A match that goes on is kept unless a longer one is found,
+since of several places that match as far the one that has been right is the likeliest. One of full
+length is not looked up again.
 """
 
 from array import array
@@ -107,7 +108,8 @@ class SuffixIndex:
     def _continued(self, count: int) -> Match:
         """The match from before the newest `count` tokens, if these go on as it does."""
         length, end = self._match.length, self._match.end + count
-        if length and self._tokens[end - count : end] == self._tokens[-count:]:
+        is_one_text = self._start <= len(self._tokens) - count
+        if length and is_one_text and self._tokens[end - count : end] == self._tokens[-count:]:
             return Match(min(self._max, length + count), end)
         return NO_MATCH
 
@@ -154,4 +156,6 @@ class SuffixIndex:
         if match.length == 0:
             return []
         period = self.continuation(match.end, count)
+        if not period:
+            return []
         return [period[i % len(period)] for i in range(count)]
