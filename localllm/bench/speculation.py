@@ -44,7 +44,6 @@ class Script:
 class _Found:
     plain_s: list[float] = field(default_factory=list)
     drafting_s: list[float] = field(default_factory=list)
-    num_steps: int = 0
     num_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -113,7 +112,9 @@ class SpeculationSuite(Suite):
                         "plain_tokens_per_s": _speed(num_tokens, found.plain_s),
                         "tokens_per_s": _speed(num_tokens, found.drafting_s),
                         "speedup": speedup,
-                        "tokens_per_step": found.num_tokens / found.num_steps / batch,
+                        # In each of its steps a request gets one token that was not drafted.
+                        "tokens_per_step": found.num_tokens
+                        / (found.num_tokens - found.num_accepted),
                         "drafted": found.num_drafted,
                         "accepted": found.num_accepted / max(1, found.num_drafted),
                     },
@@ -151,7 +152,6 @@ class SpeculationSuite(Suite):
                 continue  # it measures step times
             found.plain_s.append(runs[True].seconds)
             found.drafting_s.append(runs[False].seconds)
-            found.num_steps += runs[False].num_steps
             found.num_tokens += runs[False].num_tokens
             found.num_drafted += runs[False].num_drafted
             found.num_accepted += runs[False].num_accepted

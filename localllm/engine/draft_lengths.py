@@ -42,8 +42,9 @@ _FORGET_KIND, _ALIKE_WEIGHT = 0.98, 10.0
 _FEW_PLAIN = 4
 # Models that draft are slow at first, until memory and caches hold them.
 _LEAST_STEPS = 6
-# So many outcomes tell what drafts are worth.
-_ENOUGH = 12
+# So many outcomes tell what drafts are worth: few where they come from matches, since a draft that
+# is rejected there may cost several steps.
+_ENOUGH, _ENOUGH_OF_MATCHES = 12, 2
 
 
 @dataclass(slots=True)
@@ -174,9 +175,10 @@ class DraftLengths:
 
     def knows_enough(self, num_rows: int) -> bool:
         """Whether steps with drafts besides so many rows have been measured, and many outcomes."""
-        guessed = _GUESSED if self._has_matches else 0.0
-        decided = sum(outcomes.decided - guessed for outcomes in self._outcomes)
-        return decided > _ENOUGH and self._drafting.factor(num_rows, 1) is not None
+        decided, enough = sum(outcomes.decided for outcomes in self._outcomes), _ENOUGH
+        if self._has_matches:
+            enough, decided = _ENOUGH_OF_MATCHES, decided - _GUESSED * len(self._outcomes)
+        return decided > enough and self._drafting.factor(num_rows, 1) is not None
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """Seconds of a step without drafts; None if none was measured."""

@@ -1,7 +1,7 @@
 """When to try a drafter whose drafts have not been worth their time, to learn what they are worth.
 
 The interval between trials doubles up to the longest, begins anew when the drafter is chosen, and
-is at most _NEW_TEXT_INTERVAL when a request begins. Once enough is known, trials take at most
+is at most _NEW_TEXT_INTERVAL when a request begins. Once enough is known, trials take about
 _TRIAL_SHARE of the time: what they take costs as many tokens as would be made without them, which
 are more where another drafter's drafts pay.
 """

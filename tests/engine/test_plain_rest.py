@@ -54,18 +54,43 @@ def test_a_rest_ends_though_none_of_its_steps_tells_anything() -> None:
     assert not choice.is_resting
 
 
-def test_steps_without_drafts_that_nobody_times_put_off_no_rest() -> None:
-    """Such as the first ones of each text, whose times tell nothing."""
-    lengths, history = DraftLengths(4, has_matches=False), DraftHistory()
+def paying(*, has_matches: bool) -> tuple[DraftLengths, Candidate]:
+    """Lengths that know that a draft of one token pays, and such a draft."""
+    lengths, history = DraftLengths(4, has_matches=has_matches), DraftHistory()
     for _ in range(20):
         lengths.add_step(1, 1.0, 0, is_plain=True)
         lengths.add_step(2, 1.1, 1, is_plain=False)
         lengths.add_outcome(history, 0, 1, 1)
+    return lengths, Candidate(history, 0, 1)
+
+
+@pytest.mark.parametrize("has_matches", [False, True])
+def test_rests_that_tell_nothing_become_rare(has_matches: bool) -> None:
+    """As where a grammar forces some token in nearly every step."""
+    lengths, candidate = paying(has_matches=has_matches)
+    choice, num_resting = DraftChoice([lengths]), 0
+    for _ in range(4000):
+        if choice.rests():
+            num_resting += 1
+        else:
+            choice.choose(1, 1, [[candidate]], 1)
+    assert 30 <= num_resting < 0.15 * 4000
+
+
+def test_a_drafter_that_copies_rests_too_but_not_soon() -> None:
+    lengths, candidate = paying(has_matches=True)
+    choice = DraftChoice([lengths])
+    first = next(i for i in range(1000) if choice.choose(1, 1, [[candidate]], 1) and choice._rest)
+    assert first == 511
+
+
+def test_steps_without_drafts_that_nobody_times_put_off_no_rest() -> None:
+    """Such as the first ones of each text, whose times tell nothing."""
+    lengths, candidate = paying(has_matches=False)
     choice = DraftChoice([lengths])
     num_rests = 0
     for step in range(1000):
-        candidate = Candidate(history, 0, 1) if step % 50 else None
-        choice.choose(1, 1, [[candidate]], 1)
+        choice.choose(1, 1, [[candidate if step % 50 else None]], 1)
         if choice.is_resting:
             num_rests += 1
             while choice.is_resting:

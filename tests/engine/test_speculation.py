@@ -2,6 +2,7 @@
 loses more than what it takes to find that out.
 """
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from random import Random
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from drafting import Oracle
+from engines import Limits, load_tiny_model, make_engine
 from scheduling import make_request
 from simulated import simulate
 
@@ -19,6 +21,7 @@ from localllm.engine.head_drafter import HeadDrafter
 from localllm.engine.ngram import NgramDrafter
 from localllm.engine.request import Request
 from localllm.engine.runner import Computed, HeadDraft
+from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, ScheduledRequest
 from localllm.engine.speculation import MAX_DRAFTED_TOKENS, Proposer, Speculator
 from localllm.engine.step_times import StepTimes
@@ -586,3 +589,19 @@ def test_a_head_is_not_asked_while_text_is_copied() -> None:
     found = simulate(speculator, texts, lambda rows: 1e-3 * (1 + 0.01 * rows), 5e-5)
     assert found.speedup > 8
     assert head.num_asked < 0.15 * found.num_steps, head.num_asked
+
+
+def test_the_time_of_learning_counts_as_the_next_step_s() -> None:
+    speculator, seconds = new_speculator(), list[float]()
+
+    def learn(batch: ScheduledBatch, sampled: Any, step_s: float, *rest: Any, **more: Any) -> None:
+        seconds.append(step_s)
+        time.sleep(0.05)
+
+    speculator.learn = learn  # type: ignore[method-assign]
+    engine = make_engine(load_tiny_model("LlamaForCausalLM"), Limits(speculator=lambda: speculator))
+    engine.add_request([5, 6, 7, 8], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True))
+    while engine.has_unfinished():
+        engine.step()
+    assert len(seconds) == 4
+    assert min(seconds[1:]) > 0.05

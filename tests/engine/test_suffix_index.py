@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,19 +118,30 @@ def test_the_last_places_are_tried_where_there_are_many() -> None:
     assert index.match == Match(2, 5 + 2 * MOST_TRIED)
 
 
+def test_no_match_goes_on_into_another_text() -> None:
+    index = SuffixIndex(2, 8)
+    index.extend([1, 2, 3, END_OF_TEXT, 1, 2, 3])
+    assert index.match == Match(3, 3)
+    assert index.repetition(2) == []  # the text ends there
+    index.extend([END_OF_TEXT])
+    assert index.match == NO_MATCH
+    index.extend([1, 2])
+    assert index.match == Match(2, 6)
+
+
 def test_a_look_up_does_not_depend_on_the_length() -> None:
     def seconds(length: int) -> float:
-        index = SuffixIndex(2, 8)
-        text = [(i * i) % 977 % 50 for i in range(length)]
-        index.extend(text)
+        index, random = SuffixIndex(2, 8), Random(length)
+        index.extend([random.randrange(20) for _ in range(length)])
         best = float("inf")
         for _ in range(5):
+            new = [random.randrange(20) for _ in range(200)]
             started = time.perf_counter()
-            for token in text[:200]:
+            for token in new:
                 index.extend([token])
                 index.repetition(8)
             best = min(best, (time.perf_counter() - started) / 200)
         return best
 
-    # Four hundred times the text; a search through it would take four hundred times as long.
-    assert seconds(400_000) < 10 * seconds(1_000)
+    # A hundred times the text, in which each pair of tokens stands a thousand times instead of ten.
+    assert seconds(400_000) < 20 * seconds(4_000)
