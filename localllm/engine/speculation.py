@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 # After _QUIET_LOOKS looks that found no drafts worth verifying, looks take at most _LOOK_SHARE of
 # the time, but there is at least one every _LONGEST_INTERVAL steps, or where no look is cheap every
-# STEPS_UNASKED. A look whose match has at least _PROMISING_LENGTH tokens counts only as
-# _PROMISING_WEIGHT of a quiet look.
-_PROMISING_LENGTH, _PROMISING_WEIGHT = 4, 0.25
-_QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 64
+# STEPS_UNASKED. A look that finds a match counts only as _SHORT_WEIGHT of a quiet look, and one
+# whose match has at least _PROMISING_LENGTH tokens as _PROMISING_WEIGHT: a copy begins with short
+# ones.
+_SHORT_WEIGHT, _PROMISING_LENGTH, _PROMISING_WEIGHT = 0.5, 4, 0.25
+_QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
 # While a drafter has matches and accepted drafts of so many tokens in every request, those behind
 # it are not asked: text is copied, and what they might say is not as long.
 _COPYING_LENGTH = 8
@@ -124,6 +125,7 @@ class Speculator:
         # While looks find nothing, there is one in so many steps.
         self._interval = 1
         self._num_quiet, self._since_look = 0.0, 0
+        self._num_running = 0  # requests in the newest step
         # The steps that are left of a nap, and those that have passed and are not counted yet.
         self._nap, self._slept = 0, 0
         # Whether there was a look for drafts in the newest step.
@@ -173,6 +175,9 @@ class Speculator:
         """Note a new request."""
         self._choice.trials.begin()
         self._looks_next, self._nap = True, 0
+        # Its text may be of another kind, but looks are for all requests.
+        others = 1 - 1 / max(1, self._num_running)
+        self._num_quiet = min(self._num_quiet, _QUIET_LOOKS * others)
         for drafter in self._drafters:
             drafter.add(request)
 
@@ -213,7 +218,7 @@ class Speculator:
 
     def propose(self, running: Sequence[Request], budget: int) -> Mapping[Request, Sequence[int]]:
         """Drafts for the next step, which computes at most `budget` tokens in all."""
-        self._num_steps += 1
+        self._num_steps, self._num_running = self._num_steps + 1, len(running)
         follows_grammars = any(request.matcher is not None for request in running)
         if self._nap and not follows_grammars:
             self._nap, self._slept = self._nap - 1, self._slept + 1
@@ -455,9 +460,10 @@ class Speculator:
         missing = [request.num_tokens - request.num_computed_tokens for request in running]
         most = MAX_DRAFTED_TOKENS - sum(map(len, self._forced.values()))
         chosen = self._choice.again(missing.count(1), proposals, most)
+        num_rows = min(sum(missing), budget)
         if chosen is None:
             chosen = self._choice.choose(
-                min(sum(missing), budget),
+                num_rows,
                 missing.count(1),
                 [
                     [self._candidate(request, i, own[k]) for k, request in enumerate(rooms)]
@@ -470,7 +476,8 @@ class Speculator:
         for k, (request, (number, count, is_trial)) in enumerate(zip(rooms, chosen, strict=True)):
             proposal = proposals[number][k]
             if count and proposal is not None and not proposal.is_ready:
-                self._drafters[number].prepare(request, is_trial=is_trial)
+                is_guess = is_trial or not self._lengths[number].knows_enough(num_rows)
+                self._drafters[number].prepare(request, is_trial=is_guess)
                 unready.add(number)
             elif count and proposal is not None:
                 self._of(request).of(number).match_length = proposal.match_length
@@ -485,7 +492,7 @@ class Speculator:
         # Whether drafts pay is the ledger's business, see draft_ledger.py.
         if not any(each.num_tokens for each in chosen):
             longest = max(each.match_length for own in proposals for each in own if each)
-            self._num_quiet += 1.0 if longest < _PROMISING_LENGTH else _PROMISING_WEIGHT
+            self._num_quiet += _PROMISING_WEIGHT if longest >= _PROMISING_LENGTH else _SHORT_WEIGHT
         return drafts
 
     def _copies(

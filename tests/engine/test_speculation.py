@@ -550,6 +550,16 @@ def test_an_unlikely_drafter_does_not_keep_another_from_drafting() -> None:
     assert found.speedup > 0.95 * alone.speedup, (found, alone)
 
 
+def test_a_rest_of_a_drafter_that_copies_is_short() -> None:
+    """Its steps are watched, though nobody looks for drafts in them."""
+    prompt = random_text(1, 400)
+    texts = [(prompt, 30 * prompt)]
+    speculator = new_speculator()
+    found = simulate(speculator, texts, lambda rows: 1e-3 * (1 + 0.01 * rows), 5e-5)
+    # All drafts have fifteen tokens but the first ones, so it rests once.
+    assert 12_000 / 16 < found.num_steps < 12_000 / 16 + 20
+
+
 class WatchedHead(HeadDrafter):
     """Counts what it is shown, and how often it is asked."""
 
