@@ -44,6 +44,9 @@ class FullLengths(DraftLengths):
     def plain_seconds(self, num_rows: int) -> float | None:
         return None
 
+    def knows_enough(self, num_rows: int) -> bool:
+        return True
+
 
 @dataclass
 class Oracle(Drafter):

@@ -505,8 +505,9 @@ class UnreadyHead(SetHead):
     def __init__(self, answers: Callable[[Request], Sequence[int]], chance: float) -> None:
         super().__init__(answers, chance)
         self._ready, self._unready = set[Request](), list[Request]()
-        # The requests that each step has drafted for, of those with any.
+        # The requests that each step has drafted for, of those with any; and how it was prepared.
         self.drafted: list[int] = []
+        self.as_trial: list[bool] = []
 
     def propose(self, request: Request, count: int) -> Proposal | None:
         proposal = super().propose(request, count)
@@ -514,6 +515,7 @@ class UnreadyHead(SetHead):
         return None if proposal is None else proposal._replace(is_ready=is_ready)
 
     def prepare(self, request: Request, *, is_trial: bool) -> None:
+        self.as_trial.append(is_trial)
         if request not in self._unready:
             self._unready.append(request)
 
@@ -537,6 +539,17 @@ def test_a_trial_in_a_batch_begins_once_all_are_ready_and_ends_soon_if_it_gives_
     # Beside the drafts of eight rows a step takes twice the time: nobody drafts unless to try.
     simulate(speculator, texts, lambda rows: 1e-3 * max(1.0, rows / 8), 0.0)
     assert head.drafted == [8] * 3
+
+
+def test_a_head_of_which_little_is_known_is_prepared_with_little() -> None:
+    texts = [(random_text(i, 50), random_text(100 + i, 300)) for i in range(2)]
+    head = UnreadyHead(answers_of(texts), 1.0)
+    proposer = Proposer("head", head, DraftLengths(4, has_matches=False))
+    speculator = Speculator([proposer], 15, lambda: 0.0)
+    for text in texts:
+        simulate(speculator, [text], lambda rows: 1e-3 * (1 + 0.01 * rows), 1e-4)
+    assert head.as_trial[0]
+    assert not head.as_trial[-1]
 
 
 def test_an_unlikely_drafter_does_not_keep_another_from_drafting() -> None:
