@@ -93,6 +93,10 @@ class LayerPlan:
         groups = (group for place in self.places for group in place.block.products)
         return [name for group in groups if not group.is_kept for name in group.names]
 
+    def vectors(self) -> list[str]:
+        """The vectors of its blocks, by name in the layer."""
+        return [name for place in self.places for name in place.block.vectors]
+
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Shapes of its tensors in an unquantized checkpoint, by name in the layer."""
         shapes: dict[str, tuple[int, ...]] = {}

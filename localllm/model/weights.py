@@ -306,14 +306,15 @@ class WeightReader:
         self._linears, self._has_wide_rows = ops.linears, ops.traits.wide_rows
         self._row_unit = ops.traits.row_unit
 
-    def read(self, *names: str) -> Tensor:
-        """One plain tensor, or several stacked along their rows.
+    def read(self, *names: str, dtype: torch.dtype | None = None) -> Tensor:
+        """One plain tensor, or several stacked along their rows; `dtype`: the reader's by default.
 
         Raises: CheckpointError for a value that is not finite.
         """
+        dtype = dtype or self._dtype
         shapes = [self._source.shape(name) for name in names]
         rows = sum(shape[0] for shape in shapes)
-        fused = torch.empty((rows, *shapes[0][1:]), dtype=self._dtype, device=self._device)
+        fused = torch.empty((rows, *shapes[0][1:]), dtype=dtype, device=self._device)
         start = 0
         for name, shape in zip(names, shapes, strict=True):
             part, stored = fused[start : start + shape[0]], self._source.plain(name)
@@ -321,7 +322,7 @@ class WeightReader:
             # Checked here, while it is still in the processor's cache, or on the GPU.
             if not is_finite(part):
                 if is_finite(stored):
-                    raise _too_large(name, self._dtype, self._source.place(name))
+                    raise _too_large(name, dtype, self._source.place(name))
                 raise _not_finite(name, self._source.place(name))
             start += shape[0]
         return fused
@@ -531,6 +532,9 @@ class _LayerParts:
 
     def vector(self, name: str) -> Tensor:
         return self.reader.vector(f"{self.layer}.{name}")
+
+    def exact_vector(self, name: str) -> Tensor:
+        return self.reader.read(f"{self.layer}.{name}", dtype=torch.float32)
 
     def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
         return self.reader.linear(*(f"{self.layer}.{name}" for name in names), order=order)

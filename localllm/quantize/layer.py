@@ -43,6 +43,10 @@ class TensorParts:
         """See Parts."""
         return self.tensors[name]
 
+    def exact_vector(self, name: str) -> Tensor:
+        """See Parts."""
+        return self.tensors[name].float()
+
     def linear(self, *names: str, order: Sequence[int] | None = None) -> Linear:
         """See Parts."""
         rows = slice(None) if order is None else torch.tensor(order)

@@ -1,15 +1,18 @@
 """The quantized layers as parts of a work folder: written, and read back as they will be used."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from localllm.model.architecture import layer_name
+from localllm.model.layer import LayerPlan
 from localllm.model.packed.int4 import Int4Weight
 from localllm.model.packed.int8 import Int8Weight
 from localllm.model.packed.scheme import Scheme
 from localllm.model.packed.weight import PackedWeight
+from localllm.model.weight_check import WeightMap
 from localllm.quantize.layer import QuantizedLayer
 from localllm.quantize.work_folder import WorkFolder
 
@@ -28,12 +31,37 @@ def stored_tensors(
     return {f"{linear}.{suffix}": tensor for suffix, tensor in scheme.write(weight).items()}
 
 
-def write_layer(
-    work: WorkFolder, index: int, layer: QuantizedLayer, scheme: Scheme, dtype: torch.dtype
-) -> None:
-    """Write layer `index` with its errors; plain tensors are written in `dtype`."""
+def exact_vectors(source: WeightMap, index: int, plan: LayerPlan) -> set[str]:
+    """The vectors of the blocks of layer `index` that its files hold in float32, by name within the
+    layer. They stay so: of an expert's correction, a narrower dtype would change the choice.
+    """
     prefix = f"{layer_name(index)}."
-    tensors = {f"{prefix}{name}": tensor.to(dtype) for name, tensor in layer.plain.items()}
+    return {name for name in plan.vectors() if source.plain[f"{prefix}{name}"].dtype == "F32"}
+
+
+def stored_plain(
+    plain: Mapping[str, Tensor], exact: Collection[str], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The plain tensors of a layer as a file holds them: those of `exact` in float32, others in
+    `dtype`.
+    """
+    return {
+        name: tensor.to(torch.float32 if name in exact else dtype) for name, tensor in plain.items()
+    }
+
+
+def write_layer(
+    work: WorkFolder,
+    index: int,
+    layer: QuantizedLayer,
+    scheme: Scheme,
+    dtype: torch.dtype,
+    exact: Collection[str],
+) -> None:
+    """Write layer `index` with its errors; `exact`, `dtype`: see `stored_plain`."""
+    prefix = f"{layer_name(index)}."
+    plain = stored_plain(layer.plain, exact, dtype)
+    tensors = {f"{prefix}{name}": tensor for name, tensor in plain.items()}
     for linear, weight in layer.weights.items():
         tensors |= stored_tensors(f"{prefix}{linear}", weight, scheme, dtype)
     work.write(part_name(index), tensors, {"errors": layer.errors, "rows": layer.rows})

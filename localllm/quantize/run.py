@@ -33,10 +33,12 @@ from localllm.model.weights import WeightReader, open_source, open_weights
 from localllm.quantize.calibrate import NUM_WRITERS, CalibrationRequest, CalibrationText, make_text
 from localllm.quantize.layer import LayerQuantizer, QuantizedLayer, TensorParts
 from localllm.quantize.layer_files import (
+    exact_vectors,
     part_name,
     read_errors,
     read_layer,
     read_rows,
+    stored_plain,
     stored_tensors,
     write_layer,
 )
@@ -187,7 +189,8 @@ class _Job:
         return read_layer(self._work, index, self._recipe.scheme, self._device)
 
     def _write_layer(self, index: int, layer: QuantizedLayer) -> None:
-        write_layer(self._work, index, layer, self._recipe.scheme, self._stored_dtype)
+        exact = exact_vectors(self._source.weights, index, self._plans[index])
+        write_layer(self._work, index, layer, self._recipe.scheme, self._stored_dtype, exact)
 
     def write_rest(self) -> None:
         """Write the tensors outside the layers: embedding, final norm, head."""
@@ -223,14 +226,13 @@ class _Job:
         with open_weights(head.weights, torch.float32, cpu) as reader:
             own = {name: reader.read(f"{prefix}{name}") for name in plan.tensors()}
         layer = round_layer(own, plan, recipe)
-        tensors = {f"{prefix}{name}": value for name, value in layer.plain.items()}
+        plain = stored_plain(layer.plain, exact_vectors(head.weights, 0, plan), self._stored_dtype)
+        stored = {f"{prefix}{name}": value for name, value in plain.items()}
         with open_source(head.weights) as source:
             for name in head.weights.plain.keys() - {f"{prefix}{name}" for name in own}:
-                tensors[name] = source.plain(name)
-        stored = {
-            name: value.to(self._stored_dtype) if value.is_floating_point() else value
-            for name, value in tensors.items()
-        }
+                value = source.plain(name)
+                is_float = value.is_floating_point()
+                stored[name] = value.to(self._stored_dtype) if is_float else value
         for linear, weight in layer.weights.items():
             scheme = self._recipe.scheme
             stored |= stored_tensors(f"{prefix}{linear}", weight, scheme, self._stored_dtype)

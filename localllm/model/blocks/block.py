@@ -148,6 +148,9 @@ class Parts(Protocol):
     def vector(self, name: str) -> Tensor:
         """A vector that is added or multiplied elementwise."""
 
+    def exact_vector(self, name: str) -> Tensor:
+        """A vector in float32, with the values of the files whatever the model's dtype is."""
+
     def linear(self, *names: str, order: Sequence[int] | None = None) -> Projection:
         """One linear, or several over the same inputs as one product, whose outputs are the rows
         `order` of the checkpoint's.

@@ -110,7 +110,8 @@ class ExpertsSpec(Stateless):
         down = [last.names for _, last in groups]
 
         def vector(name: str | None) -> Tensor | None:
-            return None if name is None else parts.vector(name).float()
+            # Corrections may lie around 7 and differ by hundredths, which bfloat16 has not.
+            return None if name is None else parts.exact_vector(name)
 
         return MixtureOfExperts(
             self,
