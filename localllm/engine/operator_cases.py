@@ -5,7 +5,6 @@ alternative. Inputs are random; weights are those of the model's first layer and
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ def operator_cases(
             yield from cases.norms(rows, is_wide)
         for inner, kind in dict.fromkeys(_gates(architecture)):
             yield cases.gate(rows, inner, kind)
-        for attention in dict.fromkeys(replace(each, window=None) for each in attentions):
+        for attention in architecture.rotations():
             yield cases.rotation(rows, attention)
         for router in dict.fromkeys(spec.router for _, spec in architecture.experts()):
             yield cases.route(rows, router)
@@ -179,6 +178,9 @@ class _Cases:
         stored = kv_heads * (1 + sizes.has_values) if has_own else 0
         qkv = self._values(rows, sizes.num_heads + stored, dim)
         angles = 6 * torch.rand(rows, dim // 2, device=self._device)
+        if sizes.values_are_keys:
+            # Key and value are written to the same memory, in any order: they have to be equal.
+            angles.zero_()
         cos, sin = angles.cos(), angles.sin()
         norm = None
         if sizes.norms is not None and sizes.has_head_norms:

@@ -163,6 +163,19 @@ class Architecture:
                     found.append(block.over_rows)
         return list(dict.fromkeys(found))
 
+    def rotations(self) -> list[AttentionSpec]:
+        """The distinct rotations with their writes to the cache, as operators compute them, in
+        layer order; each as an attention without a window.
+        """
+        found: list[AttentionSpec] = []
+        for block in self.blocks():
+            match block:
+                case AttentionSpec():
+                    found.append(replace(block, window=None))
+                case LatentAttentionSpec():
+                    found += block.rotations
+        return list(dict.fromkeys(found))
+
     @property
     def states(self) -> list[KVState]:
         """The state of each layer that keeps one, in layer order."""

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from every_family import small_config
 from guards import needs_interpreter
+from torch import Tensor
 
 from localllm.engine import operator_choice
 from localllm.engine.config import EngineConfig
@@ -23,10 +25,12 @@ from localllm.engine.operator_cases import operator_cases
 from localllm.engine.operator_check import CheckRequest
 from localllm.engine.operator_choice import describe_finding, find_verdict
 from localllm.engine.recurrence_cases import recurrence_cases
+from localllm.engine.scoring import WindowScorer
 from localllm.engine.self_check import CheckError, Patience, check_operators
 from localllm.engine.verdict import Outcome, Verdict, VerdictFile
 from localllm.model.families.table import architecture_of
 from localllm.model.random_weights import RandomWeights, WeightKind
+from localllm.model.weights import load_model
 from localllm_kernels import TORCH_OPS, Ops, triton_ops
 from localllm_kernels.choice import Choice, Piece
 from localllm_kernels.recurrence import recurrence_reference
@@ -271,6 +275,32 @@ def test_latent_attention_is_checked(kind: WeightKind) -> None:
                 seen.add(case.piece)
     assert {Piece.ROTATION, Piece.FEW_QUERIES} <= seen
     assert (Piece.INT4 in seen) == (kind == "int4")
+
+
+def test_rotations_of_latent_attention_are_those_that_the_model_makes() -> None:
+    """A key and a value that share memory are equal, as programs write them in any order."""
+    architecture = architecture_of(small_config("Glm4MoeLiteForCausalLM"))
+    drawn, device = RandomWeights(architecture, "bf16", torch.device("cpu")), torch.device("cpu")
+    calls: set[tuple[object, ...]] = set()
+
+    def watched(qkv: Tensor, cos: Tensor, sin: Tensor, cache: Any, *args: Any, **how: Any) -> Any:
+        is_still = bool((cos == 1).all() and (sin == 0).all())
+        calls.add((*qkv.shape[1:], cache is None, is_still, how["query_norm"] is None))
+        return TORCH_OPS.rotate_and_store(qkv, cos, sin, cache, *args, **how)
+
+    ops = replace(TORCH_OPS, rotate_and_store=watched)
+    model = load_model(
+        drawn, architecture, max_model_len=64, dtype=torch.float32, device=device, ops=ops
+    )
+    list(WindowScorer(model, 64).logits(list(range(40))))
+    made = set(calls)
+    assert made == {(5, 16, True, False, True), (1, 48, False, True, True)}
+    calls.clear()
+    sizes = Sizes(architecture, torch.float32, torch.float32, 16)
+    for case in operator_cases(drawn, sizes, device, lambda choice: ops):
+        if case.piece is Piece.ROTATION:
+            assert case.distance() == 0
+    assert calls == made
 
 
 @needs_interpreter

@@ -14,7 +14,7 @@ So a query of (W_ukᵀ query, its rotated part) attends to the rows themselves: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from localllm.model.blocks.attention import AttentionSpec
@@ -92,6 +92,15 @@ class LatentAttentionSpec:
             num_hidden=self.num_hidden,
             value_dim=self.latent_rank,
         )
+
+    @property
+    def rotations(self) -> tuple[AttentionSpec, AttentionSpec]:
+        """What operators rotate and store, as attentions: the rotated parts of all queries and of
+        the key, without a cache; and the row, alone, by no angle.
+        """
+        count, width = self.num_heads + 1, self.rope_dim
+        turned = AttentionSpec(self.hidden_size, count, 1, width, self.rope, reads=0)
+        return turned, replace(self.over_rows, num_heads=0)
 
     @property
     def products(self) -> tuple[LinearGroup, ...]:
