@@ -13,7 +13,8 @@ from localllm.model.rope_config import RopeConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RopeTable:
-    """Cosines and sines of every position, float32 [max_positions, head_dim / 2].
+    """Cosines and sines of every position, float32 [max_positions, head_dim / 2]. Where no position
+    turns, all rows are one in memory.
 
     A table equals only itself, so that it can be a dictionary key.
     """
@@ -27,11 +28,14 @@ class RopeTable:
     ) -> "RopeTable":
         """Tables for positions 0 to `max_positions` - 1."""
         frequencies, scale = inverse_frequencies(rope, head_dim, max_positions)
-        angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
+        # Rows of 576 without a rotation would take hundreds of megabytes of ones and zeros.
+        num_rows = 1 if rope.kind == "none" else max_positions
+        angles = torch.outer(torch.arange(num_rows, dtype=torch.float32), frequencies)
         # Pairs that do not turn are not scaled either.
         still = (0, head_dim // 2 - len(frequencies))
-        cos = F.pad(angles.cos() * scale, still, value=1.0)
-        return cls(cos.to(device), F.pad(angles.sin() * scale, still).to(device))
+        cos = F.pad(angles.cos() * scale, still, value=1.0).to(device)
+        sin = F.pad(angles.sin() * scale, still).to(device)
+        return cls(cos.expand(max_positions, -1), sin.expand(max_positions, -1))
 
 
 class RopeTables:

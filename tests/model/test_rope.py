@@ -6,7 +6,7 @@ import torch
 from checkpoints import tiny_config, write_checkpoint
 
 from localllm import LLM
-from localllm.model.rope import RopeTable
+from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import NO_ROPE, RopeConfig
 from localllm_kernels.rotary import apply_rotary_reference
 
@@ -15,6 +15,16 @@ def test_without_rotary_embedding_heads_keep_their_bits() -> None:
     table = RopeTable.build(NO_ROPE, 16, 100, torch.device("cpu"))
     heads = torch.randn(100, 3, 16) * 1e3
     assert torch.equal(apply_rotary_reference(heads, table.cos, table.sin), heads)
+
+
+def test_a_table_without_a_rotation_takes_one_row_for_any_context() -> None:
+    tables = RopeTables(1 << 40, torch.device("cpu"))
+    table = tables.table(NO_ROPE, 576)
+    assert table.cos.shape == table.sin.shape == (1 << 40, 288)
+    rotation = tables.rotations(torch.tensor([0, 7, (1 << 40) - 1]))[table]
+    for found, value in ((rotation.cos, 1.0), (rotation.sin, 0.0)):
+        assert found.is_contiguous()
+        assert torch.equal(found, torch.full((3, 288), value))
 
 
 def test_the_configured_context_chooses_the_factors_of_longrope(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ class CpuHead:
         assert join.hidden is not None
         assert isinstance(head.projection, CProduct)
         self._scale = head.scale
+        # One row for all positions of a rope that turns nothing, but C reads one for each.
+        self._rope = rope.cos.contiguous(), rope.sin.contiguous()
         self._struct = structs.Head(
             ctypes.pointer(decoder.struct),
             embedding.table.data_ptr(),
@@ -67,8 +69,7 @@ class CpuHead:
             join.linear.struct,
             head.projection.struct,
             None if head.drafted is None else head.drafted.data_ptr(),
-            rope.cos.data_ptr(),
-            rope.sin.data_ptr(),
+            *(each.data_ptr() for each in self._rope),
         )
         self._groups: tuple[PagedKVCache, ctypes.Array[structs.Group]] | None = None
         self._draft, self._team = decoder.library.head_draft, decoder.team
