@@ -150,7 +150,7 @@ def _fitted(config: EngineConfig, model: Architecture, longest: int) -> EngineCo
 def _stored_bytes(weights: WeightMap, linear: str, decoder: LoadedDecoder) -> int:
     """Bytes of a linear's weight in memory, from the file headers; also for a tied head."""
     if linear in weights.quantized:
-        return sum(info.num_bytes for info in weights.quantized[linear].parts.values())
+        return weights.quantized[linear].read_bytes(decoder.dtype.itemsize)
     info = weights.plain.get(f"{linear}.weight")
     if info is None:
         info = weights.plain[EMBEDDING]

@@ -249,12 +249,11 @@ def _shape_of_files(name: str, folder: Path) -> Shape:
     dtype: torch.dtype = getattr(
         torch, "float32" if name in BUILT_IN_MODELS else architecture.dtype
     )
-    parts = {linear: found.parts.values() for linear, found in weights.quantized.items()}
     plain = RandomWeights(architecture, "bf16", torch.device("cpu"))
 
     def linear_bytes(linear: str) -> int:
-        if linear in parts:
-            return sum(info.num_bytes for info in parts[linear])
+        if linear in weights.quantized:
+            return weights.quantized[linear].read_bytes(dtype.itemsize)
         return plain.linear_bytes(linear) * dtype.itemsize // 2
 
     quantization = describe_quantization(read_json_object(folder / "config.json"))

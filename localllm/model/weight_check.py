@@ -42,6 +42,10 @@ class StoredLinear:
         """Bytes in the files of one that stays quantized."""
         return 0 if self.num_dense else sum(info.num_bytes for info in self.parts.values())
 
+    def read_bytes(self, item_bytes: int) -> int:
+        """Bytes that a product reads; plain values take `item_bytes` each."""
+        return self.packed_bytes + self.num_dense * item_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class WeightMap:
@@ -58,8 +62,8 @@ class WeightMap:
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of the packed weights."""
-        return {each.layout.kind for each in self.quantized.values()}
+        """The kinds of the packed weights that stay packed."""
+        return {each.layout.kind for each in self.quantized.values() if not each.num_dense}
 
     def layouts(self, linears: Iterable[str]) -> set[WeightLayout | None]:
         """The layouts of these linears, which decide the kernels; None for a plain one."""

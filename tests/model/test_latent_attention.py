@@ -1,5 +1,6 @@
 """What latent attention keeps, and the products of its heads."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import torch
 from every_family import small_config
 from golden import GOLDEN, write_golden
 
+from localllm.cost.planning import shape_of
 from localllm.errors import CheckpointError, UnsupportedModelError
+from localllm.hub.catalog import resolve_model
 from localllm.model.families.table import architecture_of, read_architecture
 from localllm.model.inputs import PagedKVCache
 from localllm.model.linear import FixedRows, HeadByHead, HeadsTogether, Linear
@@ -67,6 +70,10 @@ def test_a_quantized_expansion_is_counted_as_it_is_loaded(tmp_path: Path) -> Non
     num_values = 4 * (16 + 16) * 32
     assert {found.linear_bytes(name, 2) for name in dense} == {2 * num_values}
     assert found.layouts(dense) == {None}
+    # The prediction of speed reads it so too, and takes no kernel for packed weights for it.
+    shape = shape_of(resolve_model(str(folders[1])), None)
+    assert {shape.linear_bytes(name) for name in dense} == {shape.dtype.itemsize * num_values}
+    assert replace(found, quantized={name: found.quantized[name] for name in dense}).kinds == set()
     packed = sum(
         info.num_bytes
         for name, each in found.quantized.items()
