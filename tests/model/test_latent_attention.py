@@ -20,6 +20,8 @@ from localllm.model.weight_files import find_weight_files
 
 CPU = torch.device("cpu")
 DEEPSEEK, GLM = "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"
+V2 = "DeepseekV2ForCausalLM"
+UNEVEN = {"type": "longrope", "short_factor": [1] * 8, "long_factor": [2] * 7}
 
 
 def test_a_token_takes_one_row_in_each_layer() -> None:
@@ -94,11 +96,15 @@ def test_a_quantized_expansion_is_counted_as_it_is_loaded(tmp_path: Path) -> Non
         (DEEPSEEK, {"n_group": 4}, CheckpointError, "n_group"),
         (GLM, {"mlp_layer_types": ["sparse"]}, CheckpointError, "mlp_layer_types"),
         (
-            "DeepseekV2ForCausalLM",
+            V2,
             {"topk_method": "group_limited_greedy"},
             UnsupportedModelError,
             "groups of experts",
         ),
+        (DEEPSEEK, {"moe_layer_freq": 2}, UnsupportedModelError, "every few layers"),
+        (V2, {"moe_layer_freq": 2}, UnsupportedModelError, "every few layers"),
+        (DEEPSEEK, {"rope_scaling": UNEVEN}, CheckpointError, "lists of 8 numbers"),
+        (DEEPSEEK, {"first_k_dense_replace": None}, CheckpointError, "first_k_dense_replace"),
     ],
 )
 def test_what_is_not_computed_is_refused(
@@ -108,3 +114,15 @@ def test_what_is_not_computed_is_refused(
     architecture_of(config)
     with pytest.raises(error, match=message):
         architecture_of({**config, **changes})
+
+
+def test_what_configs_say_beside_the_point() -> None:
+    """Groups of none are one; and V2 turns neighbours as pairs, whatever a config says."""
+    config = small_config(DEEPSEEK)
+    whole = {"n_group": 1, "topk_group": 1, "moe_layer_freq": 1}
+    without = architecture_of({**config, "n_group": None, "topk_group": None})
+    assert without == architecture_of({**config, **whole})
+    turned = {**small_config(V2), "rope_interleave": False}
+    assert [rope.is_interleaved for rope in architecture_of(turned).ropes] == [True]
+    plain = {**config, "rope_interleave": False}
+    assert [rope.is_interleaved for rope in architecture_of(plain).ropes] == [False]

@@ -11,7 +11,7 @@ from localllm.model.blocks.gated_mlp import GatedMLPSpec
 from localllm.model.config_fields import ConfigFields
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
-from localllm.model.rope_config import read_rope
+from localllm.model.rope_config import RopeConfig, read_rope
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -38,10 +38,7 @@ def read_attention(
     rope = read_rope(fields, read_max_positions(fields))
     if rope.rotary_width(head_dim) % 2:
         fields.fail("partial_rotary_factor", f"such that an even part of {head_dim} turns")
-    pairs = rope.rotary_width(head_dim) // 2
-    for factors in (rope.short_factors, rope.long_factors):
-        if rope.kind == "longrope" and len(factors) != pairs:
-            fields.fail("rope_scaling", f"an object whose factors are lists of {pairs} numbers")
+    check_pair_factors(fields, rope, head_dim)
     return AttentionSpec(
         hidden_size=hidden_size,
         num_heads=num_heads,
@@ -53,6 +50,14 @@ def read_attention(
         o_bias=o_bias,
         norms=norms,
     )
+
+
+def check_pair_factors(fields: ConfigFields, rope: RopeConfig, head_dim: int) -> None:
+    """Raises: CheckpointError for longrope without a factor for each pair of heads that turns."""
+    pairs = rope.rotary_width(head_dim) // 2
+    for factors in (rope.short_factors, rope.long_factors):
+        if rope.kind == "longrope" and len(factors) != pairs:
+            fields.fail("rope_scaling", f"an object whose factors are lists of {pairs} numbers")
 
 
 def read_gated_mlp(fields: ConfigFields, *, has_bias: bool = False) -> GatedMLPSpec:

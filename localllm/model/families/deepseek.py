@@ -16,10 +16,13 @@ from localllm.model.families.sigmoid_experts import (
 
 
 def read_deepseek_v3(fields: ConfigFields) -> Architecture:
-    """Raises: CheckpointError; UnsupportedModelError, see `read_latent_attention`."""
-    attention = read_latent_attention(fields)
+    """Raises: CheckpointError; UnsupportedModelError, see `read_latent_attention`, and for experts
+    in only every few layers.
+    """
+    is_interleaved = fields.flag("rope_interleave", default=True)
+    attention = read_latent_attention(fields, is_interleaved=is_interleaved)
     router = read_sigmoid_router(fields)
-    return read_mixed_decoder(fields, attention, router, first_dense(fields))
+    return read_mixed_decoder(fields, attention, router, _with_experts(fields))
 
 
 def read_deepseek_v2(fields: ConfigFields) -> Architecture:
@@ -35,4 +38,13 @@ def read_deepseek_v2(fields: ConfigFields) -> Architecture:
     router = RouterSpec(
         *read_num_experts(fields, "n_routed_experts"), factor=read_routed_factor(fields)
     )
-    return read_mixed_decoder(fields, read_latent_attention(fields), router, first_dense(fields))
+    # Its code knows no other order of pairs, whatever a config says of one.
+    attention = read_latent_attention(fields, is_interleaved=True)
+    return read_mixed_decoder(fields, attention, router, _with_experts(fields))
+
+
+def _with_experts(fields: ConfigFields) -> list[bool]:
+    """Of each layer whether it has experts."""
+    if fields.raw.get("moe_layer_freq") not in (None, 1):
+        fields.refuse("experts in only every few layers are")
+    return first_dense(fields)

@@ -14,5 +14,7 @@ def read_glm4_moe_lite(fields: ConfigFields) -> Architecture:
     num_layers = read_num_layers(fields)
     kinds = fields.choices("mlp_layer_types", (_DENSE, _SPARSE), num_layers)
     kinds = kinds or (_DENSE, *[_SPARSE] * (num_layers - 1))
-    attention, router = read_latent_attention(fields), read_sigmoid_router(fields)
-    return read_mixed_decoder(fields, attention, router, [each == _SPARSE for each in kinds])
+    is_interleaved = fields.flag("rope_interleave", default=True)
+    attention = read_latent_attention(fields, is_interleaved=is_interleaved)
+    has_experts = [each == _SPARSE for each in kinds]
+    return read_mixed_decoder(fields, attention, read_sigmoid_router(fields), has_experts)

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 from localllm.model.blocks.latent_attention import LatentAttentionSpec
 from localllm.model.config_fields import ConfigFields
-from localllm.model.families.common import read_hidden_size, read_max_positions
+from localllm.model.families.common import check_pair_factors, read_hidden_size, read_max_positions
 from localllm.model.rope_config import read_rope
 
 
-def read_latent_attention(fields: ConfigFields) -> LatentAttentionSpec:
-    """Raises: CheckpointError; UnsupportedModelError for a bias beside queries that have none, and
+def read_latent_attention(fields: ConfigFields, *, is_interleaved: bool) -> LatentAttentionSpec:
+    """The attention; `is_interleaved`: see RopeConfig.
+
+    Raises: CheckpointError; UnsupportedModelError for a bias beside queries that have none, and
     for rotated parts that turn in part.
     """
     query_rank = fields.optional_integer("q_lora_rank", 1, 1 << 20)
@@ -22,10 +24,10 @@ def read_latent_attention(fields: ConfigFields) -> LatentAttentionSpec:
     for name, width in (("qk_rope_head_dim", rope_dim), ("kv_lora_rank", latent_rank)):
         if width % 2:
             fields.fail(name, "even")
-    is_interleaved = fields.flag("rope_interleave", default=True)
     rope = replace(read_rope(fields, read_max_positions(fields)), is_interleaved=is_interleaved)
     if rope.partial != 1:
         fields.refuse("latent attention whose rotated part turns in part is")
+    check_pair_factors(fields, rope, rope_dim)
     key_dim = fields.integer("qk_nope_head_dim", 1, 1024)
     scale = (key_dim + rope_dim) ** -0.5
     if rope.kind != "default" and rope.mscale_all_dim is not None:

@@ -27,7 +27,7 @@ _SHARED = (f"{_OWN}gate_proj", f"{_OWN}up_proj", f"{_OWN}down_proj")
 def read_sigmoid_router(fields: ConfigFields) -> RouterSpec:
     """The router. Raises: CheckpointError."""
     num_experts, top_k = read_num_experts(fields, "n_routed_experts")
-    count = fields.integer("n_group", 1, num_experts // 2)
+    count = fields.integer("n_group", 1, num_experts // 2, default=1)
     if num_experts % count:
         fields.fail("n_group", f"a divisor of n_routed_experts ({num_experts})")
     return RouterSpec(
