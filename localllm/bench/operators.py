@@ -109,8 +109,9 @@ def _cases(subject: Subject) -> Iterator[Case]:
         for mlp in subject.architecture.blocks_of(GatedMLPSpec):
             yield bench.gate(rows, mlp)
         found = subject.architecture.attentions()
+        for rotated in subject.architecture.rotations():
+            yield bench.rotation(rows, rotated)
         for sizes in dict.fromkeys(replace(each, window=None) for each in found):
-            yield bench.rotation(rows, sizes)
             yield bench.attention(sizes, num_seqs=1 if rows == ROWS[-1] else rows, rows=rows)
     for rows in ROWS:
         yield from _products(subject, bench, rows)
@@ -181,13 +182,14 @@ class _Inputs:
         )
 
     def rotation(self, rows: int, sizes: AttentionSpec) -> Case:
-        """Rotary embedding, with the norms of the heads and the write to the cache."""
-        heads, kv_heads, dim = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
-        qkv = self.values(rows, heads + 2 * kv_heads, dim)
+        """Rotary embedding, with norms of heads and the write to the cache where there are such."""
+        heads, dim, has_own = sizes.num_heads, sizes.head_dim, sizes.reads is None
+        stored = sizes.num_kv_heads * (1 + sizes.has_values) if has_own else 0
+        qkv = self.values(rows, heads + stored, dim)
         angles = torch.rand(rows, dim // 2, device=self.device)
-        cache = self._cache(sizes, -(-rows // BLOCK_SIZE) + 1)
+        cache = self._cache(sizes, -(-rows // BLOCK_SIZE) + 1) if has_own else None
         slots = torch.arange(BLOCK_SIZE, BLOCK_SIZE + rows, device=self.device)
-        norm = self.values(dim)
+        norm = self.values(dim) if sizes.has_head_norms else None
 
         def call(ops: Ops) -> object:
             return ops.rotate_and_store(
@@ -199,11 +201,15 @@ class _Inputs:
                 query_norm=norm,
                 key_norm=norm,
                 eps=self.architecture.norm.eps,
+                has_values=sizes.has_values,
+                norms_values=sizes.norms is not None and sizes.norms.has_value,
             )
 
-        stored = 2 * rows * kv_heads * dim * cache.key.itemsize
-        moved = (qkv.numel() + rows * heads * dim) * qkv.itemsize + stored
-        return self._case("rotate_and_store", rows, call, moved, 7 * qkv.numel())
+        kept = 0 if cache is None else rows * sizes.num_kv_heads * dim * cache.key.itemsize
+        # Values that are keys are written twice, to the same memory.
+        moved = (qkv.numel() + rows * heads * dim) * qkv.itemsize + 2 * kept
+        name = "rotate_and_store" if has_own else "rotate"
+        return self._case(name, rows, call, moved, 7 * qkv.numel())
 
     def attention(self, sizes: AttentionSpec, num_seqs: int, rows: int) -> Case:
         """Requests with a context of 1,024 tokens, the last `rows / num_seqs` of them new."""
