@@ -1,5 +1,6 @@
 """The vectors by which routers choose experts, in the precision of their files."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from checkpoints import write_checkpoint
 from every_family import small_config
 from golden import logits_of
+from heads import write_with_head
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -27,10 +29,12 @@ FAMILIES = [
 CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 
 
-def write_biased(folder: Path, family: str) -> Path:
+def write_biased(
+    folder: Path, family: str, write: Callable[[Path, dict[str, Any]], object] = write_checkpoint
+) -> Path:
     """A checkpoint in bfloat16 whose corrections, around 7 and in float32, alone decide."""
     config = small_config(family) | {"dtype": "bfloat16"}
-    write_checkpoint(folder, config)
+    write(folder, config)
     file = folder / "model.safetensors"
     tensors = load_file(file)
     found = [name for name in tensors if name.endswith(CORRECTIONS)]
@@ -98,7 +102,36 @@ def test_quantized_models_choose_as_their_source_does(method: Any, tmp_path: Pat
     assert [each.tolist() for each in found] == [
         each.tolist() for each in chosen_by_transformers(source, ids)
     ]
-    before, after = (load_file(folder / "model.safetensors") for folder in (source, made.out))
-    for name, tensor in before.items():
-        if name.endswith(CORRECTIONS):
-            assert torch.equal(after[name], tensor)
+    assert_kept(source, made.out)
+
+
+def test_a_quantized_head_keeps_its_corrections(tmp_path: Path) -> None:
+    source = write_biased(tmp_path / "source", "DeepseekV3ForCausalLM", write_with_head)
+    made = QuantizeRequest(
+        str(source),
+        tmp_path / "out",
+        Recipe("rtn", 32),
+        CalibrationRequest(),
+        torch.device("cpu"),
+        verify=False,
+    )
+    quantize_model(made, lambda *args: None)
+    assert assert_kept(source, made.out) == 2
+
+
+def assert_kept(source: Path, quantized: Path) -> int:
+    """The number of corrections, which are those of the source."""
+    before, after = (read_all(folder) for folder in (source, quantized))
+    names = [name for name in before if name.endswith(CORRECTIONS)]
+    for name in names:
+        assert after[name].dtype == torch.float32
+        assert torch.equal(after[name], before[name])
+    return len(names)
+
+
+def read_all(folder: Path) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for file in folder.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
