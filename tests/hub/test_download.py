@@ -82,7 +82,7 @@ def test_a_model_is_fetched_once_and_then_runs_without_a_network(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"architectures": ["DeepseekV3ForCausalLM"]}, "DeepseekV3ForCausalLM"),
+        ({"architectures": ["DeepseekV4ForCausalLM"]}, "DeepseekV4ForCausalLM"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
     ],
 )
