@@ -21,9 +21,10 @@ from localllm.engine.step_times import DraftCosts, StepTimes
 
 # A draft must promise this much more speed to be worth its uncertainty.
 MARGIN = 1.08
-# Where a drafter could draft always: to begin, and to go on; estimates go up and down, and what it
-# loses is counted, see draft_ledger.py.
-_MARGIN_TO_BEGIN, _MARGIN_TO_GO_ON = 1.04, 0.93
+# Where a drafter could draft always: to begin, and by how much less it may promise to go on;
+# estimates go up and down, and what it loses is counted, see draft_ledger.py. Those of several
+# requests vary less, so they may promise less by so much divided by their number.
+_MARGIN_TO_BEGIN, _LESS_TO_GO_ON = 1.04, 0.07
 # Steps with drafts cannot take less time than those without: so many that take less than this share
 # of it show that the latter have become faster.
 _IN_DOUBT, _TOO_FAST = 3, 0.93
@@ -132,7 +133,7 @@ class DraftLengths:
         likeliest = [chance for chance, _ in ranked[:most]]
         margin = MARGIN
         if self.drafts_always:
-            margin = _MARGIN_TO_GO_ON if goes_on else _MARGIN_TO_BEGIN
+            margin = 1 - _LESS_TO_GO_ON / num_decoding if goes_on else _MARGIN_TO_BEGIN
         best, speed = self._best_number(num_rows, num_decoding, likeliest, margin)
         return Offer(chances, ranked, best, speed)
 
