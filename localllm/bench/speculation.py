@@ -140,14 +140,7 @@ class SpeculationSuite(Suite):
             speculator = speculator.renewed()
             # The two take turns to go first.
             order = (None, speculator)[:: 1 if pair % 2 else -1]
-            # Steps behind the computation of prompts take less time, 7 % with pocket and sixteen at
-            # once. So each run computes its own.
-            runs = {
-                each is None: run_script(
-                    plain, each, script, batch, pair, f"{pair} {each is None}".encode()
-                )
-                for each in order
-            }
+            runs = {each is None: run_script(plain, each, script, batch, pair) for each in order}
             if pair == 0:
                 continue  # it measures step times
             found.plain_s.append(runs[True].seconds)
@@ -225,17 +218,15 @@ def _passages(tokenizer: Tokenizer, text: str, num_tokens: int) -> list[list[int
 
 
 def run_script(
-    engine: Engine,
-    speculator: Speculator | None,
-    script: Script,
-    batch: int,
-    number: int = 0,
-    salt: bytes = b"",
+    engine: Engine, speculator: Speculator | None, script: Script, batch: int, number: int = 0
 ) -> Run:
     """Let `batch` requests output the answer; timed from when all have their first token. Own
     answers differ in their seed, and in their prompt if there are several, of which run `number`
-    takes the next ones. Runs with different `salt`s share no cached prompts.
+    takes the next ones.
     """
+    # Each run of a pair computes its own prompts: steps behind that take less time, about 7 % with
+    # pocket and sixteen at once.
+    salt = f"{number} {speculator is None}".encode()
     scripts: dict[int, Sequence[int]] = {}
     told = engine.beside(speculator=speculator, wrap=lambda runner: ScriptedRunner(runner, scripts))
     for i in range(batch):

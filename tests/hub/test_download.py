@@ -1,7 +1,6 @@
 """Models from a hub, over loopback, through the command as a user runs it."""
 
 import errno
-import io
 import json
 import os
 import re
@@ -14,12 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from assistants import write_assistant
-from eagles import Layout, write_eagle, write_eagle3
 from fake_hub import Fault, Hub, running_hub, serve_hub, use_hub
-from safetensors.torch import load_file, save_file
 
-from localllm.cli.main import run
 from localllm.errors import CheckpointError, DownloadError, ExitCode
 from localllm.hub import transfer
 from localllm.hub.catalog import ModelSource
@@ -27,7 +22,6 @@ from localllm.hub.download import _check_links, fetch_model, find_snapshot
 from localllm.hub.embedding_files import is_for_embeddings
 from localllm.hub.snapshot import look_up
 from localllm.hub.verified import VerifiedFiles
-from localllm.model.families.table import read_architecture
 
 ROOT = Path(__file__).parents[2]
 REPO = "tester/tiny-model"
@@ -187,36 +181,6 @@ def test_a_link_out_of_the_cache_is_refused(tmp_path: Path) -> None:
     (snapshot / "tokenizer.json").symlink_to(tmp_path / "secret")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
         _check_links(snapshot)
-
-
-@pytest.fixture
-def hub_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of this test's own, for calls in this process."""
-    home = tmp_path / "hf"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "hub"))
-    monkeypatch.setattr("localllm.hub.transfer._PAUSE_S", 0.01)
-    # The client sleeps a second where a connection was cut.
-    monkeypatch.setattr("huggingface_hub.file_download.time", SimpleNamespace(sleep=lambda s: None))
-    # What has come of a piece of this size is lost in a cut; by default 10 MB.
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
-    return home
-
-
-@pytest.fixture
-def command(
-    hub_home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """The command in this process: `command(hub, "pull", REPO)`; a process takes half a second."""
-    cache = str(hub_home / "hub")
-    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", cache)
-
-    def call(hub: Hub, *words: str) -> tuple[int, str, str]:
-        use_hub(hub, monkeypatch)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-        capfd.readouterr()
-        return run(words), *capfd.readouterr()
-
-    return call
 
 
 @pytest.fixture
@@ -610,112 +574,3 @@ def test_a_disk_without_links_has_the_files_themselves(
     hub.sent.clear()
     assert fetch_model(SOURCE, refresh=True) == folder
     assert not [name for name in hub.sent if name]
-
-
-@pytest.mark.parametrize("layout", ["authors", "speculators"])
-def test_a_head_of_the_hub_drafts_for_a_model(
-    layout: Layout,
-    make_checkpoint: Callable[..., Path],
-    command: Callable[..., tuple[int, str, str]],
-    tmp_path: Path,
-) -> None:
-    folder, head = make_checkpoint(num_hidden_layers=7), tmp_path / "head"
-    write_eagle3(head, read_architecture(folder), layout)
-    arguments = (str(folder), "Hello", "--greedy", "-n", "200", "--json", "--raw")
-    with running_hub(Hub({"me/head": head})) as hub:
-        code, out, errors = command(hub, "chat", *arguments, "--spec", "eagle:me/head")
-        assert code == 0, errors
-        plain = json.loads(command(hub, "chat", *arguments, "--spec", "off")[1])
-        drafted = json.loads(out)
-        assert drafted["text"] == plain["text"]
-        assert drafted["usage"]["drafts"]["EAGLE"]["drafted"] > 0
-        code, _, errors = command(hub, "chat", "me/head", "Hello")
-        assert code == ExitCode.CHECKPOINT
-        assert "a head that drafts for one" in errors
-
-
-@pytest.fixture
-def gemma4(make_checkpoint: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
-    """The folders of a model and of its assistant."""
-    folder = make_checkpoint(
-        "Gemma4ForCausalLM",
-        layer_types=["sliding_attention", "full_attention"],
-        sliding_window=24,
-        global_head_dim=32,
-        hidden_size_per_layer_input=0,
-        hidden_act="gelu_pytorch_tanh",
-        tie_word_embeddings=True,
-    )
-    assistant = tmp_path / "assistant"
-    write_assistant(assistant, 48)
-    return folder, assistant
-
-
-def test_an_assistant_of_the_hub_drafts_for_its_model(
-    gemma4: tuple[Path, Path], command: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
-    folder, assistant = gemma4
-    eagle = tmp_path / "eagle"
-    write_eagle(eagle, read_architecture(folder))
-    arguments = (str(folder), "Hello", "--greedy", "-n", "200", "--json", "--raw")
-    with running_hub(Hub({"me/assistant": assistant, "me/eagle": eagle})) as hub:
-        code, out, errors = command(hub, "chat", *arguments, "--spec", "draft:me/assistant")
-        assert code == 0, errors
-        plain = json.loads(command(hub, "chat", *arguments, "--spec", "off")[1])
-        drafted = json.loads(out)
-        assert drafted["text"] == plain["text"]
-        assert drafted["usage"]["drafts"]["assistant"]["drafted"] > 0
-        code, _, errors = command(hub, "chat", "me/assistant", "Hello")
-        assert code == ExitCode.CHECKPOINT
-        assert "an assistant that drafts for one" in errors
-        both = "draft:me/assistant+eagle:me/eagle"
-        code, _, errors = command(hub, "chat", *arguments, "--spec", both)
-        assert code == ExitCode.USAGE
-        assert "an EAGLE head or an assistant, not both" in errors
-
-
-def test_the_assistant_of_a_model_drafts_once_it_is_here(
-    gemma4: tuple[Path, Path], command: Callable[..., tuple[int, str, str]]
-) -> None:
-    folder, assistant = gemma4
-    arguments = ("Hello", "--greedy", "-n", "200", "--json", "--raw")
-    with running_hub(Hub({"me/gem": folder, "me/gem-assistant": assistant})) as hub:
-        plain = json.loads(command(hub, "chat", "me/gem", *arguments)[1])
-        code, _, errors = command(hub, "chat", "me/gem", *arguments, "--spec", "head")
-        assert code == ExitCode.USAGE
-        assert "this model has no head that drafts" in errors
-        code, _, errors = command(hub, "pull", "me/gem-assistant")
-        assert code == 0, errors
-        code, out, errors = command(hub, "chat", "me/gem", *arguments, "--spec", "head")
-        assert code == 0, errors
-        drafted = json.loads(out)
-        assert drafted["text"] == plain["text"]
-        assert drafted["usage"]["drafts"]["assistant"]["drafted"] > 0
-    # Beside a folder, too; one of another model is not used, unless a head must be.
-    beside = folder.with_name(f"{folder.name}-assistant")
-    write_assistant(beside, 64)
-    with running_hub(Hub({})) as hub:
-        code, plain_here, errors = command(hub, "chat", str(folder), *arguments)
-        assert code == 0, errors
-        assert "the model's assistant is not used" in errors
-        code, _, errors = command(hub, "chat", str(folder), *arguments, "--spec", "head")
-        assert code == ExitCode.USAGE
-        assert "64 wide, not 48" in errors
-        write_assistant(beside, 48)
-        code, out, errors = command(hub, "chat", str(folder), *arguments, "--spec", "head")
-        assert code == 0, errors
-        assert json.loads(out)["usage"]["drafts"]["assistant"]["drafted"] > 0
-        # Nor is one whose weights cannot be used.
-        tensors = load_file(beside / "model.safetensors")
-        tensors["model.norm.weight"].fill_(float("nan"))
-        save_file(tensors, beside / "model.safetensors")
-        code, out, errors = command(hub, "chat", str(folder), *arguments)
-        assert code == 0, errors
-        assert json.loads(out)["text"] == json.loads(plain_here)["text"]
-        assert "the model's assistant is not used: " in errors
-        few = ("--spec", "-n", "4", "-r", "1", "-p", "9", "--batch", "1")
-        code, _, errors = command(hub, "bench", str(folder), *few)
-        assert code == 0, errors
-        assert "the model's assistant is not used: " in errors
-        code, _, errors = command(hub, "chat", str(folder), *arguments, "--spec", "head")
-        assert code == ExitCode.CHECKPOINT
