@@ -8,9 +8,12 @@ import time
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpu_parts.place import LARGE, ROOT, Part, Place, say
+
+if TYPE_CHECKING:
+    from localllm.model.random_weights import WeightKind
 
 # Arguments of pytest. Most of the time of kernels goes to compiling, in several processes at once;
 # one test of the engine takes all memory.
@@ -42,7 +45,7 @@ def driver(place: Place) -> None:
     place.keep("driver_s", time.monotonic() - began_s)
 
 
-def self_check(kind: str, *, anew: bool = True) -> Part:
+def self_check(kind: "WeightKind", *, anew: bool = True) -> Part:
     """Check every operator of an 8B model against its reference, and time it against torch's. The
     verdict is kept, so the parts after it use the operators that a user's models would. `anew`:
     even if there is one.
@@ -61,10 +64,10 @@ def self_check(kind: str, *, anew: bool = True) -> Part:
 
         if place.on_cpu:
             raise RuntimeError("the self-check of kernels needs a GPU")
-        config, spec, _ = catalog_shape(LARGE)
+        architecture, _ = catalog_shape(LARGE)
         select_device(place.config())
-        drawn = RandomWeights(config, spec, kind, torch.device("cuda"))  # type: ignore[arg-type]
-        request = check_request(drawn, config, spec, place.config())
+        drawn = RandomWeights(architecture, kind, torch.device("cuda"))
+        request = check_request(drawn, architecture, place.config())
         began_s = time.monotonic()
         verdict = find_verdict(request, Listener(say, say), anew=anew)
         place.keep("seconds", time.monotonic() - began_s)
