@@ -21,7 +21,7 @@ QUANTIZATIONS = ("int4", "int8", "bf16", "mxfp4-experts")
 THINKING = ("none", "hybrid", "always")
 TOOLS = (
     *("none", "hermes", "llama3", "mistral", "granite", "command", "glm4", "harmony"),
-    *("qwen-coder", "seed", "gemma4"),
+    *("qwen-coder", "seed", "glm4.5", "gemma4"),
 )
 _MAX_BYTES = 1_000_000
 _PACKAGE = Path(__file__).parents[1]

@@ -85,6 +85,13 @@ def lark_literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def rule_of_text(name: str, end: str) -> str:
+    """A rule in Lark's notation for text up to `end`, which is written in it too."""
+    # A token of its own is in no text; others end a text where they first come.
+    lazy = "" if end.endswith("]>") else "[lazy]"
+    return f"{name}{lazy}: TEXT {end}"
+
+
 def refused(named: str, reason: str, where: str = "") -> RequestError:
     """The error for a format that cannot be used; `named` is its kind, such as "JSON schema"."""
     return RequestError(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.text.grammar import lark_literal
+from localllm.text.grammar import lark_literal, rule_of_text
 from localllm.text.quoted_spans import EndOutsideQuotes
 
 _QUOTE = '<|"|>'
@@ -55,10 +55,8 @@ class QuotedArguments:
     def shared_rules(self, as_lark: Callable[[str], str]) -> list[str]:
         """See ArgumentStyle."""
         quote = as_lark(_QUOTE)
-        # A token of its own is in no text; other quotes end a text where they first come.
-        lazy = "" if quote.startswith("<[") else "[lazy]"
-        strings = [f"quoted_string: {quote} quoted_text", f"quoted_text{lazy}: TEXT {quote}"]
-        return [*strings, *_RULES]
+        text = rule_of_text("quoted_text", quote)
+        return [f"quoted_string: {quote} quoted_text", text, *_RULES]
 
     def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
         """See ArgumentStyle."""

@@ -3,10 +3,10 @@
 The model's own chat template shows the format. Sources: Qwen2.5 and Hermes 3 (a JSON object between
 <tool_call> tags), Llama 3.1 (a lone object with "parameters"), Mistral (a list after [TOOL_CALLS];
 newer ones a name, [ARGS] and the arguments), Granite 3 (a list after <|tool_call|>), Command R7B
-and A (a numbered list in an action), GLM-4 (a line with the name, then the arguments), Qwen3-Coder
-and Seed-OSS (arguments between tags, see tagged_arguments.py), each in its template; gpt-oss (the
-name, a channel and a type of content, which its template and the model write in two orders), also
-in openai/harmony, docs/format.md.
+and A (a numbered list in an action), GLM-4 (a line with the name, then the arguments), Qwen3-Coder,
+Seed-OSS and GLM-4.5 and later (arguments between tags, see tagged_arguments.py), each in its
+template; gpt-oss (the name, a channel and a type of content, which its template and the model write
+in two orders), also in openai/harmony, docs/format.md.
 """
 
 import json
@@ -21,7 +21,7 @@ from localllm.errors import RequestError
 from localllm.text.grammar import LOOSE, Grammar, lark_literal
 from localllm.text.quoted_arguments import QuotedArguments
 from localllm.text.stop_strings import longest_overlap
-from localllm.text.tagged_arguments import TaggedArguments
+from localllm.text.tagged_arguments import KEYS_IN_LINES, KEYS_INLINE, TaggedArguments
 
 Way = Literal["auto", "required"]
 _JSON_PIECE = r'"(?:[^"\\]|\\.)*"|[{}:,]| '
@@ -189,6 +189,10 @@ QWEN_CODER = ToolFormat(
 SEED = ToolFormat(
     "<seed:tool_call>\n", *_FUNCTION, "\n</seed:tool_call>", style=TaggedArguments("", {})
 )
+# Read in both ways, but forced in that of the template, which writes the call again in the next
+# prompt: it is then found in the cache.
+GLM45 = ToolFormat("<tool_call>", "", "\n", "", "</tool_call>", style=KEYS_IN_LINES)
+GLM47 = ToolFormat("<tool_call>", "", "", "", "</tool_call>", style=KEYS_INLINE)
 GEMMA4 = ToolFormat("<|tool_call>", "call:", "{", "}", "<tool_call|>", style=QuotedArguments())
 LLAMA = ToolFormat("", '{"name": "', '", "parameters": ', "}", "", "", first="<|python_tag|>")
 
@@ -201,6 +205,9 @@ def find_tool_format(template: str) -> ToolFormat | None:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     if "<function=" in template and "<parameter=" in template:
         return SEED if "<seed:tool_call>" in template else QWEN_CODER
+    # With <tool_sep>, it is Hunyuan's own way.
+    if "<tool_call>" in template and "<arg_key>" in template and "<tool_sep>" not in template:
+        return GLM47 if "</arg_key><arg_value>" in template else GLM45
     if "<|tool_call>call:" in template:
         return GEMMA4
     if "<|tool_call|>" in template:
@@ -238,7 +245,7 @@ def tool_grammar(
 
     rules = ["%llguidance {}", "TEXT: /(.|\\n)*/", 'NUMBER: /"[0-9]{1,4}"/']
     for i, tool in enumerate(tools):
-        between = " | ".join(f"({as_lark(each)})" for each in (form.between, *form.others))
+        between = " | ".join(f"({lark(each)})" for each in (form.between, *form.others))
         literals = f"{lark_literal(tool.name)} ({between})"
         if form.is_line:
             # In one piece, so that it is as long as the text that may begin in the same way.

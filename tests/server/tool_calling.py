@@ -64,6 +64,14 @@ TEMPLATES = {
             "{{ c.function.arguments | tojson }}",
         )
     ),
+    "glm4.5": (
+        "{% if tools %}{{ tools | tojson }}{% endif %}"
+        + _MESSAGES.replace(
+            "CALL",
+            "<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}"
+            "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>\n{% endfor %}</tool_call>",
+        )
+    ),
     "glm4": (
         "{# <|observation|>, metadata #}{% if tools %}{{ tools | tojson }}{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.metadata }}\n{{ m.content }}"

@@ -20,6 +20,8 @@ from localllm.text.tool_calls import (
     COMMAND,
     GEMMA4,
     GLM4,
+    GLM45,
+    GLM47,
     GRANITE,
     HARMONY,
     HERMES,
@@ -97,6 +99,7 @@ TWO = {
         ("Qwen3-Coder", QWEN_CODER),
         ("Qwen3.5-4B", QWEN_CODER),
         ("ByteDance-Seed-OSS", SEED),
+        ("GLM-4.6", GLM45),
         ("google-gemma-4-31B-it", GEMMA4),
         ("ibm-granite-granite-3.3-2B-Instruct", GRANITE),
         ("openai-gpt-oss-120b", HARMONY),
@@ -193,6 +196,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
         "<seed:tool_call>",
         "</seed:tool_call>",
     ]
+    marks += ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]
     marks += ["<|START_ACTION|>", "<|END_ACTION|>"]
     marks += ["<|channel|>", "<|constrain|>", "<|message|>", "<|start|>", "<|end|>"]
     marks += ["[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<|python_tag|>"]
@@ -336,24 +340,41 @@ REPORT = {
     "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}},
 }
 TAGGED_TOOLS = [Tool("report", REPORT), Tool("stop", {})]
+# For each family: a call of a tool with its arguments, and one of the arguments.
 TAGGED = {
-    "qwen coder": (QWEN_CODER.for_tools(TAGGED_TOOLS), "\n", "<tool_call>", "</tool_call>"),
-    "seed": (SEED.for_tools(TAGGED_TOOLS), "", "<seed:tool_call>", "</seed:tool_call>"),
+    "qwen coder": (
+        QWEN_CODER.for_tools(TAGGED_TOOLS),
+        "<tool_call>\n<function={}>\n{}</function>\n</tool_call>",
+        "<parameter={}>\n{}\n</parameter>\n",
+    ),
+    "seed": (
+        SEED.for_tools(TAGGED_TOOLS),
+        "<seed:tool_call>\n<function={}>\n{}</function>\n</seed:tool_call>",
+        "<parameter={}>{}</parameter>\n",
+    ),
+    "glm 4.5": (
+        GLM45.for_tools(TAGGED_TOOLS),
+        "<tool_call>{}\n{}</tool_call>",
+        "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
+    ),
+    "glm 4.7": (
+        GLM47.for_tools(TAGGED_TOOLS),
+        "<tool_call>{}{}</tool_call>",
+        "<arg_key>{}</arg_key><arg_value>{}</arg_value>",
+    ),
 }
 
 
 def written(name: str, tool: str = "report", **arguments: str) -> str:
-    _, gap, opens, closes = TAGGED[name]
-    inside = "".join(
-        f"<parameter={key}>{gap}{value}{gap}</parameter>\n" for key, value in arguments.items()
-    )
-    return f"{opens}\n<function={tool}>\n{inside}</function>\n{closes}"
+    _, call, argument = TAGGED[name]
+    return call.format(tool, "".join(argument.format(*pair) for pair in arguments.items()))
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", TAGGED)
 def test_tagged_arguments_are_read_by_their_schema(name: str, seed: int) -> None:
-    form, _, _, closes = TAGGED[name]
+    form, *_ = TAGGED[name]
+    closes = form.closes.strip()
     said = f"5\nand {closes} here"
     call = written(name, text=said, count="5", unit="km", at='{"x": 2}')
     text, calls = split(form, cut(f"So: {call}\n{written(name, 'stop')}", seed))
@@ -363,7 +384,9 @@ def test_tagged_arguments_are_read_by_their_schema(name: str, seed: int) -> None
         ("report", expected),
         ("stop", {}),
     ]
-    for broken in ("<tool_call>\nnothing\n</tool_call>", call[:-30], "a <parameter=x> b"):
+    nothing = '<tool_call>\n{"name":3}\n</tool_call>'
+    unended = call.partition("</function>")[0].removesuffix("</tool_call>")
+    for broken in (nothing, unended, call[:-30], "a <parameter=x> <arg_key> b"):
         assert split(form, cut(broken, seed)) == (broken, [])
     assert cpu_seconds(form, written(name, text=f"{closes} " * 3000, count="1")) < 0.5
 
@@ -377,12 +400,15 @@ def test_tagged_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name:
         grammar = tool_grammar(form, TAGGED_TOOLS, way, tokenizer.as_lark)  # type: ignore[arg-type]
         matcher = compiler.compile(grammar, Prompt([1])).matcher
         ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+        assert tokenizer.decode(ids, "".join(form.marks)) == text
         return matcher.count_allowed([*ids, 0]) == len(ids) + 1
 
     for way in ("required", "auto"):
         assert allows(written(name, text="two\nlines < 3", count="5"), way)
         assert allows(written(name, text="", count="-7", unit="mi", at='{"x": 2}'), way)
         assert allows(written(name, "stop"), way)
+        assert allows(written(name, "stop") + written(name, "stop"), way)
+        assert allows(written(name, text="a", count="5") + "\n" + written(name, "stop"), way)
         assert not allows(written(name, text="a"), way)  # without its count
         assert not allows(written(name, text="a", count="many"), way)
         assert not allows(written(name, text="a", count="5", unit="yd"), way)
@@ -391,6 +417,51 @@ def test_tagged_arguments_are_forced_to_their_schema(tokenizer: Tokenizer, name:
     assert allows("Just words.", "auto")
     assert not allows("Just words.", "required")
     assert allows("Let me look.\n" + written(name, "stop"), "auto")
+
+
+# What the templates of GLM-4.5 and 4.7 have in common; `~` is where the first of them breaks lines.
+GLM_TEMPLATE = (
+    "{% if tools %}Write <tool_call>{name}~<arg_key>{key}</arg_key>~<arg_value>{value}</arg_value>~"
+    "</tool_call>{% endif %}{% for m in messages %}<|observation|>{% for c in m.tool_calls or [] %}"
+    "<tool_call>{{ c.function.name }}~{% for k, v in c.function.arguments.items() %}"
+    "<arg_key>{{ k }}</arg_key>~<arg_value>{{ v if v is string else v | tojson }}</arg_value>~"
+    "{% endfor %}</tool_call>{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(("name", "line"), [("glm 4.5", "\n"), ("glm 4.7", "")])
+def test_calls_of_glm_are_written_as_its_template_writes_them(name: str, line: str) -> None:
+    template = GLM_TEMPLATE.replace("~", line)
+    form = find_tool_format(template)
+    assert form is not None
+    assert form.for_tools(TAGGED_TOOLS) == TAGGED[name][0]
+    called = {"name": "report", "arguments": {"text": "hi", "count": 5}}
+    said = [{"role": "assistant", "content": "", "tool_calls": [{"function": called}]}]
+    prompt = Tokenizer(lambda: None, {}, {"default": template}).render_chat(said)  # type: ignore[arg-type,return-value]
+    assert prompt == "<|observation|>" + written(name, text="hi", count="5")
+    # Hunyuan writes alike, but not the same.
+    assert find_tool_format(template.replace("{name}", "{name}<tool_sep>")) is None
+
+
+@pytest.mark.parametrize("form", [GLM45, GLM47], ids=["glm 4.5", "glm 4.7"])
+@pytest.mark.parametrize("gap", ["", "\n", " \n "])
+def test_calls_of_glm_are_read_with_line_breaks_and_without(form: ToolFormat, gap: str) -> None:
+    pieces = ["<tool_call>", "report"]
+    for key, value in (("text", " 5\n"), ("count", "5"), ("new", "5")):
+        pieces += [f"<arg_key>{key}</arg_key>", f"<arg_value>{value}</arg_value>"]
+    call = gap.join([*pieces, "</tool_call>"])
+    said = f"So: {call}\n" + gap.join(["<tool_call>", "stop", "</tool_call>"])
+    form = form.for_tools(TAGGED_TOOLS)
+    for cuts in ([said], list(said), *(cut(said, seed) for seed in range(4))):
+        text, calls = split(form, cuts)
+        assert text == "So: \n"
+        assert [(each.name, json.loads(each.arguments)) for each in calls] == [
+            ("report", {"text": " 5\n", "count": 5, "new": "5"}),
+            ("stop", {}),
+        ]
+    words = "The tag <tool_call> begins a call, and </tool_call> ends it."
+    assert split(form, cut(words, 1)) == (words, [])
+    assert cpu_seconds(form, f"<tool_call>{' ' * 20_000}stop{' ' * 20_000}</tool_call>") < 0.5
 
 
 # Gemma 4's: like JSON with bare names, and a token for the quotes of strings.
