@@ -32,6 +32,8 @@ class _Newest:
 class AssistantDrafter(Drafter):
     """Drafts with a runner of the assistant, whose cache is the target's."""
 
+    _runner: HeadRunner
+
     def __init__(self, runner: HeadRunner, taps: Sequence[int], max_model_len: int) -> None:
         """`runner`: its tap is what stands for a hidden state for the next token; `taps`: the
         target's hidden state that it takes.
@@ -40,15 +42,6 @@ class AssistantDrafter(Drafter):
         self._newest: dict[Request, _Newest] = {}
         # Its copies of requests, of which their texts are only ever continued.
         self._texts: dict[Request, Request] = {}
-
-    @property
-    def is_warm(self) -> bool:
-        """See Drafter."""
-        return self._runner.is_warm
-
-    def work_ahead(self) -> bool:
-        """See Drafter."""
-        return self._runner.work_ahead()
 
     @property
     def taps(self) -> Sequence[int]:

@@ -52,6 +52,8 @@ class _Follower:
 class DraftModel(Drafter):
     """Drafts with a runner of the smaller model; `kv_cache` has the target cache's block ids."""
 
+    _runner: Runner
+
     def __init__(
         self,
         runner: Runner,
@@ -69,15 +71,6 @@ class DraftModel(Drafter):
         # By slot: the token whose keys and values are there.
         self._computed = np.full(kv_cache.num_blocks(0) * self._block_size, _NOTHING, np.int32)
         self._followers: dict[Request, _Follower] = {}
-
-    @property
-    def is_warm(self) -> bool:
-        """See Drafter."""
-        return self._runner.is_warm
-
-    def work_ahead(self) -> bool:
-        """See Drafter."""
-        return self._runner.work_ahead()
 
     @property
     def has_work(self) -> bool:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from localllm.engine.request import Request
+    from localllm.engine.runner import Runner
     from localllm.engine.scheduler import ScheduledBatch
 
 NOT_KNOWN = -1
@@ -30,6 +31,9 @@ class Proposal(NamedTuple):
 
 class Drafter:
     """Proposes tokens. As it stands, it remembers no text and has nothing to prepare."""
+
+    # Of the model that drafts, if one does.
+    _runner: Runner | None = None
 
     def propose(self, request: Request, count: int) -> Proposal | None:
         """Up to `count` tokens to follow the request's."""
@@ -91,8 +95,8 @@ class Drafter:
     @property
     def is_warm(self) -> bool:
         """See Runner."""
-        return True
+        return self._runner is None or self._runner.is_warm
 
     def work_ahead(self) -> bool:
         """See Runner."""
-        return False
+        return self._runner is not None and self._runner.work_ahead()

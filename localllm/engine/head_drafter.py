@@ -118,6 +118,8 @@ def max_waiting_rows(row_bytes: int) -> int:
 class HeadDrafter(Drafter):
     """Drafts with a runner of the head; `kv_cache` has the target cache's block ids."""
 
+    _runner: HeadRunner
+
     def __init__(
         self,
         runner: HeadRunner,
@@ -152,18 +154,9 @@ class HeadDrafter(Drafter):
         self._took_more = False
 
     @property
-    def is_warm(self) -> bool:
-        """See Drafter."""
-        return self._runner.is_warm
-
-    @property
     def took_more(self) -> bool:
         """See Drafter: whether it made entries besides those of the newest tokens."""
         return self._took_more
-
-    def work_ahead(self) -> bool:
-        """See Drafter."""
-        return self._runner.work_ahead()
 
     @property
     def taps(self) -> Sequence[int]:

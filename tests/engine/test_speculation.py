@@ -15,8 +15,10 @@ from engines import Limits, load_tiny_model, make_engine
 from scheduling import make_request
 from simulated import simulate
 
+from localllm.engine.assistant_drafter import AssistantDrafter
 from localllm.engine.draft_lengths import MARGIN, DraftLengths
-from localllm.engine.drafter import Proposal
+from localllm.engine.draft_model import DraftModel
+from localllm.engine.drafter import Drafter, Proposal
 from localllm.engine.head_drafter import HeadDrafter
 from localllm.engine.ngram import NgramDrafter
 from localllm.engine.request import Request
@@ -465,6 +467,39 @@ def test_a_head_drafts_where_steps_overlap(
     )
     assert found.num_tokens >= 2499
     assert found.speedup > least, found
+
+
+class ColdRunner:
+    """A runner that has this many pieces of work to do ahead."""
+
+    def __init__(self, pieces: int) -> None:
+        self.pieces = pieces
+
+    @property
+    def is_warm(self) -> bool:
+        return not self.pieces
+
+    def work_ahead(self) -> bool:
+        has_work = self.pieces > 0
+        self.pieces -= has_work
+        return has_work
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        lambda runner, cache: DraftModel(runner, cache, 256, 64),
+        lambda runner, cache: HeadDrafter(runner, cache, [0], 1, 256, 64),
+        lambda runner, cache: AssistantDrafter(runner, [0], 256),
+    ],
+    ids=["draft model", "head", "assistant"],
+)
+def test_drafters_are_warm_once_their_models_are(new: Callable[[Any, Any], Drafter]) -> None:
+    n_grams, drafter = NgramDrafter(2, 8), new(ColdRunner(2), Blocks())
+    proposers = [Proposer("test", each, DraftLengths(9)) for each in (n_grams, drafter)]
+    speculator = Speculator(proposers, 15)
+    seen = [(speculator.is_warm, speculator.work_ahead()) for _ in range(3)]
+    assert seen == [(False, True), (False, True), (True, False)]
 
 
 class LateHead(SetHead):
