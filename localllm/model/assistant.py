@@ -86,7 +86,7 @@ def find_assistant(name: str, folder: Path, target_name: str, target: Architectu
         join=join,
     )
     found = _LAYOUT.renamed(read_headers(find_weight_files(folder)))
-    weights = check_tensors(found, architecture)
+    weights = check_tensors(found, architecture, _LAYOUT.stored_name)
     taps = (target.num_layers,)
     return FoundHead("assistant", architecture, weights, _LAYOUT, taps, base.num_layers)
 

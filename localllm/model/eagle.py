@@ -33,39 +33,46 @@ from localllm.model.weight_files import find_weight_files
 
 _FUSION_NORM = "model.fusion_norm"
 _TABLE = EMBEDDING.removesuffix("weight")
-# EAGLE's own names, and those of speculators.
-_EAGLE = HeadLayout(
-    (
-        ("fc.", f"{JOIN}."),
-        ("fusion_fc.", f"{JOIN}."),
-        ("embedding_layernorm.", f"{EMBEDDING_NORM}."),
-        ("pre_lm_head_layernorm.", f"{FINAL_NORM}."),
-        ("transformer.", f"{layer_name(0)}."),
-        ("layers.", "model.layers."),
-        ("embed_tokens.", _TABLE),
-        ("lm_head.", ""),  # the target's
-    )
-)
-_EAGLE3 = HeadLayout(
-    (
-        ("fc.", f"{FUSION}."),
-        ("input_norm.", f"{_FUSION_NORM}.0."),
-        ("fc_norm.", f"{_FUSION_NORM}."),
-        ("midlayer.input_layernorm.", f"{EMBEDDING_NORM}."),
-        ("midlayer.hidden_norm.", f"{HIDDEN_NORM}."),
-        ("midlayer.", f"{layer_name(0)}."),
-        ("layers.0.input_layernorm.", f"{EMBEDDING_NORM}."),
-        ("layers.0.hidden_norm.", f"{HIDDEN_NORM}."),
-        ("layers.", "model.layers."),
-        ("norm.", f"{FINAL_NORM}."),
-        ("lm_head.", f"{HEAD}."),
-        ("d2t", DRAFTED),
-        ("t2d", ""),  # says the same
-        ("embed_tokens.", _TABLE),
-        ("verifier_", ""),  # the target's
-    )
-)
+# How the names of the first layer begin: in EAGLE-3, in speculators' EAGLE, and in others.
+_FIRST_LAYERS = ("midlayer.", "transformer.", "layers.0.")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def _eagle_layout(first_layer: str) -> HeadLayout:
+    """EAGLE's own names, and those of speculators."""
+    return HeadLayout(
+        (
+            ("fc.", f"{JOIN}."),
+            ("fusion_fc.", f"{JOIN}."),
+            ("embedding_layernorm.", f"{EMBEDDING_NORM}."),
+            ("pre_lm_head_layernorm.", f"{FINAL_NORM}."),
+            (first_layer, f"{layer_name(0)}."),
+            ("layers.", "model.layers."),
+            ("embed_tokens.", _TABLE),
+            ("lm_head.", ""),  # the target's
+        )
+    )
+
+
+def _eagle3_layout(first_layer: str) -> HeadLayout:
+    """The same of EAGLE-3."""
+    return HeadLayout(
+        (
+            ("fc.", f"{FUSION}."),
+            ("input_norm.", f"{_FUSION_NORM}.0."),
+            ("fc_norm.", f"{_FUSION_NORM}."),
+            (f"{first_layer}input_layernorm.", f"{EMBEDDING_NORM}."),
+            (f"{first_layer}hidden_norm.", f"{HIDDEN_NORM}."),
+            (first_layer, f"{layer_name(0)}."),
+            ("layers.", "model.layers."),
+            ("norm.", f"{FINAL_NORM}."),
+            ("lm_head.", f"{HEAD}."),
+            ("d2t", DRAFTED),
+            ("t2d", ""),  # says the same
+            ("embed_tokens.", _TABLE),
+            ("verifier_", ""),  # the target's
+        )
+    )
 
 
 def find_eagle(
@@ -78,7 +85,8 @@ def find_eagle(
     raw, stored = read_json_object(folder / "config.json"), read_headers(find_weight_files(folder))
     where = str(folder / "config.json")
     is_eagle3 = any(each.endswith(".hidden_norm.weight") for each in stored)
-    layout = _EAGLE3 if is_eagle3 else _EAGLE
+    used = (each for each in _FIRST_LAYERS if any(name.startswith(each) for name in stored))
+    layout = (_eagle3_layout if is_eagle3 else _eagle_layout)(next(used, _FIRST_LAYERS[-1]))
     found = layout.renamed({each: info for each, info in stored.items() if _is_known(each, layout)})
     # Those that are not known are refused with a message as those of other models are.
     found |= {each: info for each, info in stored.items() if not _is_known(each, layout)}
@@ -103,7 +111,7 @@ def find_eagle(
     else:
         architecture = _eagle(base, found)
         taps, own_tap = (target.num_layers,), base.num_layers - 1
-    weights = check_tensors(found, architecture)
+    weights = check_tensors(found, architecture, layout.stored_name)
     return FoundHead("EAGLE", architecture, weights, layout, taps, own_tap)
 
 

@@ -86,7 +86,8 @@ def find_mtp(files: Sequence[Path], target: Architecture) -> FoundHead | None:
             architecture = mtp_architecture(target, found)
             if architecture is None:
                 return None
-            weights = check_tensors(unstack(found, architecture), architecture)
+            own = unstack(found, architecture)
+            weights = check_tensors(own, architecture, layout.stored_name)
             last = target.num_layers  # behind the final norm, as its own
             return FoundHead("head", architecture, weights, layout, (last,), 1)
     return None

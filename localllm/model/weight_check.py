@@ -1,6 +1,6 @@
 """Check the headers of a checkpoint's files against its config, before any weight is read."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -106,8 +106,14 @@ def further_tensors(found: Collection[str], architecture: Architecture) -> set[s
     return {name for name in found if name.startswith(beginnings)}
 
 
-def check_tensors(found: Mapping[str, TensorInfo], architecture: Architecture) -> WeightMap:
-    """Check tensors, by the names that the loader knows. Raises: as `check_weights`."""
+def check_tensors(
+    found: Mapping[str, TensorInfo],
+    architecture: Architecture,
+    stored_name: Callable[[str], str] = str,
+) -> WeightMap:
+    """Check tensors, by the names that the loader knows; `stored_name` gives those that they have
+    in files. Raises: as `check_weights`.
+    """
     expected = {
         name: StoredTensor((shape,), _INTEGERS if name in _IDS else LOADABLE_DTYPES)
         for name, shape in architecture.tensors().items()
@@ -117,9 +123,8 @@ def check_tensors(found: Mapping[str, TensorInfo], architecture: Architecture) -
     claimed: set[str] = set()
     for linear, scheme in _find_schemes(found, architecture, shapes).items():
         stored = _stored_tensors(linear, scheme, shapes[linear])
-        parts = _collect(
-            found, {f"{linear}.{name}": each for name, each in stored.items()}, architecture
-        )
+        of_linear = {f"{linear}.{name}": each for name, each in stored.items()}
+        parts = _collect(found, of_linear, architecture, stored_name)
         quantized[linear] = StoredLinear(
             scheme,
             {name.removeprefix(f"{linear}."): info for name, info in parts.items()},
@@ -131,7 +136,8 @@ def check_tensors(found: Mapping[str, TensorInfo], architecture: Architecture) -
         # Some tools write a bias of zeros where the architecture has none.
         bias = StoredTensor((shapes[linear][:1],), LOADABLE_DTYPES, is_optional=True)
         expected.setdefault(f"{linear}.bias", bias)
-    plain, unread = _collect(found, expected, architecture), architecture.unread()
+    plain = _collect(found, expected, architecture, stored_name)
+    unread = architecture.unread()
     for name, info in found.items():
         is_tied_head = name == f"{HEAD}.weight" and architecture.tie_word_embeddings
         is_unread = name.rpartition(".")[0] in unread
@@ -139,7 +145,7 @@ def check_tensors(found: Mapping[str, TensorInfo], architecture: Architecture) -
         is_ignored = name.endswith(IGNORED_SUFFIXES)
         if not is_known and not is_ignored:
             raise CheckpointError(
-                f"tensor {name!r} is left over: {architecture.name} has no place for it",
+                f"tensor {info.name!r} is left over: {architecture.name} has no place for it",
                 where=str(info.file),
                 hint="config.json may name the wrong architecture or too few layers",
             )
@@ -160,6 +166,7 @@ def _collect(
     found: Mapping[str, TensorInfo],
     expected: Mapping[str, StoredTensor],
     architecture: Architecture,
+    stored_name: Callable[[str], str],
 ) -> dict[str, TensorInfo]:
     tensors = {}
     for name, tensor in expected.items():
@@ -168,7 +175,7 @@ def _collect(
             tensors[name] = found[name]
         elif not tensor.is_optional:
             raise CheckpointError(
-                f"tensor {name!r} is missing ({architecture.name} needs it)",
+                f"tensor {stored_name(name)!r} is missing ({architecture.name} needs it)",
                 where=_describe({info.file for info in found.values()}),
                 hint="download the model again",
             )

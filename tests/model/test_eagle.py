@@ -1,5 +1,7 @@
 """EAGLE heads, in the authors' layout and that of speculators, give what their oracles give."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -289,6 +291,24 @@ def test_broken_heads_and_other_folders_are_refused(tmp_path: Path) -> None:
     write_eagle3(tmp_path / "head", target.architecture, speculators_model_type="dflash")
     with pytest.raises(UnsupportedModelError, match="'dflash' are not supported"):
         load(tmp_path, target)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("write", [write_eagle, write_eagle3])
+def test_what_a_head_lacks_is_named_as_in_its_file(
+    write: Callable[..., dict[str, Tensor]], layout: Layout, tmp_path: Path
+) -> None:
+    target = target_in(tmp_path / "target")
+    tensors = write(tmp_path / "head", target.architecture, layout)
+    needed = [name for name in tensors if "_proj." in name or "post_attention" in name]
+    if write is write_eagle3:
+        needed += ["norm.weight", f"{EAGLE3_LAYER[layout]}.input_layernorm.weight"]
+    assert len(needed) >= 8
+    for lacking in needed:
+        others = {name: each for name, each in tensors.items() if name != lacking}
+        save_file(others, tmp_path / "head" / "model.safetensors")
+        with pytest.raises(CheckpointError, match=re.escape(f"'{lacking}' is missing")):
+            load(tmp_path, target)
 
 
 def test_a_head_is_not_opened_as_a_model(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Heads in a model's own checkpoint give what transformers' `MtpLayer` gives."""
 
+import re
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -150,12 +151,23 @@ def test_a_broken_head_is_refused(tmp_path: Path) -> None:
     tensors = load_file(file)
     target = load_folder(tmp_path, torch.float32)
     save_file({name: each for name, each in tensors.items() if name != "mtp.norm.weight"}, file)
-    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' is missing"):
+    with pytest.raises(CheckpointError, match=r"'mtp\.norm\.weight' is missing"):
         load_own_head(tmp_path, target)
     tensors["mtp.fc.weight"] = tensors["mtp.fc.weight"][:, :-1].contiguous()
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=r"'mtp\.fc\.weight' has shape"):
         load_own_head(tmp_path, target)
+
+
+def test_what_a_further_layer_lacks_is_named_as_in_the_files(tmp_path: Path) -> None:
+    write_with_head(tmp_path, config_of("DeepseekV3ForCausalLM"), behind(2))
+    file = tmp_path / "model.safetensors"
+    tensors, target = load_file(file), load_folder(tmp_path, torch.float32)
+    for name in ("enorm", "shared_head.norm", "self_attn.o_proj", "mlp.experts.1.down_proj"):
+        lacking = f"model.layers.2.{name}.weight"
+        save_file({each: tensors[each] for each in tensors if each != lacking}, file)
+        with pytest.raises(CheckpointError, match=re.escape(f"'{lacking}' is missing")):
+            load_own_head(tmp_path, target)
 
 
 def test_a_model_works_without_its_broken_head(
@@ -168,8 +180,8 @@ def test_a_model_works_without_its_broken_head(
     save_file(tensors, file)
     files, target = find_weight_files(tmp_path), load_folder(tmp_path, torch.float32).architecture
     assert find_head(files, target, SpeculationConfig()) is None
-    assert "head for further tokens is not used: tensor 'model.norm.weight'" in caplog.text
-    with pytest.raises(CheckpointError, match=r"'model\.norm\.weight' is missing"):
+    assert "head for further tokens is not used: tensor 'mtp.norm.weight'" in caplog.text
+    with pytest.raises(CheckpointError, match=r"'mtp\.norm\.weight' is missing"):
         find_head(files, target, SpeculationConfig(drafter="head"))
 
 
