@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from checkpoints import VOCAB_SIZE, random_values, tiny_config
 from drafting import FullLengths, eager
+from heads import load_beside
 from safetensors.torch import save_file
 
 from localllm.engine.assistant_drafter import AssistantDrafter
@@ -18,7 +19,7 @@ from localllm.model.assistant import find_assistant
 from localllm.model.decoder import DecoderModel
 from localllm.model.found_head import FoundHead
 from localllm.model.inputs import PagedKVCache
-from localllm.model.weights import load_head, open_source
+from localllm.model.weights import open_source
 
 WIDTH, NUM_CLUSTERS, NUM_ACTIVE = 32, 24, 3
 KINDS = ["sliding_attention", "full_attention"]
@@ -109,7 +110,7 @@ def random_assistant(target: DecoderModel) -> DecoderModel:
         write_assistant(Path(name), target.architecture.hidden_size)
         found = found_in(Path(name), target.architecture)
         with open_source(found.weights) as source:
-            return load_head(source, found.architecture, target, target.embedding.table.dtype)
+            return load_beside(source, found.architecture, target)
 
 
 def cache_seen(assistant: DecoderModel, kv_cache: PagedKVCache) -> PagedKVCache:

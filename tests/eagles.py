@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 from checkpoints import random_values, tiny_config
-from heads import FUSED_TAPS
+from heads import FUSED_TAPS, load_beside
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from localllm.model.decoder import DecoderModel
 from localllm.model.eagle import find_eagle
 from localllm.model.found_head import FoundHead
 from localllm.model.weight_files import find_weight_files
-from localllm.model.weights import load_head, open_source
+from localllm.model.weights import open_source
 
 Layout = Literal["authors", "speculators"]
 EAGLE3_LAYER = {"authors": "midlayer", "speculators": "layers.0"}
@@ -133,7 +133,7 @@ def found_eagle(folder: Path, target_folder: Path, target: Architecture) -> Foun
 def load_eagle(found: FoundHead, target: DecoderModel) -> DecoderModel:
     """A head with its weights."""
     with open_source(found.weights) as source:
-        return load_head(source, found.architecture, target, target.embedding.table.dtype)
+        return load_beside(source, found.architecture, target)
 
 
 def random_eagle3(target: DecoderModel) -> DecoderModel:

@@ -28,7 +28,7 @@ from localllm.model.inputs import PagedKVCache
 from localllm.model.mtp import find_mtp, mtp_architecture
 from localllm.model.packed.weight import PackedWeight
 from localllm.model.weight_files import find_weight_files
-from localllm.model.weights import load_head, open_source
+from localllm.model.weights import WeightSource, load_head, open_source
 
 # Float32 sums in another order, of tiny models.
 MOST = 2e-4
@@ -92,12 +92,27 @@ def add_head(
     return tensors
 
 
+def load_beside(
+    source: WeightSource, architecture: Architecture, target: DecoderModel
+) -> DecoderModel:
+    """A head with its weights, beside its target."""
+    table = target.embedding.table
+    return load_head(
+        source,
+        architecture,
+        max_model_len=target.ropes.num_positions,
+        dtype=table.dtype,
+        device=table.device,
+        ops=target.ops,
+    ).beside(target)
+
+
 def load_own_head(folder: Path, target: DecoderModel) -> DecoderModel:
     """The head in a checkpoint's own files."""
     found = find_mtp(find_weight_files(folder), target.architecture)
     assert found is not None
     with open_source(found.weights) as source:
-        return load_head(source, found.architecture, target, target.embedding.table.dtype)
+        return load_beside(source, found.architecture, target)
 
 
 @dataclass(frozen=True)
@@ -131,7 +146,7 @@ def random_head(target: DecoderModel, seed: int = 5) -> DecoderModel | None:
     if architecture is None:
         return None
     weights = GivenWeights(random_tensors(architecture, seed))
-    return load_head(weights, architecture, target, target.embedding.table.dtype)
+    return load_beside(weights, architecture, target)
 
 
 def random_tensors(architecture: Architecture, seed: int) -> dict[str, Tensor]:

@@ -2,16 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from localllm.answer.loaded_model import LoadedModel
 from localllm.answer.text_engine import TextEngine
 from localllm.engine.config import EngineConfig
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.loading import LoadedDecoder, load_draft, load_engine
-from localllm.errors import CheckpointError, GpuMemoryError, LocalLLMError, RequestError
+from localllm.errors import LocalLLMError, RequestError
 from localllm.files.file_times import note_use
 from localllm.files.json_file import read_json_object
 from localllm.hub.catalog import BUILT_IN_MODELS, resolve_model
@@ -27,9 +25,6 @@ logger = logging.getLogger(__name__)
 
 # What the names of models end in that draft for the model of the name before it, as Gemma 4's do.
 _ASSISTANT = "-assistant"
-_NOT_USED = "the model's assistant is not used: %s"
-
-_Loaded = TypeVar("_Loaded")
 
 
 def open_model(
@@ -62,38 +57,9 @@ def load_text_engine(found: Checkpoint, listener: Listener = LOGGED) -> TextEngi
     """
     told = Listener(doing=listener.doing) if found.name in BUILT_IN_MODELS else listener
     draft, head = open_draft(found, listener), find_other_head(found)
-
-    def load(head: FoundHead | None) -> TextEngine:
-        config, end_ids = found.engine_config, found.eos_token_ids
-        engine = load_engine(found.folder, found.architecture, config, end_ids, told, draft, head)
-        return TextEngine(engine, found.tokenizer)
-
-    return load_with_or_without(head, found, draft, load)
-
-
-def load_with_or_without(
-    head: FoundHead | None,
-    found: Checkpoint,
-    draft: LoadedDecoder | None,
-    load: Callable[[FoundHead | None], _Loaded],
-) -> _Loaded:
-    """What `load` makes of a head that `find_other_head` found; of none, with a warning, if that
-    one cannot be loaded and nobody asked for it by name.
-
-    Raises: as `load`.
-    """
-    asked = found.engine_config.speculation
-    is_named = asked.needs("head") or asked.eagle_head is not None
-    if head is None or is_named or (asked.draft_model is not None and draft is None):
-        return load(head)
-    try:
-        return load(head)
-    except (CheckpointError, GpuMemoryError) as error:
-        reason = str(error)
-    # Not above, where the error would keep alive what was loaded.
-    loaded = load(None)
-    logger.warning(_NOT_USED, reason)
-    return loaded
+    config, end_ids = found.engine_config, found.eos_token_ids
+    engine = load_engine(found.folder, found.architecture, config, end_ids, told, draft, head)
+    return TextEngine(engine, found.tokenizer)
 
 
 def open_draft(found: Checkpoint, listener: Listener = LOGGED) -> LoadedDecoder | None:
@@ -164,7 +130,7 @@ def _find_assistant_beside(found: Checkpoint) -> FoundHead | None:
     except LocalLLMError as error:
         if found.engine_config.speculation.needs("head"):
             raise
-        logger.warning(_NOT_USED, error)
+        logger.warning("the model's assistant is not used: %s", error)
         return None
     note_use(beside)
     return own

@@ -64,6 +64,14 @@ def find_head(
     return found
 
 
+def is_named(config: SpeculationConfig, *, has_draft: bool) -> bool:
+    """Whether `config` asks for a head or an assistant by name, so that the model is not wanted
+    without it; `has_draft`: what "draft:" names is a model of its own.
+    """
+    names_assistant = config.draft_model is not None and not has_draft
+    return config.needs("head") or config.eagle_head is not None or names_assistant
+
+
 def head_memory(
     head: FoundHead | None, item_bytes: int, row_bytes: RowBytes, block_size: int
 ) -> HeadMemory:

@@ -1,6 +1,7 @@
 """Builds an engine from a checkpoint folder and an EngineConfig: check, plan, load."""
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from localllm.engine.drafter import Drafter
 from localllm.engine.engine import Engine
 from localllm.engine.expert_memory import expert_sizes, plan_experts
 from localllm.engine.head_drafter import HeadDrafter
-from localllm.engine.head_source import find_head, head_memory
+from localllm.engine.head_source import HeadMemory, find_head, head_memory, is_named
 from localllm.engine.listener import LOGGED, Listener
 from localllm.engine.memory import (
     MemoryPlan,
@@ -49,7 +50,7 @@ from localllm.engine.step_times import StepTimes
 from localllm.engine.thread_count import ThreadCount
 from localllm.engine.threads import choose_threads
 from localllm.engine.tuning import TuningFile, tune
-from localllm.errors import BackendError, GpuMemoryError
+from localllm.errors import BackendError, CheckpointError, GpuMemoryError
 from localllm.files.private_files import private_folder
 from localllm.model.architecture import Architecture
 from localllm.model.decoder import DecoderModel
@@ -58,12 +59,20 @@ from localllm.model.inputs import PagedKVCache
 from localllm.model.random_weights import RandomWeights
 from localllm.model.weight_check import WeightMap, check_weights
 from localllm.model.weight_files import find_weight_files, fingerprint
-from localllm.model.weights import CheckpointWeights, load_head, load_model, open_source
+from localllm.model.weights import (
+    CheckpointWeights,
+    HeadWeights,
+    load_head,
+    load_model,
+    open_source,
+)
 from localllm.user.places import cache_folder, prefix_folder
 from localllm_kernels import select_ops
 from localllm_kernels.choice import ALL_OWN, Choice
 from localllm_kernels.kv_cache import row_bytes
 from localllm_kernels.tunings import Tunings
+
+logger = logging.getLogger(__name__)
 
 # Tokens in one step. On a CPU, matrix products reach the same speed with 64 rows as with 2,048 (see
 # docs/performance.md), and every request waits for the whole step for its next token.
@@ -130,7 +139,8 @@ def build_decoder(
     head: FoundHead | None = None,
 ) -> LoadedDecoder:
     """A decoder with the weights of `source`; `resident_bytes` gives their size in memory for the
-    byte width of an unquantized value. `head`: the head that drafts for it, which is loaded too.
+    byte width of an unquantized value. `head`: the head that drafts for it, which is loaded first;
+    where that fails, the decoder is loaded without it, unless it was asked for by name.
 
     Raises: as `load_decoder`.
     """
@@ -164,12 +174,11 @@ def build_decoder(
     except ValueError as error:
         raise BackendError(str(error), hint="--backend torch") from error
     free = free_bytes(device)
+    weights = source.weights if isinstance(source, CheckpointWeights) else source
 
-    of_head = head_memory(
-        head, dtype.itemsize, partial(row_bytes, dtype=kv_dtype), config.block_size
-    )
-
-    def plan_with(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
+    def plan_with(
+        weights_bytes: int, config: EngineConfig, *, is_captured: bool, of_head: HeadMemory
+    ) -> MemoryPlan:
         has_graphs = is_captured and device.type == "cuda" and ops.traits.captures
         return plan_memory(
             architecture,
@@ -185,15 +194,38 @@ def build_decoder(
             gathers=ops.traits.gathers,
         )
 
-    weights = source.weights if isinstance(source, CheckpointWeights) else source
-    plan = plan_experts(
-        plan_with,
-        resident_bytes(dtype.itemsize) + of_head.weights_bytes,
-        expert_sizes(architecture, lambda name: weights.linear_bytes(name, dtype.itemsize)),
-        config,
-        architecture,
-        has_slots=ops.traits.captures,
-    )
+    def plan_beside(head: FoundHead | None) -> MemoryPlan:
+        of_head = head_memory(
+            head, dtype.itemsize, partial(row_bytes, dtype=kv_dtype), config.block_size
+        )
+        return plan_experts(
+            partial(plan_with, of_head=of_head),
+            resident_bytes(dtype.itemsize) + of_head.weights_bytes,
+            expert_sizes(architecture, lambda name: weights.linear_bytes(name, dtype.itemsize)),
+            config,
+            architecture,
+            has_slots=ops.traits.captures,
+        )
+
+    # Before the model, which takes longer.
+    head_weights: HeadWeights | None = None
+    try:
+        plan = plan_beside(head)
+        if head is not None:
+            with open_source(head.weights) as head_source:
+                head_weights = load_head(
+                    head_source,
+                    head.architecture,
+                    max_model_len=plan.max_model_len,
+                    dtype=dtype,
+                    device=device,
+                    ops=ops,
+                )
+    except (CheckpointError, GpuMemoryError) as error:
+        if head is None or is_named(config.speculation, has_draft=draft is not None):
+            raise
+        plan = plan_beside(None)
+        logger.warning("the model's %s is not used: %s", head.kind, error)
     host_free = free_bytes(torch.device("cpu"))
     if plan.host_bytes > host_free:
         raise GpuMemoryError(
@@ -213,10 +245,8 @@ def build_decoder(
         expert_slots=plan.expert_slots,
     )
     loaded_head = None
-    if head is not None:
-        with open_source(head.weights) as head_source:
-            own = load_head(head_source, head.architecture, model, dtype)
-        loaded_head = LoadedHead(own, head)
+    if head is not None and head_weights is not None:
+        loaded_head = LoadedHead(head_weights.beside(model), head)
     if device.type == "cuda":
         planned, left = plan, free_bytes(device)
         plan = reconcile(planned, config, left)

@@ -188,43 +188,71 @@ def load_model(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """The weights of a head that drafts for a model, which its target need not be loaded for;
+    `embedding`, `head`: None where they are the target's.
+    """
+
+    architecture: Architecture
+    layers: tuple[Layer, ...]
+    norm: Norm | None
+    join: Join
+    embedding: Embedding | None
+    head: Head | ClusteredHead | None
+    ropes: RopeTables
+
+    def beside(self, target: DecoderModel) -> DecoderModel:
+        """The head of `target`, with whose device and operators it was loaded."""
+        embedding, scale = self.embedding, self.architecture.embedding_scale
+        if embedding is None:
+            embedding = target.embedding
+            if scale != embedding.scale:
+                embedding = Embedding.of(embedding.table, scale, embedding.row_dtype)
+        head = self.head or target.head
+        fused = fuse_layers(self.architecture, self.layers, self.norm, target.ops)
+        return DecoderModel(
+            architecture=self.architecture,
+            num_whole=self.architecture.last_state,
+            embedding=embedding,
+            layers=self.layers,
+            norm=self.norm,
+            head=head,
+            ropes=self.ropes,
+            ops=target.ops,
+            join=self.join,
+            fused=fused,
+            fused_drafts=fuse_head(fused, self.layers, embedding, self.join, head),
+        )
+
+
 def load_head(
-    source: WeightSource, architecture: Architecture, target: DecoderModel, dtype: torch.dtype
-) -> DecoderModel:
-    """Load a head that drafts for `target`, whose device and operators it has, and its embedding
-    and output head where it has none of its own. On a CPU its linears are rounded to 8 bits, which
-    are read and multiplied faster: its errors cost drafts, not text. `architecture`: see mtp.py and
-    eagle.py.
+    source: WeightSource,
+    architecture: Architecture,
+    *,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    ops: Ops,
+) -> HeadWeights:
+    """Load a head that drafts for a model. On a CPU its linears are rounded to 8 bits, which are
+    read and multiplied faster: its errors cost drafts, not text. `architecture`: see mtp.py,
+    eagle.py and assistant.py.
 
     Raises: as `load_model`.
     """
-    device = target.embedding.table.device
-    reader = WeightReader(source, dtype, device, target.ops, rounds=device.type == "cpu")
+    reader = WeightReader(source, dtype, device, ops, rounds=device.type == "cpu")
     spec = architecture.join
     assert spec is not None
-    ropes = RopeTables(target.ropes.num_positions, device)
-    layers = tuple(reader.layer(architecture, i, ropes) for i in range(architecture.num_layers))
-    norm = reader.last_norm(architecture) if spec.has_last_norm else None
-    join, embedding = reader.join(spec), target.embedding
-    if spec.has_embedding:
-        embedding = reader.embedding(architecture)
-    elif architecture.embedding_scale != embedding.scale:
-        scale, row_dtype = architecture.embedding_scale, embedding.row_dtype
-        embedding = Embedding.of(embedding.table, scale, row_dtype)
-    head = reader.drafting_head(architecture, target.head)
-    fused = fuse_layers(architecture, layers, norm, target.ops)
-    return DecoderModel(
-        architecture=architecture,
-        num_whole=architecture.last_state,
-        embedding=embedding,
-        layers=layers,
-        norm=norm,
-        head=head,
-        ropes=ropes,
-        ops=target.ops,
-        join=join,
-        fused=fused,
-        fused_drafts=fuse_head(fused, layers, embedding, join, head),
+    ropes = RopeTables(max_model_len, device)
+    return HeadWeights(
+        architecture,
+        tuple(reader.layer(architecture, i, ropes) for i in range(architecture.num_layers)),
+        reader.last_norm(architecture) if spec.has_last_norm else None,
+        reader.join(spec),
+        reader.embedding(architecture) if spec.has_embedding else None,
+        reader.drafting_head(architecture),
+        ropes,
     )
 
 
@@ -421,14 +449,12 @@ class WeightReader:
         product = self.linear(HEAD) if has_own else self._plain(embedding.table, None)
         return Head(product, architecture.logit_scale, architecture.logit_cap)
 
-    def drafting_head(
-        self, architecture: Architecture, target: Head | ClusteredHead
-    ) -> Head | ClusteredHead:
-        """The output head of a head that drafts: its own, or the target's."""
+    def drafting_head(self, architecture: Architecture) -> Head | ClusteredHead | None:
+        """The output head of a head that drafts; None where it is the target's."""
         assert architecture.join is not None
         spec = architecture.join
         if spec.num_drafted is None:
-            return target
+            return None
         if spec.clusters is not None:
             tokens = self._ids(CLUSTER_TOKENS, architecture.vocab_size)
             table, active = self.read(f"{HEAD}.weight"), spec.clusters.num_active

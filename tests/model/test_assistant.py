@@ -27,6 +27,7 @@ from localllm.engine.engine import Engine
 from localllm.engine.loading import load_engine
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import ScheduledBatch
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import CheckpointError, RequestError, UnsupportedModelError
 from localllm.model.families.table import read_architecture
 
@@ -67,9 +68,15 @@ def write_target(folder: Path, **changes: Any) -> None:
     write_checkpoint(folder, config)
 
 
-def engine_in(folder: Path) -> Engine:
+def engine_in(folder: Path, drafter: str = "auto") -> Engine:
     architecture = read_architecture(folder / "target")
-    config = EngineConfig(device="cpu", backend="torch", kv_cache_tokens=640, max_model_len=256)
+    config = EngineConfig(
+        device="cpu",
+        backend="torch",
+        kv_cache_tokens=640,
+        max_model_len=256,
+        speculation=SpeculationConfig(drafter=drafter),
+    )
     found = found_in(folder / "assistant", architecture)
     return load_engine(folder / "target", architecture, config, frozenset(), head=found)
 
@@ -192,7 +199,7 @@ def test_broken_assistants_are_refused(tmp_path: Path) -> None:
     order = "masked_embedding.token_ordering"
     save_file({**tensors, order: tensors[order] + 1}, file)
     with pytest.raises(CheckpointError, match="not of the 288 tokens"):
-        engine_in(tmp_path)
+        engine_in(tmp_path, drafter="head")
     for lacking in tensors:
         save_file({name: each for name, each in tensors.items() if name != lacking}, file)
         with pytest.raises(CheckpointError, match=re.escape(f"'{lacking}' is missing")):

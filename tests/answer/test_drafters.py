@@ -1,0 +1,137 @@
+"""What drafts for a model fails before the model is read, or not at all."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from assistants import write_assistant
+from checkpoints import tiny_config
+from eagles import write_eagle3
+from heads import APART, add_head, head_architecture
+from safetensors.torch import load_file, save_file
+
+from localllm.answer.opening import open_model
+from localllm.engine.config import EngineConfig
+from localllm.engine.speculation_config import SpeculationConfig
+from localllm.errors import (
+    CheckpointError,
+    GpuMemoryError,
+)
+from localllm.model.families.table import read_architecture
+from localllm.model.weights import load_model
+
+MakeCheckpoint = Callable[..., Path]
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The classes of the models whose tensors were read, draft models included."""
+    names = list[str]()
+
+    def load(source: Any, architecture: Any, **options: Any) -> Any:
+        names.append(architecture.name)
+        return load_model(source, architecture, **options)
+
+    monkeypatch.setattr("localllm.engine.loading.load_model", load)
+    return names
+
+
+def drafting(drafter: str) -> EngineConfig:
+    return EngineConfig(device="cpu", speculation=SpeculationConfig(drafter=drafter))
+
+
+def gemma4(make_checkpoint: MakeCheckpoint) -> Path:
+    """A model for which `write_assistant(folder, 48)` writes an assistant."""
+    return make_checkpoint(
+        "Gemma4ForCausalLM",
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=24,
+        global_head_dim=32,
+        hidden_size_per_layer_input=0,
+        hidden_act="gelu_pytorch_tanh",
+        tie_word_embeddings=True,
+    )
+
+
+def with_own_head(make_checkpoint: MakeCheckpoint) -> Path:
+    """A model whose files hold a head."""
+    folder = make_checkpoint()
+    add_head(folder, head_architecture(tiny_config("Qwen3ForCausalLM")), APART, seed=1)
+    return folder
+
+
+def spoil(folder: Path, tensor: str) -> None:
+    """Make a tensor's values such as no model can have."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[tensor].fill_(float("nan"))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["eagle", "draft", "head"])
+def test_values_that_are_not_finite_are_found_before_a_model_is_read(
+    kind: str, make_checkpoint: MakeCheckpoint, tmp_path: Path, loaded: list[str]
+) -> None:
+    other, drafter = tmp_path / "other", f"{kind}:{tmp_path / 'other'}"
+    if kind == "eagle":
+        target = make_checkpoint(num_hidden_layers=7)
+        write_eagle3(other, read_architecture(target))
+        spoil(other, "norm.weight")
+    elif kind == "draft":
+        target = gemma4(make_checkpoint)
+        write_assistant(other, 48)
+        spoil(other, "model.norm.weight")
+    else:
+        target, drafter = with_own_head(make_checkpoint), "head"
+        spoil(target, "mtp.norm.weight")
+    with pytest.raises(CheckpointError, match="not finite"):
+        open_model(str(target), drafting(drafter))
+    assert loaded == []
+
+
+@pytest.mark.parametrize("kind", ["assistant", "head"])
+def test_a_model_is_loaded_once_without_a_head_that_nobody_named(
+    kind: str, make_checkpoint: MakeCheckpoint, loaded: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    if kind == "assistant":
+        target = gemma4(make_checkpoint)
+        beside = target.with_name(f"{target.name}-assistant")
+        write_assistant(beside, 48)
+        spoil(beside, "model.norm.weight")
+    else:
+        target = with_own_head(make_checkpoint)
+        spoil(target, "mtp.norm.weight")
+    model = open_model(str(target), drafting("auto"))
+    assert len(loaded) == 1
+    assert f"the model's {kind} is not used: tensor" in caplog.text
+    speculator = model.text_engine.engine.speculator
+    assert speculator is not None
+    assert list(speculator.parts()) == ["n-grams"]
+
+
+def test_an_assistant_for_which_there_is_no_memory_is_left_out(
+    make_checkpoint: MakeCheckpoint,
+    loaded: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def load_no_head(*args: Any, **options: Any) -> Any:
+        raise GpuMemoryError("it does not fit")
+
+    monkeypatch.setattr("localllm.engine.loading.load_head", load_no_head)
+    target = gemma4(make_checkpoint)
+    write_assistant(target.with_name(f"{target.name}-assistant"), 48)
+    open_model(str(target), drafting("auto"))
+    assert len(loaded) == 1
+    assert "the model's assistant is not used: it does not fit" in caplog.text
+
+
+def test_a_broken_model_is_not_read_twice_because_it_has_an_assistant(
+    make_checkpoint: MakeCheckpoint, loaded: list[str]
+) -> None:
+    target = gemma4(make_checkpoint)
+    write_assistant(target.with_name(f"{target.name}-assistant"), 48)
+    spoil(target, "model.norm.weight")
+    with pytest.raises(CheckpointError, match="not finite"):
+        open_model(str(target), drafting("auto"))
+    assert len(loaded) == 1
