@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from localllm.answer.drafters import find_drafters
 from localllm.answer.opening import load_text_engine
 from localllm.answer.text_engine import TextEngine
 from localllm.attach.addresses import leave, listen_at
@@ -91,7 +92,7 @@ def main() -> int:
         handler.addFilter(LogRate())
     try:
         found = open_checkpoint(asked.model, asked.config)
-        engine = load_text_engine(found, _listener(channel))
+        engine = load_text_engine(found, find_drafters(found), _listener(channel))
     except LocalLLMError as error:
         _tell(channel, Failed(error))
         return int(error.exit_code)

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from localllm.answer.opening import find_other_head, open_draft
+from localllm.answer.drafters import find_drafters
+from localllm.answer.opening import load_draft_model
 from localllm.cost.rates import ModelWork
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
@@ -80,7 +81,8 @@ def open_subject(name: str | None, config: EngineConfig, longest: int) -> Subjec
     config = _fitted(found.engine_config, found.architecture, longest)
     files = find_weight_files(found.folder)
     weights = check_weights(files, found.architecture)
-    draft, head = open_draft(found), find_other_head(found)
+    drafters = find_drafters(found)
+    draft, head = load_draft_model(drafters), drafters.head
     decoder = load_decoder(found.folder, found.architecture, config, draft=draft, head=head)
     weights_id = fingerprint(found.folder, files)
     engine = build_engine(decoder, config, found.eos_token_ids, weights_id, draft)

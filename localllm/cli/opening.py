@@ -71,9 +71,10 @@ def open_noted(
                 tell(f"the engine cannot be kept running ({error})")
         checkpoint = read_checkpoint(found)
         checkpoint.tokenizer.warm()
+        from localllm.answer.drafters import find_drafters
         from localllm.answer.opening import load_checkpoint
 
-        return load_checkpoint(checkpoint, listener)
+        return load_checkpoint(checkpoint, find_drafters(checkpoint), listener)
 
 
 def loading(name: str, doing: list[str]) -> StatusLine:

@@ -233,12 +233,15 @@ class Repl:
 
         Raises: LocalLLMError.
         """
-        from localllm.answer.opening import load_checkpoint, open_model  # imports torch: a second
+        from localllm.answer.drafters import find_drafters  # imports torch: a second
+        from localllm.answer.opening import load_checkpoint, open_model
 
         tell, chosen = partial(note, dim=True), choose_variant(name, self._engine_config)
         before = self.session.model.name
-        # Errors in its files are found while the old model is still loaded.
+        # Errors in its files, and in those of what drafts for it, are found while the old model is
+        # still loaded.
         found = open_checkpoint(chosen, self._engine_config, TerminalProgress())
+        drafters = find_drafters(found)
         found.tokenizer.warm()
         SamplingParams(**{**found.defaults.sampling, **self.given})
 
@@ -250,7 +253,9 @@ class Repl:
                 self.is_over = True  # no model is left to answer
                 raise
 
-        self.session.change_model(lambda: load_checkpoint(found, Listener(tell)), load_back)
+        self.session.change_model(
+            lambda: load_checkpoint(found, drafters, Listener(tell)), load_back
+        )
         self.used_tokens = self.session.count_tokens()
         self.save()
 

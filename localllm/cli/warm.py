@@ -42,6 +42,7 @@ def warm_up(name: str | None, config: EngineConfig) -> None:
 
     Raises: as `open_model`.
     """
+    from localllm.answer.drafters import find_drafters
     from localllm.answer.opening import load_text_engine
     from localllm.hub.checkpoint import open_checkpoint
 
@@ -56,7 +57,8 @@ def warm_up(name: str | None, config: EngineConfig) -> None:
 
     with StatusLine(describe, 0.0) as line:
         listener = Listener(lambda text: line.say(lambda: note(text, dim=True)), doing.append)
-        engine, pieces = load_text_engine(found, listener).engine, 0
+        engine = load_text_engine(found, find_drafters(found), listener).engine
+        pieces = 0
         while not engine.is_warm:
             engine.work_ahead()
             pieces += 1

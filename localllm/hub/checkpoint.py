@@ -7,7 +7,7 @@ from pathlib import Path
 from localllm.engine.config import EngineConfig
 from localllm.errors import CheckpointError
 from localllm.files.file_times import note_use
-from localllm.hub.catalog import BUILT_IN_MODEL, BUILT_IN_MODELS, resolve_model
+from localllm.hub.catalog import BUILT_IN_MODEL, BUILT_IN_MODELS, ModelSource, resolve_model
 from localllm.hub.download import DownloadProgress, fetch_model
 from localllm.hub.generation_config import GenerationDefaults, read_generation_config
 from localllm.hub.reranker_files import Reranker, find_reranker
@@ -15,6 +15,17 @@ from localllm.model.architecture import Architecture
 from localllm.model.families.table import read_architecture
 from localllm.text.tokenizer import Tokenizer
 from localllm.untrusted.tokenizers import open_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedModel:
+    """The folder of a model, a head or an assistant, none of whose files is read yet; `fetch_s`:
+    seconds to find it.
+    """
+
+    source: ModelSource
+    folder: Path
+    fetch_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +73,34 @@ def find_model(
 
     Raises: CatalogError, DownloadError; CheckpointError, UnsupportedModelError for its config.
     """
+    return read_model(fetch_named(name or BUILT_IN_MODEL, progress), config or EngineConfig())
+
+
+def fetch_named(name: str, progress: DownloadProgress | None = None) -> FetchedModel:
+    """Find what has that name, and fetch it if necessary; see `find_model`.
+
+    Raises: CatalogError, DownloadError; CheckpointError as `fetch_model`.
+    """
     started = time.monotonic()
-    config = config or EngineConfig()
-    source = resolve_model(name or BUILT_IN_MODEL)
+    source = resolve_model(name)
+    folder = fetch_model(source, progress=progress)
+    note_use(folder)
+    return FetchedModel(source, folder, time.monotonic() - started)
+
+
+def read_model(fetched: FetchedModel, config: EngineConfig) -> FoundModel:
+    """Read a model's config. Raises: CheckpointError, UnsupportedModelError."""
+    started, source = time.monotonic(), fetched.source
     if source.name in BUILT_IN_MODELS and config.dtype == "auto":
         # So that the exactness contract holds by default; see docs/architecture/exactness.md.
         config = replace(config, dtype="float32")
-    folder = fetch_model(source, progress=progress)
-    architecture = read_architecture(folder)
-    note_use(folder)
     return FoundModel(
         name=source.name,
-        folder=folder,
-        architecture=architecture,
+        folder=fetched.folder,
+        architecture=read_architecture(fetched.folder),
         engine_config=config,
         fallback_template=source.chat_template,
-        open_s=time.monotonic() - started,
+        open_s=fetched.fetch_s + time.monotonic() - started,
     )
 
 

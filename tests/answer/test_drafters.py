@@ -1,5 +1,6 @@
-"""What drafts for a model fails before the model is read, or not at all."""
+"""What drafts for a model is looked up once, and fails before the model is read, or not at all."""
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,19 @@ from heads import APART, add_head, head_architecture
 from safetensors.torch import load_file, save_file
 
 from localllm.answer.opening import open_model
+from localllm.chat.conversation import ChatSession
+from localllm.cli.render import Shown
+from localllm.cli.repl import Repl
 from localllm.engine.config import EngineConfig
 from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import (
+    CatalogError,
     CheckpointError,
     GpuMemoryError,
+    RequestError,
+    UnsupportedModelError,
 )
+from localllm.hub.catalog import ModelSource, resolve_model
 from localllm.model.families.table import read_architecture
 from localllm.model.weights import load_model
 
@@ -66,6 +74,57 @@ def spoil(folder: Path, tensor: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors[tensor].fill_(float("nan"))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["draft model", "assistant", "EAGLE"])
+def test_a_name_is_looked_up_once(
+    kind: str, make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = gemma4(make_checkpoint) if kind == "assistant" else make_checkpoint()
+    other = tmp_path / "other"
+    if kind == "draft model":
+        other = make_checkpoint(num_hidden_layers=1)
+    elif kind == "assistant":
+        write_assistant(other, 48)
+    else:
+        target = make_checkpoint(num_hidden_layers=7)
+        write_eagle3(other, read_architecture(target))
+    found = Counter[str]()
+
+    def resolve(name: str) -> ModelSource:
+        found[name] += 1
+        return resolve_model(name)
+
+    for place in ("hub.checkpoint", "answer.drafters"):
+        monkeypatch.setattr(f"localllm.{place}.resolve_model", resolve)
+    model = open_model(str(target), drafting(f"{'eagle' if kind == 'EAGLE' else 'draft'}:{other}"))
+    speculator = model.text_engine.engine.speculator
+    assert speculator is not None
+    assert list(speculator.parts()) == [kind]
+    assert found == {str(target): 1, str(other): 1}
+
+
+def test_what_cannot_draft_is_refused_before_a_model_is_read(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, loaded: list[str]
+) -> None:
+    target, wide = (make_checkpoint(num_hidden_layers=7, hidden_size=width) for width in (48, 64))
+    small, other = make_checkpoint(num_hidden_layers=1), make_checkpoint(vocab_size=300)
+    eagle, assistant = tmp_path / "eagle", tmp_path / "assistant"
+    write_eagle3(eagle, read_architecture(target))
+    write_assistant(assistant, 48)
+    for folder, drafter, error, message in (
+        (target, "draft:nowhere", CatalogError, "unknown model"),
+        (target, f"draft:{small}+eagle:nowhere", CatalogError, "unknown model"),
+        (target, f"draft:{other}", RequestError, "vocabularies differ"),
+        (target, f"draft:{eagle}", UnsupportedModelError, "a head that drafts for one"),
+        (target, f"draft:{assistant}", RequestError, "no windowed layers"),
+        (target, f"draft:{small}+eagle:{small}", CheckpointError, "is no EAGLE head"),
+        (wide, f"eagle:{eagle}", RequestError, "it is 48 wide, the model 64"),
+        (target, "head", RequestError, "no head that drafts"),
+    ):
+        with pytest.raises(error, match=message):
+            open_model(str(folder), drafting(drafter))
+    assert loaded == []
 
 
 @pytest.mark.parametrize("kind", ["eagle", "draft", "head"])
@@ -135,3 +194,19 @@ def test_a_broken_model_is_not_read_twice_because_it_has_an_assistant(
     with pytest.raises(CheckpointError, match="not finite"):
         open_model(str(target), drafting("auto"))
     assert len(loaded) == 1
+
+
+def test_a_model_stays_if_nothing_can_draft_for_the_next_one(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, loaded: list[str]
+) -> None:
+    """One loaded again would have forgotten all prompts, after minutes."""
+    first, second = gemma4(make_checkpoint), make_checkpoint()
+    write_assistant(tmp_path / "assistant", 48)
+    config = drafting(f"draft:{tmp_path / 'assistant'}")
+    model = open_model(str(first), config)
+    repl = Repl(ChatSession(model), config, {"max_tokens": 4}, Shown("plain", "fold"))
+    with pytest.raises(RequestError, match="cannot draft for"):
+        repl.load_model(str(second))
+    assert repl.session.model is model
+    assert len(loaded) == 1
+    repl.session.close()

@@ -37,7 +37,7 @@ from hostile.inputs import (
 from server.conftest import Server, end, start_server
 from small_server import MODELS, SAID, Answer, models, small_server, stream
 
-from localllm.answer.opening import load_checkpoint
+from localllm.answer.opening import open_model
 from localllm.attach.remote import open_remote
 from localllm.chat.recorder import Recorder
 from localllm.chat.transcript import Transcript, Turn
@@ -351,7 +351,7 @@ def test_checkpoints(siege: Siege, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             path.write_bytes(with_bytes_exchanged(sound[path], random))
 
         def load() -> None:
-            load_checkpoint(open_checkpoint(str(folder), config)).close()
+            open_model(str(folder), config).close()
 
         began_s = time.monotonic()
         refused_or_taken(siege.counts, "checkpoints", load)
