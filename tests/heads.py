@@ -130,8 +130,8 @@ class GivenWeights:
     def plain(self, name: str) -> Tensor:
         return self.tensors[name]
 
-    def place(self, name: str) -> str:
-        return "test"
+    def place(self, name: str) -> tuple[str, str]:
+        return name, "test"
 
     def has_quantized(self, linear: str) -> bool:
         return False

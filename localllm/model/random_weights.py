@@ -67,9 +67,9 @@ class RandomWeights:
         is_linear = len(shape) == 2 and "embed_tokens" not in name
         return values.mul_(shape[1] ** -0.5 if is_linear else 0.1)
 
-    def place(self, name: str) -> str:
+    def place(self, name: str) -> tuple[str, str]:
         """See WeightSource."""
-        return "drawn at random"
+        return name, "drawn at random"
 
     def has_quantized(self, linear: str) -> bool:
         """See WeightSource."""

@@ -71,8 +71,8 @@ class WeightSource(Protocol):
     def plain(self, name: str) -> Tensor:
         """That tensor, in any float dtype on any device."""
 
-    def place(self, name: str) -> str:
-        """Where that tensor comes from, for messages."""
+    def place(self, name: str) -> tuple[str, str]:
+        """That tensor's name where it comes from, and where that is, for messages."""
 
     def has_quantized(self, linear: str) -> bool:
         """Whether the linear of that name is quantized."""
@@ -110,9 +110,10 @@ class CheckpointWeights:
         tensor: Tensor = info.read(self.handles[info.file])
         return tensor
 
-    def place(self, name: str) -> str:
+    def place(self, name: str) -> tuple[str, str]:
         """See WeightSource."""
-        return str(self.weights.plain[name].file)
+        info = self.weights.plain[name]
+        return info.name, str(info.file)
 
     def has_quantized(self, linear: str) -> bool:
         """See WeightSource."""
@@ -127,7 +128,8 @@ class CheckpointWeights:
         }
         for suffix, tensor in parts.items():
             if not is_finite(tensor):
-                raise _not_finite(f"{linear}.{suffix}", str(stored.parts[suffix].file))
+                info = stored.parts[suffix]
+                raise _not_finite(info.name, str(info.file))
         try:
             return stored.scheme.read(parts)
         except ValueError as error:
@@ -297,7 +299,7 @@ def _not_finite(name: str, where: str) -> CheckpointError:
     )
 
 
-def _too_large(name: str, dtype: torch.dtype, where: str) -> CheckpointError:
+def _too_large(name: str, where: str, dtype: torch.dtype) -> CheckpointError:
     kind = str(dtype).removeprefix("torch.")
     return CheckpointError(
         f"tensor {name!r} holds values that are too large for {kind}",
@@ -350,8 +352,8 @@ class WeightReader:
             # Checked here, while it is still in the processor's cache, or on the GPU.
             if not is_finite(part):
                 if is_finite(stored):
-                    raise _too_large(name, dtype, self._source.place(name))
-                raise _not_finite(name, self._source.place(name))
+                    raise _too_large(*self._source.place(name), dtype)
+                raise _not_finite(*self._source.place(name))
             start += shape[0]
         return fused
 
@@ -474,9 +476,10 @@ class WeightReader:
         if are_offsets:
             ids = ids + torch.arange(len(ids))
         if bool((ids < 0).any() or (ids >= vocab_size).any()):
+            stored_name, where = self._source.place(name)
             raise CheckpointError(
-                f"tensor {name!r} holds ids that are not of the {vocab_size:,} tokens",
-                where=self._source.place(name),
+                f"tensor {stored_name!r} holds ids that are not of the {vocab_size:,} tokens",
+                where=where,
                 hint="the head may be of another model",
             )
         return ids.to(self._device)

@@ -148,21 +148,27 @@ def test_values_that_are_not_finite_are_found_before_a_model_is_read(
     assert loaded == []
 
 
-@pytest.mark.parametrize("kind", ["assistant", "head"])
+@pytest.mark.parametrize(
+    ("kind", "spoilt"), [("assistant", "pre_projection.weight"), ("head", "mtp.norm.weight")]
+)
 def test_a_model_is_loaded_once_without_a_head_that_nobody_named(
-    kind: str, make_checkpoint: MakeCheckpoint, loaded: list[str], caplog: pytest.LogCaptureFixture
+    kind: str,
+    spoilt: str,
+    make_checkpoint: MakeCheckpoint,
+    loaded: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     if kind == "assistant":
         target = gemma4(make_checkpoint)
         beside = target.with_name(f"{target.name}-assistant")
         write_assistant(beside, 48)
-        spoil(beside, "model.norm.weight")
+        spoil(beside, spoilt)
     else:
         target = with_own_head(make_checkpoint)
-        spoil(target, "mtp.norm.weight")
+        spoil(target, spoilt)
     model = open_model(str(target), drafting("auto"))
     assert len(loaded) == 1
-    assert f"the model's {kind} is not used: tensor" in caplog.text
+    assert f"the model's {kind} is not used: tensor '{spoilt}' holds" in caplog.text
     speculator = model.text_engine.engine.speculator
     assert speculator is not None
     assert list(speculator.parts()) == ["n-grams"]
