@@ -13,25 +13,28 @@ def silu(x):
 
 
 @triton.jit
-def sums_of_programs(mine, COUNT: tl.constexpr, parts_ptr, counters_ptr, task, split, num_splits):
+def sums_of_programs(mine, LENGTH: tl.constexpr, parts_ptr, counters_ptr, task, split, num_splits):
     """The sums of all `num_splits` programs that share a task, in the order of their parts; and
     whether this is the program that has them, the one that arrives last.
 
-    `mine`: COUNT vectors of one length, this program's.
+    `mine`: a tuple of [threads], this program's, of which the first LENGTH count.
     """
-    LENGTH: tl.constexpr = mine[0].shape[0]
-    inside = tl.arange(0, LENGTH)
-    parts_ptr += task.to(tl.int64) * num_splits * (COUNT * LENGTH)
+    COUNT: tl.constexpr = len(mine)
+    THREADS: tl.constexpr = mine[0].shape[0]
+    thread = tl.arange(0, THREADS)
+    counts = thread < LENGTH
+    parts_ptr += task.to(tl.int64) * num_splits * (COUNT * LENGTH) + thread
     for i in tl.static_range(COUNT):
-        tl.store(parts_ptr + (split * COUNT + i) * LENGTH + inside, mine[i])
+        tl.store(parts_ptr + (split * COUNT + i) * LENGTH, mine[i], mask=counts)
     is_done = is_last(counters_ptr + task, num_splits)
-    total = (tl.zeros([LENGTH], tl.float32),) * COUNT
+    total = (tl.zeros([THREADS], tl.float32),) * COUNT
     if is_done:
         for part in range(num_splits):
             more = ()
             for i in tl.static_range(COUNT):
-                at = parts_ptr + (part * COUNT + i) * LENGTH + inside
-                more = more + (total[i] + tl.load(at, cache_modifier=".cg"),)
+                at = parts_ptr + (part * COUNT + i) * LENGTH
+                added = tl.load(at, mask=counts, other=0.0, cache_modifier=".cg")
+                more = more + (total[i] + added,)
             total = more
     return total, is_done
 

@@ -6,7 +6,9 @@ subtracted at the end together with the zero, which takes the sum of x: a step o
 ones. Otherwise it is subtracted from each code, once for all rows (and 1,024 would cost the sum too
 many digits). The norm takes the sum of the squares of x: the diagonal of a step with x itself.
 
-A turn is 128 inputs per warp; the words of the next turn are loaded meanwhile.
+A turn is 128 inputs per warp; the words of the next ones come meanwhile. Warps of a program
+share outputs, each with its own inputs, or stand side by side: then they share rows of x, which
+come from the L1 cache for all but the first of them.
 """
 
 import triton
@@ -14,6 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from localllm_kernels.int4_finish import finish, sums_of_programs
+from localllm_kernels.int4_ring import ask_for_words, ring_bytes, stages_of, take_words
 from localllm_kernels.int4_turn import (
     ends_group,
     fetch_words,
@@ -32,6 +35,7 @@ from localllm_kernels.matrix_units import (
     multiply_fours,
     pairs_of,
 )
+from localllm_kernels.shared_memory import shared_memory, sums_over_warps
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits", "ahead"])
@@ -61,14 +65,16 @@ def _fragment_kernel(
     IS_GATED: tl.constexpr,
     IS_EVEN: tl.constexpr,
     EIGHTS: tl.constexpr,
-    WARPS: tl.constexpr,
+    DEEP: tl.constexpr,
+    WIDE: tl.constexpr,
     PTX: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """`x_ptr` and `norm_ptr`: int64, four 16-bit floats each, of the type of `out_ptr`; EIGHTS: the
-    number of rows over 8, rounded up to a power of two; IS_EVEN: the inputs are whole turns;
-    OVERLAPS: whether the launch overlaps the one before, see `Workspace`; if so, `ahead`: the turns
-    whose words are brought into the L2 cache before its results are waited for.
+    number of rows over 8, rounded up to a power of two; DEEP, WIDE: the warps that share outputs,
+    and those that share inputs; IS_EVEN: the inputs are whole turns; OVERLAPS: whether the launch
+    overlaps the one before, see `Workspace`; if so, `ahead`: the turns whose words are brought into
+    the L2 cache before its results are waited for.
     """
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     is_bf16: tl.constexpr = dtype == tl.bfloat16
@@ -76,16 +82,18 @@ def _fragment_kernel(
     minus_offset: tl.constexpr = -0x3CFF3D00 if is_bf16 else -0x1BFF1C00  # pairs of it
     by_sums: tl.constexpr = EIGHTS == 1 and is_bf16
     COUNT: tl.constexpr = groups_of_turn(GROUP)
-    THREADS: tl.constexpr = 32 * WARPS
+    THREADS: tl.constexpr = 32 * DEEP * WIDE
+    STAGES: tl.constexpr = stages_of(THREADS)
+    IN_RING: tl.constexpr = PTX and EIGHTS > 1
     task, split = tl.program_id(0), tl.program_id(1)
     outputs = width_out // 2 if IS_GATED else width_out
-    tiles = two_tiles(task, width_out, IS_GATED)
     thread = tl.arange(0, THREADS)
-    lane = thread % 32
+    lane, warp = thread % 32, thread // 32
+    tiles = two_tiles(task * WIDE + warp % WIDE, width_out, IS_GATED)
     g, t = lane // 4, lane % 4
-    turns_each = tl.cdiv(tl.cdiv(num_blocks, 2 * WARPS), num_splits)
-    start = split * turns_each * (2 * WARPS)
-    end = tl.minimum(start + turns_each * (2 * WARPS), num_blocks)
+    turns_each = tl.cdiv(tl.cdiv(num_blocks, 2 * DEEP), num_splits)
+    start = split * turns_each * (2 * DEEP)
+    end = tl.minimum(start + turns_each * (2 * DEEP), num_blocks)
     num_groups, fours = width_in // GROUP, width_in // 4
     magic = tl.full([THREADS], 0x43004300 if is_bf16 else 0x64006400, tl.int32)
     ones = tl.full([THREADS], 0x3F803F80 if is_bf16 else 0x3C003C00, tl.int32)
@@ -95,23 +103,56 @@ def _fragment_kernel(
     totals = (nothing,) * (8 * EIGHTS)
     squares = (nothing,) * (4 * EIGHTS)
     of_words = word_pointers(words_ptr, tiles, num_blocks, lane)
-    of_scales = group_pointers(scales_ptr, tiles, g, num_groups, GROUP, IS_EVEN)
-    of_zeros = group_pointers(zeros_ptr, tiles, g, num_groups, GROUP, IS_EVEN)
-    mine = 2 * (thread // 32)
+    of_scales = group_pointers(scales_ptr, tiles, g, num_groups)
+    of_zeros = group_pointers(zeros_ptr, tiles, g, num_groups)
+    mine = 2 * (warp // WIDE)
     if OVERLAPS:
-        fetched = tl.minimum(start + ahead * (2 * WARPS), end)
-        fetch_words(words_ptr, tiles, num_blocks, thread, start, fetched)
-    words = words_of_turn(of_words, start + mine, num_blocks)
+        fetched = tl.minimum(start + ahead * (2 * DEEP), end)
+        fetch_words(words_ptr, task, width_out, num_blocks, thread, start, fetched, IS_GATED, WIDE)
+    memory, stage, next_words = thread, 0, ()
+    if PTX:
+        memory = shared_memory(THREADS, ring_bytes(THREADS) if IN_RING else 32 * THREADS)
+    if IN_RING:
+        for turn in tl.static_range(STAGES - 1):
+            ask_for_words(of_words, memory, turn, start + mine + turn * (2 * DEEP), end)
+    else:
+        next_words = words_of_turn(of_words, start + mine, num_blocks, PTX)
+    next_scales, next_zeros = (), ()
+    if COUNT == 1:
+        next_scales = of_groups(
+            of_scales, tiles, g, start + mine, num_groups, width_out, GROUP, IS_EVEN
+        )
+        if HAS_ZEROS:
+            next_zeros = of_groups(
+                of_zeros, tiles, g, start + mine, num_groups, width_out, GROUP, IS_EVEN
+            )
     if OVERLAPS:
         gdc_wait()
         gdc_launch_dependents()
-    for first in range(start, end, 2 * WARPS):
+    for first in range(start, end, 2 * DEEP):
         block = first + mine
-        later = words_of_turn(of_words, block + 2 * WARPS, num_blocks)
-        scales = of_groups(of_scales, tiles, g, block, num_groups, width_out, GROUP, IS_EVEN)
-        zeros = scales
+        next_block = block + 2 * DEEP
+        if IN_RING:
+            last = STAGES - 1 if stage == 0 else stage - 1
+            ask_for_words(of_words, memory, last, block + (STAGES - 1) * (2 * DEEP), end)
+            words = take_words(memory, stage)
+            stage = 0 if stage == STAGES - 1 else stage + 1
+        else:
+            words = next_words
+            next_words = words_of_turn(of_words, next_block, num_blocks, PTX)
+        # Those of one group are asked for a turn ahead, too; more would take many registers.
+        scales, zeros = next_scales, next_zeros
+        wanted = block if COUNT > 1 else next_block
+        found = of_groups(of_scales, tiles, g, wanted, num_groups, width_out, GROUP, IS_EVEN)
+        found_zeros = ()
         if HAS_ZEROS:
-            zeros = of_groups(of_zeros, tiles, g, block, num_groups, width_out, GROUP, IS_EVEN)
+            found_zeros = of_groups(
+                of_zeros, tiles, g, wanted, num_groups, width_out, GROUP, IS_EVEN
+            )
+        if COUNT > 1:
+            scales, zeros = found, found_zeros
+        else:
+            next_scales, next_zeros = found, found_zeros
         sums, sums_x = (nothing,) * (8 * EIGHTS), (nothing,) * 4
         for step in tl.static_range(8):
             # Missing rows are computed as copies of the last one, and not stored.
@@ -169,33 +210,35 @@ def _fragment_kernel(
                             more = more + (total[c] + scale.to(tl.float32) * value,)
                 totals = more
                 sums, sums_x = (nothing,) * (8 * EIGHTS), (nothing,) * 4
-        words = later
-    VECTORS: tl.constexpr = (10 if HAS_NORM else 8) * EIGHTS
-    found = ()
-    for n in tl.static_range(2 * EIGHTS):
-        found = found + _over_warps(four_of(totals, n), WARPS)
+    found = totals
     if HAS_NORM:
         for n in tl.static_range(EIGHTS):
-            sums = _over_warps(four_of(squares, n), WARPS)
-            found = found + (_diagonal(sums[0], 0), _diagonal(sums[1], 1))
+            found = found + (squares[4 * n], squares[4 * n + 1])
+    found = sums_over_warps(found, memory, DEEP, PTX)
     if num_splits > 1:
         found, is_done = sums_of_programs(
-            found, VECTORS, parts_ptr, counters_ptr, task, split, num_splits
+            found, 32 * WIDE, parts_ptr, counters_ptr, task, split, num_splits
         )
         if not is_done:
             return
-    lane = tl.arange(0, 32)
+    pair = task * WIDE + warp
+    factors = ()
+    for n in tl.static_range(EIGHTS):
+        for c in tl.static_range(2):
+            factor = 1.0
+            if HAS_NORM:
+                square = _diagonal(found[8 * EIGHTS + 2 * n + c], c)
+                factor = tl.rsqrt(square / width_in + eps)
+            factors = factors + (factor,)
     for m in tl.static_range(1 if IS_GATED else 2):
         for n in tl.static_range(EIGHTS):
             for c in tl.static_range(4):
-                column = (task if IS_GATED else 2 * task + m) * 16 + 8 * (c // 2) + lane // 4
-                row = 8 * n + 2 * (lane % 4) + c % 2
-                factor = 1.0
-                if HAS_NORM:
-                    factor = tl.rsqrt(found[8 * EIGHTS + 2 * n + c % 2] / width_in + eps)
+                column = (pair if IS_GATED else 2 * pair + m) * 16 + 8 * (c // 2) + g
+                row = 8 * n + 2 * t + c % 2
                 finish(
-                    found[4 * (m * EIGHTS + n) + c], found[4 * (EIGHTS + n) + c],
-                    column, row, (column < outputs) & (row < num_rows), factor, outputs,
+                    found[4 * (m * EIGHTS + n) + c], found[4 * (EIGHTS + n) + c], column, row,
+                    (warp < WIDE) & (column < outputs) & (row < num_rows),
+                    factors[2 * n + c % 2], outputs,
                     bias_ptr, residual_ptr, out_ptr, HAS_BIAS, HAS_RESIDUAL, IS_GATED,
                 )  # fmt: skip
 
@@ -210,21 +253,11 @@ def _four_inputs(ptr, block, t, step: tl.constexpr, fours, IS_EVEN: tl.constexpr
 
 
 @triton.jit
-def _over_warps(four, WARPS: tl.constexpr):
-    """Four [threads] -> four [32]: the sums over warps, which exchange all four at once."""
-    pairs = tl.join(tl.join(four[0], four[1]), tl.join(four[2], four[3]))
-    sums = tl.sum(tl.reshape(pairs, [WARPS, 32, 2, 2]), axis=0)
-    # In the last axis the values that were joined last.
-    even, odd = tl.split(sums)
-    first, second = tl.split(even)
-    third, fourth = tl.split(odd)
-    return first, second, third, fourth
-
-
-@triton.jit
 def _diagonal(values, c: tl.constexpr):
-    """For lanes 4 g + t: the value of lane g = 2 t + c, in all lanes of that t; [32]."""
-    lane = tl.arange(0, 32)
+    """For lanes 4 g + t: the value of lane g = 2 t + c of their warp, in all lanes of that t."""
+    THREADS: tl.constexpr = values.shape[0]
+    lane = tl.arange(0, THREADS) % 32
     kept = tl.where(lane // 4 == 2 * (lane % 4) + c, values, 0.0)
-    of_columns = tl.sum(tl.reshape(kept, [8, 4]), axis=0)
-    return tl.reshape(tl.broadcast_to(of_columns[None, :], [8, 4]), [32])
+    shape: tl.constexpr = [THREADS // 32, 8, 4]
+    of_columns = tl.sum(tl.reshape(kept, shape), axis=1)
+    return tl.reshape(tl.broadcast_to(of_columns[:, None, :], shape), [THREADS])

@@ -42,13 +42,10 @@ MAX_NORM_ROWS = 16
 MAX_SLICED_ROWS = 192
 SYMMETRIC_ZERO = 8
 TURN = 2 * BLOCK  # inputs per warp and turn in the kernels without tiles
+MAX_WIDE = 4  # warps side by side in the kernel with fragments
 AHEAD = 4  # turns whose words are brought into the L2 cache, where launches overlap
 MAGIC = 0x4B000000  # the bits of 2^23
 Way = Literal["fragments", "row", "tiles"]
-# The fewest warps of a program, and how many a processor should have at least, as tuning found for
-# the products of an 8B model on an H100. The kernel for one row is bound by its instructions, so it
-# takes more; with many rows, threads need more registers.
-_WARPS = {"row": (8, 15.0), "fragments": (1, 7.0), "many rows": (1, 3.5)}
 
 
 def int4_matmul(
@@ -118,7 +115,8 @@ def _launch(
         "IS_GATED": around.is_gated,
         "num_warps": config.num_warps,
     }
-    is_even = width_in % (config.num_warps * TURN) == 0
+    is_even = width_in % config.block_k == 0
+    ptx = not triton.knobs.runtime.interpret
     grid = (num_tasks, config.num_splits)
     if way != "tiles":
         arguments["ahead"] = config.ahead
@@ -130,14 +128,17 @@ def _launch(
             num_rows=num_rows,
             IS_EVEN=is_even,
             EIGHTS=rows // 8,
-            WARPS=config.num_warps,
-            PTX=not triton.knobs.runtime.interpret,
+            DEEP=config.block_k // TURN,
+            WIDE=_wide(config),
+            PTX=ptx,
         )
         return
     arguments["permutation_ptr"] = present(weight.permutation, weight.words)
     arguments["HAS_PERMUTATION"] = weight.permutation is not None
     if way == "row":
-        _row_kernel[grid](**arguments, magic=MAGIC, IS_EVEN=is_even, WARPS=config.num_warps)
+        _row_kernel[grid](
+            **arguments, magic=MAGIC, IS_EVEN=is_even, WARPS=config.num_warps, PTX=ptx
+        )
     else:
         _tile_kernel[grid](
             **arguments, num_rows=num_rows, BLOCK_M=config.block_m, BLOCK_N=config.block_n
@@ -157,56 +158,74 @@ def _eights(num_rows: int) -> int:
     return 8 * int(triton.next_power_of_2(triton.cdiv(num_rows, 8)))
 
 
+def _wide(config: TileConfig) -> int:
+    """Warps side by side, in the kernels without tiles."""
+    return config.num_warps * TURN // config.block_k
+
+
 def _part_size(way: Way, rows: int, config: TileConfig) -> int:
     """Floats that a program leaves for the program that adds up."""
     if way == "tiles":
         return config.block_m * (2 * config.block_n + 1)
-    return 5 * 8 if way == "row" else 10 * 32 * (rows // 8)
+    return 5 * 32 if way == "row" else 10 * 32 * _wide(config) * (rows // 8)
 
 
 def _choose(
     way: Way, rows: int, outputs: int, num_blocks: int, workspace: Workspace, is_gated: bool
 ) -> TileConfig:
     """Tiles such that each processor of the GPU has enough work, if the weight is large enough."""
-    num_processors, ahead = workspace.num_processors, 0
-    if way == "tiles":
-        block_m = max(16, rows)
-        # 64 outputs of 64 rows would not fit into the registers.
-        block_n, block_k, num_warps = 32 if block_m == 64 else 64, BLOCK, 4
-        wanted = triton.cdiv(2 * num_processors, triton.cdiv(outputs, block_n))
-    else:
-        block_m, block_n = rows, TILE if is_gated else 2 * TILE
-        num_tasks = triton.cdiv(outputs, block_n)
-        ahead = AHEAD if workspace.overlaps else 0
-        num_warps, warps_each = _WARPS[way if rows <= 16 else "many rows"]
-        if num_blocks * BLOCK % (num_warps * TURN):
-            num_warps = min(num_warps, 4)
-        # As many warps as fit at once: a program of sixteen fills a processor.
-        most_warps = 16 if rows <= 16 and num_tasks <= num_processors else 8
-        while (
-            num_warps < most_warps
-            and num_tasks * num_warps < warps_each * num_processors
-            and num_blocks * BLOCK % (2 * num_warps * TURN) == 0
-        ):
-            num_warps *= 2
-        if not workspace.splits:
-            num_warps = max(num_warps, 4)
-        block_k = num_warps * TURN
-        wanted = triton.cdiv(int(warps_each * num_processors), num_tasks * num_warps)
-    # Parts shorter than a turn, or than two blocks, cost more to add up than they save.
-    most = max(1, num_blocks * BLOCK // max(block_k, TURN))
+    if way != "tiles":
+        return _choose_warps(way, rows, outputs, num_blocks, workspace, is_gated)
+    num_processors, block_m = workspace.num_processors, max(16, rows)
+    # 64 outputs of 64 rows would not fit into the registers.
+    block_n = 32 if block_m == 64 else 64
+    wanted = triton.cdiv(2 * num_processors, triton.cdiv(outputs, block_n))
+    # Parts shorter than two blocks cost more to add up than they save.
+    most = max(1, num_blocks // 2)
     num_splits = min(wanted, most) if workspace.splits and num_processors > 1 else 1
-    return TileConfig(block_m, block_n, block_k, num_splits, num_warps, ahead)
+    return TileConfig(block_m, block_n, BLOCK, num_splits, 4)
+
+
+def _choose_warps(
+    way: Way, rows: int, outputs: int, num_blocks: int, workspace: Workspace, is_gated: bool
+) -> TileConfig:
+    """The same for the kernels without tiles, as an H100 was found to take them (docs/results):
+    programs that fit at once, and as few parts as that leaves.
+    """
+    num_processors, each = workspace.num_processors, TILE if is_gated else 2 * TILE
+    pairs = triton.cdiv(outputs, each)
+    warps_at_once = (16 if rows <= 16 else 8) * num_processors
+    if rows > 8:
+        wide = 2 if 4 * pairs <= warps_at_once else MAX_WIDE
+        deep = 8 // wide
+    elif 8 * pairs > warps_at_once:
+        deep, wide = 4, 1 if way == "row" else 2
+    else:
+        deep, wide = 16 if num_processors // 2 < pairs <= num_processors else 8, 1
+    while deep > 1 and num_blocks * BLOCK % (deep * TURN):
+        deep //= 2
+    num_tasks, num_splits = triton.cdiv(pairs, wide), 1
+    if workspace.splits and num_processors > 1:
+        fitting = warps_at_once // (num_tasks * deep * wide)
+        num_splits = max(1, min(fitting, num_blocks * BLOCK // (deep * TURN)))
+    # Where others wait for their turn, their words would only push out those that are needed now.
+    fits = num_tasks * num_splits * deep * wide <= warps_at_once
+    ahead = AHEAD if workspace.overlaps and fits else 0
+    return TileConfig(rows, each * wide, deep * TURN, num_splits, deep * wide, ahead)
 
 
 def _vary(config: TileConfig) -> list[TileConfig]:
-    """The alternatives to try: only the kernel with tiles can have more or fewer outputs."""
+    """The alternatives to try. Of the kernels without tiles, the one for a row has all its warps
+    share outputs.
+    """
     if config.block_k == BLOCK:
         return neighbours(config, Ranges((16, 128), (BLOCK, BLOCK)))
-    outputs = config.block_n
+    each = config.block_n // _wide(config)
+    most = each * (1 if config.block_m == 1 else MAX_WIDE)
     return [
-        replace(other, block_k=other.num_warps * TURN)
-        for other in neighbours(config, Ranges((outputs, outputs), (0, 0)))
+        replace(other, block_k=other.num_warps * each // other.block_n * TURN)
+        for other in neighbours(config, Ranges((each, most), (0, 0)))
+        if other.num_warps * each >= other.block_n
     ]
 
 
@@ -304,7 +323,6 @@ def _spec(way: Way, rows: int, group: int, around: str, *, overlaps: bool = Fals
     workspace.num_processors = 132
     config = _choose(way, rows, 4096, 64, workspace, is_gated)
     kernel = {"fragments": _fragment_kernel, "row": _row_kernel, "tiles": _tile_kernel}[way]
-    inputs = BLOCK if way == "tiles" else config.num_warps * TURN
     outputs = config.block_n * (2 if is_gated else 1)
     constants = {
         "GROUP": group,
@@ -317,6 +335,8 @@ def _spec(way: Way, rows: int, group: int, around: str, *, overlaps: bool = Fals
         "IS_EVEN": True,
         "EIGHTS": rows // 8,
         "WARPS": config.num_warps,
+        "DEEP": config.block_k // TURN,
+        "WIDE": 1 if way == "tiles" else _wide(config),
         "PTX": True,
         "OVERLAPS": overlaps,
         "BLOCK_M": config.block_m,
@@ -332,9 +352,9 @@ def _spec(way: Way, rows: int, group: int, around: str, *, overlaps: bool = Fals
         config.num_warps,
         min_capability=90 if overlaps else 80,
         multiples_of_16=("width_in", "width_out", "num_blocks", "magic"),
-        # A few values from before the loop, on sm_100 and sm_120.
-        max_stack=24 if way == "fragments" else 0,
-        work=Work("weight", inputs * outputs, 0.5 + (3 if group == 32 else 2) / group),
+        # A few values from before the loop: on sm_90 of one row, on sm_100 and sm_120 of more.
+        max_stack=0 if way == "tiles" else 24,
+        work=Work("weight", config.block_k * outputs, 0.5 + (3 if group == 32 else 2) / group),
     )
 
 

@@ -22,6 +22,7 @@ from localllm_kernels.int4_turn import (
     word_pointers,
     words_of_turn,
 )
+from localllm_kernels.shared_memory import shared_memory, sums_over_warps
 
 
 @triton.jit(do_not_specialize=["num_splits", "ahead"])
@@ -53,6 +54,7 @@ def _row_kernel(
     IS_GATED: tl.constexpr,
     IS_EVEN: tl.constexpr,
     WARPS: tl.constexpr,
+    PTX: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
     """`magic`: 0x4B000000, the bits of 2^23, hidden from the compiler: a constant would take one
@@ -74,19 +76,22 @@ def _row_kernel(
     totals = (nothing,) * 4
     squares = nothing
     of_words = word_pointers(words_ptr, tiles, num_blocks, lane)
-    of_scales = group_pointers(scales_ptr, tiles, g, num_groups, GROUP, IS_EVEN)
-    of_zeros = group_pointers(zeros_ptr, tiles, g, num_groups, GROUP, IS_EVEN)
+    of_scales = group_pointers(scales_ptr, tiles, g, num_groups)
+    of_zeros = group_pointers(zeros_ptr, tiles, g, num_groups)
     mine = 2 * (thread // 32)
     if OVERLAPS:
         fetched = tl.minimum(start + ahead * (2 * WARPS), end)
-        fetch_words(words_ptr, tiles, num_blocks, thread, start, fetched)
-    words = words_of_turn(of_words, start + mine, num_blocks)
+        fetch_words(words_ptr, task, width_out, num_blocks, thread, start, fetched, IS_GATED, 1)
+    memory = thread
+    if PTX:
+        memory = shared_memory(32 * WARPS, 32 * 32 * WARPS)
+    words = words_of_turn(of_words, start + mine, num_blocks, PTX)
     if OVERLAPS:
         gdc_wait()
         gdc_launch_dependents()
     for first in range(start, end, 2 * WARPS):
         block = first + mine
-        later = words_of_turn(of_words, block + 2 * WARPS, num_blocks)
+        later = words_of_turn(of_words, block + 2 * WARPS, num_blocks, PTX)
         scales = of_groups(of_scales, tiles, g, block, num_groups, width_out, GROUP, IS_EVEN)
         zeros = scales
         if HAS_ZEROS:
@@ -127,23 +132,28 @@ def _row_kernel(
                 totals = more
                 sums, sum_x = (nothing,) * 4, nothing
         words = later
-    found = _over_lanes(totals, WARPS)
-    found = found + (tl.sum(tl.sum(tl.reshape(squares, [WARPS, 8, 4]), axis=2), axis=0),)
+    found = totals
+    if HAS_NORM:
+        found = found + (squares,)
+    found = sums_over_warps(found, memory, WARPS, PTX)
     if num_splits > 1:
         found, is_done = sums_of_programs(
-            found, 5, parts_ptr, counters_ptr, task, split, num_splits
+            found, 32, parts_ptr, counters_ptr, task, split, num_splits
         )
         if not is_done:
             return
     factor = 1.0
     if HAS_NORM:
-        factor = tl.rsqrt(found[4] / width_in + eps)
-    within = tl.arange(0, 8)
+        factor = tl.rsqrt(_over_inputs(found[4]) / width_in + eps)
+    sums = ()
+    for r in tl.static_range(4):
+        sums = sums + (_over_inputs(found[r]),)
+    is_mine = (thread < 32) & (t == 0)
     for r in tl.static_range(2 if IS_GATED else 4):
-        column = task * (16 if IS_GATED else 32) + 8 * r + within
+        column = task * (16 if IS_GATED else 32) + 8 * r + g
         finish(
-            found[r], found[(r + 2) % 4], column, within * 0, column < outputs, factor, outputs,
-            bias_ptr, residual_ptr, out_ptr, HAS_BIAS, HAS_RESIDUAL, IS_GATED,
+            sums[r], sums[(r + 2) % 4], column, column * 0, is_mine & (column < outputs), factor,
+            outputs, bias_ptr, residual_ptr, out_ptr, HAS_BIAS, HAS_RESIDUAL, IS_GATED,
         )  # fmt: skip
 
 
@@ -176,13 +186,9 @@ def _code(word, magic, place: tl.constexpr):
 
 
 @triton.jit
-def _over_lanes(four, WARPS: tl.constexpr):
-    """Four [threads] -> four [8]: the sums over warps, and over the lanes that have the same g;
-    warps exchange all four at once.
-    """
-    pairs = tl.join(tl.join(four[0], four[1]), tl.join(four[2], four[3]))
-    sums = tl.sum(tl.sum(tl.reshape(pairs, [WARPS, 8, 4, 2, 2]), axis=2), axis=0)
-    even, odd = tl.split(sums)
-    first, second = tl.split(even)
-    third, fourth = tl.split(odd)
-    return first, second, third, fourth
+def _over_inputs(values):
+    """[threads]: the sums over the four lanes with the same g, in each of them."""
+    THREADS: tl.constexpr = values.shape[0]
+    shape: tl.constexpr = [THREADS // 4, 4]
+    sums = tl.sum(tl.reshape(values, shape), axis=1)
+    return tl.reshape(tl.broadcast_to(sums[:, None], shape), [THREADS])

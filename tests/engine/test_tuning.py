@@ -202,7 +202,7 @@ def test_a_tuned_product_gives_the_same(num_rows: int) -> None:
         expected = product(x)
     [(key, (default, vary))] = asked.items()
     others = vary(default)
-    assert len(others) >= 3
+    assert len(others) >= 2
     for other in others:
         with tuned_by(model, Tunings({key: other})):
             torch.testing.assert_close(product(x), expected)
