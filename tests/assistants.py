@@ -23,6 +23,15 @@ from localllm.model.weights import open_source
 
 WIDTH, NUM_CLUSTERS, NUM_ACTIVE = 32, 24, 3
 KINDS = ["sliding_attention", "full_attention"]
+# A tiny Gemma 4 for which `write_assistant(folder, 48)` writes an assistant.
+TARGET: dict[str, Any] = {
+    "layer_types": KINDS,
+    "sliding_window": 24,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "hidden_act": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
 
 
 def write_assistant(

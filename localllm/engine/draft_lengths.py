@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import mul
 from typing import NamedTuple
 
 from localllm.engine.speculation_config import MAX_DRAFT
@@ -175,11 +176,15 @@ class DraftLengths:
             history.longest = max(1, history.longest // 2)
 
     def knows_enough(self, num_rows: int) -> bool:
-        """Whether steps with drafts besides so many rows have been measured, and many outcomes."""
+        """Whether steps with drafts besides so many rows have been measured, and many outcomes; the
+        latter suffice where drafts would not be worth it even if they took no time.
+        """
         decided, enough = sum(outcomes.decided for outcomes in self._outcomes), _ENOUGH
         if self._has_matches:
             enough, decided = _ENOUGH_OF_MATCHES, decided - _GUESSED * len(self._outcomes)
-        return decided > enough and self._drafting.factor(num_rows, 1) is not None
+        if decided <= enough:
+            return False
+        return self._is_vain() or self._drafting.factor(num_rows, 1) is not None
 
     def plain_seconds(self, num_rows: int) -> float | None:
         """Seconds of a step without drafts; None if none was measured."""
@@ -188,6 +193,12 @@ class DraftLengths:
     def knows_plain(self, num_rows: int) -> bool:
         """Whether steps of about so many rows without drafts have been measured."""
         return self._plain.knows(num_rows)
+
+    def _is_vain(self) -> bool:
+        """Whether a drafter that could draft always is right so rarely that drafts gain nothing."""
+        chances = (self._general_chance(kind) for kind in range(len(self._outcomes)))
+        gained = sum(accumulate(chances, mul))
+        return self.drafts_always and gained < _MARGIN_TO_BEGIN - 1
 
     def _best_number(
         self, num_rows: int, num_decoding: int, chances: Sequence[float], margin: float

@@ -161,7 +161,10 @@ def _taken_layers(fields: ConfigFields, target: Architecture) -> list[int]:
     name, num_layers = "eagle_aux_hidden_state_layer_ids", target.num_layers
     given = fields.raw.get(name)
     if given is None or given == []:
-        return [2, num_layers // 2, num_layers - 3]
+        usual = [2, num_layers // 2, num_layers - 3]
+        if min(usual) < 1:
+            fields.fail(name, f"given, since a model of {num_layers} layers lacks the usual ones")
+        return usual
     count = len(given) if isinstance(given, list) else 0
     layers = fields.integers(name, 1, num_layers, count)
     assert layers is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from assistants import write_assistant
+from assistants import TARGET, write_assistant
 from checkpoints import tiny_config
 from eagles import write_eagle3
 from heads import APART, add_head, head_architecture
@@ -51,15 +51,7 @@ def drafting(drafter: str) -> EngineConfig:
 
 def gemma4(make_checkpoint: MakeCheckpoint) -> Path:
     """A model for which `write_assistant(folder, 48)` writes an assistant."""
-    return make_checkpoint(
-        "Gemma4ForCausalLM",
-        layer_types=["sliding_attention", "full_attention"],
-        sliding_window=24,
-        global_head_dim=32,
-        hidden_size_per_layer_input=0,
-        hidden_act="gelu_pytorch_tanh",
-        tie_word_embeddings=True,
-    )
+    return make_checkpoint("Gemma4ForCausalLM", **TARGET)
 
 
 def with_own_head(make_checkpoint: MakeCheckpoint) -> Path:

@@ -16,7 +16,7 @@ from scheduling import make_request
 from simulated import simulate
 
 from localllm.engine.assistant_drafter import AssistantDrafter
-from localllm.engine.draft_lengths import MARGIN, DraftLengths
+from localllm.engine.draft_lengths import MARGIN, DraftHistory, DraftLengths
 from localllm.engine.draft_model import DraftModel
 from localllm.engine.drafter import Drafter, Proposal
 from localllm.engine.head_drafter import HeadDrafter
@@ -574,6 +574,16 @@ def test_a_trial_in_a_batch_begins_once_all_are_ready_and_ends_soon_if_it_gives_
     # Beside the drafts of eight rows a step takes twice the time: nobody drafts unless to try.
     simulate(speculator, texts, lambda rows: 1e-3 * max(1.0, rows / 8), 0.0)
     assert head.drafted == [8] * 3
+
+
+@pytest.mark.parametrize(("every", "is_known"), [(1000, True), (10, False)])
+def test_a_head_that_is_always_wrong_need_not_be_timed(every: int, is_known: bool) -> None:
+    """One that is right at times is tried until it is known what its drafts cost."""
+    lengths, history = DraftLengths(4, has_matches=False), DraftHistory()
+    assert not lengths.knows_enough(16)
+    for i in range(48):
+        lengths.add_outcome(history, 0, 1, int(i % every == every - 1))
+    assert lengths.knows_enough(16) == is_known
 
 
 def test_a_head_of_which_little_is_known_is_prepared_with_little() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from assistants import write_assistant
+from assistants import TARGET, write_assistant
 from eagles import Layout, write_eagle, write_eagle3
 from fake_hub import Hub, running_hub
 from safetensors.torch import load_file, save_file
@@ -39,15 +39,7 @@ def test_a_head_of_the_hub_drafts_for_a_model(
 @pytest.fixture
 def gemma4(make_checkpoint: Callable[..., Path], tmp_path: Path) -> tuple[Path, Path]:
     """The folders of a model and of its assistant."""
-    folder = make_checkpoint(
-        "Gemma4ForCausalLM",
-        layer_types=["sliding_attention", "full_attention"],
-        sliding_window=24,
-        global_head_dim=32,
-        hidden_size_per_layer_input=0,
-        hidden_act="gelu_pytorch_tanh",
-        tie_word_embeddings=True,
-    )
+    folder = make_checkpoint("Gemma4ForCausalLM", **TARGET)
     assistant = tmp_path / "assistant"
     write_assistant(assistant, 48)
     return folder, assistant

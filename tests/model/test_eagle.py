@@ -291,6 +291,11 @@ def test_broken_heads_and_other_folders_are_refused(tmp_path: Path) -> None:
     write_eagle3(tmp_path / "head", target.architecture, speculators_model_type="dflash")
     with pytest.raises(UnsupportedModelError, match="'dflash' are not supported"):
         load(tmp_path, target)
+    write_checkpoint(tmp_path / "shallow", tiny_config("LlamaForCausalLM", num_hidden_layers=3))
+    shallow = read_architecture(tmp_path / "shallow")
+    write_eagle3(tmp_path / "head", shallow)
+    with pytest.raises(CheckpointError, match="a model of 3 layers lacks the usual ones"):
+        found_eagle(tmp_path / "head", tmp_path / "shallow", shallow)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
