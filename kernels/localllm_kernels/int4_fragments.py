@@ -1,4 +1,4 @@
-"""The product of up to 64 rows with a 4-bit weight, on the matrix units, without shared memory.
+"""The product of up to 64 rows with a 4-bit weight, on the matrix units.
 
 In a step of `matrix_units.py`, weights are the 16 rows and eight rows of x the columns; codes
 become mantissas of 128 (of 1,024 in float16). For up to eight rows of bfloat16 the excess is

@@ -32,7 +32,7 @@ from localllm_kernels.int4_tiles import _dequantize_kernel, _tile_kernel
 from localllm_kernels.int4_weight import BLOCK, NOTHING, TILE, Around, PackedInt4
 from localllm_kernels.launch import Workspace, present, row_bucket
 from localllm_kernels.rms_norm import rms_norm
-from localllm_kernels.tiles import Ranges, TileConfig, neighbours
+from localllm_kernels.tiles import MAX_WARPS, Ranges, TileConfig, neighbours
 
 MAX_TILE_ROWS = 64
 # With more rows the norm costs more, in steps of the matrix units, than a launch of its own.
@@ -189,8 +189,8 @@ def _choose(
 def _choose_warps(
     way: Way, rows: int, outputs: int, num_blocks: int, workspace: Workspace, is_gated: bool
 ) -> TileConfig:
-    """The same for the kernels without tiles, as an H100 was found to take them (docs/results):
-    programs that fit at once, and as few parts as that leaves.
+    """The same for the kernels without tiles, about as an H100 was found to take them
+    (docs/results): programs that fit at once, and as few parts as that leaves.
     """
     num_processors, each = workspace.num_processors, TILE if is_gated else 2 * TILE
     pairs = triton.cdiv(outputs, each)
@@ -208,9 +208,10 @@ def _choose_warps(
     if workspace.splits and num_processors > 1:
         fitting = warps_at_once // (num_tasks * deep * wide)
         num_splits = max(1, min(fitting, num_blocks * BLOCK // (deep * TURN)))
-    # Where others wait for their turn, their words would only push out those that are needed now.
-    fits = num_tasks * num_splits * deep * wide <= warps_at_once
-    ahead = AHEAD if workspace.overlaps and fits else 0
+    # It pays where it brings all words of a program.
+    num_turns = triton.cdiv(num_blocks * BLOCK, deep * TURN * num_splits)
+    is_short = rows <= 8 and num_turns <= AHEAD
+    ahead = AHEAD if workspace.overlaps and is_short else 0
     return TileConfig(rows, each * wide, deep * TURN, num_splits, deep * wide, ahead)
 
 
@@ -221,11 +222,13 @@ def _vary(config: TileConfig) -> list[TileConfig]:
     if config.block_k == BLOCK:
         return neighbours(config, Ranges((16, 128), (BLOCK, BLOCK)))
     each = config.block_n // _wide(config)
-    most = each * (1 if config.block_m == 1 else MAX_WIDE)
+    most_wide = 1 if config.block_m == 1 else MAX_WIDE
+    # With more, the words of one turn only would fit into shared memory, see int4_ring.py.
+    most_warps = MAX_WARPS if config.block_m <= 8 else 8
     return [
         replace(other, block_k=other.num_warps * each // other.block_n * TURN)
-        for other in neighbours(config, Ranges((each, most), (0, 0)))
-        if other.num_warps * each >= other.block_n
+        for other in neighbours(config, Ranges((each, each * most_wide), (0, 0)))
+        if other.block_n <= other.num_warps * each and other.num_warps <= most_warps
     ]
 
 

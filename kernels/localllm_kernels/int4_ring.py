@@ -1,7 +1,7 @@
 """The words of the next turns of a warp, on their way into shared memory.
 
 A thread reads only what it has copied itself, so there is no barrier, and what is under way takes
-no register. With 16 rows and more, registers are what limits the warps of a processor; with fewer,
+no register. From nine rows on, registers are what limits the warps of a processor; with fewer,
 loads into registers (`int4_turn.py`) are faster (docs/performance.md).
 """
 

@@ -198,7 +198,7 @@ def build_decoder(
         of_head = head_memory(
             head, dtype.itemsize, partial(row_bytes, dtype=kv_dtype), config.block_size
         )
-        return plan_experts(
+        plan = plan_experts(
             partial(plan_with, of_head=of_head),
             resident_bytes(dtype.itemsize) + of_head.weights_bytes,
             expert_sizes(architecture, lambda name: weights.linear_bytes(name, dtype.itemsize)),
@@ -206,6 +206,14 @@ def build_decoder(
             architecture,
             has_slots=ops.traits.captures,
         )
+        host_free = free_bytes(torch.device("cpu"))
+        if plan.host_bytes > host_free:
+            raise GpuMemoryError(
+                f"experts need {plan.host_bytes / (1 << 30):.1f} GiB of host memory, "
+                f"{host_free / (1 << 30):.1f} GiB are free",
+                hint="a smaller model: localllm plan",
+            )
+        return plan
 
     # Before the model, which takes longer.
     head_weights: HeadWeights | None = None
@@ -226,13 +234,6 @@ def build_decoder(
             raise
         plan = plan_beside(None)
         logger.warning("the model's %s is not used: %s", head.kind, error)
-    host_free = free_bytes(torch.device("cpu"))
-    if plan.host_bytes > host_free:
-        raise GpuMemoryError(
-            f"experts need {plan.host_bytes / (1 << 30):.1f} GiB of host memory, "
-            f"{host_free / (1 << 30):.1f} GiB are free",
-            hint="a smaller model: localllm plan",
-        )
     listener.line(plan.describe())
     model = load_model(
         source,

@@ -17,6 +17,7 @@ from localllm.chat.conversation import ChatSession
 from localllm.cli.render import Shown
 from localllm.cli.repl import Repl
 from localllm.engine.config import EngineConfig
+from localllm.engine.memory import MemoryPlan, plan_memory
 from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import (
     CatalogError,
@@ -172,10 +173,16 @@ def test_an_assistant_for_which_there_is_no_memory_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def load_no_head(*args: Any, **options: Any) -> Any:
-        raise GpuMemoryError("it does not fit")
+    most = [0]
 
-    monkeypatch.setattr("localllm.engine.loading.load_head", load_no_head)
+    def plan_for_one(*args: Any, **options: Any) -> MemoryPlan:
+        plan = plan_memory(*args, **options)
+        most.append(max(most[-1], plan.weights_bytes))
+        if plan.weights_bytes == most[-1]:  # with the assistant
+            raise GpuMemoryError("it does not fit")
+        return plan
+
+    monkeypatch.setattr("localllm.engine.loading.plan_memory", plan_for_one)
     target = gemma4(make_checkpoint)
     write_assistant(target.with_name(f"{target.name}-assistant"), 48)
     open_model(str(target), drafting("auto"))

@@ -576,12 +576,16 @@ def test_a_trial_in_a_batch_begins_once_all_are_ready_and_ends_soon_if_it_gives_
     assert head.drafted == [8] * 3
 
 
-@pytest.mark.parametrize(("every", "is_known"), [(1000, True), (10, False)])
-def test_a_head_that_is_always_wrong_need_not_be_timed(every: int, is_known: bool) -> None:
+@pytest.mark.parametrize(
+    ("every", "decided", "is_known"), [(1000, 48, True), (1000, 24, False), (10, 48, False)]
+)
+def test_a_head_that_is_always_wrong_need_not_be_timed(
+    every: int, decided: int, is_known: bool
+) -> None:
     """One that is right at times is tried until it is known what its drafts cost."""
     lengths, history = DraftLengths(4, has_matches=False), DraftHistory()
     assert not lengths.knows_enough(16)
-    for i in range(48):
+    for i in range(decided):
         lengths.add_outcome(history, 0, 1, int(i % every == every - 1))
     assert lengths.knows_enough(16) == is_known
 
