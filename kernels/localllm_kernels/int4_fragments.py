@@ -35,7 +35,7 @@ from localllm_kernels.matrix_units import (
     multiply_fours,
     pairs_of,
 )
-from localllm_kernels.shared_memory import shared_memory, sums_over_warps
+from localllm_kernels.shared_memory import exchange_bytes, shared_memory, sums_over_warps
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits", "ahead"])
@@ -111,7 +111,7 @@ def _fragment_kernel(
         fetch_words(words_ptr, task, width_out, num_blocks, thread, start, fetched, IS_GATED, WIDE)
     memory, stage, next_words = thread, 0, ()
     if PTX:
-        memory = shared_memory(THREADS, ring_bytes(THREADS) if IN_RING else 32 * THREADS)
+        memory = shared_memory(THREADS, ring_bytes(THREADS) if IN_RING else exchange_bytes(THREADS))
     if IN_RING:
         for turn in tl.static_range(STAGES - 1):
             ask_for_words(of_words, memory, turn, start + mine + turn * (2 * DEEP), end)
@@ -119,13 +119,10 @@ def _fragment_kernel(
         next_words = words_of_turn(of_words, start + mine, num_blocks, PTX)
     next_scales, next_zeros = (), ()
     if COUNT == 1:
-        next_scales = of_groups(
-            of_scales, tiles, g, start + mine, num_groups, width_out, GROUP, IS_EVEN
-        )
-        if HAS_ZEROS:
-            next_zeros = of_groups(
-                of_zeros, tiles, g, start + mine, num_groups, width_out, GROUP, IS_EVEN
-            )
+        next_scales, next_zeros = _scales_and_zeros(
+            of_scales, of_zeros, tiles, g, start + mine, num_groups, width_out,
+            GROUP, HAS_ZEROS, IS_EVEN,
+        )  # fmt: skip
     if OVERLAPS:
         gdc_wait()
         gdc_launch_dependents()
@@ -141,18 +138,12 @@ def _fragment_kernel(
             words = next_words
             next_words = words_of_turn(of_words, next_block, num_blocks, PTX)
         # Those of one group are asked for a turn ahead, too; more would take many registers.
-        scales, zeros = next_scales, next_zeros
         wanted = block if COUNT > 1 else next_block
-        found = of_groups(of_scales, tiles, g, wanted, num_groups, width_out, GROUP, IS_EVEN)
-        found_zeros = ()
-        if HAS_ZEROS:
-            found_zeros = of_groups(
-                of_zeros, tiles, g, wanted, num_groups, width_out, GROUP, IS_EVEN
-            )
-        if COUNT > 1:
-            scales, zeros = found, found_zeros
-        else:
-            next_scales, next_zeros = found, found_zeros
+        asked = _scales_and_zeros(
+            of_scales, of_zeros, tiles, g, wanted, num_groups, width_out,
+            GROUP, HAS_ZEROS, IS_EVEN,
+        )  # fmt: skip
+        scales, zeros = asked if COUNT > 1 else (next_scales, next_zeros)
         sums, sums_x = (nothing,) * (8 * EIGHTS), (nothing,) * 4
         for step in tl.static_range(8):
             # Missing rows are computed as copies of the last one, and not stored.
@@ -210,6 +201,8 @@ def _fragment_kernel(
                             more = more + (total[c] + scale.to(tl.float32) * value,)
                 totals = more
                 sums, sums_x = (nothing,) * (8 * EIGHTS), (nothing,) * 4
+        if COUNT == 1:
+            next_scales, next_zeros = asked
     found = totals
     if HAS_NORM:
         for n in tl.static_range(EIGHTS):
@@ -241,6 +234,27 @@ def _fragment_kernel(
                     factors[2 * n + c % 2], outputs,
                     bias_ptr, residual_ptr, out_ptr, HAS_BIAS, HAS_RESIDUAL, IS_GATED,
                 )  # fmt: skip
+
+
+@triton.jit
+def _scales_and_zeros(
+    of_scales,
+    of_zeros,
+    tiles,
+    g,
+    block,
+    num_groups,
+    width_out,
+    GROUP: tl.constexpr,
+    HAS_ZEROS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+):
+    """See `of_groups`; no zeros if the weight has none."""
+    scales = of_groups(of_scales, tiles, g, block, num_groups, width_out, GROUP, IS_EVEN)
+    zeros = ()
+    if HAS_ZEROS:
+        zeros = of_groups(of_zeros, tiles, g, block, num_groups, width_out, GROUP, IS_EVEN)
+    return scales, zeros
 
 
 @triton.jit

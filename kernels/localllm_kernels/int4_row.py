@@ -22,7 +22,7 @@ from localllm_kernels.int4_turn import (
     word_pointers,
     words_of_turn,
 )
-from localllm_kernels.shared_memory import shared_memory, sums_over_warps
+from localllm_kernels.shared_memory import exchange_bytes, shared_memory, sums_over_warps
 
 
 @triton.jit(do_not_specialize=["num_splits", "ahead"])
@@ -84,7 +84,7 @@ def _row_kernel(
         fetch_words(words_ptr, task, width_out, num_blocks, thread, start, fetched, IS_GATED, 1)
     memory = thread
     if PTX:
-        memory = shared_memory(32 * WARPS, 32 * 32 * WARPS)
+        memory = shared_memory(32 * WARPS, exchange_bytes(32 * WARPS))
     words = words_of_turn(of_words, start + mine, num_blocks, PTX)
     if OVERLAPS:
         gdc_wait()

@@ -16,6 +16,12 @@ MAX_BYTES = 47 * 1024
 _AT_ONCE = tl.constexpr(8)
 
 
+@triton.constexpr_function
+def exchange_bytes(threads):
+    """The memory that `sums_over_warps` needs."""
+    return 4 * 8 * threads
+
+
 @triton.jit
 def shared_memory(THREADS: tl.constexpr, SIZE: tl.constexpr):
     """The address of SIZE bytes; call it once in a kernel."""
@@ -29,8 +35,8 @@ def sums_over_warps(values, memory, DEEP: tl.constexpr, PTX: tl.constexpr):
     """Tuple of float32 [threads] -> the same number, in the first 1 / DEEP of all threads: the sums
     over every thread that is a multiple of [threads] / DEEP away, in their order. Elsewhere: 0.
 
-    `memory`: 32 bytes a thread. Triton's `tl.sum` would put the values of one lane side by side, so
-    that all lanes of a warp meet in one bank.
+    `memory`: see `exchange_bytes`. Triton's `tl.sum` would put the values of one lane side by side,
+    so that all lanes of a warp meet in one bank.
     """
     THREADS: tl.constexpr = values[0].shape[0]
     found = ()
