@@ -17,9 +17,13 @@ from localllm.engine.plain_rest import PlainRest
 
 # After _PLAIN_INTERVAL decisions since a step without drafts was timed, nobody drafts for some
 # steps, see plain_rest.py. A drafter that could draft always rests after fewer at first, when a
-# process becomes faster from step to step. Where a rest has told nothing, the next one comes after
+# process becomes faster from step to step, and never after more than _CLOSE_INTERVAL while it
+# promises less than _CLOSE times the speed. Where a rest has told nothing, the next one comes after
 # _RETRY_REST decisions, and after twice as many each further time.
 _FIRST_PLAIN_INTERVAL, _PLAIN_INTERVAL, _RETRY_REST = 4, 512, 32
+_CLOSE, _CLOSE_INTERVAL = 1.15, 96
+# Where drafts seem to lose, a rest so soon after the last one would tell nothing new.
+_JUST_RESTED = 16
 _TRIAL_TOKENS = 3
 # One decision to draft in so many is for longer drafts or, every other time, for shorter ones.
 _OTHER_INTERVAL = 24
@@ -61,6 +65,9 @@ class DraftChoice:
         # Decisions since a step without drafts told what such steps take.
         self._since_plain, self._plain_interval = 0, _FIRST_PLAIN_INTERVAL
         self._rest: PlainRest | None = None
+        # Whether the last decision was to try a drafter that could draft always: its steps are
+        # compared with those of a rest behind them.
+        self._has_tried = False
         self._to_retry = _RETRY_REST
 
     def again(
@@ -115,11 +122,16 @@ class DraftChoice:
                 rate = max(1.0, others * base / num_decoding)
                 is_known = self._lengths[i].knows_enough(num_rows)
                 self.trials.proposed(i, num_steps, rate, is_known=is_known)
-        chosen = self._decide(offers, candidates, most)
+        gain = max(each.speed for each in offers) * base / num_decoding
+        chosen = self._decide(offers, candidates, most, gain)
         used = {each.drafter for each in chosen if each.num_tokens}
         goes_on = used == {self.drafting} and self._rest is None and not chosen[0].is_trial
         self._decided = (num_decoding, chosen) if goes_on else None
         self._repeats = 0
+        self._has_tried = any(
+            each.is_trial and each.num_tokens > 0 and self._lengths[each.drafter].drafts_always
+            for each in chosen
+        )
         for drafter in used:
             self.trials.drafts(drafter)
         return chosen
@@ -142,10 +154,17 @@ class DraftChoice:
         without any, and the tokens that it gave each request.
         """
         num_steps = min(num_steps, num_tokens + MOST_LOST_AT_ONCE)
-        self.ledgers[drafter].book(num_tokens - num_steps)
+        is_chosen = self.drafting == drafter
+        can_rest = is_chosen and self._lengths[drafter].drafts_always
+        can_rest &= self._since_plain > _JUST_RESTED
+        is_in_doubt = self.ledgers[drafter].book(num_tokens - num_steps, can_measure=can_rest)
         self.trials.took(drafter, num_steps, num_tokens)
-        if self.ledgers[drafter].pauses and self.drafting == drafter:
-            self.drafting, self._decided, self._rest = None, None, None
+        if is_in_doubt:
+            self._since_plain, self._decided = self._plain_interval, None
+        if self.ledgers[drafter].pauses:
+            self._has_tried = False
+            if is_chosen:
+                self.drafting, self._decided, self._rest = None, None, None
 
     @property
     def is_resting(self) -> bool:
@@ -154,6 +173,8 @@ class DraftChoice:
 
     def rests(self) -> bool:
         """Whether the next step does, which is counted."""
+        if self._has_tried and not self.trials.is_trying:
+            self._rest, self._has_tried = PlainRest(), False
         if self._rest is not None:
             self._rest.left -= 1
             if self._rest.left < 0:
@@ -184,6 +205,7 @@ class DraftChoice:
         offers: Sequence[Offer],
         candidates: Sequence[Sequence[Candidate | None]],
         most: int,
+        gain: float,
     ) -> list[Chosen]:
         best = max(range(len(offers)), key=lambda i: offers[i].speed)
         is_worth_it = offers[best].speed > 0
@@ -196,10 +218,12 @@ class DraftChoice:
             counts = self._trial_counts(tried, candidates[tried], most)
             return [Chosen(tried, count, is_trial=True) for count in counts]
         drafts_always = self._lengths[best].drafts_always
+        longest = _CLOSE_INTERVAL if is_worth_it and gain < _CLOSE else _PLAIN_INTERVAL
+        self._plain_interval = min(self._plain_interval, longest)
         interval = self._plain_interval if drafts_always else _PLAIN_INTERVAL
         if is_worth_it and self._since_plain >= interval:
             # Keeps the measured time of steps without drafts up to date.
-            self._plain_interval = min(4 * self._plain_interval, _PLAIN_INTERVAL)
+            self._plain_interval = min(4 * self._plain_interval, longest)
             self._rest, is_worth_it = PlainRest(), False
         if not is_worth_it:
             return [Chosen(best, 0) for _ in offers[best].chances]

@@ -1,7 +1,9 @@
 """What the drafts of one drafter have saved, so that they never lose much.
 
 Estimates may mislead; this counts what steps with drafts took. When they have cost _MOST_LOST
-steps' time more than they saved, the drafter pauses; each pause is twice as long as the last.
+steps' time more than they saved, the drafter pauses; each pause is twice as long as the last. All
+of the machine may have become slower instead: so where that can be measured, it is, and only the
+second such loss makes the drafter pause, unless as much was saved between them.
 """
 
 _MOST_LOST, _SHORTEST_PAUSE, _LONGEST_PAUSE = 8.0, 64, 1024
@@ -14,6 +16,7 @@ class DraftLedger:
 
     def __init__(self) -> None:
         self._saved, self.left, self._next_pause = 0.0, 0, _SHORTEST_PAUSE
+        self._has_doubted = False
 
     @property
     def pauses(self) -> bool:
@@ -24,15 +27,23 @@ class DraftLedger:
         """Note that so many steps begin."""
         self.left = max(0, self.left - count)
 
-    def book(self, saved: float) -> None:
+    def book(self, saved: float, *, can_measure: bool = False) -> bool:
         """Note that drafts saved the time of so many steps, which may be negative; in a pause they
-        are not its own.
+        are not its own. `can_measure`: whether steps without drafts could be measured first.
+
+        Returns whether they should be, before the drafter pauses.
         """
         if self.pauses:
-            return
+            return False
         self._saved = min(_MOST_SAVED, self._saved + saved)
-        if self._saved < -_MOST_LOST:
-            self._saved, self.left = 0.0, self._next_pause
-            self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
-        elif self._saved == _MOST_SAVED:
+        if self._saved > _MOST_LOST:
+            self._has_doubted = False
+        if self._saved == _MOST_SAVED:
             self._next_pause = _SHORTEST_PAUSE
+        if self._saved >= -_MOST_LOST:
+            return False
+        self._saved, self._has_doubted = 0.0, not self._has_doubted and can_measure
+        if not self._has_doubted:
+            self.left = self._next_pause
+            self._next_pause = min(2 * self._next_pause, _LONGEST_PAUSE)
+        return self._has_doubted

@@ -17,15 +17,18 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
+from localllm.engine.costs_beside_rests import CostsBesideRests
 from localllm.engine.speculation_config import MAX_DRAFT
 from localllm.engine.step_times import DraftCosts, StepTimes
 
 # A draft must promise this much more speed to be worth its uncertainty.
 MARGIN = 1.08
-# Where a drafter could draft always: to begin, and by how much less it may promise to go on;
-# estimates go up and down, and what it loses is counted, see draft_ledger.py. Those of several
-# requests vary less, so they may promise less by so much divided by their number.
-_MARGIN_TO_BEGIN, _LESS_TO_GO_ON = 1.04, 0.07
+# The same where a drafter could draft always, to begin and to go on, of many requests; one of
+# `num_decoding` requests may promise less by so much divided by their number, since estimates of
+# few go up and down, and what is lost is counted (draft_ledger.py). Where many end together, the
+# last ones decode alone, which takes back some of the gain.
+_MARGIN_TO_BEGIN, _LESS_TO_BEGIN = 1.08, 0.04
+_MARGIN_TO_GO_ON, _LESS_TO_GO_ON = 1.04, 0.11
 # Steps with drafts cannot take less time than those without: so many that take less than this share
 # of it show that the latter have become faster.
 _IN_DOUBT, _TOO_FAST = 3, 0.93
@@ -39,11 +42,6 @@ _GUESSED = 2.0
 # The last two for drafters that look at no matches: requests with one kind of text are alike, and
 # those with the next kind are not.
 _FORGET_KIND, _ALIKE_WEIGHT = 0.98, 10.0
-# Where a drafter could draft always, times are compared with those of so many steps without drafts:
-# the first ones of a process are slow, and drafts would seem cheap beside them.
-_FEW_PLAIN = 4
-# Models that draft are slow at first, until memory and caches hold them.
-_LEAST_STEPS = 6
 # So many outcomes tell what drafts are worth: few where they come from matches, since a draft that
 # is rejected there may cost several steps.
 _ENOUGH, _ENOUGH_OF_MATCHES = 12, 2
@@ -103,7 +101,9 @@ class DraftLengths:
             for kind in range(num_classes)
         ]
         self._plain = StepTimes() if plain is None else plain
-        self._drafting = DraftCosts() if has_matches else DraftCosts(_LEAST_STEPS)
+        # Steps with drafts that come from matches and those without them alternate as it is.
+        self._beside = None if has_matches else CostsBesideRests(self._plain)
+        self._drafting = self._beside or DraftCosts()
         self._newest = deque[float](maxlen=_IN_DOUBT)
 
     @property
@@ -132,9 +132,7 @@ class DraftLengths:
         chances = [() if each is None else self._chances(each) for each in candidates]
         ranked = _ranked(chances, is_level=not self._has_matches)
         likeliest = [chance for chance, _ in ranked[:most]]
-        margin = MARGIN
-        if self.drafts_always:
-            margin = 1 - _LESS_TO_GO_ON / num_decoding if goes_on else _MARGIN_TO_BEGIN
+        margin = self._margin(num_decoding, goes_on=goes_on)
         best, speed = self._best_number(num_rows, num_decoding, likeliest, margin)
         return Offer(chances, ranked, best, speed)
 
@@ -149,7 +147,9 @@ class DraftLengths:
         base = self._plain.seconds(rows)
         if base is None:
             return
-        if num_drafted and self._plain.knows(rows, 1 if self._has_matches else _FEW_PLAIN):
+        if num_drafted and self._beside is not None:
+            self._beside.add(rows, num_drafted, seconds)
+        elif num_drafted and self._plain.knows(rows):
             self._drafting.add(rows, num_drafted, seconds / base)
         self._newest.append(seconds / base)
         if len(self._newest) == _IN_DOUBT and max(self._newest) < _TOO_FAST:
@@ -157,6 +157,16 @@ class DraftLengths:
             self._plain.forget(rows)
             self._drafting.forget(rows)
             self._newest.clear()
+
+    def rested(self, num_rows: int, seconds: Sequence[float]) -> None:
+        """Record the times of a rest's steps (plain_rest.py), which count as plain ones already."""
+        if self._beside is not None:
+            self._beside.rested(num_rows, seconds)
+
+    def begin_anew(self) -> None:
+        """Note that the next step with drafts is far from the last one, and from the last rest."""
+        if self._beside is not None:
+            self._beside.begin_anew()
 
     def add_outcome(
         self, history: DraftHistory, match_length: int, num_drafted: int, num_accepted: int
@@ -190,6 +200,13 @@ class DraftLengths:
         """Seconds of a step without drafts; None if none was measured."""
         return self._plain.seconds(num_rows)
 
+    def plain_seconds_now(self, num_rows: int) -> float | None:
+        """The same, as the last rest found it if that was not long ago."""
+        seconds = self._plain.seconds(num_rows)
+        if seconds is None or self._beside is None:
+            return seconds
+        return self._beside.slowness * seconds
+
     def knows_plain(self, num_rows: int) -> bool:
         """Whether steps of about so many rows without drafts have been measured."""
         return self._plain.knows(num_rows)
@@ -198,7 +215,15 @@ class DraftLengths:
         """Whether a drafter that could draft always is right so rarely that drafts gain nothing."""
         chances = (self._general_chance(kind) for kind in range(len(self._outcomes)))
         gained = sum(accumulate(chances, mul))
-        return self.drafts_always and gained < _MARGIN_TO_BEGIN - 1
+        return self.drafts_always and gained < self._margin(1, goes_on=False) - 1
+
+    def _margin(self, num_decoding: int, *, goes_on: bool) -> float:
+        """How many times as fast drafts must promise to be to be worth their uncertainty."""
+        if self._has_matches:
+            return MARGIN
+        if goes_on:
+            return _MARGIN_TO_GO_ON - _LESS_TO_GO_ON / num_decoding
+        return _MARGIN_TO_BEGIN - _LESS_TO_BEGIN / num_decoding
 
     def _best_number(
         self, num_rows: int, num_decoding: int, chances: Sequence[float], margin: float

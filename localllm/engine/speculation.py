@@ -310,9 +310,7 @@ class Speculator:
             tells = False  # the look is in its time
         is_plain = not (num_drafted or has_waited)
         if is_plain and is_usual and self._choice.is_resting:
-            for settled in self._choice.rested(num_rows, seconds):
-                self._lengths[0].add_step(num_rows, settled, 0, is_plain=True)
-                self._choice.timed_plain()
+            self._learn_rest(num_rows, self._choice.rested(num_rows, seconds))
         elif is_usual and tells:
             self._lengths[dearest].add_step(num_rows, seconds, num_drafted, is_plain=is_plain)
             if is_plain and self._is_settled:
@@ -333,6 +331,16 @@ class Speculator:
             by = [dearest] if num_drafted else self._active()
             self._book_saving(num_rows - num_drafted, tokens_each, seconds, by)
         self._spent_s += self._clock() - began_s
+
+    def _learn_rest(self, num_rows: int, settled: Sequence[float]) -> None:
+        """Learn from the steps that tell what a rest has found, if it is over."""
+        if not settled:
+            return
+        for each in settled:
+            self._lengths[0].add_step(num_rows, each, 0, is_plain=True)
+        for lengths in self._lengths:
+            lengths.rested(num_rows, settled)
+        self._choice.timed_plain()
 
     def forget(self, request: Request) -> None:
         """Drop a request that has ended."""
@@ -539,6 +547,8 @@ class Speculator:
             return True
         before, self._drafted_at = self._drafted_at, self._num_steps
         self._drafted_by = drafter
+        if self._num_steps - before > _SLOW_STEPS:
+            self._lengths[drafter].begin_anew()
         return self._num_steps - before == 1
 
     def _book_saving(
@@ -551,7 +561,8 @@ class Speculator:
         if plain is None:
             return
         for drafter in drafters:
-            self._choice.book(drafter, seconds / plain, tokens_each)
+            now = self._lengths[drafter].plain_seconds_now(num_rows) or plain
+            self._choice.book(drafter, seconds / now, tokens_each)
         if tokens_each > seconds / plain:
             self._hot, self._num_quiet = _HOT_STEPS, 0.0
 

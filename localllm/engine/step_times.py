@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import inf, log2
 
 # The next step's time is predicted by that of this many steps at their first quarter: on a machine
@@ -80,9 +80,13 @@ class DraftCosts:
     the number of drafted tokens.
     """
 
-    def __init__(self, least: int = 2) -> None:
-        """`least`: the steps that must have been measured before an estimate is believed."""
-        self._least = least
+    def __init__(
+        self, least: int = 2, typical: Callable[[Collection[float]], float] | None = None
+    ) -> None:
+        """`least`: the steps that must have been measured before an estimate is believed;
+        `typical`: what is usual among factors, if they do not say how fast the machine was.
+        """
+        self._least, self._typical = least, typical or _usual
         # By rows, the numbers of drafted tokens and the factors of the last steps. All lengths have
         # one window, since the machine's speed changes: a length that was measured long ago would
         # seem better or worse than the one that is measured all the time.
@@ -118,6 +122,12 @@ class DraftCosts:
         (low, start), (high, end) = known[at - 1], known[at]
         return start + (end - start) * (num_drafted - low) / (high - low)
 
+    def longest(self, num_rows: int) -> int | None:
+        """The most drafted tokens whose cost was measured; None where `factor` is."""
+        size = _size(num_rows)
+        known = self._believed.get(size) or self._believe(size)
+        return known[-1][0] if known else None
+
     def _believe(self, size: int) -> list[tuple[int, float]]:
         """What is believed of steps with so many rows besides those of drafts; empty if nothing."""
         found = self._found.get(size, ())
@@ -130,7 +140,7 @@ class DraftCosts:
         # A shorter draft does not take longer than a longer one.
         least, known = inf, list[tuple[int, float]]()
         for count in sorted(counts, reverse=True):
-            least = min(least, _usual(own[count]))
+            least = min(least, self._typical(own[count]))
             known.append((count, least))
         # Half of what the shortest one costs is the same for all lengths.
         known.append((0, (1.0 + least) / 2))

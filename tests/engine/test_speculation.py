@@ -379,6 +379,58 @@ def test_drafts_are_compared_with_steps_as_they_are_if_nobody_drafts(
     assert found.speedup > max(0.975, 0.95 * best), (found.speedup, best)
 
 
+class Wandering:
+    """A shared machine: all steps are slower for some 150 of them, and a little slower after a
+    change of kind. A drafted token of each of `batch` requests takes `token`.
+    """
+
+    def __init__(self, batch: int, token: float, seed: int) -> None:
+        self._batch, self._token, self._random = batch, token, Random(seed)
+        self._left, self._slowness, self._is_drafting = 0.0, 1.0, False
+        # What each step would have taken, had the machine not wandered.
+        self.steps = list[float]()
+
+    def __call__(self, rows: int) -> float:
+        if self._left <= 0:
+            self._left = self._random.expovariate(1 / 150)
+            self._slowness = self._random.choice([1, 1, 1.1, 1.25, 1.35])
+        self._left -= 1
+        is_drafting = rows > self._batch
+        changes, self._is_drafting = is_drafting != self._is_drafting, is_drafting
+        longer = rows / self._batch - 1
+        step = 1 + (self._token if is_drafting else 0.6) * longer + 0.15 * changes
+        self.steps.append(step)
+        noise = self._random.gauss(1, 0.03) * (1.4 if self._random.random() < 0.05 else 1)
+        return 1e-3 * step * self._slowness * noise
+
+
+@pytest.mark.parametrize(
+    ("batch", "chance", "token", "least"),
+    [(1, 0.6, 0.3, 1.15), (1, 0.0, 0.3, 0.98), (16, 0.6, 0.62, 0.98), (16, 0.45, 0.45, 0.98)],
+)
+def test_a_machine_whose_speed_wanders_does_not_mislead(
+    batch: int, chance: float, token: float, least: float
+) -> None:
+    """As a process that answers one batch after the other: 20 times 100 tokens."""
+    speedups, answers = [], dict[tuple[int, ...], list[int]]()
+    head = SetHead(lambda request: answers[tuple(request.token_ids[:20])], chance)
+    for seed in (0, 2):
+        machine, plain = Wandering(batch, token, seed), StepTimes()
+        taken = 0.0
+        lengths = DraftLengths(4, plain, has_matches=False)
+        speculator = Speculator([Proposer("head", head, lengths)], 15, lambda: 0.0)
+        for i in range(20):
+            seeds = [1000 * seed + 20 * i + k for k in range(batch)]
+            texts = [(random_text(k, 20), random_text(10**6 + k, 100)) for k in seeds]
+            answers |= {tuple(prompt): answer for prompt, answer in texts}
+            speculator = speculator.renewed()
+            machine.steps.clear()
+            found = simulate(speculator, texts, machine)
+            taken += sum(machine.steps[1 : 1 + found.num_steps])
+        speedups.append(20 * 99 / taken)
+    assert min(speedups) > least, speedups
+
+
 def test_steps_that_something_else_makes_slow_do_not_stop_drafts() -> None:
     """One in fifty takes thirty times as long, whatever it computes."""
     texts, random = [(random_text(1, 50), random_text(100, 6000))], Random(3)
