@@ -134,6 +134,8 @@ class Speculator:
         # The number of steps so far, and at the last one with drafts of a drafter that could draft
         # always, and the number of that drafter.
         self._num_steps, self._drafted_at, self._drafted_by = 0, -_SLOW_STEPS - 1, 0
+        # The same of each drafter.
+        self._last_drafted = [self._drafted_at] * len(self._proposers)
         # Drafts of the newest step that were forced by a grammar: nothing is learned from them.
         self._forced: dict[Request, list[int]] = {}
 
@@ -547,8 +549,9 @@ class Speculator:
             return True
         before, self._drafted_at = self._drafted_at, self._num_steps
         self._drafted_by = drafter
-        if self._num_steps - before > _SLOW_STEPS:
+        if self._num_steps - self._last_drafted[drafter] > _SLOW_STEPS:
             self._lengths[drafter].begin_anew()
+        self._last_drafted[drafter] = self._num_steps
         return self._num_steps - before == 1
 
     def _book_saving(
