@@ -15,7 +15,7 @@ from localllm.engine.assistant_drafter import AssistantDrafter
 from localllm.engine.block_group import BlockGroup
 from localllm.engine.block_pool import BlockPool
 from localllm.engine.config import EngineConfig
-from localllm.engine.cpu_products import make_products_reproducible
+from localllm.engine.cpu_products import make_products_reproducible, products_ignore_threads
 from localllm.engine.device import CudaDevice, prepare
 from localllm.engine.device_runner import DeviceRunner
 from localllm.engine.draft_lengths import DraftLengths
@@ -352,7 +352,8 @@ def build_engine(
     )
     longest = plan.max_model_len
     threads = choose_threads(config.threads)
-    count = ThreadCount(threads.most, is_fixed=threads.is_fixed)
+    is_fixed = threads.is_fixed or not products_ignore_threads(loaded.dtype)
+    count = ThreadCount(threads.most, is_fixed=is_fixed)
     proposers = _proposers(loaded, kv_cache, config, scheduling, draft)
     speculator = Speculator(proposers, config.speculation.max_draft) if proposers else None
     pooler = Pooler(loaded.model) if config.pools else None

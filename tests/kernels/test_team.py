@@ -4,12 +4,14 @@ import multiprocessing
 import shutil
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm.engine.cpu_products import products_ignore_threads
 from localllm.user.places import cache_folder
 from localllm_kernels.cpu.build import load_library
 from localllm_kernels.cpu.linear import CpuLinears
@@ -103,9 +105,28 @@ def test_a_process_that_was_forked_has_threads_of_its_own() -> None:
     assert answer.get() == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "dtype", "expected"),
+    [
+        ("fma avx512f avx512_bf16", torch.bfloat16, True),
+        ("fma avx512f amx_bf16", torch.bfloat16, True),
+        ("fma avx512f avx512_vnni", torch.bfloat16, False),
+        ("fma avx512f avx512_vnni", torch.float32, True),
+    ],
+)
+def test_bits_depend_on_threads_where_bfloat16_has_no_instructions(
+    tmp_path: Path, flags: str, dtype: torch.dtype, expected: bool
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor : 0\nflags : fpu {flags}\n")
+    assert products_ignore_threads(dtype, cpuinfo) is expected
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [8, 64, 200])
 def test_torch_s_products_have_the_same_bits_with_any_number(dtype: torch.dtype, rows: int) -> None:
+    if not products_ignore_threads(dtype):
+        pytest.skip("this processor does not multiply bfloat16: threads stay as many as they are")
     x, weight = torch.randn(rows, 1024).to(dtype), torch.randn(1500, 1024).to(dtype)
     torch.set_num_threads(1)
     expected = F.linear(x, weight)
