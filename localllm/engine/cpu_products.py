@@ -28,8 +28,8 @@ def products_ignore_threads(dtype: torch.dtype, cpuinfo: Path = Path("/proc/cpui
     """Whether torch's products are known to have the same bits with any number of threads.
 
     Those in bfloat16 are where the processor multiplies such numbers itself. Where torch takes
-    other instructions, some sums differ: on a Xeon with AVX512 but without AVX512_BF16, one element
-    in 10,000 to 100,000 (torch 2.13).
+    other instructions, some sums differ: on a Xeon with AVX512 but without AVX512_BF16, one to
+    three elements of a product (torch 2.13).
     """
     if dtype != torch.bfloat16:
         return True
