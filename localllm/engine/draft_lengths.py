@@ -200,12 +200,10 @@ class DraftLengths:
         """Seconds of a step without drafts; None if none was measured."""
         return self._plain.seconds(num_rows)
 
-    def plain_seconds_now(self, num_rows: int) -> float | None:
-        """The same, as the last rest found it if that was not long ago."""
-        seconds = self._plain.seconds(num_rows)
-        if seconds is None or self._beside is None:
-            return seconds
-        return self._beside.slowness * seconds
+    @property
+    def slowness(self) -> float:
+        """How many times as long as usual those took in the last rest; 1 if none was lately."""
+        return 1.0 if self._beside is None else self._beside.slowness
 
     def knows_plain(self, num_rows: int) -> bool:
         """Whether steps of about so many rows without drafts have been measured."""

@@ -131,11 +131,9 @@ class Speculator:
         # Whether there was a look for drafts in the newest step.
         self.is_looking = False
         self._looks_next = False
-        # The number of steps so far, and at the last one with drafts of a drafter that could draft
-        # always, and the number of that drafter.
-        self._num_steps, self._drafted_at, self._drafted_by = 0, -_SLOW_STEPS - 1, 0
-        # The same of each drafter.
-        self._last_drafted = [self._drafted_at] * len(self._proposers)
+        # The number of steps so far, and at the last one with drafts of each drafter that could
+        # draft always.
+        self._num_steps, self._drafted_at = 0, [-_SLOW_STEPS - 1] * len(self._proposers)
         # Drafts of the newest step that were forced by a grammar: nothing is learned from them.
         self._forced: dict[Request, list[int]] = {}
 
@@ -323,7 +321,8 @@ class Speculator:
             if not is_usual:
                 self._choice.trials.prepared(more)
             elif is_plain and not self._is_settled:
-                self._choice.trials.slowed(self._drafted_by, more)
+                newest = self._drafted_at.index(max(self._drafted_at))
+                self._choice.trials.slowed(newest, more)
         decoding = [entry for entry in batch.requests if entry.catches_up]
         for entry, tokens in zip(decoding, sampled, strict=True):
             if entry.draft:
@@ -382,7 +381,7 @@ class Speculator:
     @property
     def _is_settled(self) -> bool:
         """Whether steps without drafts take what they would if nobody had drafted."""
-        return self._num_steps - self._drafted_at > _SLOW_STEPS
+        return self._num_steps - max(self._drafted_at) > _SLOW_STEPS
 
     def _active(self) -> list[int]:
         """The drafters that do not pause."""
@@ -542,16 +541,15 @@ class Speculator:
         of about so many rows, somewhat slow ones tell more than none.
         """
         if not num_drafted:
-            is_first = self._num_steps - self._drafted_at <= _FIRST_STEPS
+            is_first = self._num_steps - max(self._drafted_at) <= _FIRST_STEPS
             is_new = not self._lengths[0].knows_plain(num_rows)
             return self._is_settled or (is_new and not is_first)
         if not self._lengths[drafter].drafts_always:
             return True
-        before, self._drafted_at = self._drafted_at, self._num_steps
-        self._drafted_by = drafter
-        if self._num_steps - self._last_drafted[drafter] > _SLOW_STEPS:
+        before, own = max(self._drafted_at), self._drafted_at[drafter]
+        if self._num_steps - own > _SLOW_STEPS:
             self._lengths[drafter].begin_anew()
-        self._last_drafted[drafter] = self._num_steps
+        self._drafted_at[drafter] = self._num_steps
         return self._num_steps - before == 1
 
     def _book_saving(
@@ -564,7 +562,7 @@ class Speculator:
         if plain is None:
             return
         for drafter in drafters:
-            now = self._lengths[drafter].plain_seconds_now(num_rows) or plain
+            now = self._lengths[drafter].slowness * plain
             self._choice.book(drafter, seconds / now, tokens_each)
         if tokens_each > seconds / plain:
             self._hot, self._num_quiet = _HOT_STEPS, 0.0

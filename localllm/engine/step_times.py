@@ -114,8 +114,7 @@ class DraftCosts:
         It is linear between the numbers of drafted tokens that were measured, more than once if any
         was, and goes on along the line through the last two.
         """
-        size = _size(num_rows)
-        known = self._believed.get(size) or self._believe(size)
+        known = self._known(num_rows)
         if not known:
             return None
         at = min(max(1, bisect_left(known, (num_drafted, 0.0))), len(known) - 1)
@@ -124,9 +123,12 @@ class DraftCosts:
 
     def longest(self, num_rows: int) -> int | None:
         """The most drafted tokens whose cost was measured; None where `factor` is."""
-        size = _size(num_rows)
-        known = self._believed.get(size) or self._believe(size)
+        known = self._known(num_rows)
         return known[-1][0] if known else None
+
+    def _known(self, num_rows: int) -> list[tuple[int, float]]:
+        size = _size(num_rows)
+        return self._believed.get(size) or self._believe(size)
 
     def _believe(self, size: int) -> list[tuple[int, float]]:
         """What is believed of steps with so many rows besides those of drafts; empty if nothing."""
