@@ -20,8 +20,8 @@ def _kept(codes: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
 
 
 class Batch:
-    """Random requests in a cache whose other slots hold NaN. With a `value_dim`, values are the
-    keys' first numbers, from the same memory.
+    """Random requests in a cache whose other slots hold NaN, attended with `scale`. With a
+    `value_dim`, values are the keys' first numbers, from the same memory.
     """
 
     def __init__(
@@ -32,8 +32,9 @@ class Batch:
         head_dim: int = HEAD_DIM,
         kv_dtype: torch.dtype = torch.float32,
         value_dim: int | None = None,
+        scale: float = 0.3,
     ) -> None:
-        self.kv_dtype, self.value_dim = kv_dtype, value_dim
+        self.kv_dtype, self.value_dim, self.scale = kv_dtype, value_dim, scale
         generator = torch.Generator().manual_seed(sum(length for length, _ in lengths))
         blocks = [-(-length // BLOCK_SIZE) for length, _ in lengths]
         order = (torch.randperm(sum(blocks), generator=generator) + 1).tolist()
@@ -144,7 +145,7 @@ class Batch:
             cu_seqlens_q=starts - starts[0],
             seq_lens=self.seq_lens[part],
             max_query_len=int(starts.diff().max()),
-            scale=0.3,
+            scale=self.scale,
             window=window,
             value_dim=self.value_dim,
         )
