@@ -2,9 +2,11 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import LocalLLMError, RequestError
 from localllm.files.file_times import note_use
 from localllm.files.json_file import read_json_object
@@ -12,11 +14,12 @@ from localllm.hub.catalog import resolve_model
 from localllm.hub.checkpoint import (
     Checkpoint,
     FetchedModel,
-    fetch_named,
+    NamedDrafters,
     read_checkpoint,
     read_model,
 )
 from localllm.hub.download import find_snapshot, is_whole
+from localllm.model.architecture import Architecture
 from localllm.model.assistant import find_assistant
 from localllm.model.eagle import find_eagle
 from localllm.model.families.table import drafter_kind
@@ -44,69 +47,94 @@ def find_drafters(found: Checkpoint) -> Drafters:
     """What the configuration of a model names; if it names neither head nor assistant and wants a
     head, the model's assistant, if that is here already.
 
-    Raises: as `open_checkpoint`, `find_eagle` and `find_assistant`; RequestError if a draft model
-    has another vocabulary.
+    Raises: as `find_head_apart`; CheckpointError, and RequestError if a draft model has another
+    vocabulary.
     """
     started = time.monotonic()
-    speculation, model, heads = found.engine_config.speculation, None, list[FoundHead]()
-    if speculation.eagle_head is not None:
-        own = fetch_named(speculation.eagle_head)
-        files = find_weight_files(found.folder)
-        name, architecture = own.source.name, found.architecture
-        heads.append(find_eagle(name, own.folder, found.name, architecture, files))
-    if speculation.draft_model is not None:
-        own = fetch_named(speculation.draft_model)
-        if _is_assistant(own.folder):
-            name = own.source.name
-            heads.append(find_assistant(name, own.folder, found.name, found.architecture))
-        else:
-            model = _draft_model(own, found)
-    if len(heads) > 1:
-        raise RequestError("--spec takes an EAGLE head or an assistant, not both", param="spec")
-    head = next(iter(heads), None)
-    if head is None and speculation.has("head"):
-        head = _find_assistant_beside(found)
+    head = find_head_apart(
+        found.drafters,
+        found.name,
+        found.architecture,
+        find_weight_files(found.folder),
+        found.engine_config.speculation,
+    )
+    own, model = found.drafters.draft, None
+    if own is not None and not is_assistant(own.folder):
+        model = _read_draft_model(own, found)
     return Drafters(model, head, time.monotonic() - started)
 
 
-def _draft_model(own: FetchedModel, found: Checkpoint) -> Checkpoint:
+def find_head_apart(
+    named: NamedDrafters,
+    name: str,
+    architecture: Architecture,
+    files: Sequence[Path],
+    speculation: SpeculationConfig,
+) -> FoundHead | None:
+    """The EAGLE head or the assistant of the model `name`, whose weights are in `files`: the named
+    one, or the model's assistant beside it, if a head is wanted and that is here already.
+
+    Raises: as `find_eagle` and `find_assistant`; RequestError if both are named.
+    """
+    heads = list[FoundHead]()
+    if named.eagle is not None:
+        own = named.eagle
+        heads.append(find_eagle(own.source.name, own.folder, name, architecture, files))
+    if named.draft is not None and is_assistant(named.draft.folder):
+        own = named.draft
+        heads.append(find_assistant(own.source.name, own.folder, name, architecture))
+    if len(heads) > 1:
+        raise RequestError("--spec takes an EAGLE head or an assistant, not both", param="spec")
+    if not heads and speculation.has("head"):
+        return _find_assistant_beside(name, architecture, speculation)
+    return next(iter(heads), None)
+
+
+def _read_draft_model(own: FetchedModel, found: Checkpoint) -> Checkpoint:
     """A smaller model for a model. Raises: RequestError if their vocabularies differ."""
     draft = read_checkpoint(read_model(own, found.engine_config))
     if (
         draft.architecture.vocab_size != found.architecture.vocab_size
         or draft.tokenizer.vocabulary() != found.tokenizer.vocabulary()
     ):
-        raise RequestError(
-            f"{draft.name} cannot draft for {found.name}: their vocabularies differ",
-            param="spec",
-            hint="a smaller model of the same family, or --spec ngram, which needs no model",
-        )
+        raise vocabularies_differ(draft.name, found.name)
     return draft
 
 
-def _find_assistant_beside(found: Checkpoint) -> FoundHead | None:
-    """The assistant of a model, which has the model's name with an ending, if it is here already.
+def vocabularies_differ(draft: str, target: str) -> RequestError:
+    """The error for a draft model whose tokens are not those of its target."""
+    return RequestError(
+        f"{draft} cannot draft for {target}: their vocabularies differ",
+        param="spec",
+        hint="a smaller model of the same family, or --spec ngram, which needs no model",
+    )
+
+
+def _find_assistant_beside(
+    name: str, architecture: Architecture, speculation: SpeculationConfig
+) -> FoundHead | None:
+    """The assistant of the model `name`, which has that name with an ending, if it is here already.
     One that is another model's or lacks tensors is an error only where the configuration needs a
     head.
     """
-    source = resolve_model(found.name)
+    source = resolve_model(name)
     beside: Path | None
     if source.folder is not None:
         folder = source.folder.resolve()
-        name = f"{folder.name}{_ASSISTANT}"
-        beside = folder.with_name(name)
+        own_name = f"{folder.name}{_ASSISTANT}"
+        beside = folder.with_name(own_name)
     else:
-        name = f"{source.repo}{_ASSISTANT}"
-        beside = find_snapshot(name, None)
+        own_name = f"{source.repo}{_ASSISTANT}"
+        beside = find_snapshot(own_name, None)
         beside = beside if beside is not None and is_whole(beside) else None
     if beside is None or not (beside / "config.json").is_file():
         return None
     try:
-        if not _is_assistant(beside):
+        if not is_assistant(beside):
             return None
-        own = find_assistant(name, beside, found.name, found.architecture)
+        own = find_assistant(own_name, beside, name, architecture)
     except LocalLLMError as error:
-        if found.engine_config.speculation.needs("head"):
+        if speculation.needs("head"):
             raise
         logger.warning("the model's assistant is not used: %s", error)
         return None
@@ -114,5 +142,6 @@ def _find_assistant_beside(found: Checkpoint) -> FoundHead | None:
     return own
 
 
-def _is_assistant(folder: Path) -> bool:
+def is_assistant(folder: Path) -> bool:
+    """Whether a folder holds an assistant, not a model."""
     return drafter_kind(read_json_object(folder / "config.json")) == "draft"

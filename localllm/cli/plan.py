@@ -9,7 +9,7 @@ import typer
 
 from localllm.cli import suggestions
 from localllm.cli.common_flags import JsonLines
-from localllm.cli.engine_flags import WEIGHT_KINDS, EngineFlags
+from localllm.cli.engine_flags import WEIGHT_KINDS, DraftFlags, EngineFlags
 from localllm.cli.flag_values import parse_size
 from localllm.cli.flags import Flags, only, takes_flags
 from localllm.cli.output import json_line, note, show_controls, write_stdout
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # A name, a value, and what it means.
 _Row = tuple[str, str, str]
+# Heads, by what their kind is called.
+_DRAFTING = {"head": "a head that drafts", "EAGLE": "an EAGLE head", "assistant": "its assistant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def plan(
         ),
     ] = None,
     engine: EngineOfPlan,
+    drafts: Annotated[DraftFlags, only("spec")],
     json_output: JsonLines = False,
 ) -> int:
     """Predict whether a model fits, its context length and its speed, without downloading it.
@@ -120,7 +123,7 @@ def plan(
     if machine.named_gpu() == "list":
         _list_gpus()
         return ExitCode.OK
-    config = engine.config(default_max_num_seqs=1)
+    config = engine.config(default_max_num_seqs=1, speculation=drafts.config())
     found = machine.find(config)
     name = model or default_model()
     fits = (
@@ -135,6 +138,13 @@ def _plan_catalog(machine: "Machine", engine: "EngineConfig", json_output: bool)
     """Print a plan for each model of the catalogue; return whether any fits."""
     from localllm.cost.planning import plan_catalog
 
+    speculation = engine.speculation
+    if speculation.eagle_head or speculation.draft_model or speculation.needs("head"):
+        raise RequestError(
+            f"--spec {speculation.drafter:.60} is for one model, not for the whole catalogue",
+            param="spec",
+            hint="localllm plan MODEL --spec ...",
+        )
     plans = plan_catalog(machine, engine)
     if json_output:
         for each in plans:
@@ -150,7 +160,8 @@ def _plan_model(
     """Print the plan of one model; return whether it fits."""
     from localllm.cost.planning import plan_model, shape_of
 
-    found = plan_model(shape_of(resolve_model(name), weights), machine, engine)
+    shape = shape_of(resolve_model(name), weights, engine.speculation)
+    found = plan_model(shape, machine, engine)
     if json_output:
         write_stdout(json.dumps(found.as_json(), indent=2) + "\n")
     else:
@@ -178,11 +189,14 @@ def _memory_rows(plan: "ModelPlan") -> list[_Row]:
     """The rows that say what takes memory."""
     shape, memory = plan.shape, plan.memory
     weights = f"{shape.num_parameters / 1e9:.2f} billion, {shape.kind}"
-    weights += "" if shape.head is None else ", and a head that drafts"
+    if shape.head is not None:
+        weights += f", and {_DRAFTING[shape.head.kind]}"
     rows = [
         ("weights", size(memory.weights_bytes), weights),
         ("activations", size(memory.activations_bytes), "while a step is computed"),
     ]
+    if shape.draft is not None:
+        rows.insert(1, ("draft model", size(shape.draft_bytes), shape.draft.name))
     if memory.expert_slots is not None:
         told = f"all experts; {memory.expert_slots} of a layer are on the GPU at a time"
         rows.insert(1, ("host memory", size(memory.host_bytes), told))
@@ -192,9 +206,10 @@ def _memory_rows(plan: "ModelPlan") -> list[_Row]:
         rows.append(("states", size(memory.states_bytes), "of recurrent layers"))
     per_1k = size(1024 * plan.kv_token_bytes)
     rows.append(("KV cache", size(memory.kv_bytes), f"{per_1k} for 1,024 tokens"))
-    rows.append(
-        ("total", size(memory.needed_bytes), f"of {size(memory.budget_bytes)} that may be used")
+    total, budget = (
+        size(each + shape.draft_bytes) for each in (memory.needed_bytes, memory.budget_bytes)
     )
+    rows.append(("total", total, f"of {budget} that may be used"))
     return rows
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from localllm.answer.drafters import find_head_apart, is_assistant, vocabularies_differ
 from localllm.cost.gpus import PCIE_4_BYTES_PER_S, GpuCard
 from localllm.cost.rates import ModelWork, best_time, measure_rates
 from localllm.cost.step_model import WITH_CARE, Gpu, predict_decode
@@ -37,11 +38,13 @@ from localllm.hub.catalog import (
     ModelSource,
     load_catalog,
     recommended,
+    resolve_model,
 )
 from localllm.hub.catalog_shape import catalog_shape
-from localllm.hub.download import fetch_model
+from localllm.hub.checkpoint import FetchedModel, NamedDrafters
+from localllm.hub.download import fetch_model, find_snapshot, is_whole
 from localllm.model.architecture import Architecture
-from localllm.model.blocks.block import RowBytes
+from localllm.model.blocks.block import RowBytes, StateDType
 from localllm.model.families.table import read_architecture
 from localllm.model.found_head import FoundHead
 from localllm.model.random_weights import WEIGHT_KINDS, RandomWeights, WeightKind
@@ -59,6 +62,8 @@ _CHAT_TOKENS = 4096
 # More than the caches of most processors hold.
 _GLANCE_BYTES = 128 << 20
 _SHORTEST_CONTEXT = 2048
+# What drafts for a model by default: what lies in its own files or beside them.
+_ITSELF = SpeculationConfig()
 # Assumed: what a launch outside a graph takes, and a look at a layer's choice of experts.
 _LAUNCH_S, _LOOK_S = 1e-5, 3e-5
 
@@ -96,14 +101,26 @@ class Shape:
     num_parameters: int
     is_here: bool
     entry: CatalogEntry | None
-    # The head in its files that drafts for it.
+    # The head or assistant, and the model, that draft for it.
     head: FoundHead | None = None
+    draft: "Shape | None" = None
+
+    def with_states(self, dtype: StateDType) -> "Shape":
+        """The same, whose recurrences keep their matrices in `dtype`."""
+        draft = None if self.draft is None else self.draft.with_states(dtype)
+        return replace(self, architecture=self.architecture.with_states(dtype), draft=draft)
+
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes of the draft model's weights."""
+        return 0 if self.draft is None else self.draft.weights_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """What a model needs on a machine. `problem` says why it does not fit, `remedy` names one flag
-    or model that would; `without_kernel`: types of weights that are dequantized for each product.
+    """What a model needs on a machine. `memory`: without the weights of a draft model, which is
+    loaded first; `problem` says why it does not fit, `remedy` names one flag or model that would;
+    `without_kernel`: types of weights that are dequantized for each product.
     """
 
     shape: Shape
@@ -142,6 +159,8 @@ class ModelPlan:
             "usable_bytes": memory.budget_bytes,
             "weights_bytes": memory.weights_bytes,
             "has_head": self.shape.head is not None,
+            "draft_model": None if self.shape.draft is None else self.shape.draft.name,
+            "draft_model_bytes": self.shape.draft_bytes,
             "host_bytes": memory.host_bytes,
             "expert_slots": memory.expert_slots,
             "activations_bytes": memory.activations_bytes,
@@ -195,13 +214,75 @@ def machine_with(num_bytes: int) -> Machine:
     return Machine("a GPU", "cuda", num_bytes, num_bytes, None, None)
 
 
-def shape_of(source: ModelSource, kind: str | None) -> Shape:
+def shape_of(
+    source: ModelSource, kind: str | None, speculation: SpeculationConfig = _ITSELF
+) -> Shape:
     """A model's shape: from the files of a folder, from the catalogue without any file, or from
     config.json, which is fetched from the hub. `kind`: of its weights; None for the kind it has, or
-    the catalogue's suggestion.
+    the catalogue's suggestion. `speculation`: which heads and models draft for it, of which heads
+    and assistants must be here.
 
-    Raises: as `fetch_model` and `read_architecture`; RequestError for an unknown kind.
+    Raises: as `fetch_model`, `read_architecture`, `find_head` and `find_head_apart`; RequestError
+    for an unknown kind, and for a head that is not here.
     """
+    shape, files = _shape_alone(source, kind)
+    architecture = shape.architecture
+    named, draft = _what_drafts(speculation)
+    if draft is not None and draft.architecture.vocab_size != architecture.vocab_size:
+        raise vocabularies_differ(draft.name, shape.name)
+    head = find_head_apart(named, source.name, architecture, files, speculation)
+    if head is None and files:
+        head = find_head(files, architecture, speculation)
+    elif head is None and speculation.needs("head"):
+        raise _is_not_here(source.name)
+    return replace(shape, head=head, draft=draft)
+
+
+def _what_drafts(speculation: SpeculationConfig) -> tuple[NamedDrafters, Shape | None]:
+    """The named head or assistant, and the shape of the named draft model, with the weights that
+    are here or, else, as they are published.
+    """
+    eagle = None if speculation.eagle_head is None else _find_here(speculation.eagle_head)
+    if speculation.draft_model is None:
+        return NamedDrafters(eagle), None
+    source = resolve_model(speculation.draft_model)
+    folder, entry = _folder_here(source), load_catalog().get(source.name)
+    if folder is not None and not is_assistant(folder):
+        return NamedDrafters(eagle), _shape_alone(replace(source, folder=folder), None)[0]
+    has_sizes = entry is not None and entry.sizes is not None
+    if folder is None and (has_sizes or not is_assistant(fetch_model(source, with_weights=False))):
+        is_mxfp4 = entry is not None and entry.quantization == "mxfp4-experts"
+        kind = "mxfp4-experts" if is_mxfp4 else "bf16"
+        return NamedDrafters(eagle), _shape_alone(source, kind)[0]
+    return NamedDrafters(eagle, _find_here(speculation.draft_model)), None
+
+
+def _find_here(name: str) -> FetchedModel:
+    source = resolve_model(name)
+    folder = _folder_here(source)
+    if folder is None:
+        raise _is_not_here(name)
+    return FetchedModel(source, folder, 0.0)
+
+
+def _folder_here(source: ModelSource) -> Path | None:
+    """The folder of a model that is on this machine with its weights."""
+    if source.folder is not None:
+        return source.folder
+    found = None if source.repo is None else find_snapshot(source.repo, source.revision)
+    return found if found is not None and is_whole(found) else None
+
+
+def _is_not_here(name: str) -> RequestError:
+    return RequestError(
+        f"a head is counted from its files, and {name} is not on this machine",
+        param="spec",
+        hint=f"localllm pull {name}",
+    )
+
+
+def _shape_alone(source: ModelSource, kind: str | None) -> tuple[Shape, list[Path]]:
+    """A model's shape without what drafts for it, and its weight files if it is from them."""
     if kind is not None and kind not in WEIGHT_KINDS:
         raise RequestError(
             f"--weights must be one of {', '.join(WEIGHT_KINDS)}, found {kind!r:.40}",
@@ -209,15 +290,15 @@ def shape_of(source: ModelSource, kind: str | None) -> Shape:
         )
     entry = load_catalog().get(source.name)
     if source.folder is not None and (kind is None or source.name in BUILT_IN_MODELS):
-        return _shape_of_files(source.name, source.folder)
+        files = find_weight_files(source.folder)
+        return _shape_of_files(source.name, source.folder, files), files
     if entry is not None and entry.sizes is not None:
         architecture, _ = catalog_shape(entry.alias)
     else:
         folder = source.folder or fetch_model(source, with_weights=False)
         architecture = read_architecture(folder)
-    return _shape_of_kind(
-        source.name, architecture, kind or (entry.quantization if entry else "bf16"), entry
-    )
+    kind = kind or (entry.quantization if entry else "bf16")
+    return _shape_of_kind(source.name, architecture, kind, entry), []
 
 
 def _shape_of_kind(
@@ -243,8 +324,8 @@ def _kind(name: str) -> WeightKind:
     return next(kind for kind in WEIGHT_KINDS if kind == name)
 
 
-def _shape_of_files(name: str, folder: Path) -> Shape:
-    architecture, files = read_architecture(folder), find_weight_files(folder)
+def _shape_of_files(name: str, folder: Path, files: list[Path]) -> Shape:
+    architecture = read_architecture(folder)
     weights = check_weights(files, architecture)
     dtype: torch.dtype = getattr(
         torch, "float32" if name in BUILT_IN_MODELS else architecture.dtype
@@ -270,7 +351,6 @@ def _shape_of_files(name: str, folder: Path) -> Shape:
         num_parameters=plain.resident_bytes(1),
         is_here=True,
         entry=load_catalog().get(name),
-        head=find_head(files, architecture, SpeculationConfig()),
     )
 
 
@@ -279,8 +359,7 @@ def plan_model(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPla
 
     Raises: RequestError for a context that the model does not support.
     """
-    architecture = shape.architecture.with_states(engine.state_dtype)
-    shape = replace(shape, architecture=architecture)
+    shape = shape.with_states(engine.state_dtype)
     try:
         return _fitting(shape, machine, engine)
     except GpuMemoryError as error:
@@ -309,6 +388,12 @@ def _plan_memory(
     of_head = head_memory(
         shape.head, shape.dtype.itemsize, _row_bytes(shape, engine), engine.block_size
     )
+    of_draft = None
+    if shape.draft is not None:
+        # It is loaded first, with a cache of one block: what its tokens take is part of the cache.
+        alone = replace(engine, kv_cache_tokens=engine.block_size, max_model_len=None)
+        of_draft = _plan_memory(shape.draft, machine, alone, num_bytes)
+        num_bytes -= of_draft.weights_bytes
 
     def plan(weights_bytes: int, config: EngineConfig, *, is_captured: bool) -> MemoryPlan:
         has_graphs = is_captured and traits.captures
@@ -321,8 +406,8 @@ def _plan_memory(
             row_bytes=_row_bytes(shape, config),
             free_bytes=num_bytes,
             graph_rows=of_head.num_models * graph_rows(config.max_num_seqs) if has_graphs else 0,
-            draft_token_bytes=of_head.token_bytes,
-            draft_bytes=of_head.waiting_bytes,
+            draft_token_bytes=of_head.token_bytes + (of_draft.draft_token_bytes if of_draft else 0),
+            draft_bytes=of_head.waiting_bytes + (of_draft.besides_cache_bytes if of_draft else 0),
             gathers=traits.gathers,
         )
 
@@ -364,8 +449,9 @@ def _unbounded(shape: Shape, machine: Machine, engine: EngineConfig) -> ModelPla
     context = engine.max_model_len or min(_CHAT_TOKENS, shape.architecture.max_position_embeddings)
     asked = replace(engine, max_model_len=context, max_num_seqs=1)
     memory = _plan_memory(shape, machine, asked, 1 << 50)
-    budget = int(machine.free_bytes * engine.gpu_memory_utilization)
-    shown = replace(memory, free_bytes=machine.free_bytes, budget_bytes=budget)
+    free = max(0, machine.free_bytes - shape.draft_bytes)
+    budget = int(free * engine.gpu_memory_utilization)
+    shown = replace(memory, free_bytes=free, budget_bytes=budget)
     return _with_speed(shape, machine, asked, shown)
 
 

@@ -189,7 +189,7 @@ def build_decoder(
             row_bytes=partial(row_bytes, dtype=kv_dtype),
             free_bytes=free,
             graph_rows=of_head.num_models * graph_rows(config.max_num_seqs) if has_graphs else 0,
-            draft_token_bytes=of_head.token_bytes + (_draft_token_bytes(draft) if draft else 0),
+            draft_token_bytes=of_head.token_bytes + (draft.plan.draft_token_bytes if draft else 0),
             draft_bytes=of_head.waiting_bytes + (draft.plan.besides_cache_bytes if draft else 0),
             gathers=ops.traits.gathers,
         )
@@ -468,12 +468,6 @@ def _assistant_drafter(
     seen = PagedKVCache(kv_cache.stacks, places)
     runner = _make_runner(own, seen, scheduling, longest, taps=[found.own_tap])
     return AssistantDrafter(runner, found.taps, longest)
-
-
-def _draft_token_bytes(draft: LoadedDecoder) -> int:
-    """Bytes per token in a draft model's cache; all its groups use the table of a full group."""
-    plan = draft.plan
-    return sum(group.block_bytes for group in plan.groups) // plan.block_size
 
 
 def _allocate(

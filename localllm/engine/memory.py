@@ -78,6 +78,11 @@ class MemoryPlan:
         return sum(group.block_bytes for group in _growing(self.groups)) // self.block_size
 
     @property
+    def draft_token_bytes(self) -> int:
+        """Bytes of each token in a draft model's cache; all groups use the table of a full one."""
+        return sum(group.block_bytes for group in self.groups) // self.block_size
+
+    @property
     def cached_tokens(self) -> int:
         """The number of tokens that the cache holds at once."""
         return (min(group.num_blocks for group in _growing(self.groups)) - 1) * self.block_size

@@ -29,17 +29,37 @@ class FetchedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedDrafters:
+    """What a configuration names to draft for a model: an EAGLE head, and a draft model or an
+    assistant; None for what it does not name.
+    """
+
+    eagle: FetchedModel | None = None
+    draft: FetchedModel | None = None
+
+    @property
+    def fetch_s(self) -> float:
+        """Seconds to find them."""
+        return sum(each.fetch_s for each in (self.eagle, self.draft) if each is not None)
+
+
+_NO_DRAFTERS = NamedDrafters()
+
+
+@dataclass(frozen=True, slots=True)
 class FoundModel:
     """A model's folder with its config read.
 
     `engine_config` is the requested config, completed with what the model itself decides;
-    `fallback_template` is for a folder without a template; `open_s`: seconds to find the model.
+    `drafters`: what it names to draft; `fallback_template` is for a folder without a template;
+    `open_s`: seconds to find all of them.
     """
 
     name: str
     folder: Path
     architecture: Architecture
     engine_config: EngineConfig
+    drafters: NamedDrafters
     fallback_template: str | None
     open_s: float
 
@@ -48,8 +68,8 @@ class FoundModel:
 class Checkpoint:
     """A model's folder with its small files read and checked; the weights are not touched yet.
 
-    `reranker`: how it scores pairs of texts, if it was made for that; `engine_config`: see
-    FoundModel; `open_s`: seconds for all of that.
+    `reranker`: how it scores pairs of texts, if it was made for that; `engine_config` and
+    `drafters`: see FoundModel; `open_s`: seconds for all of that.
     """
 
     name: str
@@ -59,6 +79,7 @@ class Checkpoint:
     defaults: GenerationDefaults
     eos_token_ids: frozenset[int]
     engine_config: EngineConfig
+    drafters: NamedDrafters
     reranker: Reranker | None
     open_s: float
 
@@ -68,12 +89,19 @@ def find_model(
     config: EngineConfig | None = None,
     progress: DownloadProgress | None = None,
 ) -> FoundModel:
-    """Find a model, and fetch it if necessary; None is the built-in one. `progress` is told about a
-    download.
+    """Find a model and what `config` names to draft for it, and fetch them if necessary; None is
+    the built-in one. `progress` is told about downloads.
 
     Raises: CatalogError, DownloadError; CheckpointError, UnsupportedModelError for its config.
     """
-    return read_model(fetch_named(name or BUILT_IN_MODEL, progress), config or EngineConfig())
+    config = config or EngineConfig()
+    # First, since the model takes longer to fetch: a wrong name is known before.
+    eagle, draft = (
+        None if drafter is None else fetch_named(drafter, progress)
+        for drafter in (config.speculation.eagle_head, config.speculation.draft_model)
+    )
+    drafters = NamedDrafters(eagle, draft)
+    return read_model(fetch_named(name or BUILT_IN_MODEL, progress), config, drafters)
 
 
 def fetch_named(name: str, progress: DownloadProgress | None = None) -> FetchedModel:
@@ -88,7 +116,9 @@ def fetch_named(name: str, progress: DownloadProgress | None = None) -> FetchedM
     return FetchedModel(source, folder, time.monotonic() - started)
 
 
-def read_model(fetched: FetchedModel, config: EngineConfig) -> FoundModel:
+def read_model(
+    fetched: FetchedModel, config: EngineConfig, drafters: NamedDrafters = _NO_DRAFTERS
+) -> FoundModel:
     """Read a model's config. Raises: CheckpointError, UnsupportedModelError."""
     started, source = time.monotonic(), fetched.source
     if source.name in BUILT_IN_MODELS and config.dtype == "auto":
@@ -99,8 +129,9 @@ def read_model(fetched: FetchedModel, config: EngineConfig) -> FoundModel:
         folder=fetched.folder,
         architecture=read_architecture(fetched.folder),
         engine_config=config,
+        drafters=drafters,
         fallback_template=source.chat_template,
-        open_s=fetched.fetch_s + time.monotonic() - started,
+        open_s=fetched.fetch_s + drafters.fetch_s + time.monotonic() - started,
     )
 
 
@@ -135,6 +166,7 @@ def read_checkpoint(found: FoundModel) -> Checkpoint:
         defaults=defaults,
         eos_token_ids=frozenset(eos),
         engine_config=found.engine_config,
+        drafters=found.drafters,
         reranker=find_reranker(found.name, folder, found.architecture, tokenizer),
         open_s=found.open_s + time.monotonic() - started,
     )

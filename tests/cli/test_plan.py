@@ -2,19 +2,26 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from assistants import TARGET, write_assistant
+from eagles import write_eagle3
 
 from localllm.answer.opening import open_model
+from localllm.bench.subject import open_subject
 from localllm.cost.gpus import GPUS, find_gpu
-from localllm.cost.planning import machine_with, plan_model, shape_of
+from localllm.cost.planning import Machine, machine_with, plan_model, shape_of
 from localllm.engine.config import EngineConfig
+from localllm.engine.speculation_config import SpeculationConfig
 from localllm.errors import ExitCode
 from localllm.hub.catalog import load_catalog, resolve_model
+from localllm.model.families.table import read_architecture
 
 Run = Callable[..., Any]
+OFF = SpeculationConfig(drafter="ngram")
 
 
 def test_a_plan_needs_no_network_and_tells_all_parts(localllm: Run) -> None:
@@ -82,6 +89,51 @@ def test_a_plan_is_what_loading_takes(make_checkpoint: Callable[..., Path]) -> N
     assert plan.cached_tokens == engine.scheduler.num_usable_blocks * 16
 
 
+@pytest.mark.parametrize("kind", ["EAGLE", "assistant", "draft model"])
+def test_a_plan_counts_what_drafts_as_loading_does(
+    kind: str, make_checkpoint: Callable[..., Path], tmp_path: Path, localllm: Run
+) -> None:
+    folder, other = make_checkpoint(num_hidden_layers=7), tmp_path / "other"
+    if kind == "EAGLE":
+        write_eagle3(other, read_architecture(folder))
+    elif kind == "assistant":
+        folder = make_checkpoint("Gemma4ForCausalLM", **TARGET)
+        write_assistant(other, 48)
+    else:
+        other = make_checkpoint(num_hidden_layers=2)
+    spec = f"{'eagle' if kind == 'EAGLE' else 'draft'}:{other}"
+    config = EngineConfig(
+        max_model_len=128, max_num_seqs=2, speculation=SpeculationConfig(drafter=spec)
+    )
+    source, free = resolve_model(str(folder)), 1 << 32
+    machine = Machine("test", "cpu", free, free, None, None)
+    planned = plan_model(shape_of(source, None, config.speculation), machine, config).memory
+    loaded = open_subject(str(folder), config, 128).decoder.plan
+    assert replace(loaded, free_bytes=0, budget_bytes=0) == replace(
+        planned, free_bytes=0, budget_bytes=0
+    )
+    alone = plan_model(shape_of(source, None), machine, replace(config, speculation=OFF)).memory
+    of_weights, of_token = (
+        planned.weights_bytes - alone.weights_bytes,
+        planned.token_bytes - alone.token_bytes,
+    )
+    # Two layers of a draft model, or one of a head and a part of the three states that it takes.
+    entry = 2 * 2 * 16 * 4
+    token_bytes = {"draft model": 2 * entry, "EAGLE": entry + 3 * 48 * 4 // 16, "assistant": 0}
+    assert of_token == token_bytes[kind]
+    small_bytes = sum(file.stat().st_size for file in other.glob("*.safetensors"))
+    if kind == "draft model":
+        # Loaded before, in what is then no longer free.
+        assert of_weights == 0
+        assert 0.9 * small_bytes < free - planned.free_bytes < small_bytes
+    else:
+        assert 0.5 * small_bytes < of_weights < 1.1 * small_bytes
+    outcome = localllm("plan", str(folder), "--spec", spec, "--vram", "4GiB")
+    assert outcome.code == 0, outcome.err
+    told = {"EAGLE": ", and an EAGLE head", "assistant": ", and its assistant"}
+    assert told.get(kind, f"  {other}") in outcome.out
+
+
 @pytest.mark.parametrize(
     ("spelt", "name"),
     [
@@ -107,6 +159,12 @@ def test_wrong_arguments_are_exit_code_2(localllm: Run) -> None:
     assert localllm("plan", "qwen3-8b", "--vram", "much").code == ExitCode.USAGE
     assert localllm("plan", "qwen3-8b", "--vram", "8GiB", "--weights", "int3").code == 2
     assert localllm("plan", "qwen9", "--vram", "8GiB").code == ExitCode.MODEL
+    outcome = localllm("plan", "--vram", "8GiB", "--spec", "draft:qwen3-0.6b")
+    assert outcome.code == ExitCode.USAGE
+    assert "is for one model" in outcome.err
+    outcome = localllm("plan", "qwen3-8b", "--vram", "8GiB", "--spec", "head")
+    assert outcome.code == ExitCode.USAGE
+    assert "localllm pull qwen3-8b" in outcome.err
     assert localllm("plan", "--gpu", "list").out.count("GB/s") == len(GPUS)
 
 

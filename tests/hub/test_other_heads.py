@@ -3,9 +3,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from assistants import TARGET, write_assistant
+from checkpoints import tiny_config, write_checkpoint
 from eagles import Layout, write_eagle, write_eagle3
 from fake_hub import Hub, running_hub
 from safetensors.torch import load_file, save_file
@@ -66,6 +68,54 @@ def test_an_assistant_of_the_hub_drafts_for_its_model(
         code, _, errors = command(hub, "chat", *arguments, "--spec", both)
         assert code == ExitCode.USAGE
         assert "an EAGLE head or an assistant, not both" in errors
+
+
+def test_a_model_is_not_fetched_where_what_is_to_draft_cannot_be(
+    gemma4: tuple[Path, Path], command: Callable[..., tuple[int, str, str]]
+) -> None:
+    with running_hub(Hub({"me/gem": gemma4[0]})) as hub:
+        for spec in ("draft:me/nothing", "eagle:me/nothing", "draft:nowhere"):
+            code, _, errors = command(hub, "chat", "me/gem", "Hello", "--spec", spec)
+            assert code == ExitCode.MODEL
+            assert spec.partition(":")[2] in errors
+        assert not hub.sent["config.json"]
+
+
+def test_a_plan_counts_heads_that_are_here(
+    gemma4: tuple[Path, Path], command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    folder, assistant = gemma4
+    other, eagle = tmp_path / "other", tmp_path / "eagle"
+    write_checkpoint(other, tiny_config("Qwen3ForCausalLM", num_hidden_layers=7))
+    write_eagle3(eagle, read_architecture(other))
+    folders = {"me/gem": folder, "me/other": other, "me/eagle": eagle}
+    with running_hub(Hub(folders | {"me/gem-assistant": assistant})) as hub:
+
+        def planned(*arguments: str) -> dict[str, Any]:
+            asked = ("plan", *arguments, "--vram", "4GiB", "--json")
+            code, out, errors = command(hub, *asked)
+            assert code == 0, errors
+            found: dict[str, Any] = json.loads(out)
+            return found
+
+        for model, spec, name in (
+            ("me/gem", "draft:me/gem-assistant", "me/gem-assistant"),
+            ("me/other", "eagle:me/eagle", "me/eagle"),
+        ):
+            plain = planned(model)
+            assert not plain["has_head"]
+            code, _, errors = command(hub, "plan", model, "--vram", "4GiB", "--spec", spec)
+            assert code == ExitCode.USAGE
+            assert f"localllm pull {name}" in errors
+            assert hub.sent["model.safetensors"] == 0
+            assert command(hub, "pull", name)[0] == 0
+            drafting = planned(model, "--spec", spec)
+            assert drafting["has_head"]
+            assert drafting["weights_bytes"] > plain["weights_bytes"]
+            hub.sent.clear()
+        # Without a word it is the assistant that is here.
+        assert planned("me/gem")["has_head"]
+        assert not planned("me/gem", "--spec", "ngram")["has_head"]
 
 
 def test_the_assistant_of_a_model_drafts_once_it_is_here(
