@@ -28,7 +28,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "Qwen2ForCausalLM": ("Qwen2, Qwen2.5", ""),
     "Qwen3ForCausalLM": ("Qwen3, Qwen3-VL", ""),
     "Cohere2ForCausalLM": ("Command R7B, Command A", ""),
-    "DeepseekV2ForCausalLM": ("DeepSeek V2 Lite", "groups of experts, of the large V2"),
+    "DeepseekV2ForCausalLM": ("DeepSeek V2", ""),
     "DeepseekV3ForCausalLM": ("DeepSeek V3, R1", ""),
     "Ernie4_5ForCausalLM": ("ERNIE 4.5 dense", ""),
     "Exaone4ForCausalLM": ("EXAONE 4", ""),

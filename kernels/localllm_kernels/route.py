@@ -2,8 +2,9 @@
 
 Scores are a softmax over all experts, or a sigmoid of each; a softmax over the chosen ones alone is
 the one over all, renormalised. With `correction` experts are chosen by score + correction; with
-`groups` only from the `chosen_groups` of them whose best two sum up highest (DeepSeek-AI 2024,
-"DeepSeek-V3", section 2.1.2). Of equal experts the one with the lower number is chosen.
+`groups` only from the `chosen_groups` of them whose best `group_best` sum up highest: one in
+DeepSeek V2, two in V3 (DeepSeek-AI 2024, "DeepSeek-V2", section 2.2.2, and "DeepSeek-V3", section
+2.1.2). Of equal experts the one with the lower number is chosen.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class Routing:
     factor: float = 1.0
     groups: int = 1
     chosen_groups: int = 1
+    group_best: int = 2
     correction: Tensor | None = None
     scales: Tensor | None = None
 
@@ -142,7 +144,7 @@ def route_reference(logits: Tensor, how: Routing) -> tuple[Tensor, Tensor]:
 def _within_groups(ranked: Tensor, how: Routing) -> Tensor:
     """`ranked` with the experts of other groups below all others."""
     by_group = ranked.view(len(ranked), how.groups, -1)
-    best = by_group.topk(2, dim=-1).values.sum(-1)
+    best = by_group.topk(how.group_best, dim=-1).values.sum(-1)
     order = best.sort(dim=-1, descending=True, stable=True).indices
     is_out = torch.ones_like(best).scatter(1, order[:, : how.chosen_groups], 0).bool()
     return by_group.masked_fill(is_out[:, :, None], float("-inf")).flatten(1)

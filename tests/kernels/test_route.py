@@ -57,6 +57,11 @@ def test_experts_of_other_groups_are_not_chosen(ops: Ops) -> None:
     assert ops.route(logits, Routing(2, True, groups=3))[0].tolist() == [[5, 4]]
     # Of equal groups the first is taken.
     assert ops.route(torch.ones(1, 6), Routing(2, True, groups=3))[0].tolist() == [[0, 1]]
+    # Rated by their best one alone, the first group is better than the last.
+    alone = Routing(2, groups=3, group_best=1)
+    assert ops.route(logits, alone)[0].tolist() == [[0, 1]]
+    two = Routing(3, groups=3, chosen_groups=2, group_best=1)
+    assert ops.route(logits, two)[0].tolist() == [[0, 5, 4]]
 
 
 def test_scales_are_those_of_the_chosen(ops: Ops) -> None:
@@ -86,6 +91,7 @@ WAYS: dict[str, Callable[[int], Routing]] = {
     "groups, corrected": lambda count: Routing(
         4, True, True, groups=4, chosen_groups=2, correction=torch.randn(count) / 9
     ),
+    "groups by their best": lambda count: Routing(4, groups=4, chosen_groups=2, group_best=1),
     "scales": lambda count: Routing(4, scales=torch.rand(count)),
 }
 

@@ -588,6 +588,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek v3, biased": ("DeepseekV3ForCausalLM", {**DEEPSEEK_V3, "attention_bias": True}),
     "deepseek v2 lite": ("DeepseekV2ForCausalLM", {**DEEPSEEK_V2, "q_lora_rank": NULL}),
+    "deepseek v2, groups of experts": (
+        "DeepseekV2ForCausalLM",
+        {
+            **DEEPSEEK_V2,
+            "topk_method": "group_limited_greedy",
+            "n_group": 3,
+            "topk_group": 2,
+        },
+    ),
     "deepseek v2, queries by a latent, yarn": (
         "DeepseekV2ForCausalLM",
         {**DEEPSEEK_V2, "rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}},

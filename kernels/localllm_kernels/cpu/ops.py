@@ -322,6 +322,7 @@ def routing_struct(how: Routing, num_experts: int) -> structs.Routing:
         renormalises=how.renormalises,
         groups=how.groups,
         chosen_groups=how.chosen_groups,
+        group_best=how.group_best,
         factor=how.factor,
     )
 

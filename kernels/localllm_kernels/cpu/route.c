@@ -30,6 +30,18 @@ static int64_t find_best(const float *values, const float *taken, int64_t count)
   return best;
 }
 
+/* How good a group is: its best value, or its best two. */
+static float rate_group(const Routing *r, const float *values, int64_t size) {
+  float first = -INFINITY, second = -INFINITY;
+  for (int64_t i = 0; i < size; i++) {
+    if (values[i] > first)
+      second = first, first = values[i];
+    else if (values[i] > second)
+      second = values[i];
+  }
+  return r->group_best == 1 ? first : first + second;
+}
+
 /* Takes the experts of all but the best groups. */
 static void leave_groups(const Routing *r, const float *ranked, float *taken) {
   const int64_t size = r->experts / r->groups;
@@ -38,15 +50,9 @@ static void leave_groups(const Routing *r, const float *ranked, float *taken) {
     float least = 0.0f;
     for (int64_t g = 0; g < r->groups; g++) {
       if (taken[g * size] != 0.0f) continue;
-      float first = -INFINITY, second = -INFINITY;
-      for (int64_t i = g * size; i < (g + 1) * size; i++) {
-        if (ranked[i] > first)
-          second = first, first = ranked[i];
-        else if (ranked[i] > second)
-          second = ranked[i];
-      }
+      const float rated = rate_group(r, ranked + g * size, size);
       /* Of equal groups the first is kept. */
-      if (worst < 0 || first + second <= least) worst = g, least = first + second;
+      if (worst < 0 || rated <= least) worst = g, least = rated;
     }
     for (int64_t i = worst * size; i < (worst + 1) * size; i++) taken[i] = 1.0f;
   }

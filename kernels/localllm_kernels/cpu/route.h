@@ -10,7 +10,7 @@ typedef struct {
   const float *logits, *correction, *scales;
   int32_t *chosen;
   float *factors;
-  int64_t rows, experts, top_k, is_sigmoid, renormalises, groups, chosen_groups;
+  int64_t rows, experts, top_k, is_sigmoid, renormalises, groups, chosen_groups, group_best;
   float factor;
 } Routing;
 

@@ -154,6 +154,7 @@ class Routing(Structure):
         ("renormalises", c_int64),
         ("groups", c_int64),
         ("chosen_groups", c_int64),
+        ("group_best", c_int64),
         ("factor", c_float),
     )
 

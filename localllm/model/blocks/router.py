@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Experts in `count` groups, of which only the `chosen` ones with the highest sum of their best
-    two may be taken.
+    """Experts in `count` groups, of which only the `chosen` ones with the highest sum of their
+    `best` scores, one or two, may be taken.
     """
 
     count: int
     chosen: int
+    best: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class RouterSpec:
             self.factor,
             groups.count,
             groups.chosen,
+            groups.best,
             correction,
             scales,
         )

@@ -1,5 +1,5 @@
 """DeepSeek V2 and V3: latent attention, and experts in all but the first layers. V3's are chosen by
-a sigmoid with a correction, V2's by a softmax.
+a sigmoid with a correction, V2's by a softmax; those of the large ones of both in the best groups.
 """
 
 from localllm.model.architecture import Architecture
@@ -9,6 +9,7 @@ from localllm.model.families.common import read_num_experts
 from localllm.model.families.latent import read_latent_attention
 from localllm.model.families.sigmoid_experts import (
     first_dense,
+    read_groups,
     read_mixed_decoder,
     read_routed_factor,
     read_sigmoid_router,
@@ -26,17 +27,21 @@ def read_deepseek_v3(fields: ConfigFields) -> Architecture:
 
 
 def read_deepseek_v2(fields: ConfigFields) -> Architecture:
-    """Raises: CheckpointError; UnsupportedModelError for experts in groups, as the large models of
-    the family have, and for what no published model has.
-    """
-    if fields.raw.get("topk_method") not in (None, "greedy"):
-        fields.refuse("groups of experts of which only the best are chosen are")
+    """Raises: CheckpointError; UnsupportedModelError for what no published model has."""
+    method = fields.raw.get("topk_method")
+    if method not in (None, "greedy", "group_limited_greedy"):
+        fields.refuse(f"experts chosen by {method!r:.40} are")
     if fields.flag("norm_topk_prob"):
         fields.refuse("factors of experts that add up to 1 are")
     if fields.flag("mlp_bias"):
         fields.refuse("a bias of the feed-forward is")
+    num_experts, top_k = read_num_experts(fields, "n_routed_experts")
+    has_groups = method == "group_limited_greedy"
     router = RouterSpec(
-        *read_num_experts(fields, "n_routed_experts"), factor=read_routed_factor(fields)
+        num_experts,
+        top_k,
+        factor=read_routed_factor(fields),
+        groups=read_groups(fields, num_experts, top_k, best=1) if has_groups else None,
     )
     # Its code knows no other order of pairs, whatever a config says of one.
     attention = read_latent_attention(fields, is_interleaved=True)

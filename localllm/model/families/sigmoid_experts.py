@@ -27,18 +27,31 @@ _SHARED = (f"{_OWN}gate_proj", f"{_OWN}up_proj", f"{_OWN}down_proj")
 def read_sigmoid_router(fields: ConfigFields) -> RouterSpec:
     """The router. Raises: CheckpointError."""
     num_experts, top_k = read_num_experts(fields, "n_routed_experts")
-    count = fields.integer("n_group", 1, num_experts // 2, default=1)
-    if num_experts % count:
-        fields.fail("n_group", f"a divisor of n_routed_experts ({num_experts})")
     return RouterSpec(
         num_experts,
         top_k,
         is_sigmoid=True,
         renormalises=fields.flag("norm_topk_prob", default=True),
         factor=read_routed_factor(fields),
-        groups=None if count == 1 else Groups(count, fields.integer("topk_group", 1, count)),
+        groups=read_groups(fields, num_experts, top_k, best=2),
         correction="mlp.gate.e_score_correction_bias",
     )
+
+
+def read_groups(fields: ConfigFields, num_experts: int, top_k: int, *, best: int) -> Groups | None:
+    """The groups of experts, rated by their `best` scores; None where there is only one.
+
+    Raises: CheckpointError.
+    """
+    count = fields.integer("n_group", 1, num_experts // best, default=1)
+    if num_experts % count:
+        fields.fail("n_group", f"a divisor of n_routed_experts ({num_experts})")
+    if count == 1:
+        return None
+    chosen = fields.integer("topk_group", 1, count)
+    if top_k > chosen * num_experts // count:
+        fields.fail("topk_group", f"enough groups for {top_k} experts of a token")
+    return Groups(count, chosen, best)
 
 
 def read_routed_factor(fields: ConfigFields) -> float:
