@@ -149,19 +149,20 @@ class DraftChoice:
             return True
         return drafter != self.drafting and self.trials.is_far(drafter, num_steps + ahead)
 
-    def book(self, drafter: int, num_steps: float, num_tokens: float) -> None:
+    def book(self, drafter: int, num_steps: float, num_tokens: float, num_requests: int) -> None:
         """Note the time of a step with drafts of a drafter, or that waited for them, in steps
-        without any, and the tokens that it gave each request.
+        without any, and the tokens that it gave each of so many requests.
         """
         num_steps = min(num_steps, num_tokens + MOST_LOST_AT_ONCE)
         is_chosen = self.drafting == drafter
         can_rest = is_chosen and self._lengths[drafter].drafts_always
         can_rest &= self._since_plain > _JUST_RESTED
-        is_in_doubt = self.ledgers[drafter].book(num_tokens - num_steps, can_measure=can_rest)
+        saved, ledger = num_tokens - num_steps, self.ledgers[drafter]
+        is_in_doubt = ledger.book(saved, num_requests, can_measure=can_rest)
         self.trials.took(drafter, num_steps, num_tokens)
         if is_in_doubt:
             self._since_plain, self._decided = self._plain_interval, None
-        if self.ledgers[drafter].pauses:
+        if ledger.pauses:
             self._has_tried = False
             if is_chosen:
                 self.drafting, self._decided, self._rest = None, None, None

@@ -31,9 +31,10 @@ class _Record:
     vain. It is tried again when both reach `interval`, which is long at first, since it takes
     several steps until their times are believed. `left`: the steps that are left of its trial;
     `is_due`: the next step is to try it, as it was not ready; `spent`, `gained`: the steps' time,
-    and the tokens, since its trial began, None once its drafts paid; `time`, `tokens`: those of
-    trials, on average; `is_known`: enough was measured; `rate`: the tokens that others make in the
-    time of a step without drafts.
+    and the tokens, of its last trial and of the drafts that it led to, None before the first one;
+    `lost`: the steps' time that trials have lost, on average; `is_known`: enough was measured, if
+    only for other numbers of requests; `rate`: the tokens that others make in the time of a step
+    without drafts.
     """
 
     drafts_always: bool
@@ -45,8 +46,7 @@ class _Record:
     is_due: bool = False
     spent: float | None = None
     gained: float = 0.0
-    time: float = 0.0
-    tokens: float = 0.0
+    lost: float | None = None
     is_known: bool = False
     rate: float = 1.0
 
@@ -55,17 +55,16 @@ class _Record:
         """The shortest interval between trials."""
         if not self.is_known:
             return _SHORTEST_INTERVAL
-        time, tokens = self.average()
-        affordable = (time - tokens / self.rate) / _TRIAL_SHARE
+        affordable = (self.average_loss() or 0.0) / _TRIAL_SHARE
         return max(_SHORTEST_INTERVAL, round(min(affordable, _LONGEST_INTERVAL)))
 
-    def average(self) -> tuple[float, float]:
-        """The time and the tokens of a trial, the last one that has ended included."""
+    def average_loss(self) -> float | None:
+        """The steps' time that a trial loses, the last one that has ended included; None before."""
         if self.spent is None or self.left > 0:
-            return self.time, self.tokens
-        if self.time == 0:
-            return self.spent, self.gained
-        return (self.time + self.spent) / 2, (self.tokens + self.gained) / 2
+            return self.lost
+        # Gains are not saved up: what follows may be of another kind.
+        last = max(0.0, self.spent - self.gained / self.rate)
+        return last if self.lost is None else (self.lost + last) / 2
 
     @property
     def is_wanted(self) -> bool:
@@ -167,7 +166,8 @@ class DraftTrials:
         own = self._records[drafter]
         own.rate = rate
         own.since += own.unasked or num_steps
-        own.unasked, own.asked_at, own.is_known = 0, 0, is_known
+        own.unasked, own.asked_at = 0, 0
+        own.is_known |= is_known
 
     def drafts(self, drafter: int) -> None:
         """Note that a step has drafts of a drafter."""
@@ -176,7 +176,8 @@ class DraftTrials:
     def pays(self, drafter: int) -> None:
         """Note that a drafter's drafts are worth their time, so that it need not be tried."""
         own = self._records[drafter]
-        own.interval, own.left, own.spent = own.shortest, 0, None
+        own.left = 0
+        own.interval = own.shortest
 
     def try_again(self, drafter: int) -> None:
         """Note that a chosen drafter was not ready: the next step is to try it."""
@@ -202,6 +203,6 @@ class DraftTrials:
 
     def _start(self, own: _Record) -> None:
         own.interval = max(min(2 * own.interval, _LONGEST_DOUBLED), own.shortest)
-        own.time, own.tokens = own.average()
+        own.lost = own.average_loss()
         own.since, own.spent, own.gained = 0, 0.0, 0.0
         own.left = _TRIAL_STEPS if own.drafts_always else 1

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 # the time, but there is at least one every _LONGEST_INTERVAL steps, or where no look is cheap every
 # STEPS_UNASKED. A look that finds a match counts only as _SHORT_WEIGHT of a quiet look, and one
 # whose match has at least _PROMISING_LENGTH tokens as _PROMISING_WEIGHT: a copy begins with short
-# ones.
+# ones. A look at several requests says as much as one at each, but counts for at most _MOST_WEIGHT.
 _SHORT_WEIGHT, _PROMISING_LENGTH, _PROMISING_WEIGHT = 0.5, 4, 0.25
-_QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 0.002, 32
+_MOST_WEIGHT, _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 2, 4, 0.002, 32
 # While a drafter has matches and accepted drafts of so many tokens in every request, those behind
 # it are not asked: text is copied, and what they might say is not as long.
 _COPYING_LENGTH = 8
@@ -328,9 +328,8 @@ class Speculator:
             if entry.draft:
                 self._learn_outcome(entry, len(tokens) - 1)
         if is_usual and sampled and (num_drafted or has_waited) and None not in proposers:
-            tokens_each = sum(map(len, sampled)) / len(sampled)
             by = [dearest] if num_drafted else self._active()
-            self._book_saving(num_rows - num_drafted, tokens_each, seconds, by)
+            self._book_saving(num_rows - num_drafted, sampled, seconds, by)
         self._spent_s += self._clock() - began_s
 
     def _learn_rest(self, num_rows: int, settled: Sequence[float]) -> None:
@@ -463,8 +462,9 @@ class Speculator:
         for number, own in enumerate(proposals):
             if rooms and asks[number] and not any(own):
                 self._choice.trials.asked_in_vain(number)
+        looked_at = min(len(rooms), _MOST_WEIGHT)
         if not any(map(any, proposals)):
-            self._num_quiet += 1.0 if rooms else 0.0
+            self._num_quiet += looked_at
             return {}
         missing = [request.num_tokens - request.num_computed_tokens for request in running]
         most = MAX_DRAFTED_TOKENS - sum(map(len, self._forced.values()))
@@ -501,7 +501,8 @@ class Speculator:
         # Whether drafts pay is the ledger's business, see draft_ledger.py.
         if not any(each.num_tokens for each in chosen):
             longest = max(each.match_length for own in proposals for each in own if each)
-            self._num_quiet += _PROMISING_WEIGHT if longest >= _PROMISING_LENGTH else _SHORT_WEIGHT
+            is_promising = longest >= _PROMISING_LENGTH
+            self._num_quiet += looked_at * (_PROMISING_WEIGHT if is_promising else _SHORT_WEIGHT)
         return drafts
 
     def _copies(
@@ -553,7 +554,11 @@ class Speculator:
         return self._num_steps - before == 1
 
     def _book_saving(
-        self, num_rows: int, tokens_each: float, seconds: float, drafters: Sequence[int]
+        self,
+        num_rows: int,
+        sampled: Sequence[Sequence[SampledToken]],
+        seconds: float,
+        drafters: Sequence[int],
     ) -> None:
         """Compare a step's time with that of steps without drafts; look more often if drafting
         saves time.
@@ -561,9 +566,10 @@ class Speculator:
         plain = self._lengths[0].plain_seconds(num_rows)
         if plain is None:
             return
+        tokens_each = sum(map(len, sampled)) / len(sampled)
         for drafter in drafters:
             now = self._lengths[drafter].slowness * plain
-            self._choice.book(drafter, seconds / now, tokens_each)
+            self._choice.book(drafter, seconds / now, tokens_each, len(sampled))
         if tokens_each > seconds / plain:
             self._hot, self._num_quiet = _HOT_STEPS, 0.0
 

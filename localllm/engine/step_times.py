@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
-from math import inf, log2
+from math import ceil, inf, log2
 
 # The next step's time is predicted by that of this many steps at their first quarter: on a machine
 # that others use too, several in a row may be slow.
@@ -57,9 +57,12 @@ class StepTimes:
         rows = self._rows
         if not rows:
             return None
-        if num_rows in self._times:
-            return self._known(num_rows)
         at = bisect_left(rows, num_rows)
+        if num_rows in self._times:
+            # A size that is rare may have been measured while the machine was slow: a few more
+            # rows do not take less time.
+            near = rows[at : bisect_right(rows, num_rows * _NEAR)]
+            return min(map(self._known, near))
         if at == 0:
             return self._known(rows[0])
         if at == len(rows):
@@ -112,22 +115,36 @@ class DraftCosts:
         one may be slow by chance.
 
         It is linear between the numbers of drafted tokens that were measured, more than once if any
-        was, and goes on along the line through the last two.
+        was, and goes on along the line through the last two. Where steps of a few more or less rows
+        were measured, it is that with as many drafted tokens for each row.
         """
-        known = self._known(num_rows)
+        size, known = self._nearest(num_rows)
         if not known:
             return None
-        at = min(max(1, bisect_left(known, (num_drafted, 0.0))), len(known) - 1)
+        count = num_drafted * size / num_rows
+        at = min(max(1, bisect_left(known, (ceil(count), 0.0))), len(known) - 1)
         (low, start), (high, end) = known[at - 1], known[at]
-        return start + (end - start) * (num_drafted - low) / (high - low)
+        return start + (end - start) * (count - low) / (high - low)
 
     def longest(self, num_rows: int) -> int | None:
         """The most drafted tokens whose cost was measured; None where `factor` is."""
-        known = self._known(num_rows)
-        return known[-1][0] if known else None
+        size, known = self._nearest(num_rows)
+        return round(known[-1][0] * num_rows / size) if known else None
 
-    def _known(self, num_rows: int) -> list[tuple[int, float]]:
+    def _nearest(self, num_rows: int) -> tuple[int, list[tuple[int, float]]]:
+        """The nearest number of rows, of those near enough, beside which costs are believed, and
+        these; no costs if there is none.
+        """
         size = _size(num_rows)
+        if known := self._known(size):
+            return num_rows, known  # a rounded number stands for all
+        near = [each for each in self._found if size / _NEAR <= each <= size * _NEAR]
+        for each in sorted(near, key=lambda each: abs(each - size)):
+            if known := self._known(each):
+                return each, known
+        return num_rows, []
+
+    def _known(self, size: int) -> list[tuple[int, float]]:
         return self._believed.get(size) or self._believe(size)
 
     def _believe(self, size: int) -> list[tuple[int, float]]:

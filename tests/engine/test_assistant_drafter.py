@@ -30,6 +30,7 @@ def drafts_of(
     limits: Limits,
     prompts: list[list[int]],
     temperature: float = 0.0,
+    max_tokens: int = 12,
 ) -> Drafts:
     """What is drafted behind each text, with all prompts in one engine."""
     assistant, made = random_assistant(model), list[Proposals]()
@@ -41,7 +42,7 @@ def drafts_of(
         return made[0]
 
     engine = make_engine(model, replace(limits, reader=new))
-    params = SamplingParams(temperature=temperature, max_tokens=12, ignore_eos=True, seed=7)
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True, seed=7)
     for prompt in prompts:
         engine.add_request(prompt, params)
     while engine.has_unfinished():
@@ -70,7 +71,7 @@ def test_others_do_not_change_drafts(temperature: float) -> None:
 def test_drafts_from_captured_graphs_are_the_same() -> None:
     model, device = load_tiny_model("Gemma4ForCausalLM", 20, backend="triton"), RecordingDevice()
     prompts = [PROMPTS[0][:28], PROMPTS[2]]
-    expected = drafts_of(model, on_host, Limits(), prompts)
+    expected = drafts_of(model, on_host, Limits(), prompts, max_tokens=8)
     scheduling = SchedulerConfig(16, 64, 24, False, b"")
 
     def on_device(assistant: DecoderModel, cache: PagedKVCache) -> HeadRunner:
@@ -78,7 +79,7 @@ def test_drafts_from_captured_graphs_are_the_same() -> None:
         return DeviceRunner(assistant, cache, device, scheduling, 256, taps=taps)
 
     limits = Limits(max_num_batched_tokens=24, device=device)
-    found = drafts_of(model, on_device, limits, prompts)
+    found = drafts_of(model, on_device, limits, prompts, max_tokens=8)
     common = found.keys() & expected.keys()
     assert len(common) > 8
     assert {text: found[text] for text in common} == {text: expected[text] for text in common}

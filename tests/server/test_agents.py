@@ -58,11 +58,13 @@ def system(turn: int) -> str:
     return f"{sentences(230, 1)}\n{changing}\n{sentences(150, 2)}"
 
 
-def session(server: Server) -> Iterator[tuple[int, dict[str, Any], httpx.Headers]]:
-    """Twelve turns of an agent that calls tools: each turn's number, usage and headers."""
+def session(
+    server: Server, turns: int = TURNS
+) -> Iterator[tuple[int, dict[str, Any], httpx.Headers]]:
+    """Turns of an agent that calls tools: each one's number, usage and headers."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Mend the first test."}]
     with httpx.Client(base_url=server.url, timeout=300) as client:
-        for turn in range(TURNS):
+        for turn in range(turns):
             body = {
                 "model": "pocket",
                 "max_tokens": 60,
@@ -90,7 +92,7 @@ def test_what_stands_before_a_change_is_cached_and_the_change_is_told(
     agent_server: Callable[..., Any],
 ) -> None:
     with agent_server() as server:
-        for turn, usage, headers in session(server):
+        for turn, usage, headers in session(server, turns=5):
             assert "x-localllm-moved-lines" not in headers
             if turn == 0:
                 assert "why" not in usage
