@@ -49,3 +49,29 @@ def test_a_slow_step_of_fewer_rows_changes_nothing_about_a_measured_size() -> No
     for _ in range(9):
         times.add(16, 3e-3)
     assert times.seconds(16) == pytest.approx(3e-3)
+
+
+def test_a_rare_size_takes_no_longer_than_slightly_greater_ones() -> None:
+    times = StepTimes()
+    times.add(15, 3e-3)  # while the machine was slow
+    for _ in range(3):
+        times.add(16, 2e-3)
+    times.add(32, 1e-3)
+    assert times.seconds(15) == pytest.approx(2e-3)
+    assert times.seconds(16) == pytest.approx(2e-3)
+
+
+def test_a_cost_holds_for_nearly_as_many_rows() -> None:
+    costs = DraftCosts()
+    for num_drafted, factor in ((16, 1.6), (32, 2.0)):
+        for _ in range(3):
+            costs.add(16, num_drafted, factor)
+    for rows in (14, 15, 18):
+        assert costs.factor(rows, rows) == pytest.approx(1.6)
+        assert costs.factor(rows, 2 * rows) == pytest.approx(2.0)
+        assert costs.longest(rows) == 2 * rows
+    assert costs.factor(12, 12) is None
+    for _ in range(3):
+        costs.add(15, 15, 1.2)
+    assert costs.factor(15, 15) == pytest.approx(1.2)
+    assert costs.factor(14, 14) == pytest.approx(1.2), "the nearest one"
