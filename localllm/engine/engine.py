@@ -70,8 +70,9 @@ class Engine:
     ) -> "Engine":
         """Another engine on the same model and cache, to be compared with this one.
 
-        Only one of the two may have requests at a time. `scheduler` must use this engine's pools;
-        None: this engine's scheduler.
+        Only one of the two may have requests at a time; both may where steps do not overlap and
+        the model keeps no states, if `salt`s keep their prompts apart and each has a scheduler of
+        its own. `scheduler` must use this engine's pools; None: this engine's scheduler.
         """
         chosen = scheduler or self.scheduler
         return Engine(wrap(self._runner), chosen, self.limits, speculator, pacer=pacer)
