@@ -33,7 +33,7 @@ WITH_EXPERTS: dict[str, dict[str, Any]] = {
     },
     "Glm4MoeForCausalLM": {
         **_EXPERTS,
-        "n_routed_experts": 6,
+        "n_routed_experts": 12,
         "n_group": 3,
         "topk_group": 1,
         "routed_scaling_factor": 1.7,
