@@ -15,6 +15,7 @@ from localllm.bench.subject import Subject
 from localllm.bench.texts import copying_texts, prose
 from localllm.engine.engine import Engine
 from localllm.engine.sampling_params import SamplingParams
+from localllm.engine.scheduler import Scheduler
 from localllm.engine.speculation import Speculator
 from localllm.engine.suffix_index import SuffixIndex
 from localllm.hub.catalog import BUILT_IN_MODEL
@@ -220,26 +221,13 @@ def _passages(tokenizer: Tokenizer, text: str, num_tokens: int) -> list[list[int
 def run_script(
     engine: Engine, speculator: Speculator | None, script: Script, batch: int, number: int = 0
 ) -> Run:
-    """Let `batch` requests output the answer; timed from when all have their first token. Own
-    answers differ in their seed, and in their prompt if there are several, of which run `number`
-    takes the next ones.
+    """Let `batch` requests output the answer; timed from when all have their first token. See
+    `begin_script`.
     """
     # Each run of a pair computes its own prompts: steps behind that take less time, about 7 % with
     # pocket and sixteen at once.
     salt = f"{number} {speculator is None}".encode()
-    scripts: dict[int, Sequence[int]] = {}
-    told = engine.beside(speculator=speculator, wrap=lambda runner: ScriptedRunner(runner, scripts))
-    for i in range(batch):
-        params = script.params
-        if params.seed is not None:
-            params = replace(params, seed=params.seed + i)
-        prompt = script.prompts[(number * batch + i) % len(script.prompts)]
-        request_id = told.add_request(prompt, params, salt)
-        if script.answer is not None:
-            scripts[request_id] = script.answer
-    started: set[int] = set()
-    while len(started) < batch:
-        started.update(event.request_id for event in told.step())
+    told = begin_script(engine, speculator, script, batch, number, salt)
     began = time.perf_counter()
     num_steps = num_tokens = num_accepted = 0
     drafted: dict[int, int] = {}
@@ -251,6 +239,39 @@ def run_script(
         drafted |= {event.request_id: event.num_drafted_tokens for event in events}
     seconds = time.perf_counter() - began
     return Run(seconds, num_steps, num_tokens, sum(drafted.values()), num_accepted)
+
+
+def begin_script(
+    engine: Engine,
+    speculator: Speculator | None,
+    script: Script,
+    batch: int,
+    number: int,
+    salt: bytes,
+    scheduler: Scheduler | None = None,
+) -> Engine:
+    """An engine beside `engine`, with `batch` requests for the answer that have their first token.
+    Own answers differ in their seed, and in their prompt if there are several, of which run
+    `number` takes the next ones. `scheduler`: see `Engine.beside`.
+    """
+    scripts: dict[int, Sequence[int]] = {}
+    told = engine.beside(
+        scheduler=scheduler,
+        speculator=speculator,
+        wrap=lambda runner: ScriptedRunner(runner, scripts),
+    )
+    for i in range(batch):
+        params = script.params
+        if params.seed is not None:
+            params = replace(params, seed=params.seed + i)
+        prompt = script.prompts[(number * batch + i) % len(script.prompts)]
+        request_id = told.add_request(prompt, params, salt)
+        if script.answer is not None:
+            scripts[request_id] = script.answer
+    started: set[int] = set()
+    while len(started) < batch:
+        started.update(event.request_id for event in told.step())
+    return told
 
 
 def _speed(num_tokens: float, seconds: Sequence[float]) -> Spread:

@@ -21,7 +21,7 @@ from localllm.hub.catalog import load_catalog, resolve_model
 from localllm.model.families.table import read_architecture
 
 Run = Callable[..., Any]
-OFF = SpeculationConfig(drafter="ngram")
+NGRAMS = SpeculationConfig(drafter="ngram")
 
 
 def test_a_plan_needs_no_network_and_tells_all_parts(localllm: Run) -> None:
@@ -112,7 +112,7 @@ def test_a_plan_counts_what_drafts_as_loading_does(
     assert replace(loaded, free_bytes=0, budget_bytes=0) == replace(
         planned, free_bytes=0, budget_bytes=0
     )
-    alone = plan_model(shape_of(source, None), machine, replace(config, speculation=OFF)).memory
+    alone = plan_model(shape_of(source, None), machine, replace(config, speculation=NGRAMS)).memory
     of_weights, of_token = (
         planned.weights_bytes - alone.weights_bytes,
         planned.token_bytes - alone.token_bytes,

@@ -14,49 +14,16 @@ import argparse
 import random
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
-from localllm.bench.scripted import ScriptedRunner
-from localllm.bench.speculation import Script, make_scripts
-from localllm.bench.subject import Subject, open_subject
+from localllm.bench.speculation import begin_script, make_scripts
+from localllm.bench.subject import open_subject
 from localllm.engine.config import EngineConfig
 from localllm.engine.engine import Engine
 from localllm.engine.scheduler import Scheduler
 from localllm.engine.speculation import Speculator
 
 _TURN, _SAMPLES = 8, 2000
-
-
-def begin_run(
-    subject: Subject,
-    speculator: Speculator | None,
-    script: Script,
-    batch: int,
-    first: int,
-    salt: str,
-) -> Engine:
-    """An engine with a scheduler of its own, whose requests all have their first token; `first`:
-    the number of the first one, which decides the prompts.
-    """
-    own, answers = subject.engine.scheduler, dict[int, list[int]]()
-    engine = subject.engine.beside(
-        scheduler=Scheduler(own.config, own.groups),
-        speculator=speculator,
-        wrap=lambda runner: ScriptedRunner(runner, answers),
-    )
-    for i in range(batch):
-        params = script.params
-        if params.seed is not None:
-            params = replace(params, seed=params.seed + i)
-        prompt = script.prompts[(first + i) % len(script.prompts)]
-        request_id = engine.add_request(prompt, params, salt.encode())
-        if script.answer is not None:
-            answers[request_id] = script.answer
-    started: set[int] = set()
-    while len(started) < batch:
-        started.update(event.request_id for event in engine.step())
-    return engine
 
 
 def run_pair(engines: list[Engine]) -> list[float]:
@@ -104,15 +71,22 @@ def main() -> int:
     if args.script not in scripts or args.drafters not in parts:
         parser.error(f"known: {'; '.join(scripts)}; drafters: {'; '.join(parts)}")
     speculator, pairs = parts[args.drafters], list[list[float]]()
+    own = subject.engine.scheduler
     for number in range(args.repeats + 1):
         speculator = None if speculator is None else speculator.renewed()
         order = [0, 1] if number % 2 else [1, 0]
         engines: dict[int, Engine] = {}
         for at in order:
-            drafts = speculator if at else None
-            first, salt = number * args.batch, f"{number} {at}"  # each computes its own prompts
-            script = scripts[args.script]
-            engines[at] = begin_run(subject, drafts, script, args.batch, first, salt)
+            # Each has a scheduler of its own, and computes its own prompts.
+            engines[at] = begin_script(
+                subject.engine,
+                speculator if at else None,
+                scripts[args.script],
+                args.batch,
+                number,
+                f"{number} {at}".encode(),
+                Scheduler(own.config, own.groups),
+            )
         plain, drafting = run_pair([engines[0], engines[1]])
         sys.stdout.write(f"{number:3d}  {plain / drafting:.3f}  {plain:.3f} s without\n")
         sys.stdout.flush()
