@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from localllm.cli.output import is_terminal, note
@@ -22,7 +23,7 @@ def progress_bar() -> Iterator["Progress"]:
     raised in the middle of a library might be turned into another one.
     """
     if not is_terminal(sys.stderr):
-        with _leaving_on_signals(lambda: None):
+        with _Stop(lambda: None).handles_signals():
             yield _note_stage
         return
     from rich.console import Console
@@ -43,23 +44,33 @@ def progress_bar() -> Iterator["Progress"]:
                 tasks[stage] = bar.add_task(stage, total=total, remark=remark)
             bar.update(tasks[stage], completed=done, total=total, remark=remark)
 
-        with _leaving_on_signals(bar.stop):
+        with _Stop(bar.stop).handles_signals():
             yield show
 
 
-@contextmanager
-def _leaving_on_signals(tidy_up: Callable[[], None]) -> Iterator[None]:
-    def leave(signum: int, frame: object) -> None:
-        tidy_up()
-        note("stopped; the same command with --resume continues at the last whole layer")
-        os._exit(ExitCode.SIGINT if signum == signal.SIGINT else ExitCode.SIGTERM)
+class _Stop:
+    """Ends the process on a signal. A Speaker, for a signal that comes in a long call into C."""
 
-    previous = {signum: signal.signal(signum, leave) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+    def __init__(self, tidy_up: Callable[[], None]) -> None:
+        self._tidy_up = tidy_up
+
+    @contextmanager
+    def handles_signals(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        previous = {number: signal.signal(number, self._leave) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _leave(self, number: int, frame: FrameType | None) -> None:
+        self.say_last_words()
+        os._exit(ExitCode.SIGINT if number == signal.SIGINT else ExitCode.SIGTERM)
+
+    def say_last_words(self) -> None:
+        self._tidy_up()
+        note("stopped; the same command with --resume continues at the last whole layer")
 
 
 def _note_stage(stage: str, done: int, total: int, remark: str) -> None:

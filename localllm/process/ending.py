@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import socket  # not needed for --help
 
 ENDS_S = 2.0
+_SAYS_S = 0.5  # how long last words may take: a terminal that is stopped takes them never
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -49,10 +50,19 @@ class Patient(Protocol):
         """Seconds until the program ends, after `count` signals; None: it continues."""
 
 
+@runtime_checkable
+class Speaker(Protocol):
+    """An object whose method handles signals, and which tells the user something at the end."""
+
+    def say_last_words(self) -> None:
+        """Say what the handler had no time to say. Called in another thread than the handler."""
+
+
 def end_in_time(codes: Mapping[int, int]) -> None:
     """Make this program end within ENDS_S of a signal, with the signal's code in `codes`.
 
-    If the handler is a method of a Patient, that object says how long it may take.
+    If the handler is a method of a Patient, that object says how long it may take; if it is one of
+    a Speaker, that object speaks last.
     """
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
@@ -63,7 +73,7 @@ def end_in_time(codes: Mapping[int, int]) -> None:
         last, count = None, 0
         while numbers := os.read(reads, 64):
             for number in filter(codes.__contains__, numbers):
-                owner = _owner(number)
+                owner = _patient(number)
                 count = count + 1 if owner is not None and owner is last else 1
                 last = owner
                 Thread(target=end, args=(number, owner, count), daemon=True).start()
@@ -73,17 +83,29 @@ def end_in_time(codes: Mapping[int, int]) -> None:
         if allowed_s is None:
             return
         time.sleep(allowed_s)
-        if owner is None or owner.ends_program or _owner(number) is owner:
+        if owner is None or owner.ends_program or _patient(number) is owner:
             put_back()
+            _let_speak(_owner(number))
             os._exit(codes[number])
 
     Thread(target=watch, daemon=True).start()
 
 
-def _owner(number: int) -> Patient | None:
-    """The object whose method handles a signal, if it is a Patient."""
-    owner = getattr(signal.getsignal(number), "__self__", None)
+def _owner(number: int) -> object:
+    """The object whose method handles a signal, if any."""
+    return getattr(signal.getsignal(number), "__self__", None)
+
+
+def _patient(number: int) -> Patient | None:
+    owner = _owner(number)
     return owner if isinstance(owner, Patient) else None
+
+
+def _let_speak(owner: object) -> None:
+    if isinstance(owner, Speaker):
+        speech = Thread(target=owner.say_last_words, daemon=True)
+        speech.start()
+        speech.join(_SAYS_S)
 
 
 def _terminal() -> Callable[[], None]:

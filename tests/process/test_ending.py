@@ -27,6 +27,14 @@ class Conversation:
         pass
 signal.signal(signal.SIGINT, Conversation().handle)
 """
+SPEAKER = """
+class Run:
+    def say_last_words(self):
+        {speech}
+    def leave(self, number, frame):
+        pass
+signal.signal(signal.SIGINT, Run().leave)
+"""
 RESTARTING = "signal.siginterrupt(signal.SIGINT, False); signal.siginterrupt(signal.SIGTERM, False)"
 
 
@@ -70,3 +78,15 @@ def test_a_handler_that_is_gone_by_then_has_heard() -> None:
         time.sleep(3)
         assert process.poll() is None
         process.kill()
+
+
+@pytest.mark.parametrize(
+    ("speech", "said"), [("print('as it was', flush=True)", "as it was\n"), ("libc.sleep(30)", "")]
+)
+def test_what_a_handler_had_no_time_to_say_is_said_at_the_end(speech: str, said: str) -> None:
+    handler = f"{SPEAKER.replace('{speech}', speech)}\n{RESTARTING}"
+    with start(STUCK.replace("{handler}", handler)) as process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stdout is not None
+        assert process.stdout.read() == said
