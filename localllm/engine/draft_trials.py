@@ -10,6 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 _SHORTEST_INTERVAL, _LONGEST_DOUBLED = 48, 768
+# The interval to begin with, since it takes several steps until the times of those without drafts
+# are believed; but a drafter that looks for matches, whose trials are short, is tried first after
+# _FIRST_OF_MATCHES steps.
+_FIRST_INTERVAL, _FIRST_OF_MATCHES = 96, 4
 _NEW_TEXT_INTERVAL, _LONGEST_INTERVAL, _TRIAL_SHARE = 192, 4096, 0.005
 # The first steps of another kind are slower, since caches hold what the last ones needed. So a
 # drafter that could draft always is tried for so many steps; for fewer, if each of these gave a
@@ -28,18 +32,17 @@ class _Record:
 
     `since`: the steps since it was tried or chosen, up to its last proposal, and `unasked`: those
     after that in which it might have been asked, `asked_at` of them before it was last asked in
-    vain. It is tried again when both reach `interval`, which is long at first, since it takes
-    several steps until their times are believed. `left`: the steps that are left of its trial;
-    `is_due`: the next step is to try it, as it was not ready; `spent`, `gained`: the steps' time,
-    and the tokens, of its last trial and of the drafts that it led to, None before the first one;
-    `lost`: the steps' time that trials have lost, on average; `is_known`: enough was measured, if
-    only for other numbers of requests; `rate`: the tokens that others make in the time of a step
-    without drafts.
+    vain. It is tried again when both reach `interval`. `left`: the steps that are left of its
+    trial; `is_due`: the next step is to try it, as it was not ready or has done well; `spent`,
+    `gained`: the steps' time, and the tokens, of its last trial and of the drafts that it led to,
+    None before the first one; `lost`: the steps' time that trials have lost, on average;
+    `is_known`: enough was measured, if only for other numbers of requests; `rate`: the tokens that
+    others make in the time of a step without drafts.
     """
 
     drafts_always: bool
-    interval: int = 2 * _SHORTEST_INTERVAL
     since: int = 0
+    interval: int = _FIRST_INTERVAL
     unasked: int = 0
     asked_at: int = 0
     left: int = 0
@@ -77,7 +80,10 @@ class DraftTrials:
 
     def __init__(self, drafts_always: Sequence[bool]) -> None:
         """`drafts_always`: of each drafter, see DraftLengths."""
-        self._records = [_Record(always) for always in drafts_always]
+        self._records = [
+            _Record(always, since=0 if always else _FIRST_INTERVAL - _FIRST_OF_MATCHES)
+            for always in drafts_always
+        ]
 
     @property
     def is_trying(self) -> bool:
@@ -127,10 +133,14 @@ class DraftTrials:
         for own in self._records:
             own.interval = min(own.interval, max(_NEW_TEXT_INTERVAL, own.shortest))
 
-    def accepted(self, drafter: int) -> None:
-        """Note that tokens of a drafter were accepted: it is worth trying again soon."""
+    def accepted(self, drafter: int, *, is_whole: bool) -> None:
+        """Note that tokens of a drafter were accepted: it is worth trying again soon. If the draft
+        `is_whole`, it is tried at once until enough is known; text that is copied goes on.
+        """
         own = self._records[drafter]
         own.interval = min(own.interval, own.shortest)
+        if is_whole and not (own.is_known or own.drafts_always):
+            own.is_due = True
 
     def prepared(self, num_steps: float) -> None:
         """Note that a step took so many steps' time more, to prepare those that are to be tried."""

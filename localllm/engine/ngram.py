@@ -1,8 +1,9 @@
 """Drafts from earlier text: the tokens that followed the last occurrence of the newest tokens.
 
-This is prompt lookup (Saxena 2023) over a request's own tokens, and over those of recently ended
-requests: earlier turns, and recurring phrases. It needs no model, so it is worth trying wherever
-text repeats itself: edits, quotations, code.
+This is prompt lookup (Saxena 2023) over a request's own tokens, and over the answers of recently
+ended requests: recurring phrases. Their prompts are not remembered: what a model copies lies in its
+own context. It needs no model, so it is worth trying wherever text repeats itself: edits,
+quotations, code.
 """
 
 from collections import defaultdict, deque
@@ -13,7 +14,7 @@ from localllm.engine.request import Request
 from localllm.engine.scheduler import ScheduledBatch
 from localllm.engine.suffix_index import END_OF_TEXT, SuffixIndex
 
-# At least this many tokens of ended requests are remembered, and at most twice as many.
+# At least this many tokens of earlier answers are remembered, and at most twice as many.
 PHRASE_TOKENS = 1 << 16
 # Prompts whose indices are kept, for the next turn and for requests with the same beginning.
 _KEPT_PROMPTS = 4
@@ -24,7 +25,7 @@ _LONGEST_LAG = 64
 
 
 class NgramDrafter(Drafter):
-    """Drafts from the suffix index of each running request, and one over ended requests."""
+    """Drafts from the suffix index of each running request, and one over earlier answers."""
 
     def __init__(self, min_match: int, max_match: int) -> None:
         self._min, self._max = min_match, max_match
@@ -32,7 +33,7 @@ class NgramDrafter(Drafter):
         # fully indexed.
         self._indices: dict[Request, SuffixIndex | None] = {}
         self._behind: dict[Request, None] = {}
-        # Indices of prompts, and of the text of ended requests, for each salt.
+        # Indices of prompts, and of earlier answers, for each salt.
         self._prompts: defaultdict[bytes, deque[SuffixIndex]] = defaultdict(
             lambda: deque(maxlen=_KEPT_PROMPTS)
         )
@@ -59,7 +60,7 @@ class NgramDrafter(Drafter):
         return bool(self._behind) or any(each.num_missing for each in self._phrases.values())
 
     def work(self, batch: ScheduledBatch) -> None:
-        """See Drafter: indexes tokens of running and of ended requests."""
+        """See Drafter: indexes tokens of running requests and of earlier answers."""
         num_tokens = _WORK_TOKENS + sum(entry.num_scheduled_tokens for entry in batch.requests)
         for request in list(self._behind):
             if num_tokens <= 0:
@@ -94,8 +95,7 @@ class NgramDrafter(Drafter):
         """See Drafter."""
         self._behind.pop(request, None)
         if self._indices.pop(request, None) is not None:
-            # Cached tokens were already added by an earlier request.
-            self._phrases[request.salt].add(request.token_ids[request.num_cached_tokens :])
+            self._phrases[request.salt].add(request.token_ids[request.num_prompt_tokens :])
 
     def _begin(self, request: Request) -> SuffixIndex:
         """A copy of the index of the longest kept prompt that the request begins with, or a new
@@ -124,12 +124,12 @@ class NgramDrafter(Drafter):
 
 
 class _Phrases:
-    """Text of ended requests in two indices; when the younger is full, the older is dropped."""
+    """Earlier answers in two indices; when the younger is full, the older is dropped."""
 
     def __init__(self, min_match: int, max_match: int) -> None:
         self._limits = (min_match, max_match)
         self._older, self._younger = SuffixIndex(*self._limits), SuffixIndex(*self._limits)
-        self._missing: deque[int] = deque()
+        self._missing = list[int]()
 
     def __len__(self) -> int:
         return len(self._older) + len(self._younger)
@@ -145,11 +145,12 @@ class _Phrases:
 
     def work(self, num_tokens: int) -> int:
         """Index up to `num_tokens` tokens; returns how many were indexed."""
-        num_new = min(len(self._missing), num_tokens)
-        self._younger.extend([self._missing.popleft() for _ in range(num_new)])
+        new = self._missing[:num_tokens]
+        del self._missing[:num_tokens]
+        self._younger.extend(new)
         if len(self._younger) >= PHRASE_TOKENS:
             self._older, self._younger = self._younger, SuffixIndex(*self._limits)
-        return num_new
+        return len(new)
 
     def propose(self, newest: Sequence[int], count: int) -> Proposal | None:
         found = None

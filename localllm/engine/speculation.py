@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 # the time, but there is at least one every _LONGEST_INTERVAL steps, or where no look is cheap every
 # STEPS_UNASKED. A look that finds a match counts only as _SHORT_WEIGHT of a quiet look, and one
 # whose match has at least _PROMISING_LENGTH tokens as _PROMISING_WEIGHT: a copy begins with short
-# ones. A look at several requests says as much as one at each, but counts for at most _MOST_WEIGHT.
+# ones. A look at several requests says as much as one at each, but counts for at most _MOST_WEIGHT;
+# one at an answer's first tokens says nothing, since a copy matches only behind them.
 _SHORT_WEIGHT, _PROMISING_LENGTH, _PROMISING_WEIGHT = 0.5, 4, 0.25
-_MOST_WEIGHT, _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 2, 4, 0.002, 32
+_FIRST_TOKENS, _MOST_WEIGHT, _QUIET_LOOKS, _LOOK_SHARE, _LONGEST_INTERVAL = 4, 2, 4, 0.002, 32
 # While a drafter has matches and accepted drafts of so many tokens in every request, those behind
 # it are not asked: text is copied, and what they might say is not as long.
 _COPYING_LENGTH = 8
@@ -118,8 +119,8 @@ class Speculator:
         self._clock = clock
         # Whose the drafts of the newest step are.
         self._by: dict[Request, int] = {}
-        # Seconds of the last look, learning included; and the averages of a look and of a step.
-        self._spent_s = self._look_s = self._step_s = 0.0
+        # Seconds of the last look, learning included, and those of a look on average.
+        self._spent_s = self._look_s = 0.0
         self._requests: dict[Request, _Drafted] = {}
         self._hot, self._cold = 0, 0
         # While looks find nothing, there is one in so many steps.
@@ -299,7 +300,6 @@ class Speculator:
         see InFlight.
         """
         began_s = self._clock()
-        self._step_s += _NEWEST * (seconds - self._step_s)
         num_rows = sum(entry.num_scheduled_tokens for entry in batch.requests)
         num_drafted = sum(len(entry.draft) for entry in batch.requests)
         # The time of a step that has waited says nothing about steps without drafts.
@@ -407,16 +407,17 @@ class Speculator:
         lengths = self._lengths[by]
         lengths.add_outcome(known.history, known.match_length, num_drafted, num_accepted)
         if num_accepted:
-            self._choice.trials.accepted(by)
+            self._choice.trials.accepted(by, is_whole=num_accepted == num_drafted)
 
     def _name(self, by: int | None) -> str:
         return _GRAMMAR if by is None else self._proposers[by].name
 
     def _next_interval(self) -> int:
         """The number of steps to the next look for drafts, if the newest ones found nothing."""
-        if self._step_s == 0.0:
+        step_s = self._lengths[0].plain_seconds(max(1, self._num_running))
+        if step_s is None:
             return 1
-        needed = ceil(self._look_s / (_LOOK_SHARE * self._step_s))
+        needed = ceil(self._look_s / (_LOOK_SHARE * step_s))
         return min(max(1, needed), self._longest_interval)
 
     def _find_forced(self, running: Sequence[Request]) -> dict[Request, list[int]]:
@@ -462,7 +463,8 @@ class Speculator:
         for number, own in enumerate(proposals):
             if rooms and asks[number] and not any(own):
                 self._choice.trials.asked_in_vain(number)
-        looked_at = min(len(rooms), _MOST_WEIGHT)
+        tells = (each.num_tokens - each.num_prompt_tokens > _FIRST_TOKENS for each in rooms)
+        looked_at = min(sum(tells), _MOST_WEIGHT)
         if not any(map(any, proposals)):
             self._num_quiet += looked_at
             return {}
@@ -560,8 +562,8 @@ class Speculator:
         seconds: float,
         drafters: Sequence[int],
     ) -> None:
-        """Compare a step's time with that of steps without drafts; look more often if drafting
-        saves time.
+        """Compare a step's time with that of steps without drafts; look again if tokens were
+        accepted, and more often if that saved time.
         """
         plain = self._lengths[0].plain_seconds(num_rows)
         if plain is None:
@@ -572,6 +574,9 @@ class Speculator:
             self._choice.book(drafter, seconds / now, tokens_each, len(sampled))
         if tokens_each > seconds / plain:
             self._hot, self._num_quiet = _HOT_STEPS, 0.0
+        elif tokens_each > 1.0:
+            # The first steps of a kind are slow, so one alone does not tell that it never pays.
+            self._hot, self._looks_next = max(1, self._hot), True
 
 
 def _ask(drafter: Drafter, request: Request, room: int) -> Proposal | None:

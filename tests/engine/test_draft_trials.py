@@ -57,3 +57,30 @@ def test_gains_are_not_saved_up() -> None:
     for most in (100, 500):
         try_once(trials, 2.4, 1.6)
         assert 0.9 * most < steps_to_trial(trials) < most
+
+
+@pytest.mark.parametrize(
+    ("drafts_always", "is_known", "is_whole", "steps"),
+    [
+        (False, False, True, 1),
+        (False, False, False, 48),
+        (False, True, True, 48),
+        (True, False, True, 48),
+    ],
+)
+def test_a_copy_is_tried_again_at_once_until_enough_is_known(
+    drafts_always: bool, is_known: bool, is_whole: bool, steps: int
+) -> None:
+    trials = DraftTrials([drafts_always])
+    first = 0
+    while trials.next_tried(None, [0]) is None:
+        trials.proposed(0, 1, 1.0, is_known=False)
+        first += 1
+    # A trial that looks for matches is short, so it comes early.
+    assert first == (96 if drafts_always else 4)
+    trials.pays(0)
+    trials.drafts(0)
+    trials.proposed(0, 0, 1.0, is_known=is_known)
+    trials.accepted(0, is_whole=is_whole)
+    assert trials.is_trying == (steps == 1)
+    assert steps_to_trial(trials) == steps

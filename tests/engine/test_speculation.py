@@ -157,7 +157,8 @@ def test_a_pause_ends_though_each_text_does_before_it() -> None:
 
 def test_what_a_request_of_another_salt_said_is_not_found() -> None:
     drafter = NgramDrafter(2, 8)
-    said = make_request(0, 40)
+    said = make_request(0, 5)
+    said.token_ids += random_text(3, 35)
     said.salt = b"a"
     drafter.add(said)
     drafter.work(step_of(said, num_tokens=40))
@@ -210,35 +211,80 @@ def test_what_a_kept_prompt_begins_with_is_not_indexed_again() -> None:
     assert drafter.propose(other, 8) is None  # not indexed yet
 
 
+class Counting(NgramDrafter):
+    """Proposes what it is told to."""
+
+    num_looks = 0
+    proposal: Proposal | None = None
+
+    def propose(self, request: Request, count: int) -> Proposal | None:
+        self.num_looks += 1
+        return self.proposal
+
+
 def test_where_nothing_holds_few_steps_are_looked_at_but_all_that_were_waited_for() -> None:
     request = make_request(0, 100, max_tokens=400)
-    request.num_computed_tokens = 99
-
-    class Counting(NgramDrafter):
-        num_looks = 0
-
-        def propose(self, request: Request, count: int) -> Proposal | None:
-            self.num_looks += 1
-            return None
-
     drafter, ticks = Counting(2, 8), count()
     # A look takes a thousandth of a second, so does learning from each of two steps; a step 250.
     speculator = Speculator(
         [Proposer("test", drafter, DraftLengths(9))], 15, clock=lambda: next(ticks) / 1000
     )
-    batch = ScheduledBatch([ScheduledRequest(request, 99, 1, catches_up=True)])
-    for num_steps, looks_wanted in ((4, 4), (100, 17), (100, 17)):
+
+    def take(num_steps: int, seconds: float, num_rows: int = 1) -> int:
+        """The number of looks in so many steps."""
         before = drafter.num_looks
+        request.num_computed_tokens = request.num_tokens - num_rows
+        entry = ScheduledRequest(request, request.num_computed_tokens, num_rows, catches_up=True)
         for _ in range(num_steps):
             speculator.propose([request], 100)
             if speculator.is_watching:
-                speculator.learn(batch, [[SampledToken(5)]], 0.25, has_waited=False)
-        assert abs(drafter.num_looks - before - looks_wanted) <= 5
+                batch = ScheduledBatch([entry])
+                speculator.learn(batch, [[SampledToken(5)]], seconds, has_waited=False)
+        return drafter.num_looks - before
+
+    # What a prompt's steps take does not count.
+    assert take(20, 25.0, num_rows=100) == 0
+    # An answer's first tokens cannot match, so nothing is learned from looks at them.
+    assert take(20, 0.25) == 20
+    request.token_ids += [1] * 10
+    for num_steps, looks_wanted in ((4, 4), (100, 17), (100, 17)):
+        assert abs(take(num_steps, 0.25) - looks_wanted) <= 5
     for _ in range(480):
         looks = drafter.num_looks
         has_waited = speculator.wants_ids()
         speculator.propose([request], 100)
         assert not has_waited or drafter.num_looks == looks + 1
+
+
+@pytest.mark.parametrize(("sampled", "looks"), [([7, 5], 1), ([5], 0)])
+def test_behind_a_draft_that_was_accepted_in_part_the_next_step_is_looked_at(
+    sampled: list[int], looks: int
+) -> None:
+    request = make_request(0, 100, max_tokens=400)
+    request.token_ids += [1] * 10
+    request.num_computed_tokens = 109
+    drafter, ticks = Counting(2, 8), count()
+    speculator = Speculator(
+        [Proposer("test", drafter, DraftLengths(9))], 15, clock=lambda: next(ticks) / 1000
+    )
+    plain = ScheduledBatch([ScheduledRequest(request, 109, 1, catches_up=True)])
+    for _ in range(40):
+        speculator.propose([request], 100)
+        if speculator.is_watching:
+            speculator.learn(plain, [[SampledToken(5)]], 0.25, has_waited=False)
+    assert drafter.num_looks < 20
+    drafter.proposal = Proposal([7, 8, 9], 3)
+    while not (drafts := speculator.propose([request], 100)):
+        pass
+    draft = tuple(drafts[request])
+    entry = ScheduledRequest(request, 109, 1 + len(draft), catches_up=True, draft=draft)
+    batch = ScheduledBatch([entry])
+    speculator.complete(batch)
+    # The first such step is slow, so it seems to lose.
+    speculator.learn(batch, [[SampledToken(each) for each in sampled]], 0.75, has_waited=False)
+    before = drafter.num_looks
+    speculator.propose([request], 100)
+    assert drafter.num_looks - before == looks
 
 
 def test_where_steps_overlap_ids_are_waited_for_rarely_unless_drafts_hold() -> None:
