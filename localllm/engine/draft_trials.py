@@ -108,9 +108,9 @@ class DraftTrials:
         return asks
 
     def asked_in_vain(self, drafter: int) -> None:
-        """Note that a drafter that was asked has proposed nothing."""
+        """Note that a drafter that was asked has proposed nothing, so no trial waits for it."""
         own = self._records[drafter]
-        own.asked_at = own.unasked
+        own.asked_at, own.is_due = own.unasked, False
 
     def steps_to_ask(self, drafters: Collection[int]) -> int:
         """The number of steps until `asks` is true of one of these, if nothing else happens."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import socket  # not needed for --help
 
 ENDS_S = 2.0
-_SAYS_S = 0.5  # how long last words may take: a terminal that is stopped takes them never
+_SAYS_S = 0.5  # for last words, which a stopped terminal never takes
 _SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -62,7 +62,7 @@ def end_in_time(codes: Mapping[int, int]) -> None:
     """Make this program end within ENDS_S of a signal, with the signal's code in `codes`.
 
     If the handler is a method of a Patient, that object says how long it may take; if it is one of
-    a Speaker, that object speaks last.
+    a Speaker, that object speaks last, for half a second at most.
     """
     reads, writes = os.pipe()
     os.set_blocking(writes, False)

@@ -84,3 +84,11 @@ def test_a_copy_is_tried_again_at_once_until_enough_is_known(
     trials.accepted(0, is_whole=is_whole)
     assert trials.is_trying == (steps == 1)
     assert steps_to_trial(trials) == steps
+
+
+def test_no_trial_waits_for_a_copy_that_has_ended() -> None:
+    trials = DraftTrials([False])
+    trials.accepted(0, is_whole=True)
+    assert trials.is_trying
+    trials.asked_in_vain(0)
+    assert not trials.is_trying
