@@ -10,10 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 _SHORTEST_INTERVAL, _LONGEST_DOUBLED = 48, 768
-# The interval to begin with, since it takes several steps until the times of those without drafts
-# are believed; but a drafter that looks for matches, whose trials are short, is tried first after
-# _FIRST_OF_MATCHES steps.
-_FIRST_INTERVAL, _FIRST_OF_MATCHES = 96, 4
+# A drafter that looks for matches, whose trials are short, is tried first after so many steps.
+_FIRST_OF_MATCHES = 4
 _NEW_TEXT_INTERVAL, _LONGEST_INTERVAL, _TRIAL_SHARE = 192, 4096, 0.005
 # The first steps of another kind are slower, since caches hold what the last ones needed. So a
 # drafter that could draft always is tried for so many steps; for fewer, if each of these gave a
@@ -32,17 +30,18 @@ class _Record:
 
     `since`: the steps since it was tried or chosen, up to its last proposal, and `unasked`: those
     after that in which it might have been asked, `asked_at` of them before it was last asked in
-    vain. It is tried again when both reach `interval`. `left`: the steps that are left of its
-    trial; `is_due`: the next step is to try it, as it was not ready or has done well; `spent`,
-    `gained`: the steps' time, and the tokens, of its last trial and of the drafts that it led to,
-    None before the first one; `lost`: the steps' time that trials have lost, on average;
-    `is_known`: enough was measured, if only for other numbers of requests; `rate`: the tokens that
-    others make in the time of a step without drafts.
+    vain. It is tried again when both reach `interval`, which is long at first, since it takes
+    several steps until their times are believed. `left`: the steps that are left of its trial;
+    `is_due`: the next step is to try it, as it was not ready or has done well; `spent`, `gained`:
+    the steps' time, and the tokens, of its last trial and of the drafts that it led to, None before
+    the first one; `lost`: the steps' time that trials have lost, on average; `is_known`: enough was
+    measured, if only for other numbers of requests; `rate`: the tokens that others make in the time
+    of a step without drafts.
     """
 
     drafts_always: bool
+    interval: int = 2 * _SHORTEST_INTERVAL
     since: int = 0
-    interval: int = _FIRST_INTERVAL
     unasked: int = 0
     asked_at: int = 0
     left: int = 0
@@ -70,6 +69,12 @@ class _Record:
         return last if self.lost is None else (self.lost + last) / 2
 
     @property
+    def is_time(self) -> bool:
+        """Whether it is time for a trial."""
+        is_first = self.spent is None and not self.drafts_always
+        return self.since >= (_FIRST_OF_MATCHES if is_first else self.interval)
+
+    @property
     def is_wanted(self) -> bool:
         """Whether the next step is to try it."""
         return self.is_due or self.left > 0
@@ -80,10 +85,7 @@ class DraftTrials:
 
     def __init__(self, drafts_always: Sequence[bool]) -> None:
         """`drafts_always`: of each drafter, see DraftLengths."""
-        self._records = [
-            _Record(always, since=0 if always else _FIRST_INTERVAL - _FIRST_OF_MATCHES)
-            for always in drafts_always
-        ]
+        self._records = [_Record(always) for always in drafts_always]
 
     @property
     def is_trying(self) -> bool:
@@ -108,9 +110,10 @@ class DraftTrials:
         return asks
 
     def asked_in_vain(self, drafter: int) -> None:
-        """Note that a drafter that was asked has proposed nothing, so no trial waits for it."""
+        """Note that a drafter that was asked has proposed nothing. No trial waits for matches."""
         own = self._records[drafter]
-        own.asked_at, own.is_due = own.unasked, False
+        own.asked_at = own.unasked
+        own.is_due &= own.drafts_always
 
     def steps_to_ask(self, drafters: Collection[int]) -> int:
         """The number of steps until `asks` is true of one of these, if nothing else happens."""
@@ -204,7 +207,7 @@ class DraftTrials:
             if i not in have_proposed:
                 own.left = 0
             elif i != chosen:
-                if not (was_due or own.left) and own.since >= own.interval:
+                if not (was_due or own.left) and own.is_time:
                     self._start(own)
                 if was_due or own.left:
                     own.left = max(0, own.left - 1)
