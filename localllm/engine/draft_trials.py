@@ -137,8 +137,9 @@ class DraftTrials:
             own.interval = min(own.interval, max(_NEW_TEXT_INTERVAL, own.shortest))
 
     def accepted(self, drafter: int, *, is_whole: bool) -> None:
-        """Note that tokens of a drafter were accepted: it is worth trying again soon. If the draft
-        `is_whole`, it is tried at once until enough is known; text that is copied goes on.
+        """Note that tokens of a drafter were accepted: it is worth trying again soon. `is_whole`:
+        all of its draft were. One that looks for matches is then tried at once until enough is
+        known, since a copy goes on.
         """
         own = self._records[drafter]
         own.interval = min(own.interval, own.shortest)

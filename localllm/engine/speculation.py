@@ -463,8 +463,8 @@ class Speculator:
         for number, own in enumerate(proposals):
             if rooms and asks[number] and not any(own):
                 self._choice.trials.asked_in_vain(number)
-        tells = (each.num_tokens - each.num_prompt_tokens > _FIRST_TOKENS for each in rooms)
-        looked_at = min(sum(tells), _MOST_WEIGHT)
+        are_later = (each.num_tokens - each.num_prompt_tokens > _FIRST_TOKENS for each in rooms)
+        looked_at = min(sum(are_later), _MOST_WEIGHT)
         if not any(map(any, proposals)):
             self._num_quiet += looked_at
             return {}

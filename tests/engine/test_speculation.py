@@ -274,8 +274,7 @@ def test_behind_a_draft_that_was_accepted_in_part_the_next_step_is_looked_at(
             speculator.learn(plain, [[SampledToken(5)]], 0.25, has_waited=False)
     assert drafter.num_looks < 20
     drafter.proposal = Proposal([7, 8, 9], 3)
-    while not (drafts := speculator.propose([request], 100)):
-        pass
+    drafts = next(filter(None, (speculator.propose([request], 100) for _ in range(100))))
     draft = tuple(drafts[request])
     entry = ScheduledRequest(request, 109, 1 + len(draft), catches_up=True, draft=draft)
     batch = ScheduledBatch([entry])
