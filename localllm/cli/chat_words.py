@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.cli.text_files import names_files
+from localllm.cli.text_files import is_pattern
 from localllm.errors import RequestError
 from localllm.hub.catalog import is_file, is_model_name, looks_like_model, unknown_model
 from localllm.user.settings import default_model
@@ -29,9 +29,7 @@ def split_files(given: Sequence[str], words: Sequence[str]) -> tuple[list[str], 
     files = [name for name in given if name != "-"]
     if not files:
         return [], list(words)
-    is_another = [
-        is_file(word) or (names_files(word) and not is_model_name(word)) for word in words
-    ]
+    is_another = [is_file(word) or (is_pattern(word) and not is_model_name(word)) for word in words]
     files += [word for word, is_one in zip(words, is_another, strict=True) if is_one]
     others = [word for word, is_one in zip(words, is_another, strict=True) if not is_one]
     if len(others) > 1 and not is_model_name(others[0]):
@@ -80,6 +78,8 @@ def choose_model_and_prompt(
                 )
         else:
             raise RequestError("the model or the prompt is given twice", hint="leave out -m or -p")
+    if model is not None and not model.strip():
+        raise RequestError("the name of the model is empty", hint="localllm plan lists models")
     named = model if is_remote else model or default_model()
     return Choice(named, prompt, is_said=model is not None)
 

@@ -9,7 +9,11 @@ from localllm.files.private_files import write_new
 
 
 def user_path(text: str) -> Path:
-    """`text` with `~` resolved. Raises: RequestError."""
+    """`text` with `~` resolved. Raises: RequestError, also for an empty path: it would be the
+    current folder, and is what a variable that is not set leaves.
+    """
+    if not text.strip():
+        raise RequestError("the path is empty", hint="check the variable that holds it")
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

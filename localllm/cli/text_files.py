@@ -68,16 +68,14 @@ def is_several(name: str) -> bool:
         return False
 
 
-def names_files(word: str) -> bool:
-    """Whether a word that is not a file's name stands for files: a folder, a pattern that matches,
-    or one that can hardly be anything else, such as `src/*.c`. A question's `?` is not a pattern.
+def is_pattern(word: str) -> bool:
+    """Whether a word that is not a file's name is a pattern: one that matches, or that can hardly
+    be anything else, such as `src/*.c`. Neither a question's `?` nor wildcards alone are one.
     """
+    if not glob.has_magic(word) or not any(char.isalnum() for char in word):
+        return False
     path = user_path(word)
     try:
-        if path.is_dir():
-            return True
-        if not glob.has_magic(word):
-            return False
         is_like_one = "*" in word and ("/" in word or "." in word) and len(word.split()) == 1
         return is_like_one or next(glob.iglob(str(path), recursive=True), None) is not None
     except (OSError, ValueError):  # not a valid path

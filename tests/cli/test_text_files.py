@@ -105,6 +105,29 @@ def test_a_model_s_folder_behind_files_is_the_model(
     assert split_files(["-"], ["explain"]) == ([], ["explain"])
 
 
+@pytest.mark.parametrize("word", ["", " ", "~", ".", "*", "**", "?", "~/*"])
+def test_a_word_that_names_no_files_sends_none(project: Path, word: str) -> None:
+    """As `chat -f FILE "$P"` whose variable is empty: the current folder is not sent."""
+    assert split_files(["src/a.py"], [word]) == (["src/a.py"], [word])
+    assert split_files(["src/a.py"], ["src/*.py"]) == (["src/a.py", "src/*.py"], [])
+
+
+def test_an_empty_word_behind_a_file_is_an_empty_prompt(localllm: Run, project: Path) -> None:
+    flags = ("--raw", "-n", "1", "--json")
+    alone = localllm("chat", "-f", "src/a.py", "", *flags)
+    assert json.loads(alone.out)["usage"]["prompt_tokens"] < 20
+    assert "files" not in alone.err
+
+
+@pytest.mark.parametrize("words", [("-f", "", "hi"), ("-f", " ", "hi"), ("", "hi"), ("-m", "")])
+def test_an_empty_path_or_model_is_refused(
+    localllm: Run, project: Path, words: tuple[str, ...]
+) -> None:
+    outcome = localllm("chat", *words, "-n", "2")
+    assert outcome.code == ExitCode.USAGE
+    assert "is empty" in outcome.err
+
+
 def test_links_that_lead_in_circles_end(project: Path) -> None:
     os.symlink("..", project / "src" / "up")
     os.symlink("nowhere", project / "src" / "gone")
