@@ -26,6 +26,7 @@ from localllm.engine.loading import library_folder
 from localllm.engine.matcher import Matcher
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
+from localllm.engine.prompt_scorer import PromptScorer
 from localllm.engine.request import FinishReason, Request, TokenEvent
 from localllm.engine.request_check import EngineLimits
 from localllm.engine.runner import Launched, ModelRunner, Runner
@@ -270,7 +271,8 @@ def make_engine(model: DecoderModel, limits: Limits, kv_dtype: torch.dtype | Non
         limits.max_model_len,
         frozenset({EOS_TOKEN_ID}),
     )
-    return Engine(runner, scheduler, vocabulary, speculator, disk, pooler=pooler)
+    scorer = PromptScorer(model)
+    return Engine(runner, scheduler, vocabulary, speculator, disk, pooler=pooler, scorer=scorer)
 
 
 class LateRunner(ModelRunner):

@@ -1,8 +1,10 @@
 """The result of a prompt: events while the answer grows, and the completion they add up to."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from localllm.engine.prompt_scores import read_scores
 from localllm.engine.request import DraftCount, FinishReason, TokenLogprobs
 from localllm.errors import LocalLLMError, RequestError
 from localllm.text.prompt import Prompt
@@ -33,7 +35,8 @@ class TextEvent:
     text (half a character, the start of a stop string), and text without a token (at the end, when
     text was held back). `time_s` is on the monotonic clock. `stop_string` comes with the last event
     too: it cut the answer and is not part of it. So do `pooled`, float32, if it was asked for, and
-    `drafts`, those of each drafter.
+    `drafts`, those of each drafter. `prompt_scores` come with the first token, see
+    prompt_scores.py.
     """
 
     sample: int
@@ -48,6 +51,7 @@ class TextEvent:
     stop_string: str | None = None
     pooled: bytes | None = None
     drafts: tuple[DraftCount, ...] = ()
+    prompt_scores: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,8 @@ class Completion:
     # What the model read (None if only a server knows it), and the part of the answer within it.
     prompt: Prompt | None = None
     said: Split = field(default_factory=Split)
+    # One for each token of the prompt, if `prompt_logprobs` asked for them.
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
 
     def __repr__(self) -> str:
         """The beginning of its text, and its counts."""
@@ -181,6 +187,8 @@ class Completion:
 
     def add(self, event: TextEvent) -> None:
         """Add one event."""
+        if event.prompt_scores is not None:
+            self.prompt_logprobs = read_scores(event.prompt_scores)
         sample = self.samples[event.sample]
         sample.text += event.text
         sample.thinking += event.thinking

@@ -160,6 +160,7 @@ class TextEngine:
                 stop_string=assembler.stopped_by,
                 pooled=event.pooled,
                 drafts=event.drafts,
+                prompt_scores=event.prompt_scores,
             )
         )
 

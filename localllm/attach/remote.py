@@ -120,8 +120,9 @@ class RemoteModel:
         self, asked: Asked, params: SamplingParams, said: Sequence[int] = ()
     ) -> tuple[Completion, EventStream]:
         """See Answerer. Raises: LocalLLMError if the server refuses."""
-        if params.logprobs is not None:
-            raise RequestError("--logprobs and --remote cannot be combined", param="logprobs")
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(params, name) is not None:
+                raise RequestError(f"{name} and --remote cannot be combined", param=name)
         if said or isinstance(asked, Prompt):
             raise RequestError(
                 "a remote answer cannot be continued", hint="/regen asks for another"

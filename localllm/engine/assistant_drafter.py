@@ -114,7 +114,7 @@ class AssistantDrafter(Drafter):
         text = self._texts.get(request)
         if text is None:
             params = replace(request.params, logprobs=None)
-            text = self._texts[request] = replace(request, token_ids=[], params=params)
+            text = self._texts[request] = replace(request, token_ids=[], params=params, scores=None)
         text.token_ids += request.token_ids[len(text.token_ids) :]
         text.tables, text.slot, text.admission = request.tables, request.slot, request.admission
         # Drafts follow the request's grammar, since others would be rejected.

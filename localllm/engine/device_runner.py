@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localllm.engine.device import CaptureError, Device, is_fatal, is_out_of_memory
 from localllm.engine.request import TokenLogprobs
-from localllm.engine.runner import HeadDraft, Launched, copy_blocks, own_tables
+from localllm.engine.runner import HeadDraft, Launched, copy_blocks, own_tables, wanted_taps
 from localllm.engine.sampler import accept_draft
 from localllm.engine.sampling_params import SamplingParams
 from localllm.engine.scheduler import SampledToken, ScheduledBatch, SchedulerConfig
@@ -169,14 +169,16 @@ class DeviceRunner:
         self._slots.admit(batch)
         copy_blocks(self._kv_cache, self._tables, batch.block_copies)
         self._write_states(batch)
-        padded = padded_shape(batch, self._sizes)
+        # What is captured has no more taps than the runner.
+        padded = None if batch.scores_prompts else padded_shape(batch, self._sizes)
         shape = padded or exact_shape(batch)
         host = self._hosts[self._turn]
         caught_up = [entry for entry in batch.requests if entry.catches_up]
         block_size, tables = self._kv_cache.block_size, self._inputs.tables
         filled = fill(host.numpy(), batch, shape, self._slots, block_size, tables)
         self._upload(shape, filled.num_bytes, filled.table_shape)
-        computed = self._compute(shape) if padded is None else self._compute_padded(shape)
+        taps = wanted_taps(self._taps, self._model, batch)
+        computed = self._compute(shape, taps) if padded is None else self._compute_padded(shape)
         logits = computed.logits
         take_states = self._read_states(batch)
         num_tokens = sum(entry.num_scheduled_tokens for entry in batch.requests)
@@ -247,12 +249,13 @@ class DeviceRunner:
         self._device.upload(self._inputs.place(num_bytes), self._hosts[self._turn][:num_bytes])
         self._inputs.spread_tables(shape, table_shape)
 
-    def _compute(self, shape: StepShape) -> _Computed:
-        """Compute a step from the inputs in the device's buffer."""
+    def _compute(self, shape: StepShape, taps: Sequence[int] | None = None) -> _Computed:
+        """Compute a step from the inputs in the device's buffer; without `taps`, with its own."""
+        wanted = self._taps if taps is None else taps
         batch = self._inputs.forward_batch(shape)
         forward = self._model.forward_tapped if shape.samples_all else self._model.forward_last
-        hidden, taps = forward(batch, self._kv_cache, self._taps)
-        return _Computed(self._model.compute_logits(hidden), taps)
+        hidden, tapped = forward(batch, self._kv_cache, wanted)
+        return _Computed(self._model.compute_logits(hidden), tapped)
 
     def _compute_padded(self, shape: StepShape) -> _Computed:
         """The same, replayed if the shape has been captured; its second step captures it.

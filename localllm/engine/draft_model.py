@@ -178,7 +178,7 @@ class DraftModel(Drafter):
         follower = self._followers.get(request)
         if follower is None or follower.admission != request.admission:
             params = replace(request.params, logprobs=None)
-            own = replace(request, token_ids=[], params=params, matcher=None)
+            own = replace(request, token_ids=[], params=params, matcher=None, scores=None)
             follower = self._followers[request] = _Follower(own, request.admission)
         own, known = follower.request, follower.num_known
         own.token_ids[known:] = request.token_ids[known:]

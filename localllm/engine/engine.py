@@ -12,6 +12,8 @@ from localllm.engine.matcher import Matcher
 from localllm.engine.pacing import Pacer
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
+from localllm.engine.prompt_scorer import PromptScorer
+from localllm.engine.prompt_scores import PromptScores
 from localllm.engine.request import DraftCount, FinishReason, Request, RequestStatus, TokenEvent
 from localllm.engine.request_check import EngineLimits
 from localllm.engine.runner import Runner
@@ -42,12 +44,14 @@ class Engine:
         prefix_disk: PrefixDisk | None = None,
         pacer: Pacer | None = None,
         pooler: Pooler | None = None,
+        scorer: PromptScorer | None = None,
     ) -> None:
         """`prefix_disk`: the scheduler's store, written to while there are no requests. `pacer`:
         limits how much prefill may delay running answers; None: prefill may fill whole steps.
         `pooler`: its tap is the runner's last one; None: requests cannot ask for `pooling`.
+        `scorer`: None: nor for `prompt_logprobs`.
         """
-        self._pooler = pooler
+        self._pooler, self._scorer = pooler, scorer
         self.limits = limits
         self.scheduler = scheduler
         self._runner = runner
@@ -75,7 +79,8 @@ class Engine:
         its own. `scheduler` must use this engine's pools; None: this engine's scheduler.
         """
         chosen = scheduler or self.scheduler
-        return Engine(wrap(self._runner), chosen, self.limits, speculator, pacer=pacer)
+        runner, scorer = wrap(self._runner), self._scorer
+        return Engine(runner, chosen, self.limits, speculator, pacer=pacer, scorer=scorer)
 
     @property
     def context_length(self) -> int:
@@ -126,6 +131,11 @@ class Engine:
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= self.limits.eos_token_ids
+        scores = None
+        if params.prompt_logprobs is not None:
+            assert self._scorer is not None
+            num_top = min(params.prompt_logprobs, self.limits.vocab_size)
+            scores = PromptScores.of(num_prompt, num_top)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         request_id = self._next_request_id
         self._next_request_id += 1
@@ -148,6 +158,7 @@ class Engine:
                 borders=spread({*borders, num_prompt - 1}),
                 num_to_keep=min(num_to_keep, num_prompt),
                 matcher=matcher if sample == 0 or matcher is None else matcher.copy(),
+                scores=scores if sample == 0 else None,
                 needs_ids=matcher is not None or self._runner.needs_ids(params),
             )
             first = first or request
@@ -308,6 +319,10 @@ class Engine:
 
     def _show(self, batch: ScheduledBatch, hidden: "Sequence[Tensor]") -> None:
         """Show a batch's hidden states to who needs them."""
+        if batch.scores_prompts:
+            assert self._scorer is not None
+            *hidden, last = hidden
+            self._scorer.see(batch, last)
         if self._pooler is not None:
             *hidden, last = hidden
             self._pooler.see(batch, last)
@@ -329,6 +344,24 @@ class Engine:
             else event
             for event in events
         ]
+
+    def _with_scores(self, batch: ScheduledBatch, events: list[TokenEvent]) -> list[TokenEvent]:
+        """Add the scores of prompts to the first tokens of their answers."""
+        found = {
+            entry.request.request_id: entry.request
+            for entry in batch.requests
+            if entry.request.scores is not None and entry.catches_up
+        }
+        if not found:
+            return events
+        told = []
+        for event in events:
+            request = found.get(event.request_id)
+            if event.token_id is not None and request is not None and event.sample == 0:
+                scores, request.scores = request.scores, None
+                event = event if scores is None else event._replace(prompt_scores=scores.pack())
+            told.append(event)
+        return told
 
     def _take_in_flight(self) -> InFlight | None:
         match self._state:
@@ -354,6 +387,7 @@ class Engine:
             self._note_if_fatal(error)
             raise
         events = self._with_pooled(due.batch, self.scheduler.update(due.batch, sampled))
+        events = self._with_scores(due.batch, events)
         now = time.perf_counter()
         seconds = now - max(due.began_s, self._collected_s)
         self._collected_s = now

@@ -40,6 +40,7 @@ from localllm.engine.operator_choice import choose_operators
 from localllm.engine.pacing import Pacer
 from localllm.engine.pooler import Pooler
 from localllm.engine.prefix_disk import PrefixDisk
+from localllm.engine.prompt_scorer import PromptScorer
 from localllm.engine.request_check import EngineLimits
 from localllm.engine.runner import HeadRunner, ModelRunner
 from localllm.engine.scheduler import Scheduler, SchedulerConfig
@@ -372,7 +373,8 @@ def build_engine(
         pools = [group.pool for group in groups[: len(kv_cache.stacks)]]
         disk = PrefixDisk(folder, config.cache_disk_bytes, kv_cache, pools, snapshots)
     scheduler = Scheduler(scheduling, groups, disk, snapshots)
-    return Engine(runner, scheduler, limits, speculator, disk, Pacer(), pooler)
+    scorer = PromptScorer(loaded.model)
+    return Engine(runner, scheduler, limits, speculator, disk, Pacer(), pooler, scorer)
 
 
 def _proposers(

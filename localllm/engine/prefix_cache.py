@@ -85,8 +85,10 @@ class PrefixCache:
         """Blocks that already hold the request's first tokens, at most all but the newest one.
 
         The newest token is always computed, since its logits are needed. `others_wait`: fetch only
-        a limited number of blocks from the store now.
+        a limited number of blocks from the store now. A prompt that is scored is computed whole.
         """
+        if request.scores is not None:
+            return self._prefix([], 0)
         size = self._block_size
         usable = request.num_tokens - 1
         # What a recurrence keeps of the prompt, its sample 0 has already changed.

@@ -3,11 +3,14 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from localllm.engine.matcher import Matcher
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import RequestError
+
+if TYPE_CHECKING:
+    from localllm.engine.prompt_scores import PromptScores
 
 
 class RequestStatus(Enum):
@@ -50,7 +53,8 @@ class TokenEvent(NamedTuple):
     `is_draft`: whether the token was drafted and accepted. `num_cached_tokens` counts the prompt
     tokens whose keys and values were found in the cache, `num_drafted_tokens` all tokens drafted
     for this sample so far. `pooled`: what `pooling` asked for, float32; `drafts`: with the last
-    event, those of each drafter.
+    event, those of each drafter; `prompt_scores`: with the first token, if they were asked for, see
+    prompt_scores.py.
     """
 
     request_id: int
@@ -64,6 +68,7 @@ class TokenEvent(NamedTuple):
     num_drafted_tokens: int = 0
     pooled: bytes | None = None
     drafts: tuple[DraftCount, ...] = ()
+    prompt_scores: bytes | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +79,8 @@ class Request:
     `num_pending` more tokens are being sampled, and their ids are still on the device: one, and
     those of a draft that is being verified. `parent` is sample 0 of the same request, whose prompt
     blocks a sample shares once they are computed. Requests with different `salt`s share nothing.
-    `matcher` tracks the generated tokens in the grammar, if there is one.
+    `matcher` tracks the generated tokens in the grammar, if there is one. `scores`: of the prompt,
+    until they are handed over, if they were asked for; each of its tokens is then computed.
     """
 
     request_id: int
@@ -88,6 +94,7 @@ class Request:
     parent: "Request | None" = None
     salt: bytes = b""
     matcher: Matcher | None = None
+    scores: "PromptScores | None" = None
     status: RequestStatus = RequestStatus.WAITING
     # Whether the host needs the request's ids to prepare its next step.
     needs_ids: bool = False

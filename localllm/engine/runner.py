@@ -34,8 +34,9 @@ class Launched(Protocol):
     @property
     def hidden(self) -> tuple[Tensor, ...]:
         """For each of the runner's taps, the hidden states of the batch's tokens, [num_tokens,
-        hidden]. They are on the device, computed in the order of its work, and valid until the next
-        batch is launched.
+        hidden]; behind these, of a batch that `scores_prompts`, those after the last norm. They are
+        on the device, computed in the order of its work, and valid until the next batch is
+        launched.
         """
 
 
@@ -101,6 +102,11 @@ class Computed(NamedTuple):
 def own_tables(kv_cache: PagedKVCache) -> range:
     """Table indices for a cache in which each group uses the table with its own number."""
     return range(len(kv_cache.stacks))
+
+
+def wanted_taps(taps: Sequence[int], model: DecoderModel, batch: ScheduledBatch) -> Sequence[int]:
+    """A runner's taps, and the last norm's where prompts are scored."""
+    return (*taps, len(model.layers)) if batch.scores_prompts else taps
 
 
 def copy_blocks(kv_cache: PagedKVCache, tables: Sequence[int], copies: Iterable[BlockCopy]) -> None:
@@ -219,7 +225,8 @@ class ModelRunner:
             self._kv_cache.write_state(load.slot, load.position, load.values)
         fused = self._model.fused
         with fused.team.alone() if fused and fused.team else nullcontext():
-            hidden, taps = self._model.forward_last(inputs, self._kv_cache, self._taps)
+            wanted = wanted_taps(self._taps, self._model, batch)
+            hidden, taps = self._model.forward_last(inputs, self._kv_cache, wanted)
         for save in batch.state_saves:
             save.values = self._kv_cache.read_state(save.slot, save.position)
         count = inputs.num_tokens

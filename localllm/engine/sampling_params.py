@@ -33,10 +33,12 @@ class SamplingParams:
     is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. The penalties are those
     of OpenAI (presence, frequency: over generated tokens) and CTRL (repetition: over prompt and
     generated tokens). `logprobs` N reports the chosen token and the N likeliest, from the
-    distribution before any filter. `seed` None draws a random seed. `grammar`: the grammar that the
-    answer must follow; tokens that it forbids are removed before anything else. `pooling`: wanted
-    of the prompt, and the answer is one token of no meaning. `given` names the fields that the user
-    set: a remote model sends only these, since its server has its own defaults.
+    distribution before any filter; `prompt_logprobs` the same for the prompt's tokens, from the
+    second on, none of which then comes from the cache. `seed` None draws a random seed. `grammar`:
+    the grammar that the answer must follow; tokens that it forbids are removed before anything
+    else. `pooling`: wanted of the prompt, and the answer is one token of no meaning. `given` names
+    the fields that the user set: a remote model sends only these, since its server has its own
+    defaults.
     """
 
     temperature: float = 1.0
@@ -52,6 +54,7 @@ class SamplingParams:
     ignore_eos: bool = False
     max_tokens: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
     seed: int | None = None
     grammar: Grammar | None = None
@@ -74,8 +77,9 @@ class SamplingParams:
         _check_integer("n", self.n, 1, MAX_NUM_SAMPLES)
         if self.max_tokens is not None:
             _check_integer("max_tokens", self.max_tokens, 1, 1 << 31)
-        if self.logprobs is not None:
-            _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 0, MAX_LOGPROBS)
         if self.seed is not None:
             _check_integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
         self._check_stops()

@@ -96,6 +96,13 @@ class ScheduledRequest(NamedTuple):
         """The number of sampled positions: after the newest token, and after each drafted one."""
         return 1 + len(self.draft) if self.catches_up else 0
 
+    @property
+    def num_scored(self) -> int:
+        """How many of the tokens, from the first on, tell how likely the next of the prompt is."""
+        if self.request.scores is None:
+            return 0
+        return max(0, min(self.end, self.request.num_prompt_tokens - 1) - self.start)
+
 
 class BlockCopy(NamedTuple):
     """A copy of a block to another block of the same cache group."""
@@ -135,6 +142,11 @@ class ScheduledBatch:
     block_copies: list[BlockCopy] = field(default_factory=list)
     state_loads: list[StateLoad] = field(default_factory=list)
     state_saves: list[StateSave] = field(default_factory=list)
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the states after the last norm of all its tokens are wanted."""
+        return any(entry.num_scored for entry in self.requests)
 
 
 class SampledToken(NamedTuple):

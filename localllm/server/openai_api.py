@@ -14,7 +14,7 @@ from starlette.responses import Response
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ContextLengthError, RequestError
 from localllm.server.answering import Answering, Question
-from localllm.server.openai_writer import Kind, OpenAIWriter
+from localllm.server.openai_writer import Echo, Kind, OpenAIWriter
 from localllm.server.refusals import RefusedError, invalid, refusal_of
 from localllm.server.schema import (
     ChatRequest,
@@ -45,12 +45,20 @@ class OpenAIApi:
         if body.suffix:
             return await self._fill_in(body, params, request)
         prompts = [await self._answering.write(Text(each), "prompt") for each in body.prompt]
-        echoes: list[str] = []
-        if body.echo:
-            for each in body.prompt:
-                text = each if isinstance(each, str) else self._answering.tokenizer.decode(each)
-                echoes += [text] * params.n
-        return self._answer("text", body, Question(prompts, params), request, echoes)
+        return self._answer("text", body, Question(prompts, params), request)
+
+    def _echoes(self, body: CompletionRequest, prompts: Sequence[Prompt]) -> list[Echo]:
+        """The prompts as their answers begin with them."""
+        tokenizer = self._answering.tokenizer
+        return [
+            Echo(
+                asked
+                if isinstance(asked, str)
+                else tokenizer.decode(asked, tokenizer.special_text),
+                prompt.token_ids,
+            )
+            for asked, prompt in zip(body.prompt, prompts, strict=True)
+        ]
 
     async def _fill_in(
         self, body: CompletionRequest, params: SamplingParams, request: Request
@@ -151,9 +159,11 @@ class OpenAIApi:
         body: Sampling,
         question: Question,
         request: Request,
-        echoes: Sequence[str] = (),
     ) -> Response:
         asked = body.stream_options
+        echoes = list[Echo]()
+        if isinstance(body, CompletionRequest) and body.echo:
+            echoes = self._echoes(body, question.prompts)
         writer = OpenAIWriter(
             kind,
             self._model.name,
@@ -163,6 +173,7 @@ class OpenAIApi:
             wants_usage=asked is not None and asked.include_usage,
             tools=question.form,
             echoes=echoes,
+            only_reads=body.max_tokens == 0,
         )
         return self._answering.answer(body, question, writer, request)
 

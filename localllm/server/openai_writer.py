@@ -8,16 +8,29 @@ Source: OpenAI's API reference, "The chat completion object", "The chat completi
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from localllm.answer.completion import TextEvent, TokenInfo
+from localllm.engine.prompt_scores import read_scores
+from localllm.engine.request import FinishReason
 from localllm.server.choice import Choice, Frame, Usage
 from localllm.server.guard import Refusal
+from localllm.server.token_texts import Shown, TextOffsets, TokenTexts
+from localllm.text.prompt_writer import NUM_CONTEXT_TOKENS
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.tool_calls import ToolCall, ToolFormat
 
 Kind = Literal["chat", "text"]
 _DONE = Frame("[DONE]")
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """A prompt that comes before its answers."""
+
+    text: str
+    token_ids: Sequence[int]
 
 
 class OpenAIWriter:
@@ -33,22 +46,36 @@ class OpenAIWriter:
         has_logprobs: bool,
         wants_usage: bool = False,
         tools: ToolFormat | None = None,
-        echoes: Sequence[str] = (),
+        echoes: Sequence[Echo] = (),
+        only_reads: bool = False,
     ) -> None:
-        """`tools`: how the model writes calls, if the request has tools; `echoes`: what each answer
-        begins with; `wants_usage`: a stream ends with counts of tokens.
+        """`tools`: how the model writes calls, if the request has tools; `echoes`: the prompts, if
+        answers begin with theirs; `wants_usage`: a stream ends with counts of tokens; `only_reads`:
+        the answers are empty, since only the prompts were to be read.
         """
-        self._kind, self._model, self._tokenizer = kind, model, tokenizer
+        self._kind, self._model = kind, model
         self._has_logprobs, self._wants_usage = has_logprobs, wants_usage
-        self._echoes = echoes
+        self._echoes, self._only_reads = echoes, only_reads
+        self._samples = num_choices // len(echoes) if echoes else 1
         self.name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._choices = [Choice.of(tools) for _ in range(num_choices)]
-        self._offsets = [0] * num_choices
+        self._texts = TokenTexts(tokenizer)
+        self._scores: dict[int, bytes] = {}  # of the prompts
+        self._offsets = [self._offsets_of(index, tokenizer) for index in range(num_choices)]
         self.usage = Usage()
+
+    def _offsets_of(self, index: int, tokenizer: Tokenizer) -> TextOffsets:
+        if not self._echoes:
+            return TextOffsets(tokenizer, (), 0)
+        echo = self._echoes[index // self._samples]
+        return TextOffsets(tokenizer, echo.token_ids[-NUM_CONTEXT_TOKENS:], len(echo.text))
 
     def add(self, index: int, event: TextEvent) -> None:
         """See AnswerWriter."""
+        event = self._seen(event)
+        if event.prompt_scores is not None:
+            self._scores[index // self._samples] = event.prompt_scores
         self._choices[index].add(event)
         self.usage.add(event)
 
@@ -68,8 +95,8 @@ class OpenAIWriter:
                     message["tool_calls"] = [_described_call(call) for call in choice.calls]
                 described["message"] = message
             else:
-                described["text"] = (self._echoes[index] if self._echoes else "") + text
-            described["logprobs"] = self._logprobs(choice.tokens, index)
+                described["text"] = self._echo(index) + text
+            described["logprobs"] = self._whole_logprobs(index)
             choices.append(described)
         kind = "chat.completion" if self._kind == "chat" else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": _described_usage(self.usage)}
@@ -79,11 +106,14 @@ class OpenAIWriter:
         for index in range(len(self._choices)):
             if self._kind == "chat":
                 yield self._chunk(index, {"delta": {"role": "assistant", "content": ""}}, None)
-            elif self._echoes and self._echoes[index]:
-                yield self._chunk(index, {"text": self._echoes[index]}, None)
+            elif not self._has_logprobs and self._echo(index):
+                yield self._chunk(index, {"text": self._echo(index)}, None)
 
     def frames(self, index: int, event: TextEvent) -> Iterator[Frame]:
         """See AnswerWriter."""
+        event = self._seen(event)
+        if event.prompt_scores is not None and self._echoes:
+            yield from self._echoed(index // self._samples)
         tokens = [event.token] if event.token is not None else []
         logprobs = self._logprobs(tokens, index) if tokens else None
         if self._kind == "text":
@@ -127,6 +157,23 @@ class OpenAIWriter:
         """See AnswerWriter."""
         return Frame(refusal.content), _DONE
 
+    def _seen(self, event: TextEvent) -> TextEvent:
+        """An event as the client sees it."""
+        if not self._only_reads:
+            return event
+        ended = None if event.finish_reason is None else FinishReason.LENGTH
+        return replace(event, text="", thinking="", token=None, finish_reason=ended)
+
+    def _echo(self, index: int) -> str:
+        return self._echoes[index // self._samples].text if self._echoes else ""
+
+    def _echoed(self, number: int) -> Iterator[Frame]:
+        """A prompt with its log-probabilities, at the beginning of each of its answers."""
+        logprobs = self._texts.of_text(self._of_prompt(number))
+        for sample in range(self._samples):
+            index = number * self._samples + sample
+            yield self._chunk(index, {"text": self._echo(index)}, None, logprobs)
+
     @property
     def _chunk_kind(self) -> str:
         return "chat.completion.chunk" if self._kind == "chat" else "text_completion"
@@ -149,29 +196,20 @@ class OpenAIWriter:
         if not self._has_logprobs:
             return None
         if self._kind == "chat":
-            return {"content": [self._token(token) for token in tokens]}
-        texts = [self._tokenizer.decode([token.token_id]) for token in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(text)
-        return {
-            "tokens": texts,
-            "token_logprobs": [_logprob(token) for token in tokens],
-            "top_logprobs": [
-                {self._tokenizer.decode([i]): logprob for i, logprob in _top(token)}
-                for token in tokens
-            ],
-            "text_offset": offsets,
-        }
+            return self._texts.of_chat(tokens)
+        return self._texts.of_text(self._offsets[index].place(tokens))
 
-    def _token(self, token: TokenInfo) -> dict[str, Any]:
-        top = [self._described(token_id, logprob) for token_id, logprob in _top(token)]
-        return {**self._described(token.token_id, _logprob(token)), "top_logprobs": top}
+    def _whole_logprobs(self, index: int) -> dict[str, Any] | None:
+        """Of the answer, and of its prompt if that is echoed."""
+        tokens = self._choices[index].tokens
+        number = index // self._samples
+        if number not in self._scores:
+            return self._logprobs(tokens, index)
+        return self._texts.of_text([*self._of_prompt(number), *self._offsets[index].place(tokens)])
 
-    def _described(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self._tokenizer.decode([token_id])
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    def _of_prompt(self, number: int) -> list[Shown]:
+        echo = self._echoes[number]
+        return self._texts.of_prompt(echo.token_ids, echo.text, read_scores(self._scores[number]))
 
 
 def _cut(choice: Choice) -> dict[str, Any]:
@@ -192,13 +230,3 @@ def _described_usage(usage: Usage) -> dict[str, Any]:
 def _described_call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _logprob(token: TokenInfo) -> float:
-    # JSON has no infinities; OpenAI's own servers send this number instead.
-    return max(-9999.0, token.logprobs.logprob) if token.logprobs is not None else -9999.0
-
-
-def _top(token: TokenInfo) -> list[tuple[int, float]]:
-    top = token.logprobs.top if token.logprobs is not None else ()
-    return [(token_id, max(-9999.0, logprob)) for token_id, logprob in top]

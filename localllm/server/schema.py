@@ -469,6 +469,8 @@ class CompletionRequest(Sampling):
     """`POST /v1/completions`"""
 
     prompt: Prompts
+    # 0: only the prompt is read.
+    max_tokens: Annotated[int, Field(ge=0, le=1 << 24)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=LIMITS.samples)] | None = None
@@ -489,8 +491,12 @@ class CompletionRequest(Sampling):
     def given(self) -> dict[str, Any]:
         """See Sampling."""
         fields = super().given()
+        if self.max_tokens == 0:
+            fields["max_tokens"] = 1
         if self.logprobs is not None:
             fields["logprobs"] = self.logprobs
+            if self.echo:
+                fields["prompt_logprobs"] = self.logprobs
         return fields
 
 

@@ -118,7 +118,8 @@ class WholeAnswer(_UntilGone):
         try:
             async for _ in self._events:
                 pass
-            response = JSONResponse(self._writer.whole())
+            # In a thread: log-probabilities of a long text take a while.
+            response = await asyncio.to_thread(lambda: JSONResponse(self._writer.whole()))
         except LocalLLMError as error:
             response = as_response(self._refusal_of(error), scope["path"])
         await response(scope, receive, send)
@@ -145,11 +146,14 @@ class StreamedAnswer(_UntilGone):
         writer = self._writer
         try:
             async for index, event in self._events:
-                if not has_begun:
-                    # Not earlier: a refused request gets a status of its own.
-                    await say([*writer.begin(), *writer.frames(index, event)])
-                elif frames := list(writer.frames(index, event)):
-                    await say(frames)
+                # Not earlier: a refused request gets a status of its own.
+                first = [] if has_begun else [*writer.begin()]
+                if event.prompt_scores is None:
+                    frames = list(writer.frames(index, event))
+                else:
+                    frames = await asyncio.to_thread(_listed, writer, index, event)
+                if first or frames:
+                    await say([*first, *frames])
             await say(list(writer.end()))
         except LocalLLMError as error:
             refusal = self._refusal_of(error)
@@ -166,6 +170,10 @@ class StreamedAnswer(_UntilGone):
                 await send({"type": "http.response.body", "body": body, "more_body": False})
             raise
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _listed(writer: AnswerWriter, index: int, event: TextEvent) -> list[Frame]:
+    return list(writer.frames(index, event))
 
 
 def _as_bytes(frames: Iterable[Frame]) -> bytes:

@@ -31,6 +31,12 @@ SLICE_CHARS = 1 << 18
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_PENDING_TOKENS = 16
 _REPLACEMENT = "\ufffd"
+# The letters as which a vocabulary of bytes writes them. Source: GPT-2's encoder.py.
+_PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTE_OF = {chr(byte): byte for byte in _PRINTED} | {
+    chr(0x100 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(_PRINTED)))
+}
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 class Tokenizer:
@@ -127,6 +133,32 @@ class Tokenizer:
         ids = range(self.num_token_ids)
         found = (i for i in ids if i not in self._special_ids and self.decode([i]).isalpha())
         return list(islice(found, 1))
+
+    @cached_property
+    def special_text(self) -> str:
+        """The texts of all special tokens, for `decode`."""
+        return "".join(self._special_ids.values())
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is special: it is no text unless it is shown."""
+        return token_id in self._special_ids
+
+    def spell(self, token_id: int) -> bytes:
+        """What a token adds to a text, which may be a part of a character; the name of a special
+        token.
+        """
+        before, after = (
+            self.decode([*self.letter, *more], self.special_text) for more in ((), (token_id,))
+        )
+        text = after[len(before) :]
+        if _REPLACEMENT not in text:
+            return text.encode()
+        piece = self._backend.id_to_token(token_id) or ""
+        if (byte := _BYTE_TOKEN.fullmatch(piece)) is not None:
+            return bytes([int(byte[1], 16)])
+        if all(letter in _BYTE_OF for letter in piece):
+            return bytes(_BYTE_OF[letter] for letter in piece)
+        return text.encode()
 
     @property
     def chat_template(self) -> str | None:

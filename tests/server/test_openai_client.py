@@ -1,5 +1,6 @@
 """OpenAI's client, unchanged, against our server."""
 
+import math
 import time
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 
 from localllm import LLM, SamplingParams
+from localllm.answer.evaluation import evaluate
+from localllm.engine.config import EngineConfig
 from localllm.text.prompt import Text
 
 QUESTION = [{"role": "user", "content": "What is the KV cache?"}]
@@ -176,6 +179,59 @@ def test_log_probabilities_in_both_forms(client: OpenAI, llm: LLM) -> None:
         len((old.tokens or [""])[0]),
         len("".join((old.tokens or [])[:2])),
     ]
+
+
+ECHOED = "The cat said é😀 to the king."
+
+
+def test_an_echo_tells_how_likely_the_prompt_is_as_eval_does(client: OpenAI, llm: LLM) -> None:
+    """In the form that lm-evaluation-harness reads."""
+    answer = client.completions.create(
+        model="pocket", prompt=ECHOED, temperature=0, max_tokens=2, echo=True, logprobs=1
+    )
+    [choice] = answer.choices
+    found = choice.logprobs
+    assert found is not None
+    ids = list(llm.model.prompts.write(Text(ECHOED)).token_ids)
+    assert len(found.tokens) == len(ids) + 2
+    assert found.token_logprobs[0] is None
+    assert found.top_logprobs[0] is None
+    of_prompt = found.token_logprobs[1:-2]
+    measured = evaluate(ECHOED, ["pocket"], EngineConfig(max_model_len=len(ids)))
+    assert math.exp(-sum(of_prompt) / len(of_prompt)) == pytest.approx(measured.perplexity, 1e-6)
+    for own, top in zip(found.token_logprobs[1:], found.top_logprobs[1:], strict=True):
+        assert own in top.values()
+        assert max(top.values()) == next(iter(top.values()))
+    # Where the texts begin; a token that is part of a character is written as its bytes.
+    for token, start in zip(found.tokens, found.text_offset, strict=True):
+        expected = token if not token.startswith("bytes:") else "😀"
+        assert choice.text.startswith(expected, start)
+    assert [each for each in found.tokens if each.startswith("bytes:")] == [
+        rf"bytes:\x{byte:02x}" for byte in "😀".encode()
+    ]
+
+
+def test_an_echo_without_an_answer_is_the_prompt_whole_streamed_as_text_and_as_tokens(
+    client: OpenAI, llm: LLM
+) -> None:
+    ids = list(llm.model.prompts.write(Text(ECHOED)).token_ids)
+    asked = {"model": "pocket", "max_tokens": 0, "echo": True, "logprobs": 0}
+    whole = client.completions.create(prompt=ECHOED, **asked)
+    [choice] = whole.choices
+    assert (choice.text, choice.finish_reason) == (ECHOED, "length")
+    assert whole.usage.completion_tokens == 0
+    many = client.completions.create(prompt=[ids, ids[:3]], **asked)
+    assert [each.text for each in many.choices] == [ECHOED, llm.model.tokenizer.decode(ids[:3])]
+    assert many.choices[0].logprobs == choice.logprobs
+    assert many.choices[1].logprobs.token_logprobs == choice.logprobs.token_logprobs[:3]
+    chunks = list(client.completions.create(prompt=ids, n=2, stream=True, **asked))
+    for index in (0, 1):
+        own = [each.choices[0] for each in chunks if each.choices[0].index == index]
+        assert "".join(each.text for each in own) == ECHOED
+        assert own[0].logprobs == choice.logprobs
+        assert [each.finish_reason for each in own] == [None, "length"]
+    silent = client.completions.create(model="pocket", prompt=ECHOED, max_tokens=0)
+    assert (silent.choices[0].text, silent.choices[0].logprobs) == ("", None)
 
 
 def test_a_conversation_with_parts_and_all_roles(client: OpenAI, llm: LLM) -> None:

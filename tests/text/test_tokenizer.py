@@ -164,6 +164,19 @@ def test_text_is_streamed_back_exactly_after_any_split(
         assert "".join(pieces) == whole[len(tokenizer.decode(ids[:cut])) :]
 
 
+@pytest.mark.skipif(not DATA.exists(), reason="the real tokenizers lie outside the repository")
+@pytest.mark.parametrize("name", ["qwen2", "gpt-2", "phi-3"])
+def test_tokens_are_spelled_in_bytes_that_join_to_the_text(name: str) -> None:
+    tokenizer = real_tokenizer(name)
+    text = "A cat's é, 😀 and 猫\n\tin two  lines"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    spelled = [tokenizer.spell(token_id) for token_id in ids]
+    assert b"".join(spelled).removeprefix(b" ") == text.encode()
+    assert any(each[0] >= 0x80 for each in spelled if len(each) == 1)  # a part of a character
+    end = {"qwen2": "<|im_end|>", "gpt-2": "<|endoftext|>", "phi-3": "<|end|>"}[name]
+    assert tokenizer.spell(tokenizer.vocabulary()[end]) == end.encode()
+
+
 @cache
 def real_tokenizer(name: str) -> Tokenizer:
     return Tokenizer.from_folder(DATA / name)
