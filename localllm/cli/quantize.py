@@ -10,10 +10,11 @@ import typer
 from localllm.cli.common_flags import JsonResult, Model
 from localllm.cli.engine_flags import EngineFlags
 from localllm.cli.flags import only, takes_flags
-from localllm.cli.output import json_line, note, write_stdout
+from localllm.cli.output import json_line, note, print_error, write_stdout
 from localllm.cli.quantize_flags import QualityFlags, QuantizeFlags
 from localllm.cli.quantize_progress import progress_bar
 from localllm.cli.warm import offer_to_warm
+from localllm.cli.words import duration, size
 from localllm.engine.config import EngineConfig
 from localllm.errors import ExitCode
 
@@ -59,7 +60,7 @@ def _read_request(
     from localllm.engine.loading import select_device
     from localllm.quantize.run import QuantizeRequest
 
-    recipe = flags.recipe.recipe()
+    recipe = flags.recipe.recipe(model)
     return QuantizeRequest(
         model=model,
         out=out or _default_out(model, recipe),
@@ -73,9 +74,10 @@ def _read_request(
 
 
 def _quantize(request: "QuantizeRequest") -> "Outcome":
+    from localllm.quantize.estimate import expect_stages
     from localllm.quantize.run import quantize_model
 
-    with progress_bar() as progress:
+    with progress_bar(expect_stages(request)) as progress:
         return quantize_model(request, progress)
 
 
@@ -94,21 +96,20 @@ def _default_out(model: str, recipe: "Recipe") -> Path:
 
 def _print_plan(request: "QuantizeRequest", as_json: bool) -> None:
     from localllm.quantize.estimate import estimate
-    from localllm.quantize.source import open_unquantized
 
-    checkpoint, source = open_unquantized(request.model, request.recipe)
-    asked = request.calibration
-    plan = estimate(source, request.recipe, asked, request.device)
+    plan = estimate(request)
     if as_json:
-        write_stdout(json_line({"model": checkpoint.name, "out": request.out, **asdict(plan)}))
+        write_stdout(json_line({"model": request.model, "out": request.out, **asdict(plan)}))
         return
     share = plan.result_bytes / plan.source_bytes
+    device = "GPU" if request.device.type == "cuda" else "CPU"
     lines = [
-        f"{checkpoint.name}: {request.recipe.summary}",
-        f"weights now   {plan.source_bytes / 1e6:>12,.1f} MB",
-        f"weights after {plan.result_bytes / 1e6:>12,.1f} MB ({share:.0%})",
-        f"time, about   {plan.seconds / 60:>12,.1f} min on {request.device.type}",
-        f"folder        {request.out}",
+        f"{request.model}: {request.recipe.summary}",
+        f"weights now    {size(plan.source_bytes):>9}",
+        f"weights after  {size(plan.result_bytes):>9}  ({share:.0%} of that)",
+        f"time, about    {duration(plan.seconds):>9}  on this {device}",
+        f"folder         {request.out}",
+        plan.kept.summary,
     ]
     write_stdout("\n".join(lines) + "\n")
 
@@ -130,6 +131,7 @@ def _print_outcome(outcome: "Outcome", as_json: bool) -> None:
     lines += [
         f"largest output errors: {worst}",
         *([expert_line(outcome)] if outcome.expert_rows else []),
+        outcome.kept.summary,
         f"{outcome.seconds:.0f} s, peak {outcome.peak_bytes / 1e9:.2f} GB",
         "",
         f"localllm chat {shlex.quote(str(outcome.out))}",
@@ -138,6 +140,24 @@ def _print_outcome(outcome: "Outcome", as_json: bool) -> None:
 
 
 def _verdict(outcome: "Outcome", flags: QualityFlags) -> int:
+    """Say what the result lost, if that is much or more than was allowed."""
+    from localllm.quantize.report import finer_flags, large_loss
+
+    missed = _missed(outcome, flags)
+    if missed:
+        print_error(
+            "; ".join(missed), f"written to {outcome.out} all the same", finer_flags(outcome)
+        )
+        return ExitCode.QUALITY
+    loss = large_loss(outcome)
+    if loss:
+        note(f"warning: {loss}")
+        note(f"  try: {finer_flags(outcome)}")
+    return ExitCode.OK
+
+
+def _missed(outcome: "Outcome", flags: QualityFlags) -> list[str]:
+    """What exceeds the thresholds that the user set."""
     missed = []
     max_kl, max_ppl_increase = flags.max_kl, flags.max_ppl_increase
     quality = outcome.quality
@@ -148,6 +168,4 @@ def _verdict(outcome: "Outcome", flags: QualityFlags) -> int:
             missed.append(f"the mean KL divergence {against.kl_mean:.4g} is over {max_kl:g}")
         if max_ppl_increase is not None and not increase <= max_ppl_increase:
             missed.append(f"the perplexity grew by {increase:.3g} %, over {max_ppl_increase:g} %")
-    for line in missed:
-        note(line)
-    return ExitCode.QUALITY if missed else ExitCode.OK
+    return missed

@@ -8,6 +8,7 @@ import typer
 
 from localllm.cli.common_flags import MaxKl
 from localllm.cli.flags import Flags, option
+from localllm.cli.output import note
 from localllm.cli.user_input import read_file
 from localllm.errors import RequestError
 
@@ -29,8 +30,12 @@ class RecipeFlags(Flags):
     )
     bits: Annotated[int | None, typer.Option("--bits", help="4, or 8 for int8 and fp8.")] = None
     group_size: Annotated[
-        int, option("--group-size", help="Weights that share a scale: 32, 64 or 128.")
-    ] = 128
+        int | None,
+        option(
+            "--group-size",
+            help="Weights that share a scale: 32, 64 or 128; by default the largest that fits.",
+        ),
+    ] = None
     symmetric: Annotated[
         bool | None,
         typer.Option(
@@ -61,18 +66,27 @@ class RecipeFlags(Flags):
                 f"--head must be keep or int8, found {self.head!r:.40}", param="head"
             )
 
-    def recipe(self) -> "Recipe":
-        """The Recipe that the flags specify. Raises: RequestError."""
-        from localllm.quantize.recipe import Recipe
+    def recipe(self, model: str) -> "Recipe":
+        """The Recipe that the flags specify for a model, with a note about smaller groups than
+        usual. Raises: RequestError.
+        """
+        from localllm.quantize.recipe import GROUP_SIZES, Recipe
+        from localllm.quantize.source import fit_groups
 
         is_symmetric = self.file_format != "awq" if self.symmetric is None else self.symmetric
-        return Recipe(
+        recipe = Recipe(
             method=cast(Any, self.method),
-            group_size=self.group_size,
+            group_size=GROUP_SIZES[-1] if self.group_size is None else self.group_size,
             symmetric=is_symmetric,
             file_format=cast(Any, self.file_format),
             int8_head=self.head == "int8",
         )
+        if self.group_size is not None:
+            return recipe
+        fitting, why = fit_groups(model, recipe)
+        if why:
+            note(f"groups of {fitting.group_size}, the largest that fit ({why})", dim=True)
+        return fitting
 
 
 @dataclass(frozen=True, slots=True)

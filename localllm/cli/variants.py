@@ -109,11 +109,12 @@ def _quantize_seconds(entry: CatalogEntry, engine: EngineConfig) -> float:
     from localllm.engine.loading import select_device
     from localllm.hub.catalog_shape import catalog_shape
     from localllm.quantize.calibrate import CalibrationRequest
-    from localllm.quantize.estimate import quantize_seconds
+    from localllm.quantize.estimate import stage_seconds
     from localllm.quantize.recipe import Recipe
 
     architecture, _ = catalog_shape(entry.alias)
-    return quantize_seconds(architecture, Recipe(), CalibrationRequest(), select_device(engine))
+    device = select_device(engine)
+    return stage_seconds(architecture, Recipe(), CalibrationRequest(), device, verify=True).total
 
 
 def _ask(count: int) -> int:

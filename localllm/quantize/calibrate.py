@@ -46,12 +46,17 @@ class CalibrationRequest:
             if value < low:
                 raise RequestError(f"--{name} must be at least {low}, found {value}", param=name)
 
+    @property
+    def is_written(self) -> bool:
+        """Whether the model writes the text itself."""
+        return self.text is None and self.dataset is None
+
     def counts(self, *, calibrates: bool) -> "WindowCounts":
         """The windows to take, including those that are only used to measure."""
         held_back = max(2, self.num_windows // HELD_BACK_SHARE)
         if calibrates:
             return WindowCounts(self.num_windows, held_back, self.length)
-        if self.text is not None or self.dataset is not None:
+        if not self.is_written:
             return WindowCounts(0, held_back, self.length)
         length = min(self.length, SHORT_WINDOW)
         return WindowCounts(0, held_back * self.length // length, length)

@@ -8,73 +8,131 @@ import torch
 from localllm.model.architecture import Architecture
 from localllm.quantize.awq import NUM_RATIOS
 from localllm.quantize.calibrate import CalibrationRequest
+from localllm.quantize.proof import LEAST_ROUNDS, SPEED_S, SPEED_TOKENS
 from localllm.quantize.recipe import Recipe
-from localllm.quantize.source import CheckedFolder, result_bytes
+from localllm.quantize.run import QuantizeRequest
+from localllm.quantize.source import Kept, find_architecture, open_unquantized, result_bytes
 
-_PROBE = 1024
+_PROBE, _PROBE_S = 1024, 0.3
 _PASSES = 4.0  # through the layers: source and quantized, gate and up twice more
 # The share of a large product's rate that generating text reaches, in a batch of some tens; and the
 # seconds per token that Python, attention and sampling add. Measured on two cores, 2026-11.
 _WRITING_SHARE, _WRITTEN_TOKEN_S = 0.45, 2.5e-4
-# Loading, measuring, and other constant costs.
-_FIXED_S = 5.0
+# Loading a model, and reading and writing one layer. Measured on two cores, 2026-11.
+_LOAD_S, _LAYER_S = 2.0, 0.03
+# Bytes a second of a decoding step: assumed, of a slow machine's memory.
+_DECODE_BYTES_PER_S = 10e9
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """About how long each stage of a quantization takes, by the names that its progress has."""
+
+    text: float
+    layers: float
+    measuring: float
+
+    @property
+    def total(self) -> float:
+        """All stages."""
+        return self.text + self.layers + self.measuring
+
+    def of(self, stage: str) -> float:
+        """Seconds of a stage by its name; of an unknown one, 0."""
+        named = {"calibration text": self.text, "layers": self.layers, "measuring": self.measuring}
+        return named.get(stage, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Bytes of the weights, and an estimate of the seconds to quantize them here."""
+    """Bytes of the weights, what stays as it is, and about how long it takes here."""
 
     source_bytes: int
     result_bytes: int
+    kept: Kept
     seconds: float
 
 
-def estimate(
-    source: CheckedFolder, recipe: Recipe, asked: CalibrationRequest, device: torch.device
-) -> Estimate:
-    """The sizes of a checkpoint and of its quantized result, and `quantize_seconds`."""
+def estimate(request: QuantizeRequest) -> Estimate:
+    """The sizes of a checkpoint and of its quantized result, and the time to make it.
+
+    Raises: as `open_unquantized`.
+    """
+    _, source = open_unquantized(request.model, request.recipe)
     num_bytes = sum(info.num_bytes for info in source.weights.plain.values())
-    seconds = quantize_seconds(source.architecture, recipe, asked, device)
-    return Estimate(num_bytes, result_bytes(source, recipe), seconds)
+    result = result_bytes(source, request.recipe)
+    kept = Kept.of(source, request.recipe)
+    return Estimate(num_bytes, result, kept, expect_stages(request).total)
 
 
-def quantize_seconds(
+def expect_stages(request: QuantizeRequest) -> StageSeconds:
+    """See `stage_seconds`; the weights may still have to be fetched."""
+    return stage_seconds(
+        find_architecture(request.model),
+        request.recipe,
+        request.calibration,
+        request.device,
+        verify=request.verify,
+    )
+
+
+def stage_seconds(
     architecture: Architecture,
     recipe: Recipe,
     asked: CalibrationRequest,
     device: torch.device,
-) -> float:
-    """Seconds from the number of operations and the rate of a product measured here.
+    *,
+    verify: bool,
+) -> StageSeconds:
+    """Seconds of each stage, from the number of operations and the rate of a product measured here.
 
     Includes the calibration text that a model generates, but no download.
     """
-    groups = [group for _, group in architecture.groups()]
-    weights = sum(group.width_out * group.width_in for group in groups)
-    num_tokens = asked.num_windows * asked.length
-    operations = 20.0 * weights
-    if recipe.uses_inputs:
-        active = sum(group.share * group.width_out * group.width_in for group in groups)
-        operations += _PASSES * 2 * active * num_tokens
-        # Two products of the inputs with themselves, shared by the linears that read them.
-        operations += sum(4.0 * group.share * num_tokens * group.width_in**2 for group in groups)
-        operations += sum(4.0 * group.width_out * group.width_in**2 for group in groups)
-        if "awq" in recipe.method:
-            searches = 2 * 2 * NUM_RATIOS
-            operations += sum(searches * group.width_out * group.width_in**2 for group in groups)
     rate = _operations_per_s(device)
-    seconds = _FIXED_S + operations / rate
-    if asked.text is None and asked.dataset is None:
-        counts = asked.counts(calibrates=recipe.uses_inputs)
-        num_written = counts.total * counts.length
-        each = 2.0 * (weights + architecture.vocab_size * architecture.hidden_size)
-        seconds += num_written * (each / (_WRITING_SHARE * rate) + _WRITTEN_TOKEN_S)
-    return seconds
+    calibrates = recipe.uses_inputs
+    counts = asked.counts(calibrates=calibrates)
+    layers = _layer_operations(architecture, recipe, counts.calibrating * counts.length) / rate
+    layers += _LAYER_S * architecture.num_layers
+    weights = _num_weights(architecture) + architecture.vocab_size * architecture.hidden_size
+    text = measuring = 0.0
+    if (calibrates or verify) and asked.is_written:
+        each = 2.0 * weights / (_WRITING_SHARE * rate) + _WRITTEN_TOKEN_S
+        text = _LOAD_S + counts.total * counts.length * each
+    if verify:
+        compared = 2 * 2.0 * weights * counts.held_back * counts.length / rate
+        decoded = 2 * LEAST_ROUNDS * SPEED_TOKENS * 2 * weights / _DECODE_BYTES_PER_S
+        measuring = compared + 2 * _LAYER_S * architecture.num_layers
+        measuring += 2 * _LOAD_S + max(SPEED_S, decoded)
+    return StageSeconds(text, layers, measuring)
+
+
+def _num_weights(architecture: Architecture) -> int:
+    """Weights of the layers' linears."""
+    return sum(group.width_out * group.width_in for _, group in architecture.groups())
+
+
+def _layer_operations(architecture: Architecture, recipe: Recipe, num_tokens: int) -> float:
+    """Operations of rounding all layers, with `num_tokens` tokens of calibration."""
+    groups = [group for _, group in architecture.groups()]
+    operations = 20.0 * _num_weights(architecture)
+    if not recipe.uses_inputs:
+        return operations
+    active = sum(group.share * group.width_out * group.width_in for group in groups)
+    operations += _PASSES * 2 * active * num_tokens
+    # Two products of the inputs with themselves, shared by the linears that read them.
+    operations += sum(4.0 * group.share * num_tokens * group.width_in**2 for group in groups)
+    operations += sum(4.0 * group.width_out * group.width_in**2 for group in groups)
+    if "awq" in recipe.method:
+        searches = 2 * 2 * NUM_RATIOS
+        operations += sum(searches * group.width_out * group.width_in**2 for group in groups)
+    return operations
 
 
 def _operations_per_s(device: torch.device) -> float:
     a = torch.ones(_PROBE, _PROBE, device=device)
-    best = float("inf")
-    for _ in range(4):
+    best, began = float("inf"), time.perf_counter()
+    # Beside other programs many tries are slow, and the quickest counts.
+    while best == float("inf") or time.perf_counter() - began < _PROBE_S:
         started = time.perf_counter()
         float((a @ a)[0, 0])  # reading a value waits for the product
         best = min(best, time.perf_counter() - started)

@@ -1,6 +1,7 @@
 """The report beside the weights: `localllm_quant.json` for programs, `README.md` for people."""
 
 import json
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,18 +13,24 @@ import torch
 from localllm import __version__
 from localllm.answer.evaluation import Evaluation
 from localllm.quantize.layer import LEAST_ROWS
-from localllm.quantize.recipe import Recipe
+from localllm.quantize.recipe import GROUP_SIZES, Recipe
+from localllm.quantize.source import Kept
 
 NUM_WORST = 5
+# A loss that a user should hear of: a perplexity larger by this share, or a KL divergence that
+# means as much. The next smaller model of a family loses about as much.
+LARGE_LOSS = 0.15
+# Tokens of calibration for each input of a linear below which more of them help.
+_ENOUGH_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The outcome of a quantization.
 
-    `expert_rows`: the calibration's tokens that each expert saw, by its last linear; empty without
-    experts or calibration. `quality` is None if nothing was verified; the speeds are None also if
-    noise exceeds their difference.
+    `widest`: inputs of the widest linear. `expert_rows`: the calibration's tokens that each expert
+    saw, by its last linear; empty without experts or calibration. `quality` is None if nothing was
+    verified; the speeds are None also if noise exceeds their difference.
     """
 
     out: Path
@@ -31,6 +38,8 @@ class Outcome:
     source: str
     source_bytes: int
     result_bytes: int
+    kept: Kept
+    widest: int
     calibration: Mapping[str, Any] | None
     layer_errors: Mapping[str, float]
     expert_rows: Mapping[str, int]
@@ -48,6 +57,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "recipe": outcome.recipe.described(),
         "calibration": outcome.calibration,
         "bytes": {"source": outcome.source_bytes, "result": outcome.result_bytes},
+        "kept_bytes": outcome.kept.num_bytes,
         "quality": None if outcome.quality is None else asdict(outcome.quality),
         "decode_tokens_per_s": None
         if speeds is None
@@ -105,6 +115,36 @@ def expert_line(outcome: Outcome) -> str:
     return f"{line}; {len(unseen):,} saw under {LEAST_ROWS} and are rounded to nearest: {names}"
 
 
+def large_loss(outcome: Outcome) -> str:
+    """How much worse the result is than its source; empty if that is little or was not measured."""
+    quality = outcome.quality
+    if quality is None or quality.against is None:
+        return ""
+    before, after = quality.against.perplexity, quality.perplexity
+    if after <= (1 + LARGE_LOSS) * before and math.exp(quality.against.kl_mean) <= 1 + LARGE_LOSS:
+        return ""
+    return (
+        f"the result is much worse than its source: perplexity {before:.4g} became {after:.4g}, "
+        f"and {1 - quality.against.same_top1:.0%} of the likeliest tokens are others"
+    )
+
+
+def finer_flags(outcome: Outcome) -> str:
+    """The flags of a run that would lose less: the first of those that this one left out."""
+    recipe, calibration = outcome.recipe, outcome.calibration
+    if recipe.method in ("int8", "fp8"):
+        return "the source as it is, or another --method"
+    if not recipe.uses_inputs:  # mxfp4 too
+        return "--method gptq, or --method int8"
+    assert calibration is not None
+    num_tokens = calibration["windows"] * calibration["length"]
+    if num_tokens < _ENOUGH_TOKENS * outcome.widest:
+        return f"more --calib-samples ({num_tokens:,} tokens are few), or --method int8"
+    if recipe.group_size > GROUP_SIZES[0]:
+        return f"--group-size {GROUP_SIZES[0]}, or --method int8"
+    return "--method int8"
+
+
 def write_report(folder: Path, outcome: Outcome) -> None:
     """Write both reports into `folder`."""
     text = json.dumps(as_json(outcome), indent=2, ensure_ascii=False)
@@ -131,6 +171,9 @@ def _as_markdown(outcome: Outcome) -> str:
             "calibration, with float32 activations.",
             "",
         ]
+    loss = large_loss(outcome)
+    if loss:
+        lines += [f"**{loss[0].upper()}{loss[1:]}.** Try {finer_flags(outcome)}.", ""]
     if outcome.calibration is not None:
         calibration = outcome.calibration
         lines += [
@@ -138,6 +181,7 @@ def _as_markdown(outcome: Outcome) -> str:
             f"{calibration['source']} (sha256 `{calibration['sha256']}`).",
             "",
         ]
+    lines += [f"Of the result, {outcome.kept.summary}.", ""]
     if outcome.expert_rows:
         lines += [f"Experts: {expert_line(outcome)}.", ""]
     lines += ["Largest output errors:", "", "| linear | error |", "|---|---|"]

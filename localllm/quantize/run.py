@@ -46,7 +46,7 @@ from localllm.quantize.proof import compare, compare_speeds
 from localllm.quantize.recipe import Recipe
 from localllm.quantize.report import Outcome, write_report
 from localllm.quantize.rounding import round_layer
-from localllm.quantize.source import CheckedFolder, open_unquantized, result_bytes
+from localllm.quantize.source import CheckedFolder, Kept, open_unquantized, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
 from localllm.text.tokenizer import MAX_TOKENIZER_BYTES
@@ -137,6 +137,7 @@ class _Job:
         if self._recipe.uses_inputs:
             streams = self._open_streams(self.calibration_text().windows)
         self._take_threads()
+        self._progress("layers", 0, self._num_layers, "")
         with open_weights(self._source.weights, torch.float32, self._device) as reader:
             for i in range(self._num_layers):
                 if streams is not None:
@@ -279,6 +280,8 @@ class _Job:
             source=self._checkpoint.name,
             source_bytes=self._source.num_bytes,
             result_bytes=result.num_bytes,
+            kept=Kept.of(self._source, self._recipe),
+            widest=max(shape[1] for shape in self._source.architecture.quantized().values()),
             calibration=calibration,
             layer_errors=errors,
             expert_rows={
@@ -314,9 +317,12 @@ class _Job:
             **self._engine_fields,
             dtype=self._source.architecture.dtype,  # the built-in model answers in float32
         )
+        counts = asked.counts(calibrates=self._recipe.uses_inputs)
+        if asked.is_written:
+            self._progress("calibration text", 0, counts.total * counts.length, "")
         return make_text(
             asked,
-            asked.counts(calibrates=self._recipe.uses_inputs),
+            counts,
             self._checkpoint.tokenizer,
             lambda: open_model(self._request.model, config),
             lambda done, total: self._progress("calibration text", done, total, ""),

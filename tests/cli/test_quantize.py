@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from checkpoints import tiny_config, write_checkpoint
 
+from localllm.cli.quantize_progress import Clock
 from localllm.errors import ExitCode
+from localllm.quantize.estimate import StageSeconds
 
 Run = Callable[..., Any]
 SMALL = ("--group-size", "32", "--calib-samples", "8", "--calib-seqlen", "32")
@@ -37,6 +39,8 @@ def test_it_writes_its_own_calibration_and_prints_a_table(
         assert word in outcome.out
     assert f"localllm chat {out}" in outcome.out
     assert "layers 3/3" in outcome.err
+    assert " left\n" in outcome.err
+    assert "are the embedding and the head in float32: these formats" in outcome.out
     report = json.loads((out / "localllm_quant.json").read_text())
     assert report["calibration"]["source"] == "written by the model, seed 0"
     assert report["calibration"]["windows"] == 8
@@ -80,6 +84,9 @@ def test_thresholds(localllm: Run, source: Path, tmp_path: Path) -> None:
         assert outcome.code == code
         assert out.exists()
         assert (" over " in outcome.err) == (code == ExitCode.QUALITY)
+        # Of a model with random weights much is lost, which is said also if it is allowed.
+        assert ("warning: the result is much worse" in outcome.err) == (code == ExitCode.OK)
+        assert "try: --method gptq" in outcome.err
 
 
 def test_a_dry_run_does_nothing(localllm: Run, source: Path, tmp_path: Path) -> None:
@@ -94,6 +101,58 @@ def test_a_dry_run_does_nothing(localllm: Run, source: Path, tmp_path: Path) -> 
     plan = json.loads(as_json.out)
     assert plan["result_bytes"] < plan["source_bytes"]
     assert sorted([*tmp_path.rglob("*"), *source.parent.rglob("*")]) == before
+
+
+def test_a_dry_run_counts_what_was_asked_for(localllm: Run, source: Path, tmp_path: Path) -> None:
+    """The head in int8 and no measurement; beside it, what stays in 16 bits and why."""
+
+    def planned(*flags: str) -> Any:
+        arguments = ("quantize", str(source), str(tmp_path / "out"), *SMALL, "--dry-run", "--json")
+        outcome = localllm(*arguments, *flags)
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)
+
+    plain, small_head = planned("--method", "rtn"), planned("--method", "rtn", "--head", "int8")
+    head = json.loads((source / "config.json").read_text())["vocab_size"] * 64
+    assert plain["kept"]["num_bytes"] - small_head["kept"]["num_bytes"] == 4 * head
+    assert plain["result_bytes"] - small_head["result_bytes"] > 2 * head
+    # No text is written and nothing is loaded twice.
+    unmeasured = planned("--method", "rtn", "--no-verify")["seconds"]
+    assert unmeasured < 2 < 10 < plain["seconds"]
+
+
+def test_without_a_group_size_the_largest_that_fits_is_taken(
+    localllm: Run, source: Path, tmp_path: Path
+) -> None:
+    """Widths of 64 and 96, which 128 and 64 do not divide."""
+    small = ("--calib-samples", "8", "--calib-seqlen", "32", "--no-verify", "--json")
+    outcome = localllm("quantize", str(source), str(tmp_path / "out"), "--method", "rtn", *small)
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["recipe"]["group_size"] == 32
+    assert "groups of 32, the largest that fit (model.layers.0." in outcome.err
+    quiet = localllm("quantize", "pocket", str(tmp_path / "p"), "--dry-run", *small)
+    assert "groups of 128" not in quiet.err
+    asked = localllm("quantize", str(source), str(tmp_path / "n"), "--group-size", "64", *small)
+    assert asked.code == ExitCode.USAGE
+    assert "try: --group-size 32" in asked.err
+
+
+def test_the_time_left_follows_the_steps_that_were_done() -> None:
+    now = [0.0]
+    clock = Clock(StageSeconds(text=0.0, layers=10.0, measuring=20.0), lambda: now[0])
+    clock.note("layers", 0, 5)
+    assert clock.left_s() == 30
+    now[0] = 7.0
+    assert clock.left_s() == 23
+    clock.note("layers", 1, 5)  # it may have loaded something first: nothing is learnt from it
+    assert clock.left_s() == 30
+    now[0] = 9.0
+    clock.note("layers", 2, 5)
+    assert clock.left_s() == 3 * 2 + 20
+    clock.note("layers", 5, 5)
+    clock.note("measuring", 2, 2)
+    assert clock.left_s() == 0
+    assert str(clock) == "about 1.0 s left"
 
 
 def test_without_a_folder_it_goes_to_the_cache(
