@@ -32,6 +32,10 @@ class Answerer(Protocol):
         """Whether prompts go on from kept states, which stand here and there."""
 
     @property
+    def cached_elsewhere(self) -> str:
+        """What else than this process put tokens into the cache; empty if nothing did."""
+
+    @property
     def way_to_longer_context(self) -> str:
         """What a user can do to get a longer context."""
 

@@ -1,11 +1,11 @@
 """A model with its engine and tokenizer: many prompts at once, with a stream of events for each."""
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from localllm.answer.answers_bar import Watch
 from localllm.answer.completion import Completion, Sample
 from localllm.answer.event_stream import EventSource, EventStream
 from localllm.answer.text_engine import said_in
@@ -17,6 +17,8 @@ from localllm.text.prompt import Asked, Prompt
 from localllm.text.prompt_writer import PromptWriter
 from localllm.text.thinking import Split
 from localllm.text.tokenizer import Tokenizer
+
+ON_DISK = "disk (--cache-disk)"
 
 
 class TextSource(EventSource, Protocol):
@@ -56,6 +58,7 @@ class LoadedModel:
     text_engine: TextSource
     defaults: GenerationDefaults
     load_s: float
+    cached_elsewhere: str = ""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -114,10 +117,16 @@ class LoadedModel:
         events.on_event.append(completion.add)
         return completion, events
 
-    def complete(self, asked: Sequence[Asked], params: SamplingParams) -> list[Completion]:
+    def complete(
+        self,
+        asked: Sequence[Asked],
+        params: SamplingParams,
+        watch: Watch = lambda done, total, num_tokens: None,
+    ) -> list[Completion]:
         """Run many requests together, in one batch as far as possible.
 
-        A refused request gives a completion with `error` set; the others continue.
+        `watch` is told how far they are. A refused request gives a completion with `error` set; the
+        others continue.
         """
         completions: list[Completion] = []
         streams: list[EventStream] = []
@@ -131,8 +140,9 @@ class LoadedModel:
                     samples = [replace(refused) for _ in range(params.n)]
                     completion = Completion(0, time.monotonic(), samples)
                 completions.append(completion)
-            for events in streams:
-                deque(events, maxlen=0)
+            for done, events in enumerate(streams):
+                for num_tokens, _ in enumerate(events, 1):
+                    watch(done, len(streams), num_tokens)
         finally:
             for events in streams:
                 events.close()

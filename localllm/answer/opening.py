@@ -3,7 +3,7 @@
 import time
 
 from localllm.answer.drafters import Drafters, find_drafters
-from localllm.answer.loaded_model import LoadedModel
+from localllm.answer.loaded_model import ON_DISK, LoadedModel
 from localllm.answer.text_engine import TextEngine
 from localllm.engine.config import EngineConfig
 from localllm.engine.listener import LOGGED, Listener
@@ -35,7 +35,8 @@ def load_checkpoint(
     started = time.monotonic()
     engine = load_text_engine(found, drafters, listener)
     taken_s = found.open_s + drafters.open_s + time.monotonic() - started
-    return LoadedModel(found.name, engine, found.defaults, taken_s)
+    elsewhere = ON_DISK if found.engine_config.cache_disk_bytes else ""
+    return LoadedModel(found.name, engine, found.defaults, taken_s, elsewhere)
 
 
 def load_text_engine(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localllm.answer.completion import TextEvent
-from localllm.answer.loaded_model import LoadedModel
+from localllm.answer.loaded_model import ON_DISK, LoadedModel
 from localllm.attach.addresses import address_of, connect, is_own
 from localllm.attach.messages import (
     COMMANDS,
@@ -302,7 +302,10 @@ def ask(channel: socket.socket, message: Command) -> Reply | None:
 def _loaded(found: FoundModel, engine: AttachedEngine, began_s: float) -> LoadedModel:
     defaults = read_generation_config(found.folder)
     taken_s = found.open_s + time.monotonic() - began_s
-    return LoadedModel(found.name, engine, defaults, taken_s)
+    others = "earlier requests to the engine that is kept loaded"
+    if found.engine_config.cache_disk_bytes:
+        others += f", or {ON_DISK}"
+    return LoadedModel(found.name, engine, defaults, taken_s, others)
 
 
 def _spawn(channel: socket.socket, address: Path) -> "subprocess.Popen[bytes]":

@@ -105,6 +105,7 @@ class RemoteModel:
     has_chat_template = can_think = True
     way_to_longer_context = "another server"
     keeps_states = False  # as far as is known
+    cached_elsewhere = ""
 
     def __init__(self, endpoint: Endpoint, name: str, context_length: int, load_s: float) -> None:
         self._endpoint = endpoint

@@ -27,12 +27,21 @@ class FirstDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheKind:
+    """What a model's cache holds. `keeps_states`: prompts go on from kept states, not from any
+    token; `elsewhere`: see Answerer.cached_elsewhere.
+    """
+
+    keeps_states: bool = False
+    elsewhere: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheReport:
     """How many tokens of a prompt were cached, and why not more.
 
-    Its first `num_shared` tokens are those of the request before it, which had `num_earlier`;
-    `difference` is None if the prompt continues all of them. `keeps_states`: prompts go on from
-    kept states, not from any token.
+    Its first `num_shared` tokens are those of the request before it, which had `num_earlier`, 0
+    without one; `difference` is None if one of the two continues the other.
     """
 
     num_prompt: int
@@ -40,7 +49,7 @@ class CacheReport:
     num_shared: int
     num_earlier: int
     difference: FirstDifference | None
-    keeps_states: bool = False
+    kind: CacheKind = CacheKind()
 
     @property
     def num_lost(self) -> int:
@@ -58,12 +67,11 @@ def report_cache(
     prompt: Sequence[int],
     messages: Sequence[ChatMessage],
     num_cached: int,
-    *,
-    keeps_states: bool = False,
+    kind: CacheKind,
 ) -> CacheReport:
     """Compare a prompt, written from `messages`, with the tokens of the request before it."""
     shared, difference = find_difference(decode, earlier, prompt, messages)
-    return CacheReport(len(prompt), num_cached, shared, len(earlier), difference, keeps_states)
+    return CacheReport(len(prompt), num_cached, shared, len(earlier), difference, kind)
 
 
 def find_difference(

@@ -10,7 +10,7 @@ from localllm.answer.answerer import Answerer
 from localllm.answer.completion import Completion, Truncation
 from localllm.answer.event_stream import EventStream
 from localllm.answer.overflow import OverflowPolicy, answer_reserve, with_way_out
-from localllm.chat.cache_report import CacheReport, report_cache
+from localllm.chat.cache_report import CacheKind, CacheReport, report_cache
 from localllm.chat.transcript import SUMMARY_REQUEST, Transcript, Turn
 from localllm.engine.request import FinishReason
 from localllm.engine.sampling_params import SamplingParams
@@ -185,7 +185,7 @@ class ChatSession:
             completion.prompt.token_ids,
             messages,
             completion.num_cached_tokens,
-            keeps_states=self.model.keeps_states,
+            CacheKind(self.model.keeps_states, self.model.cached_elsewhere),
         )
 
     def undo(self) -> Turn | None:

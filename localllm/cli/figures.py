@@ -81,9 +81,10 @@ def describe_cache(report: "CacheReport", completion: "Completion") -> list[str]
     ]
     found = report.difference
     if report.num_earlier == 0:
-        lines.append("  there was no earlier request in this process")
-        if report.num_cached:
-            lines.append("  the cached tokens came from disk (--cache-disk)")
+        lines.append("  it is the first request to the model by this command")
+    elif found is None and report.num_shared < report.num_earlier:
+        known = f"{report.num_earlier:,} tokens"
+        lines.append(f"  it is the beginning of the previous request, which had {known}")
     elif found is None:
         lines.append(f"  it continues all {report.num_earlier:,} tokens of the previous request")
     else:
@@ -98,11 +99,22 @@ def describe_cache(report: "CacheReport", completion: "Completion") -> list[str]
             cost = duration(report.num_lost / completion.prefill_tokens_per_s)
             lines.append(f"  so {report.num_lost:,} tokens were computed again, about {cost}")
     gone = report.num_shared - report.num_cached
-    if report.keeps_states:
+    if gone < 0:
+        lines.append(f"  {_cached_by_others(report)}")
+    if report.kind.keeps_states:
         lines += _describe_state(report, max(0, gone))
     elif gone > _BLOCK_TOKENS:
         lines.append(f"  {gone:,} tokens before that were no longer in the cache")
     return lines
+
+
+def _cached_by_others(report: "CacheReport") -> str:
+    """Where cached tokens come from that the previous request did not have."""
+    count = report.num_cached - report.num_shared
+    own = "requests before that one" if report.num_earlier else ""
+    origin = ", or ".join(filter(None, (own, report.kind.elsewhere)))
+    more = " more" if report.num_shared else ""
+    return f"{count:,}{more} tokens came from {origin or 'earlier requests'}"
 
 
 def _describe_state(report: "CacheReport", gone: int) -> list[str]:

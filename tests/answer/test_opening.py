@@ -1,12 +1,15 @@
 """Text in, text out: the seam that the command line and Python share."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localllm import LLM, SamplingParams
+from localllm.answer.llm import DEFAULT_CHAT_TOKENS, DEFAULT_TEXT_TOKENS
 from localllm.answer.opening import open_model
 from localllm.chat.conversation import ChatSession
 from localllm.engine.request import FinishReason, TokenEvent
@@ -225,3 +228,58 @@ def test_a_text_alone_is_a_conversation_of_one_message() -> None:
     assert shown.startswith("Completion('")
     assert len(shown) < 250
     assert "tokens=20" in shown
+
+
+def test_an_answer_has_a_limit_without_being_told_one(llm: LLM, monkeypatch: Any) -> None:
+    """Of text and of conversations; the model is one that never ends by itself."""
+    seen: list[SamplingParams] = []
+    complete = llm.model.text_engine.submit
+
+    def submit(prompt: Any, params: SamplingParams, **more: Any) -> int:
+        seen.append(params)
+        return complete(prompt, replace(params, max_tokens=1), **more)
+
+    monkeypatch.setattr(llm.model.text_engine, "submit", submit)
+    llm.generate(["a"])
+    llm.generate("a", SamplingParams(temperature=0.5))
+    list(llm.stream("a"))
+    llm.chat("a")
+    llm.chat({"role": "user", "content": "a"})
+    list(llm.stream({"role": "user", "content": "a"}))
+    llm.generate("a", max_tokens=3, temperature=0.0)
+    llm.chat(["a", "b"], SamplingParams(max_tokens=5000))
+    text, said = DEFAULT_TEXT_TOKENS, DEFAULT_CHAT_TOKENS
+    limits = [text, text, text, said, said, said, 3, 5000, 5000]
+    assert [params.max_tokens for params in seen] == limits
+    assert seen[1].temperature == 0.5
+    assert seen[6].temperature == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ask", "message", "told"),
+    [
+        (lambda llm: llm.generate("a", max_new_tokens=3), "did you mean max_tokens?", "top_k"),
+        (lambda llm: llm.chat("a", temp=0), "there is no 'temp'; did you mean temp", "min_p"),
+        (lambda llm: llm.stream("a", repeat_penalty=2), "did you mean repetition_penalty?", "seed"),
+        (lambda llm: llm.sampling_params(xyzzy=2), "there is no 'xyzzy'", "max_tokens"),
+        (lambda llm: llm.generate("a", {"max_tokens": 3}), "must be SamplingParams", ""),
+        (lambda llm: llm.generate("a", GREEDY, seed=3), "either params or seed", ""),
+        (lambda llm: LLM(max_seqs=3), "did you mean max_num_seqs?", "kv_cache_dtype"),
+        (lambda llm: llm.generate("a", max_tokens=0), "max_tokens must be a whole number", ""),
+    ],
+)
+def test_a_wrong_parameter_is_refused_with_those_there_are(
+    llm: LLM, ask: Callable[[LLM], Any], message: str, told: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        ask(llm)
+    assert message in caught.value.message
+    assert told in caught.value.where
+    assert "pooling" not in caught.value.where
+
+
+def test_a_bar_shows_on_a_terminal_only(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], GREEDY)
+    assert capfd.readouterr().err == ""
+    llm.generate(["a", "b"], GREEDY, progress=True)
+    assert "of 2 answers" in capfd.readouterr().err
