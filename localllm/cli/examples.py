@@ -11,7 +11,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "serve": (
         "localllm serve qwen3-4b",
-        "localllm serve qwen3-4b --host 0.0.0.0 --api-key $(openssl rand -hex 16)",
+        "localllm serve qwen3-4b --host 0.0.0.0 --api-key-file keys.txt",
     ),
     "launch": (
         "localllm launch claude qwen3.6-27b --ctx 64k",

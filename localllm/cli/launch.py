@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,7 +16,7 @@ import typer
 from localllm.cli import suggestions
 from localllm.cli.common_flags import Yes
 from localllm.cli.flags import Flags, option, takes_flags
-from localllm.cli.output import is_terminal, note, show_controls, write_stdout
+from localllm.cli.output import is_terminal, note, write_stdout
 from localllm.cli.terminal import confirm
 from localllm.errors import RequestError
 from localllm.files.private_files import make_private_folder, write_private
@@ -37,12 +37,23 @@ _MISSING = 127  # as a shell has it
 class LaunchFlags(Flags):
     """The server, and whether anything is started."""
 
+    exclusive = (("remote", "port"),)
+
     port: Annotated[
         int, option("--port", help="Port of a server that runs, or is started; 0: any.")
     ] = DEFAULT_PORT
-    api_key: Annotated[str | None, option("--api-key", help="The key of a server that runs.")] = (
-        None
-    )
+    remote: Annotated[
+        str | None,
+        option(
+            "--remote",
+            help="A server elsewhere, which gets the key and what the program asks.",
+            metavar="URL",
+        ),
+    ] = None
+    api_key: Annotated[
+        str | None,
+        option("--api-key", help="The key of a server that runs; better in LOCALLLM_API_KEY."),
+    ] = None
     ctx: Annotated[
         str | None, option("--ctx", "-c", help="Context length of a server that is started.")
     ] = None
@@ -103,23 +114,27 @@ def launch(
 
 
 def _imagined(model: str | None, flags: LaunchFlags) -> Endpoint:
-    """The server that runs, or else the one that would be started."""
-    url = f"http://127.0.0.1:{flags.port}"
-    found = _found_server(url, model, flags)
+    """The server that runs, or else the one that would be started, without its key."""
+    found = _found_server(model, flags)
     if found is not None:
-        return found
+        return replace(found, key=found.key and "KEY")
     note("no server runs there; one would be started, with a key where KEY stands")
     from localllm.cli.flag_values import parse_context
+    from localllm.launch.server import USUAL_CONTEXT
 
     context = parse_context(flags.ctx) if flags.ctx else None
-    return Endpoint(url, model or _model(), context or 32768, "KEY")
+    url = f"http://127.0.0.1:{flags.port}"
+    return Endpoint(url, model or _model(), context or USUAL_CONTEXT, "KEY")
 
 
-def _found_server(url: str, model: str | None, flags: LaunchFlags) -> Endpoint | None:
-    """The server that runs. Raises: RequestError for one of another model."""
-    from localllm.launch.server import find_server
+def _found_server(model: str | None, flags: LaunchFlags) -> Endpoint | None:
+    """The server that runs. Raises: RequestError for one of another model; LocalLLMError."""
+    from localllm.launch.server import ask_server, find_server
 
-    found = find_server(url, flags.api_key or "") if flags.port else None
+    key = flags.api_key or ""
+    if flags.remote is not None:
+        return ask_server(flags.remote, model, key)
+    found = find_server(flags.port, key) if flags.port else None
     if found is not None and model not in (None, found.model):
         raise RequestError(
             f"{found.model!r:.60} is served on port {flags.port}",
@@ -138,14 +153,13 @@ def _server(model: str | None, flags: LaunchFlags) -> Iterator[Endpoint]:
     """Raises: LocalLLMError."""
     from localllm.launch.server import started_server
 
-    url = f"http://127.0.0.1:{flags.port}"
-    found = _found_server(url, model, flags)
+    found = _found_server(model, flags)
     if found is not None:
-        note(f"{show_controls(found.model)} answers at {url}", dim=True)
+        note(f"{found.model} answers at {found.url}", dim=True)
         yield found
         return
     if flags.port:
-        note(f"no server runs on port {flags.port}; one is started", dim=True)
+        note(f"no server of yours runs on port {flags.port}; one is started", dim=True)
     more = [] if flags.ctx is None else ["--ctx", flags.ctx]
     with started_server(
         model or _model(), flags.port, more, lambda line: note(line, dim=True)

@@ -2,6 +2,8 @@
 
 import secrets
 import signal
+import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +13,9 @@ from localllm.cli.common_flags import OptionalModel
 from localllm.cli.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
 from localllm.cli.flag_values import parse_size
 from localllm.cli.flags import Flags, option, takes_flags
-from localllm.cli.output import note, show_controls
+from localllm.cli.output import is_terminal, note, show_controls
 from localllm.errors import RequestError
+from localllm.files.regular_file import read_regular
 from localllm.replicas.scale import Scale, prepare_ray, require_ray
 from localllm.user.settings import default_model
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from localllm.server.engines import Engines
     from localllm.server.guard import Access
 
+_KEY_FILE_BYTES = 1 << 20
 # Default number of requests in a batch.
 _DEFAULT_SEQS = 16
 
@@ -35,7 +39,15 @@ class ServerFlags(Flags):
         list[str] | None,
         option(
             "--api-key",
-            help="A key that clients must send; repeatable.",
+            help="A key that clients must send; repeatable. All users can see it in ps.",
+            section="Model and prompt",
+        ),
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        option(
+            "--api-key-file",
+            help="A file with such keys, one on each line.",
             section="Model and prompt",
         ),
     ] = None
@@ -93,23 +105,41 @@ class ServerFlags(Flags):
         """Who may use the server. Raises: RequestError for an open address without a key."""
         from localllm.server.guard import LOOPBACK_NAMES, Access
 
-        keys = self.api_key or []
+        keys = [*(self.api_key or []), *_keys_in(self.api_key_file)]
         _check_keys(keys)
         if self.host not in LOOPBACK_NAMES and not keys:
             raise RequestError(
                 f"{self.host} is open to other machines, and there is no key",
                 param="host",
-                hint="--api-key KEY, or the default --host 127.0.0.1",
+                hint="--api-key-file FILE, or the default --host 127.0.0.1",
             )
         named = [] if self.host in ("0.0.0.0", "::") else [self.host.lower()]
         hosts = map(str.lower, self.allowed_host or [])
         return Access(keys, (*LOOPBACK_NAMES, *named, *hosts), self.allowed_origin or [])
 
 
+def _keys_in(path: Path | None) -> list[str]:
+    """The lines of a file of keys. Raises: RequestError."""
+    if path is None:
+        return []
+    try:
+        lines = read_regular(path, _KEY_FILE_BYTES).decode("ascii", "surrogateescape").splitlines()
+    except OSError as error:
+        raise RequestError(
+            f"the file of keys cannot be read: {error.strerror}",
+            where=str(path),
+            param="api_key_file",
+        ) from error
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys:
+        raise RequestError("the file of keys has none", where=str(path), param="api_key_file")
+    return keys
+
+
 def _check_keys(keys: list[str]) -> None:
     if not all(key.isascii() and key.isprintable() and key.split() == [key] for key in keys):
         raise RequestError(
-            "an --api-key must be printable ASCII without spaces",
+            "a key must be printable ASCII without spaces",
             param="api_key",
         )
 
@@ -162,10 +192,12 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
     name = flags.served_model_name or name_in_urls(found.name, found.folder)
     token = secrets.token_urlsafe(24) if flags.open else None
 
+    opened = ExitStack()
+
     def tell(url: str) -> None:
         note(f"{show_controls(name)} answers at {url}; Ctrl-C stops it")
         if token is not None:
-            _open_page(f"{url.removesuffix('/v1')}/#token={token}")
+            _open_page(f"{url.removesuffix('/v1')}/#token={token}", opened)
 
     # Ctrl-C raises an exception, so that cleanup runs and the engine ends too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -184,17 +216,30 @@ def _serve(found: "Checkpoint", flags: ServerFlags, access: "Access", scale: Sca
         tell,
         max(0, flags.grace),
     )
-    asyncio.run(serving)
+    with opened:
+        asyncio.run(serving)
 
 
-def _open_page(address: str) -> None:
-    """Open it in a browser, if there is one, and tell it in any case."""
+def _open_page(address: str, opened: ExitStack) -> None:
+    """Open it in a browser, if there is one, and tell it in any case; what is opened is a file that
+    `opened` removes. `address` has a token, which no command line or log may hold.
+    """
     import threading
     import webbrowser
 
-    note(f"its page, with your conversations: {address}")
-    # Some browsers do not return before they end.
-    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+    from localllm.cli.page_file import page_file
+
+    try:
+        file = opened.enter_context(page_file(address)).as_uri()
+    except OSError as error:
+        note(f"the page is not opened, since there is no private folder: {error}")
+        file = None
+    shown = address if is_terminal(sys.stderr) else file
+    if shown is not None:
+        note(f"its page, with your conversations: {shown}")
+    if file is not None:
+        # Some browsers do not return before they end.
+        threading.Thread(target=webbrowser.open, args=(file,), daemon=True).start()
 
 
 def _engines(found: "Checkpoint", scale: Scale, grace_s: int) -> "Engines":

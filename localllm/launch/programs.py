@@ -9,7 +9,6 @@ APIs"), Continue ("config.yaml reference"), Zed ("LLM providers: OpenAI API comp
 
 import json
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,30 +128,21 @@ def _zed(at: Endpoint) -> Settings:
 
 
 def _llm(at: Endpoint) -> Settings:
-    folder = os.environ.get("LLM_USER_PATH")
-    base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    path = Path(folder) if folder else base / "io.datasette.llm"
-    path /= "extra-openai-models.yaml"
+    # A folder of localllm's own: its key is given as an argument otherwise, which all users of the
+    # machine can read, and the user's own files stay as they are.
+    folder = launch_folder() / "llm"
     name = f"localllm-{at.model}"
-    quoted = {"model_id": name, "model_name": at.model, "api_base": f"{at.url}/v1"}
-    lines = [f"{key}: {json.dumps(value)}" for key, value in quoted.items()]
-    addition = "- " + "\n  ".join(lines) + "\n"
-    text: str | None = addition
-    if path.exists():
-        there = path.read_text()
-        text = _replaced(there, name, addition)
-    key = ["--key", at.key] if at.key else []
-    return Settings(["llm", "chat", "-m", name, *key], files=[FileChange(path, text, addition)])
-
-
-def _replaced(there: str, name: str, addition: str) -> str | None:
-    """A YAML list of models with ours in the place of its earlier entry; None if it is no list."""
-    entries = re.split(r"^(?=- )", there, flags=re.MULTILINE)
-    head, own = entries[0], json.dumps(name)
-    if any(line.strip() and not line.lstrip().startswith("#") for line in head.splitlines()):
-        return None
-    others = [each for each in entries[1:] if f"model_id: {own}" not in each]
-    return "".join([head, *(each.rstrip("\n") + "\n" for each in others), addition])
+    model = {"model_id": name, "model_name": at.model, "api_base": f"{at.url}/v1"}
+    files: dict[str, Any] = {
+        "extra-openai-models.yaml": [model | {"api_key_name": "localllm"}],  # JSON is YAML
+        "keys.json": {"localllm": at.shown_key},
+    }
+    texts = {folder / file: json.dumps(text, indent=2) + "\n" for file, text in files.items()}
+    return Settings(
+        ["llm", "chat", "-m", name],
+        {"LLM_USER_PATH": str(folder)},
+        [FileChange(path, text, text, is_own=True) for path, text in texts.items()],
+    )
 
 
 def _merged(path: Path, addition: dict[str, Any]) -> str | None:

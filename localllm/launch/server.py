@@ -1,6 +1,5 @@
 """The server that a program asks: one that runs already, or a new one that ends with it."""
 
-import json
 import os
 import re
 import secrets
@@ -8,45 +7,47 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-from localllm.errors import ExitCode, LocalLLMError, RequestError
+from localllm.answer.overflow import UNKNOWN_CONTEXT
+from localllm.attach.remote import open_remote
+from localllm.attach.server_records import own_servers
+from localllm.errors import ExitCode, LocalLLMError
+from localllm.files.private_files import make_private_folder
 from localllm.launch.settings import Endpoint
+from localllm.user.places import runtime_folder
 
-_LOOKS_FOR_S, _ENDS_S, _PAUSE_S = 2.0, 40.0, 0.05
-
-
-def find_server(url: str, key: str) -> Endpoint | None:
-    """The server of ours at `url`; None if there is none. Raises: RequestError for a wrong key."""
-    try:
-        health = _get(f"{url}/health", key)
-        if "load" not in health:
-            return None
-        [model] = _get(f"{url}/v1/models", key)["data"]
-        return Endpoint(url, model["id"], int(model["max_model_len"]), key)
-    except urllib.error.HTTPError as error:
-        if error.code == 401:
-            raise RequestError(
-                f"the server at {url} needs {'another' if key else 'a'} key",
-                param="api_key",
-                hint="set LOCALLLM_API_KEY, or choose another --port",
-            ) from error
-        return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+_ENDS_S, _PAUSE_S = 40.0, 0.05
+_MOST_NAME_CHARS = 300
+# Of a server that does not tell its context.
+USUAL_CONTEXT = 32768
 
 
-def _get(url: str, key: str) -> Any:
-    request = urllib.request.Request(url)
-    if key:
-        request.add_header("Authorization", f"Bearer {key}")
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=_LOOKS_FOR_S) as response:
-        return json.loads(response.read(1 << 20))
+def find_server(port: int, key: str) -> Endpoint | None:
+    """This user's server on `port`; None if none of theirs listens there, and then nothing is sent
+    to whatever does.
+
+    Raises: LocalLLMError for a wrong key.
+    """
+    url = next((server.url for server in own_servers() if server.port == port), None)
+    return None if url is None else ask_server(url, None, key)
+
+
+def ask_server(url: str, model: str | None, key: str) -> Endpoint:
+    """The server at `url`, which is trusted with the key, and `model` or its first model.
+
+    Raises: LocalLLMError.
+    """
+    found = open_remote(url, model, key or None)
+    name, length = found.name, found.context_length
+    # It becomes a word of a command line, a variable, and a line on the terminal.
+    if not name.isprintable() or name.startswith("-") or len(name) > _MOST_NAME_CHARS:
+        raise LocalLLMError(
+            f"the model at {url} has a name that no program can be given: {name!r:.60}",
+            hint="localllm serve --served-model-name NAME",
+        )
+    return Endpoint(url, name, USUAL_CONTEXT if length == UNKNOWN_CONTEXT else length, key)
 
 
 @contextmanager
@@ -56,10 +57,11 @@ def started_server(
     """A server for `model`, with a key of its own, that ends with the block. `tell` gets what it
     says until it is ready.
 
-    Raises: LocalLLMError if it ends before that.
+    Raises: LocalLLMError if it ends before that; OSError if there is no private folder for it.
     """
     key = secrets.token_hex(16)
     command = [sys.executable, "-m", "localllm", "serve", model, "--port", str(port), *flags]
+    make_private_folder(runtime_folder())  # in which the server records itself
     with tempfile.TemporaryFile("w+b") as log:
         process = subprocess.Popen(
             command,
@@ -70,11 +72,7 @@ def started_server(
             start_new_session=True,  # Ctrl-C is for the program
         )
         try:
-            url = _wait_until_ready(process, log.fileno(), tell)
-            found = find_server(url, key)
-            if found is None:
-                raise LocalLLMError(f"the server at {url} does not answer")
-            yield found
+            yield ask_server(_wait_until_ready(process, log.fileno(), tell), None, key)
         finally:
             process.terminate()
             try:
@@ -87,18 +85,22 @@ def started_server(
 def _wait_until_ready(
     process: "subprocess.Popen[bytes]", log: int, tell: Callable[[str], None]
 ) -> str:
-    """The address, once the server has told it. Raises: LocalLLMError."""
+    """The address, once the server has recorded it: what it says may come from a model's files.
+
+    Raises: LocalLLMError.
+    """
     told = place = 0
     text = ""
     while True:
         has_ended = process.poll() is not None
+        for server in own_servers():
+            if server.pid == process.pid:
+                return server.url
         piece = os.pread(log, 1 << 16, place)
         place += len(piece)
         text += piece.decode(errors="replace")
         *lines, _ = re.split(r"[\r\n]+", text)
         for line in lines[told:]:
-            if found := re.search(r"answers at (http://\S+)/v1", line):
-                return found[1]
             tell(line)
         told = max(told, len(lines))
         if has_ended and not piece:

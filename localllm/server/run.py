@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +12,7 @@ import uvicorn
 
 from localllm.attach.addresses import address_of
 from localllm.attach.engine_client import EngineClient
+from localllm.attach.server_records import OwnServer, recorded
 from localllm.engine.listener import Tell
 from localllm.errors import RequestError
 from localllm.hub.checkpoint import Checkpoint
@@ -27,6 +29,8 @@ from localllm.server.protocol import PatientProtocol
 from localllm.text.prompt_writer import PromptWriter
 
 _BACKLOG = 512
+# How this machine reaches a server that listens on all of its addresses.
+_HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class _Server(uvicorn.Server):
@@ -105,8 +109,10 @@ async def serve_model(
         )
         server = _Server(settings)
         announced = asyncio.create_task(_announce(server, listener, tell))
+        host, port = listener.getsockname()[:2]
         try:
-            await server.serve(sockets=[listener])
+            with recorded(OwnServer(_address(_HERE.get(host, host), port), port, os.getpid())):
+                await server.serve(sockets=[listener])
         finally:
             announced.cancel()
     finally:
@@ -138,7 +144,8 @@ async def _announce(
     while not server.started:
         await asyncio.sleep(0.01)
     listener.listen(_BACKLOG)  # connections that wait to be accepted take no file
-    sockets = [each for listening in server.servers for each in listening.sockets]
-    address, port = sockets[0].getsockname()[:2]
-    shown = f"[{address}]" if ":" in address else address
-    tell(f"http://{shown}:{port}/v1")
+    tell(f"{_address(*listener.getsockname()[:2])}/v1")
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -51,8 +51,10 @@ def start_server(
 
 
 def page_token(server: Server) -> str:
-    """The token of the page that `--open` shows, which a line of its own tells."""
-    return _told(server.process, server.log, r"/#token=(\S+)\n")
+    """The token of the page that `--open` shows, which the file that it opens has."""
+    path = _told(server.process, server.log, r"file://(\S+)\n")
+    [token] = set(re.findall(r"/#token=([\w-]+)", Path(path).read_text()))
+    return token
 
 
 def _told(process: "subprocess.Popen[bytes]", log: Path, pattern: str) -> str:
