@@ -5,7 +5,14 @@ from pathlib import Path
 from localllm.attach import engine_client
 from localllm.process.ending import ENDS_S
 from localllm.server.limits import LIMITS
-from localllm.text import template, template_sandbox, tokenizer, tokenizer_check
+from localllm.text import (
+    added_tokens,
+    template,
+    template_files,
+    template_sandbox,
+    tokenizer_check,
+    tokenizer_files,
+)
 from localllm.untrusted import delegated_tokenizer, grammar_trials, worker, worker_process
 
 PAGE = (Path(__file__).parents[1] / "SECURITY.md").read_text()
@@ -17,9 +24,9 @@ ELSEWHERE = {
     f"{worker_process.JOB_BYTES_PER_BYTE} bytes for each byte of its text",
     "a chat template's own Python": f"{template.RENDER_TIME_S:g} s",
     "a chat template's numbers": f"{template_sandbox.MAX_INTEGER_BITS} bits",
-    "chat_template.jinja": f"{tokenizer.MAX_TEMPLATE_BYTES >> 20} MB",
-    "tokenizer.json": f"{tokenizer.MAX_TOKENIZER_BYTES // 10**6} MB",
-    "a token's text": f"{tokenizer_check.MAX_TOKEN_CHARS:,} characters",
+    "chat_template.jinja": f"{template_files.MAX_TEMPLATE_BYTES >> 20} MB",
+    "tokenizer.json": f"{tokenizer_files.MAX_TOKENIZER_BYTES // 10**6} MB",
+    "a token's text": f"{added_tokens.MAX_TOKEN_CHARS:,} characters",
     "growth of a text in a decoder": f"{tokenizer_check.MAX_GROWTH} times the length",
     "a grammar's slowest step": f"{grammar_trials.STEP_S:g} s",
     "a grammar's memory": f"{grammar_trials.GRAMMAR_BYTES >> 20} MB",

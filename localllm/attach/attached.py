@@ -43,12 +43,9 @@ from localllm.process.frames import Unpacker
 from localllm.process.messages import Failed
 from localllm.process.shapes import MessageError
 from localllm.text.prompt import Prompt
-from localllm.text.tokenizer import (
-    Tokenizer,
-    load_backend,
-    read_chat_templates,
-    read_special_tokens,
-)
+from localllm.text.template_files import read_chat_templates
+from localllm.text.tokenizer import Tokenizer
+from localllm.text.tokenizer_files import load_backend, read_special_texts
 from localllm.untrusted.delegated_tokenizer import DelegatedTokenizer
 from localllm.untrusted.messages import TextJob, TextResult
 from localllm.untrusted.worker import StoppedError
@@ -77,7 +74,7 @@ class AttachedEngine:
         # The engine has read the vocabulary; this process reads it only if it needs tokens' texts.
         self._tokenizer = DelegatedTokenizer(
             lambda: load_backend(found.folder),
-            read_special_tokens(found.folder),
+            read_special_texts(found.folder),
             read_chat_templates(found.folder, found.fallback_template),
             self,
         )

@@ -73,6 +73,8 @@ def _print(
 ) -> AnswerPrinter:
     if completion.truncation is not None:
         note(describe_truncation(completion.truncation), dim=True)
+    if not (session.raw or session.model.has_chat_template):
+        note(f"{session.model.name} has no chat template: it continues the text", dim=True)
     printer = AnswerPrinter(
         session.model,
         completion,

@@ -17,14 +17,17 @@ from typing import Any
 
 from localllm.errors import DownloadError, ExitCode
 from localllm.hub.transfer import HubCommit, HubFile, RepoKind, fetched_bytes
+from localllm.text import template_files
 
 # Weights only as safetensors; no code, nor anything else that a repository may hold.
 SMALL_FILES = ("*.json", "*.jinja")
 WANTED_FILES = ("*.safetensors", *SMALL_FILES)
 # The same weights again in another layout.
 _UNWANTED_FILE = "consolidated*"
-# Of subfolders only what tells how embeddings and scores are made.
-_IN_SUBFOLDER = re.compile(r"[0-9]{1,3}_\w{1,64}/config\.json", re.ASCII)
+# Of subfolders only further templates, and what tells how embeddings and scores are made.
+_IN_SUBFOLDER = re.compile(
+    rf"[0-9]{{1,3}}_\w{{1,64}}/config\.json|{template_files.FOLDER}/[\w.-]{{1,64}}\.jinja", re.ASCII
+)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)*", re.ASCII)
 
 

@@ -49,7 +49,8 @@ from localllm.quantize.rounding import round_layer
 from localllm.quantize.source import CheckedFolder, Kept, open_unquantized, result_bytes
 from localllm.quantize.stream import CalibrationStream
 from localllm.quantize.work_folder import WorkFolder, check_space, open_work_folder
-from localllm.text.tokenizer import MAX_TOKENIZER_BYTES
+from localllm.text import template_files
+from localllm.text.tokenizer_files import MAX_TOKENIZER_BYTES
 from localllm_kernels import TORCH_OPS, Ops, select_ops
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,10 @@ Progress = Callable[[str, int, int, str], None]
 _CALIBRATION = "calibration"
 _REST = "rest"
 _HEAD_THAT_DRAFTS = "head"
-_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
+_COPIED = (
+    *("*.json", "*.jinja", f"{template_files.FOLDER}/*.jinja"),
+    *("*.model", "*.txt", "LICENSE*", "NOTICE*"),
+)
 _NOT_COPIED = ("config.json", "model.safetensors.index.json", "localllm_quant.json")
 
 
@@ -395,7 +399,9 @@ class _Job:
                 except CheckpointError as error:  # the model was opened without it
                     logger.warning("not copied: %s", error.message)
                     continue
-                (folder / path.name).write_bytes(data)
+                copy = folder / path.relative_to(self._source.folder)
+                copy.parent.mkdir(exist_ok=True)
+                copy.write_bytes(data)
 
 
 def float32_ops(device: torch.device) -> Ops:

@@ -9,26 +9,22 @@ from threading import Lock
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
 
-from localllm.errors import CheckpointError, RequestError, TemplateError
-from localllm.files.json_file import read_json_object
-from localllm.files.model_file import has_file, read_model_file
+from localllm.errors import RequestError, TemplateError
 from localllm.text.earlier_calls import with_earlier_calls
 from localllm.text.grammar import lark_literal
 from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
 from localllm.text.special_text import SpecialText
 from localllm.text.template import render_chat_template
+from localllm.text.template_files import read_chat_templates
 from localllm.text.thinking import Markers, find_markers
-from localllm.text.tokenizer_check import check_decoding
+from localllm.text.tokenizer_files import load_backend, read_special_texts
 from localllm.text.tool_calls import find_tool_format
 
 __all__ = ["StreamDecoder", "Tokenizer", "render_chat_template"]
 
-MAX_TOKENIZER_BYTES = 200_000_000
 # A long text is counted in slices of this many characters before it is encoded whole.
 SLICE_CHARS = 1 << 18
-MAX_TEMPLATE_BYTES = 1 << 20
 MAX_PENDING_TOKENS = 16
 _REPLACEMENT = "\ufffd"
 # The letters as which a vocabulary of bytes writes them. Source: GPT-2's encoder.py.
@@ -56,15 +52,13 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, fallback_template: str | None = None) -> "Tokenizer":
-        """Read `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja`.
+        """Read a folder's vocabulary and templates; `fallback_template` is used if it has none.
 
-        `fallback_template` is used if the folder has none. Raises: CheckpointError for a file that
-        is missing, broken, or contradicts another.
+        Raises: CheckpointError for a file that is missing or broken.
         """
         backend = load_backend(folder)
-        special_tokens = read_special_tokens(folder)
-        check_special_tokens(folder, special_tokens, backend)
-        return cls(lambda: backend, special_tokens, read_chat_templates(folder, fallback_template))
+        templates = read_chat_templates(folder, fallback_template)
+        return cls(lambda: backend, read_special_texts(folder), templates)
 
     @cached_property
     def _backend(self) -> Backend:
@@ -105,7 +99,7 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether the model has a chat template; without one, it continues text."""
-        return "default" in self._chat_templates
+        return bool(self._chat_templates)
 
     @property
     def eos_token_id(self) -> int | None:
@@ -265,10 +259,7 @@ class Tokenizer:
             return asked if asked != unasked else _without_thoughts(asked, self.markers)
         template = self.tool_template if tools else self.chat_template
         if template is None:
-            raise TemplateError(
-                "the model has no chat template",
-                hint="--raw to complete the prompt as it stands",
-            )
+            raise self._no_template()
         form = find_tool_format(template)
         if form is not None:
             messages = with_earlier_calls(messages, form, template)
@@ -280,6 +271,14 @@ class Tokenizer:
             tools,
             **{"add_generation_prompt": True, **self._special_tokens, **variables},
         )
+
+    def _no_template(self) -> TemplateError:
+        if not self._chat_templates:
+            what = "the model has no chat template"
+        else:
+            names = ", ".join(sorted(self._chat_templates))
+            what = f"none of the model's chat templates is the default: it has {names:.200}"
+        return TemplateError(what, hint="--raw to complete the prompt as it stands")
 
     def as_lark(self, text: str) -> str:
         """`text` in Lark's notation: special tokens and tags by number, all else as literals."""
@@ -369,105 +368,3 @@ def _without_thoughts(text: str, markers: Markers) -> str:
     if text.rstrip().endswith(markers.opens.rstrip()):
         return f"{text.rstrip()}\n\n{markers.closes}\n\n"
     return text + markers.skip
-
-
-def load_backend(folder: Path) -> Backend:
-    """The vocabulary of `tokenizer.json`. Raises: CheckpointError."""
-    path = folder / "tokenizer.json"
-    if not has_file(path):
-        raise CheckpointError(
-            "tokenizer.json is missing",
-            where=str(folder),
-            hint="download the model again, or convert its tokenizer: "
-            "transformers.AutoTokenizer.from_pretrained(…).save_pretrained(…)",
-        )
-    check_decoding(read_json_object(path, MAX_TOKENIZER_BYTES), path)
-    try:
-        backend = Backend.from_file(str(path))
-        # Settings left behind by training; a prompt is never cut or padded.
-        backend.no_truncation()
-        backend.no_padding()
-        if isinstance(backend.model, BPE):
-            backend.model.dropout = None  # would encode a text differently each time
-        backend.encode("A probe: é 1", add_special_tokens=True)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # bare Exception, and panics of its Rust side
-        raise CheckpointError(
-            f"tokenizer.json cannot be used: {error!s:.200}",
-            where=str(path),
-            hint="download the model again",
-        ) from error
-    return backend
-
-
-def read_special_tokens(folder: Path) -> dict[str, str]:
-    """`bos_token` and the like by name; the config beats the older `special_tokens_map.json`.
-
-    Raises: CheckpointError.
-    """
-    path = folder / "special_tokens_map.json"
-    return {
-        **(_special_tokens(read_json_object(path)) if has_file(path) else {}),
-        **_special_tokens(_read_config(folder)),
-    }
-
-
-def read_chat_templates(folder: Path, fallback_template: str | None = None) -> dict[str, str]:
-    """Templates by name; `fallback_template` if there is none. Raises: CheckpointError."""
-    templates = _chat_templates(folder, _read_config(folder))
-    if not templates and fallback_template is not None:
-        return {"default": fallback_template}
-    return templates
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    return read_json_object(path) if has_file(path) else {}
-
-
-def check_special_tokens(folder: Path, tokens: Mapping[str, str], backend: Backend) -> None:
-    """Check that the vocabulary has the tokens that the config names. Raises: CheckpointError."""
-    for name in ("bos_token", "eos_token"):
-        if name in tokens and backend.token_to_id(tokens[name]) is None:
-            raise CheckpointError(
-                f"{name} is {tokens[name]!r:.80}, which tokenizer.json does not have",
-                where=str(folder / "tokenizer_config.json"),
-                hint="the tokenizer's files are from different models or revisions",
-            )
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like, given as text or as an object with `content`."""
-    tokens = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"):
-        value = config.get(name)
-        if isinstance(value, Mapping):
-            value = value.get("content")
-        if isinstance(value, str) and value.isprintable():  # a lone surrogate is not
-            tokens[name] = value
-    return tokens
-
-
-def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name; the file beats the config, which has one text or a named list."""
-    path = folder / "chat_template.jinja"
-    if has_file(path):
-        try:
-            return {"default": read_model_file(path, MAX_TEMPLATE_BYTES).decode("utf-8")}
-        except UnicodeDecodeError as error:
-            raise CheckpointError(
-                f"{path.name} is not a text file: {error}", where=str(path)
-            ) from error
-    value = config.get("chat_template")
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {"default": value}
-    try:
-        return {str(entry["name"]): str(entry["template"]) for entry in value}
-    except (TypeError, KeyError) as error:
-        raise CheckpointError(
-            "chat_template must be a text or a list of named templates",
-            where=str(folder / "tokenizer_config.json"),
-        ) from error

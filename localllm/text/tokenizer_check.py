@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from localllm.errors import CheckpointError
+from localllm.text.added_tokens import MAX_TOKEN_CHARS
 
-# Characters of a token; the longest in common vocabularies have some hundred.
-MAX_TOKEN_CHARS = 4096
 # How many times as long the decoder's steps together may make a text; replacing a mark with a space
 # does not lengthen it.
 MAX_GROWTH = 8

@@ -144,6 +144,11 @@ def test_base_model_without_template_completes(
     edit_json(folder / "tokenizer_config.json", chat_template=None)
     outcome = localllm("chat", str(folder), "hello", "--json", "-n", "2")
     assert json.loads(outcome.out)["usage"]["prompt_tokens"] == 5
+    assert "has no chat template: it continues the text" in outcome.err
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "<|im_start|>hello"}))
+    outcome = localllm("chat", str(folder), "hello", "--json", "-n", "2")
+    assert json.loads(outcome.out)["usage"]["prompt_tokens"] == 6
+    assert "chat template" not in outcome.err
 
 
 @pytest.mark.parametrize("name", ["../../no-such", "/nonexistent/model", "a\0b", "x/../../y"])

@@ -22,6 +22,7 @@ from localllm.hub.download import _check_links, fetch_model, find_snapshot
 from localllm.hub.embedding_files import is_for_embeddings
 from localllm.hub.snapshot import look_up
 from localllm.hub.verified import VerifiedFiles
+from localllm.text.template_files import read_chat_templates
 
 ROOT = Path(__file__).parents[2]
 REPO = "tester/tiny-model"
@@ -209,9 +210,13 @@ def size_of_weights(hub: Hub) -> int:
     return (hub.folders[REPO] / WEIGHTS).stat().st_size
 
 
-def test_of_subfolders_only_the_settings_of_modules_are_fetched(hub: Hub) -> None:
+def test_of_subfolders_only_settings_of_modules_and_templates_are_fetched(hub: Hub) -> None:
     told = hub.folders[REPO]
-    for name in ("1_Pooling/config.json", "1_Pooling/model.safetensors", "onnx/config.json"):
+    extra = "additional_chat_templates/tool_use.jinja"
+    for name in (
+        *("1_Pooling/config.json", "1_Pooling/model.safetensors"),
+        *("onnx/config.json", extra, "other/tool_use.jinja"),
+    ):
         (told / name).parent.mkdir(exist_ok=True)
         (told / name).write_text('{"pooling_mode": "lasttoken"}')
     modules = [{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
@@ -219,6 +224,8 @@ def test_of_subfolders_only_the_settings_of_modules_are_fetched(hub: Hub) -> Non
     folder = fetch_model(SOURCE)
     assert is_for_embeddings(folder)  # though the file is a link to a blob
     assert not (folder / "onnx").exists()
+    assert not (folder / "other").exists()
+    assert read_chat_templates(folder)["tool_use"] == (told / extra).read_text()
     assert [each.name for each in (folder / "1_Pooling").iterdir()] == ["config.json"]
 
 

@@ -124,16 +124,6 @@ def test_real_tokenizers_encode_their_cases_and_stream_them_back(name: str) -> N
         assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("name", ["eos_token", "bos_token"])
-def test_a_special_token_that_the_vocabulary_lacks_is_named(
-    name, make_checkpoint, edit_json
-) -> None:  # type: ignore[no-untyped-def]
-    folder = make_checkpoint()
-    edit_json(folder / "tokenizer_config.json", **{name: "</nowhere>"})
-    with pytest.raises(CheckpointError, match=f"{name} is '</nowhere>'"):
-        Tokenizer.from_folder(folder)
-
-
 def test_the_older_map_of_special_tokens_names_the_end_too(make_checkpoint, edit_json) -> None:  # type: ignore[no-untyped-def]
     folder = make_checkpoint()
     edit_json(folder / "tokenizer_config.json", eos_token=None)

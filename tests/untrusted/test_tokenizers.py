@@ -61,7 +61,11 @@ def test_the_built_in_one_works_in_this_process_and_others_do_not(tmp_path: Path
     same = tmp_path / "same"
     shutil.copytree(POCKET, same)
     assert not isinstance(open_tokenizer(same), DelegatedTokenizer)
-    (same / "special_tokens_map.json").write_text("{}")
+    for name in ("special_tokens_map.json", "added_tokens.json"):
+        (same / name).write_text("{}")
+        assert isinstance(open_tokenizer(same), DelegatedTokenizer)
+        (same / name).unlink()
+    (same / "additional_chat_templates").mkdir()
     assert isinstance(open_tokenizer(same), DelegatedTokenizer)
 
 
@@ -241,14 +245,14 @@ def test_a_vocabulary_is_read_elsewhere_once(tmp_path: Path) -> None:
     assert len(list(marks[0].parent.iterdir())) == 1
 
 
-def test_a_config_that_contradicts_a_vocabulary_is_refused_whoever_has_read_that(
-    tmp_path: Path,
-) -> None:
+def test_the_mark_is_of_all_files_that_make_the_vocabulary(tmp_path: Path) -> None:
     folder = stranger(tmp_path / "model")
     open_tokenizer(folder)
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|nowhere|>"}))
-    with pytest.raises(CheckpointError, match="eos_token"):
-        open_tokenizer(folder)
+    assert open_tokenizer(folder).eos_token_id is not None
+    (folder / "added_tokens.json").write_text(json.dumps({"<|more|>": 9999}))
+    assert "<|more|>" in open_tokenizer(folder).vocabulary()
+    assert len(list((tmp_path / "cache" / "localllm" / "tokenizers").iterdir())) == 3
 
 
 PARENT = """
