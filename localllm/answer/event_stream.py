@@ -55,6 +55,19 @@ class EventStream:
                 self._source.step()
         raise StopIteration
 
+    def advance(self) -> None:
+        """Let the source do a step, which drives all its requests."""
+        self._source.step()
+
+    def book(self) -> bool:
+        """Read the events that have come, without a step; returns whether the request is over."""
+        while not self._is_closed and (event := self._source.take(self.request_id)) is not None:
+            for add in self.on_event:
+                add(event)
+        if not self._is_closed and not self._source.is_open(self.request_id):
+            self.close()
+        return self._is_closed
+
     def prompt_progress(self) -> tuple[int, int] | None:
         """The computed tokens of the prompt, and all of them; None once the request has ended."""
         return None if self._is_closed else self._source.prompt_progress(self.request_id)

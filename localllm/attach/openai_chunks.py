@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.errors import ContextLengthError, ExitCode, LocalLLMError, RequestError
+from localllm.errors import BusyError, ContextLengthError, ExitCode, LocalLLMError, RequestError
 
 MAX_LINE_BYTES = 1 << 20
 # Bytes allowed without an event in them: comments that keep a connection alive, or another format.
@@ -121,6 +121,8 @@ def refusal(told: Any, status: int, key_hint: str = "") -> LocalLLMError:
         return LocalLLMError(message, hint=key_hint, exit_code=ExitCode.MODEL)
     if status == 404:
         return LocalLLMError(message, exit_code=ExitCode.MODEL)
+    if status in (429, 503):
+        return BusyError(message, hint="ask again in a moment")
     return RequestError(message) if 400 <= status < 500 else LocalLLMError(message)
 
 

@@ -113,6 +113,10 @@ class RemoteModel:
         self._requests: dict[int, _Open] = {}
         self._next_id = 0
 
+    def twin(self) -> "RemoteModel":
+        """The same model for another thread."""
+        return RemoteModel(self._endpoint, self.name, self.context_length, self.load_s)
+
     def sampling_params(self, **given: Any) -> SamplingParams:
         """See Answerer: the server decides on what is not given."""
         return SamplingParams(**given, given=tuple(given))

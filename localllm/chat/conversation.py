@@ -93,6 +93,12 @@ class ChatSession:
         self.pose(text)
         return self._ask(self.turns, text, params)
 
+    def asked_alone(self, question: str) -> Asked:
+        """What the model is asked if `question` is the first one."""
+        if self.completes_text:
+            return Text(question, self.parse_special)
+        return self._conversation([], question)
+
     def regenerate(self, params: SamplingParams) -> tuple[Completion, EventStream]:
         """Answer the last question again; the old answer is kept if this one fails.
 

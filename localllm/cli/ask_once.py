@@ -87,15 +87,22 @@ def _print(
 
 
 def _check_form(request: ChatRequest, params: SamplingParams, completion: "Completion") -> None:
-    """Raises: LocalLLMError if a server, which may ignore fields it does not know, returned an
-    answer that does not match the requested format.
-    """
+    """Note a stop string that cut a form. Raises: as `check_remote_form`."""
     if not request.has_grammar:
         return
     if completion.stop_string is not None:
         note(f"cut at the stop string {completion.stop_string!r}; the answer is incomplete")
+    check_remote_form(request, params, completion)
+
+
+def check_remote_form(
+    request: ChatRequest, params: SamplingParams, completion: "Completion"
+) -> None:
+    """Raises: LocalLLMError if a server, which may ignore fields it does not know, returned an
+    answer that does not match the requested format.
+    """
     is_whole = completion.finish_reason == "stop" and not params.stop
-    if request.flags.prompt.remote is not None and is_whole:
+    if request.has_grammar and request.flags.prompt.remote is not None and is_whole:
         from localllm.answer.grammar_compiler import is_matched
 
         if not is_matched(request.sampling["grammar"], completion.text):

@@ -29,7 +29,8 @@ def chat(
 ) -> int:
     """Chat with a model, or get one answer.
 
-    With a prompt, --file or piped input, print one answer on stdout. Otherwise, on a terminal,
+    With a prompt, --file or piped input, print one answer on stdout; with --each-line, one for
+    each line of the input. Otherwise, on a terminal,
     open a conversation. The model defaults to $LOCALLLM_MODEL, then to `default_model` in your
     settings, then to the small built-in one.
     """
@@ -38,6 +39,10 @@ def chat(
 
     choose_colour(flags.answer.color)
     request = read_request(words or [], flags)
+    if flags.lines.each_line:
+        from localllm.cli.each_line import answer_lines
+
+        return answer_lines(request)
     return converse(request) if request.text is None else ask_once(request, request.text)
 
 

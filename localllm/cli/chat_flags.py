@@ -9,6 +9,7 @@ import typer
 from localllm.answer.overflow import OVERFLOW_POLICIES
 from localllm.cli import suggestions
 from localllm.cli.engine_flags import DraftFlags, EngineFlags, PrefixCacheFlags
+from localllm.cli.flag_values import parse_keepalive
 from localllm.cli.flags import Flags, option
 from localllm.cli.form_flags import FormFlags
 from localllm.cli.sampling_flags import SamplingFlags
@@ -19,6 +20,9 @@ from localllm.text.prompt import THINK_LEVELS
 
 if TYPE_CHECKING:
     from localllm.cli.answer import AnswerForm
+
+# Requests at a time: of --each-line, and of an engine that is kept for other programs.
+LINES_AT_ONCE, KEPT_AT_ONCE = 32, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,40 @@ class AnswerFlags(Flags):
 
 
 @dataclass(frozen=True, slots=True)
+class LineFlags(Flags):
+    """One question for each line of stdin."""
+
+    section = "Lines"
+
+    each_line: Annotated[
+        bool,
+        typer.Option(
+            "--each-line", help="Answer each line of stdin by itself, with one line of stdout."
+        ),
+    ] = False
+    field: Annotated[
+        str | None,
+        typer.Option(
+            "--field",
+            help="With --each-line: lines are JSON objects; take the text of this field.",
+            metavar="NAME",
+        ),
+    ] = None
+    skip: Annotated[
+        int,
+        typer.Option("--skip", help="With --each-line: leave out the first N lines.", metavar="N"),
+    ] = 0
+
+    def check(self) -> None:
+        """Raises: RequestError."""
+        if not self.each_line and (self.field is not None or self.skip):
+            name = "field" if self.field is not None else "skip"
+            raise RequestError(f"--{name} needs --each-line", param=name)
+        if self.skip < 0:
+            raise RequestError(f"--skip must be at least 0, found {self.skip}", param="skip")
+
+
+@dataclass(frozen=True, slots=True)
 class ConversationFlags(Flags):
     """Which conversation to continue, and what is kept of it for how long."""
 
@@ -190,6 +228,7 @@ class ChatFlags(Flags):
     prompt: PromptFlags
     answer: AnswerFlags
     form: FormFlags
+    lines: LineFlags
     conversation: ConversationFlags
     sampling: SamplingFlags
     engine: EngineFlags
@@ -207,4 +246,12 @@ class ChatFlags(Flags):
         cache = self.cache
         if self.conversation.no_save:  # keys and values reveal the conversation
             cache = replace(cache, cache_disk=None)
-        return self.engine.config(1, self.drafts.config(), cache)
+        return self.engine.config(self._num_seqs(), self.drafts.config(), cache)
+
+    def _num_seqs(self) -> int:
+        """Requests at a time, if no flag says it: one for each line, some for whoever uses an
+        engine that is kept, else one.
+        """
+        if self.lines.each_line:
+            return LINES_AT_ONCE
+        return KEPT_AT_ONCE if parse_keepalive(self.conversation.keepalive) else 1

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A question, the model to ask, and how to answer; `text` is None for a conversation.
+    """A question, the model to ask, and how to answer; `text` is None for a conversation, and what
+    stands behind each line for --each-line.
 
     It does not hold the loaded model, which may change during a conversation. `sampling` has the
     SamplingParams fields that were set, `saved` is the conversation to continue, and without a
@@ -100,9 +101,14 @@ def read_request(words: Sequence[str], flags: ChatFlags) -> ChatRequest:
     sampling = flags.sampling_given()
     engine = flags.engine_config()
     form = flags.answer.form()
+    flags.lines.check()
     think, render = parse_think(flags.prompt.think), check_render_mode(flags.answer.render)
-    text = gather_prompt(chosen.prompt, read_files(files))
-    if text is None:
+    each_line = flags.lines.each_line
+    text = gather_prompt(chosen.prompt, read_files(files), reads_stdin=not each_line)
+    if each_line:
+        _check_lines(flags, form)
+        text = (text or "").strip("\n")
+    elif text is None:
         _check_conversation(form)
     system = flags.prompt.system_prompt()
     SamplingParams(**sampling)  # rejects bad values before the model is opened
@@ -144,6 +150,29 @@ def _check_conversation(form: AnswerForm) -> None:
         param="prompt",
         hint='localllm chat "your question", or pipe some text into it',
     )
+
+
+def _check_lines(flags: ChatFlags, form: AnswerForm) -> None:
+    """Raises: RequestError for what --each-line cannot do."""
+    others = {
+        "--stream-json": form == "stream-json",
+        "--extract-code": form == "code",
+        "--why": flags.answer.why,
+        "--session": flags.conversation.session_name is not None,
+        "--continue": flags.conversation.continue_last,
+    }
+    other = next((name for name, is_given in others.items() if is_given), None)
+    if other is not None:
+        raise RequestError(
+            f"--each-line and {other} cannot be combined",
+            param=other.lstrip("-"),
+            hint="--json describes each answer",
+        )
+    if sys.stdin is None or is_terminal(sys.stdin):
+        raise RequestError(
+            "--each-line reads lines from stdin, and nothing is piped into it",
+            hint='localllm chat --each-line "your question" < lines.txt',
+        )
 
 
 def _find_saved(flags: ConversationFlags, recorder: Recorder | None) -> SavedSession | None:

@@ -6,6 +6,7 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
         "localllm chat qwen3-4b",
         'git diff | localllm chat qwen3-4b "Write a commit message for this." > message.txt',
         'localllm chat -f report.md "Summarise this." --json',
+        'localllm chat qwen3-4b --each-line "Extract the person." < mails.txt > persons.txt',
         'localllm chat --continue "And in one sentence?"',
         "cat notes.txt | localllm chat qwen3-4b --keepalive 5m --json-schema task.json",
     ),

@@ -14,14 +14,14 @@ MAX_BINARY_SHARE = 0.1
 _TEXT_CONTROLS = frozenset("\t\n\r\f\b\x1b")
 
 
-def gather_prompt(prompt: str | None, files: str = "") -> str | None:
-    """Join stdin (if piped), the text of files and the prompt argument, in this order, with blank
-    lines between them; None if all are absent or empty.
+def gather_prompt(prompt: str | None, files: str = "", *, reads_stdin: bool = True) -> str | None:
+    """Join stdin (if piped, and `reads_stdin`), the text of files and the prompt argument, in this
+    order, with blank lines between them; None if all are absent or empty.
 
     Raises: RequestError for binary input; ContextLengthError over 64 MiB.
     """
     # As in other programs, "-" means stdin, which is read anyway.
-    parts = [_read_stdin(), files, "" if prompt in (None, "-") else prompt]
+    parts = [_read_stdin() if reads_stdin else "", files, "" if prompt in (None, "-") else prompt]
     present = [part for part in parts if part.strip()]
     if len(present) == 1 and present[0] == prompt:
         return prompt  # verbatim: nothing was joined to it
