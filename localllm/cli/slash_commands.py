@@ -233,6 +233,8 @@ def _split_path(argument: str) -> tuple[str, str]:
         end = argument.find(argument[0], 1)
         return argument[1:end], argument[end + 1 :].strip()
     name, _, text = argument.partition(" ")
+    if not name:
+        return "", ""
     try:  # a path with spaces, if the first word alone is not a path
         if not user_path(name).exists() and user_path(argument).is_file():
             return argument, ""
