@@ -6,6 +6,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from localllm.cli.foreign_flags import translated
 from localllm.cli.origins import origin_of
 from localllm.errors import RequestError
 
@@ -25,14 +26,15 @@ class Command(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """What stands behind -- fills the parameter `_BEHIND` alone, whichever arguments are left
-        out before it.
+        """Flags of other programs are read as ours. What stands behind -- fills the parameter
+        `_BEHIND` alone, whichever arguments are left out before it.
         """
+        params = self.get_params(ctx)
         if "--" not in args or all(param.name != _BEHIND for param in self.params):
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, translated(args, params))
         place = args.index("--")
         behind = args[place + 1 :]
-        rest = super().parse_args(ctx, args[:place])
+        rest = super().parse_args(ctx, translated(args[:place], params))
         ctx.params[_BEHIND] = behind
         return rest
 

@@ -51,6 +51,9 @@ _USAGE_ERROR = cast(type[Exception], typer.BadParameter.__bases__[0])
 
 # Global options that are also accepted after the command.
 _ANYWHERE = ("--debug", "--verbose", "--no-config")
+_GLOBAL = (*_ANYWHERE, "-v")
+# Flags in the place of a command.
+_BEFORE_ALL = ("-h", "--help", "--version", "--install-completion", "--show-completion")
 
 app = typer.Typer(
     name="localllm",
@@ -146,6 +149,7 @@ def run(arguments: Sequence[str]) -> int:
             words = [*words[1:], "--help"]
         elif words[0] == "version":
             words = ["--version"]
+        words = _with_command(words)
         code = app(args=words, standalone_mode=False)
         if sys.stdout is None:
             raise StdoutClosedError
@@ -189,6 +193,16 @@ def run(arguments: Sequence[str]) -> int:
             "--debug (before the command) to see where, and please report it",
         )
         return ExitCode.FAILURE
+
+
+def _with_command(words: Sequence[str]) -> list[str]:
+    """`words` with `chat` before the first one, if that is a flag of it: other programs have no
+    commands, as in `llama-cli -m MODEL -p PROMPT`.
+    """
+    place = next((i for i, word in enumerate(words) if word not in _GLOBAL), len(words))
+    begins = place < len(words) and words[place].startswith("-")
+    is_own = begins and words[place].partition("=")[0] in _BEFORE_ALL
+    return [*words[:place], *(["chat"] if begins and not is_own else []), *words[place:]]
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from localllm.cli.status_line import StatusLine
 from localllm.cli.words import duration, size
 from localllm.engine.config import EngineConfig
 from localllm.errors import ExitCode, LocalLLMError
-from localllm.hub.catalog import CatalogEntry, load_catalog
+from localllm.hub.catalog import CatalogEntry, load_catalog, plain_name
 from localllm.hub.download import is_offline
 
 # Assumed speed of a download in bytes per second: 80 Mbit/s.
@@ -37,6 +37,7 @@ def choose_variant(name: str | None, engine: EngineConfig) -> str | None:
     Only an alias whose own files are not on this machine has a choice. On a terminal the user
     chooses; elsewhere the alias means its repository. Raises: LocalLLMError if the user declines.
     """
+    name = name and plain_name(name)
     entry = load_catalog().get(name or "")
     if name is None or entry is None or _is_here(entry.repo, entry.revision):
         return name

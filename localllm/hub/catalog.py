@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from localllm.errors import CatalogError, ExitCode
 from localllm.files.regular_file import read_regular
+from localllm.hub.spellings import known_spelling, without_address
 from localllm.user.places import cache_folder, user_catalog
 
 BUILT_IN_MODEL = "pocket"
@@ -26,6 +27,8 @@ TOOLS = (
 _MAX_BYTES = 1_000_000
 _PACKAGE = Path(__file__).parents[1]
 _REPO_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+# As other programs choose one of its files, which is refused.
+_REPO_AND_TAG = re.compile(_REPO_NAME.pattern + r"(:[A-Za-z0-9][\w.-]*)?")
 # A word followed by a version or a size, as other tools name models too: gemma3, phi-4, x:20b.
 _LIKE_A_MODEL = re.compile(
     r"[a-z][a-z.-]*[0-9]+(\.[0-9]+)?b?([-:][a-z0-9._-]+)?"
@@ -214,15 +217,18 @@ def _broken(path: Path, problem: str, line: int | None = None) -> CatalogError:
 
 
 def plain_name(name: str) -> str:
-    """A name without the hub's address in front. An alias spelt with capitals, or with its size
-    after a colon as in other tools, is given in its own spelling.
+    """The folder, the alias or the repository that `name` spells in another way: as an address, as
+    other programs do, with capitals, or with the user's own folder as `~`.
     """
-    for address in ("https://huggingface.co/", "huggingface.co/", "https://hf.co/", "hf.co/"):
-        if name.startswith(address):
-            return name.removeprefix(address).strip("/")
-    lower = name.lower().replace(":", "-")
-    is_alias = lower != name and (lower in BUILT_IN_MODELS or lower in load_catalog())
-    return lower if is_alias and not _is_folder(name) else name
+    catalog = load_catalog()
+    if _is_folder(name) or name in catalog or _quantized_here(name) is not None:
+        return name
+    if name.startswith("~"):
+        expanded = os.path.expanduser(name)
+        return expanded if _is_folder(expanded) else name
+    bare = without_address(name)
+    repos = {entry.repo.lower(): entry.repo for entry in catalog.values()}
+    return known_spelling(bare, (*BUILT_IN_MODELS, *catalog), repos) or bare.rstrip("/") or name
 
 
 def nearest_models(name: str, cutoff: float = 0.6) -> list[str]:
@@ -240,10 +246,12 @@ def is_model_name(name: str) -> bool:
     """Whether a lone argument names a model: an alias, a folder, or `org/name[@revision]`."""
     if "\0" in name or len(name) > 1000:
         return False
+    if len(name.split()) > 1:  # a question
+        return _is_folder(name)
     name = plain_name(name)
     if name in BUILT_IN_MODELS or name in load_catalog():
         return True
-    return _REPO_NAME.fullmatch(name) is not None or _is_folder(name)
+    return _REPO_AND_TAG.fullmatch(name) is not None or _is_folder(name)
 
 
 def looks_like_model(word: str) -> bool:
@@ -285,13 +293,14 @@ def resolve_model(name: str) -> ModelSource:
         )
     if _is_folder(name):
         return ModelSource(name, folder=Path(name))
-    quantized = cache_folder("quantized") / name
-    if Path(name).name == name and _is_folder(str(quantized)):
+    quantized = _quantized_here(name)
+    if quantized is not None:
         return ModelSource(name, folder=quantized)
     _refuse_file(name)
     if _REPO_NAME.fullmatch(name) and ".." not in name:
         repo, _, revision = name.partition("@")
         return ModelSource(name, repo=repo, revision=revision or None)
+    _refuse_address(name)
     looks_like_path = name.startswith((".", "/", "~")) or ".." in Path(name).parts
     if looks_like_path:
         raise CatalogError(
@@ -300,6 +309,30 @@ def resolve_model(name: str) -> ModelSource:
             exit_code=ExitCode.USAGE,
         )
     raise unknown_model(name)
+
+
+def _quantized_here(name: str) -> Path | None:
+    """The folder that `quantize` made under this name."""
+    folder = cache_folder("quantized") / name
+    return folder if Path(name).name == name and _is_folder(str(folder)) else None
+
+
+def _refuse_address(name: str) -> None:
+    """Raises: CatalogError for another address than the hub's, and for a tag that chooses one of
+    the files of a repository.
+    """
+    if "://" in name:
+        raise CatalogError(
+            f"{name:.200} is not an address of a model on the hub",
+            hint="https://huggingface.co/org/name, or org/name",
+        )
+    repo, _, tag = name.partition(":")
+    if tag and _REPO_NAME.fullmatch(repo):
+        raise CatalogError(
+            f"{name:.200}: {tag[:40]!r} chooses a file of a repository, which is not supported",
+            where="a model is a whole repository with config.json and *.safetensors",
+            hint=f"{repo.removesuffix('-GGUF')}, and localllm quantize for a smaller copy",
+        )
 
 
 def _refuse_file(name: str) -> None:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from window import Open
 
 from localllm.chat.store import SessionStore
 from localllm.chat.transcript import Transcript, Turn
+from localllm.cli.foreign_flags import translated
+from localllm.cli.main import app
 from localllm.errors import CatalogError, ExitCode
-from localllm.hub.catalog import CatalogEntry, load_catalog, resolve_model
+from localllm.hub.catalog import CatalogEntry, is_model_name, load_catalog, resolve_model
 from localllm.hub.local_models import find_local_models
 from localllm.hub.removal import plan_removals
 from localllm.user.places import cache_folder, sessions_file
@@ -27,13 +30,125 @@ Run = Callable[..., Any]
     [
         ("Qwen2.5-0.5B", "qwen2.5-0.5b"),
         ("qwen3:0.6b", "qwen3-0.6b"),
+        ("llama3.2:1b", "llama-3.2-1b"),
+        ("llama3.2", "llama-3.2-3b"),
+        ("llama3.2:latest", "llama-3.2-3b"),
+        ("llama3.2:1b-instruct-q4_K_M", "llama-3.2-1b"),
+        ("mistral", "mistral-7b"),
+        ("phi4", "phi-4"),
+        ("qwen2.5-coder:0.5b", "qwen2.5-coder-0.5b"),
+        ("ollama/llama3.2", "llama-3.2-3b"),
+        ("https://ollama.com/library/gemma3:1b", "gemma3-1b"),
+        ("gpt_oss_20b", "gpt-oss-20b"),
+        ("Llama-3.2-1B-Instruct", "llama-3.2-1b"),
+        ("Qwen3 0.6B", "qwen3-0.6b"),
+        (" qwen3-0.6b ", "qwen3-0.6b"),
+        ("https://huggingface.co/Org/Name/tree/main", "Org/Name"),
+        ("https://huggingface.co/Org/Name/blob/v2/config.json?x=1#L5", "Org/Name@v2"),
+        ("www.huggingface.co/Org/Name/", "Org/Name"),
+        ("hf.co/Org/Name", "Org/Name"),
+        ("hf://Org/Name", "Org/Name"),
+        ("Org/Name/", "Org/Name"),
+        ("qwen/QWEN3-0.6b", "Qwen/Qwen3-0.6B"),
         ("POCKET", "pocket"),
+        ("pocket:latest", "pocket"),
         ("https://huggingface.co/Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
         ("hf.co/Qwen/Qwen3-0.6B/", "Qwen/Qwen3-0.6B"),
     ],
 )
 def test_a_model_is_known_by_other_spellings(typed: str, meant: str) -> None:
     assert resolve_model(typed).name == meant
+
+
+def test_a_folder_that_the_shell_did_not_expand_is_found(
+    make_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint()
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert resolve_model(f"~/{folder.name}").folder == folder
+    assert is_model_name(f"~/{folder.name}/")
+    monkeypatch.chdir(folder.parent)
+    assert resolve_model(f"./{folder.name}/").folder == Path(folder.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("hf.co/Org/Name-GGUF:Q4_K_M", "try: Org/Name,"),
+        ("Org/Name:tag", "'tag' chooses a file of a repository"),
+        ("https://github.com/org/name", "not an address of a model on the hub"),
+    ],
+)
+def test_a_name_that_says_too_much_is_refused_with_the_right_one(name: str, told: str) -> None:
+    with pytest.raises(CatalogError) as caught:
+        resolve_model(name)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["phi 4", "Qwen3 0.6B", "note:this", "and/or: which?"])
+def test_a_question_of_two_words_names_no_model(word: str) -> None:
+    assert not is_model_name(word)
+
+
+def parsed(command: str, *words: str) -> list[str]:
+    found: Any = typer.main.get_command(app)
+    one = found.commands[command]
+    context = one.make_context(command, [], resilient_parsing=True)
+    return translated(words, one.get_params(context))
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("-hf org/repo hi", "--model org/repo hi"),
+        ("--hf-repo=org/repo", "--model=org/repo"),
+        ("--ctx-size 4k --n-predict=5", "--ctx 4k --max-tokens=5"),
+        ("--num-ctx 4096 --num-predict -1", "--ctx 4096 --max-tokens -1"),
+        ("--max_tokens 5 --top_p=0.9", "--max-tokens 5 --top-p=0.9"),
+        ("-seed 5 -temp 1", "--seed 5 --temp 1"),
+        ("--max-new-tokens 5 --repetition-penalty 1.1", "--max-tokens 5 --repeat-penalty 1.1"),
+        ("-sys Be.brief -t 4", "--system Be.brief --threads 4"),
+        ("--stop -hf -n20 -fREADME.md", "--stop -hf -n20 -fREADME.md"),
+        ("-5+3 -n 4", "-n 4 -- -5+3"),
+        ("pocket --- -n 4", "pocket -n 4 -- ---"),
+        ("- -- -x", "- -- -x"),
+    ],
+)
+def test_flags_of_other_programs_are_ours(typed: str, meant: str) -> None:
+    assert parsed("chat", *typed.split()) == meant.split()
+
+
+def test_a_model_is_named_where_a_command_takes_it() -> None:
+    assert parsed("serve", "-np", "4", "-m", "x") == ["x", "--max-num-seqs", "4"]
+    assert parsed("serve", "--model=x") == ["x"]
+    assert parsed("chat", "pocket", "-5 + 3") == ["pocket", "--", "-5 + 3"]
+    assert parsed("chat", "--help me", "-x") == ["--extract-code", "--", "--help me"]
+    assert parsed("chat", "-sBe terse", "q") == ["-sBe terse", "q"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("chat", "-ngl", "99", "hi"), "--device cpu"),
+        (("serve", "--tensor-parallel-size=2"), "CUDA_VISIBLE_DEVICES"),
+        (("chat", "-fa", "hi"), "leave it out"),
+        (("chat", "--draft-model", "x", "hi"), "--spec draft:MODEL"),
+    ],
+)
+def test_a_flag_without_a_counterpart_says_what_to_do(
+    localllm: Run, words: tuple[str, ...], told: str
+) -> None:
+    outcome = localllm(*words)
+    assert outcome.code == ExitCode.USAGE
+    assert f"there is no flag {words[1].partition('=')[0]}" in outcome.err
+    assert told in outcome.err
+
+
+def test_flags_without_a_command_are_those_of_chat(localllm: Run) -> None:
+    flags = ("-m", "pocket", "-p", "-5 + 3", "-n", "2", "--json")
+    assert localllm(*flags).out.startswith('{"model": "pocket"')
+    assert localllm("--verbose", *flags).code == 0
+    assert "Usage" in localllm("-h").out
 
 
 def test_what_was_quantized_here_has_its_folder_as_its_name(
@@ -57,13 +172,10 @@ def test_what_was_quantized_here_has_its_folder_as_its_name(
 @pytest.mark.parametrize(
     ("word", "nearest"),
     [
-        ("qwen3", "qwen3-0.6b"),
-        ("llama3.1", "llama-3.1-8b"),
+        ("llama3.3", "llama-3.1-8b"),
         ("mixtral", "mistral-7b"),
-        ("pocket:latest", "pocket"),
         ("gemma3", ""),
         ("gpt-oss:120b", "gpt-oss-20b"),
-        ("phi4", ""),
         ("phi-3.5", ""),
         ("gemma", ""),
     ],
