@@ -104,10 +104,12 @@ def read_request(words: Sequence[str], flags: ChatFlags) -> ChatRequest:
     flags.lines.check()
     think, render = parse_think(flags.prompt.think), check_render_mode(flags.answer.render)
     each_line = flags.lines.each_line
-    text = gather_prompt(chosen.prompt, read_files(files), reads_stdin=not each_line)
+    is_raw = flags.prompt.raw
+    read = read_files(files, is_raw=is_raw)
+    text = gather_prompt(chosen.prompt, read, reads_stdin=not each_line, is_raw=is_raw)
     if each_line:
         _check_lines(flags, form)
-        text = (text or "").strip("\n")
+        text = text or ""
     elif text is None:
         _check_conversation(form)
     system = flags.prompt.system_prompt()

@@ -23,6 +23,7 @@ from localllm.cli.output import (
     write_stdout,
 )
 from localllm.cli.status_line import StatusLine
+from localllm.cli.user_input import join_raw
 from localllm.cli.words import duration
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError
@@ -139,8 +140,8 @@ class _Run:
     def _begin(self, line: InputLine) -> Answering | None:
         if line.error is not None or not line.text:
             return None
-        shared = self._request.text
-        question = f"{line.text}\n\n{shared}" if shared else line.text
+        shared = self._request.text or ""
+        question = join_question(line.text, shared, is_raw=self._request.flags.prompt.raw)
         return self._answers.begin(self._session.asked_alone(question), self._seeded(line.number))
 
     def _seeded(self, number: int) -> SamplingParams:
@@ -256,6 +257,13 @@ class _Interrupt(DeferredInterrupt):
     def say_last_words(self) -> None:
         """See Speaker."""
         self._run.say_how_to_go_on()
+
+
+def join_question(line: str, shared: str, *, is_raw: bool) -> str:
+    """A line and what all lines share, as if the line had been piped into a command of its own."""
+    if is_raw or not shared:
+        return join_raw([line, shared])
+    return f"{line}\n\n" + shared.strip("\n")
 
 
 def in_one_line(text: str) -> str:

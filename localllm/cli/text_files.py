@@ -8,7 +8,13 @@ from pathlib import Path
 
 from localllm.cli.files import user_path
 from localllm.cli.output import note, show_controls
-from localllm.cli.user_input import MAX_INPUT_BYTES, SNIFFED_BYTES, looks_binary, read_file
+from localllm.cli.user_input import (
+    MAX_INPUT_BYTES,
+    SNIFFED_BYTES,
+    join_raw,
+    looks_binary,
+    read_file,
+)
 from localllm.errors import ContextLengthError, LocalLLMError, RequestError
 
 # No prompt needs more; a user who does want them all can join them first.
@@ -37,19 +43,22 @@ class FoundFiles:
         return "; ".join(parts)
 
 
-def read_files(names: Sequence[str]) -> str:
+def read_files(names: Sequence[str], *, is_raw: bool = False) -> str:
     """The texts of files, folders and patterns, each under its path unless it is the only one. A
-    note on stderr says what was left out of a folder or a pattern.
+    note on stderr says what was left out of a folder or a pattern. `is_raw`: as they are.
 
     Raises: RequestError for a name that matches nothing; as `read_file` for a file given by name.
     """
     texts = []
     for name in names:
-        found = find_files(name)
+        found = find_files(name, is_raw=is_raw)
         texts += found.texts
         if is_several(name):
             note(show_controls(f"{name}: {found.describe()}"), dim=not found.left_out)
-    return joined(texts, is_named=len(names) > 1 or any(map(is_several, names)))
+    is_named = len(names) > 1 or any(map(is_several, names))
+    if is_raw:
+        return join_raw([f"{path}:\n\n{text}" if is_named else text for path, text in texts])
+    return joined(texts, is_named=is_named)
 
 
 def joined(texts: Sequence[tuple[str, str]], *, is_named: bool) -> str:
@@ -82,14 +91,14 @@ def is_pattern(word: str) -> bool:
         return False
 
 
-def find_files(name: str) -> FoundFiles:
-    """The text files that a name stands for.
+def find_files(name: str, *, is_raw: bool = False) -> FoundFiles:
+    """The text files that a name stands for; `is_raw`: see `read_file`.
 
     Raises: see `read_files`.
     """
     path = user_path(name)
     if not is_several(name):
-        return FoundFiles([(name, read_file(path))])
+        return FoundFiles([(name, read_file(path, is_raw=is_raw))])
     found, num_bytes = FoundFiles(), 0
     paths = _in_folder(path, found) if path.is_dir() else _matching(str(path))
     for each in paths:
@@ -107,7 +116,7 @@ def find_files(name: str) -> FoundFiles:
                 f"{name} has over {MAX_INPUT_BYTES >> 20} MiB of text, more than any context holds",
                 hint="a part of it",
             )
-        found.texts.append((str(each), read_file(each)))
+        found.texts.append((str(each), read_file(each, is_raw=is_raw)))
     if not found.texts:
         what = found.describe() if found.left_out else ""
         raise RequestError(f"{name!r:.200} matches no text file", param="file", where=what)

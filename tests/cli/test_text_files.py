@@ -1,5 +1,6 @@
 """Several files, folders and patterns before a prompt, as people type them."""
 
+import io
 import json
 import os
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from window import Open
 from localllm.cli import text_files
 from localllm.cli.chat_words import split_files
 from localllm.cli.text_files import find_files, read_files
+from localllm.cli.user_input import gather_prompt
 from localllm.errors import ContextLengthError, ExitCode, RequestError
 
 Run = Callable[..., Any]
@@ -117,6 +119,31 @@ def test_an_empty_word_behind_a_file_is_an_empty_prompt(localllm: Run, project: 
     alone = localllm("chat", "-f", "src/a.py", "", *flags)
     assert json.loads(alone.out)["usage"]["prompt_tokens"] < 20
     assert "files" not in alone.err
+
+
+@pytest.mark.parametrize(
+    ("piped", "files", "prompt", "joined"),
+    [
+        (b"a\r\nb\r\n", [], None, "a\r\nb\r\n"),
+        (b"\n\n a\n\n", [], None, "\n\n a\n\n"),
+        (b" \n", [], None, " \n"),
+        (b"\xef\xbb\xbfa", [], None, "\ufeffa"),
+        (b"", ["crlf.txt"], None, "x\r\ny\n"),
+        (b"a\n", ["crlf.txt"], "q\n", "a\n\nx\r\ny\n\nq\n"),
+        (b"a", [], "q", "a\n\nq"),
+    ],
+)
+def test_a_raw_prompt_is_sent_as_it_is(
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    piped: bytes,
+    files: list[str],
+    prompt: str | None,
+    joined: str,
+) -> None:
+    (project / "crlf.txt").write_bytes(b"x\r\ny\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped)))
+    assert gather_prompt(prompt, read_files(files, is_raw=True), is_raw=True) == joined
 
 
 @pytest.mark.parametrize("words", [("-f", "", "hi"), ("-f", " ", "hi"), ("", "hi"), ("-m", "")])
