@@ -35,7 +35,8 @@ def open_noted(
     is_conversation: bool,
     keepalive_s: float | None = None,
 ) -> "LoadedModel":
-    """Open the model; notes on stderr say if none was named, and how memory is divided.
+    """Open the model; a note on stderr says if none was named, with a single question only the
+    first time. How memory is divided is logged.
 
     `keepalive_s`: how long its engine waits for the next question, in a process of its own; None:
     the default, 0: not at all, negative: forever.
@@ -44,7 +45,7 @@ def open_noted(
     from localllm.hub.checkpoint import find_model, read_checkpoint
 
     if name is None:
-        welcome(engine)
+        welcome(engine, is_once=not is_conversation)
     chosen = choose_variant(name, engine)
     found = find_model(chosen, engine, TerminalProgress())
     attached = _attach(found, keepalive_s) if _HAS_SOCKETS else None
@@ -60,7 +61,7 @@ def open_noted(
         def tell(text: str) -> None:
             line.say(lambda: note(text, dim=True))
 
-        listener = Listener(tell if is_conversation else logger.info, doing.append)
+        listener = Listener(logger.info, doing.append)
 
         if keepalive_s != 0 and _HAS_SOCKETS:
             from localllm.attach.attached import start

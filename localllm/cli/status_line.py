@@ -1,16 +1,20 @@
-"""A line on stderr that says what is going on: redrawn on a terminal, written once elsewhere."""
+"""A line on stderr that says what is going on: redrawn on a terminal; elsewhere written once
+it is over.
+"""
 
 import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from localllm.cli.output import dimmed, is_terminal, show_controls, write_stderr
 
 INTERVAL_S = 0.2
-# A pipe or a log gets one line about work that takes longer than this.
-SILENT_S = 2.0
+# A pipe or a log gets one line about work that took longer than the first; about work that takes
+# longer than the second, another one by then.
+SILENT_S, LONG_S = 2.0, 60.0
 
 
 class StatusLine:
@@ -54,7 +58,7 @@ class StatusLine:
 
     def _run(self) -> None:
         if not self._is_terminal:
-            self._tell_once()
+            self._tell_at_the_end()
             return
         if self._is_over.wait(self._first_shown_s):
             return
@@ -68,11 +72,15 @@ class StatusLine:
             if self._is_over.wait(INTERVAL_S):
                 return
 
-    def _tell_once(self) -> None:
-        since = SILENT_S
-        while not self._is_over.wait(since):
-            text = self._describe()
-            if text is not None:
-                write_stderr(f"{show_controls(text)}\n")
-                return
-            since = INTERVAL_S
+    def _tell_at_the_end(self) -> None:
+        began_s = time.monotonic()
+        if not self._is_over.wait(LONG_S):
+            self._tell()
+            self._is_over.wait()
+        if time.monotonic() - began_s >= SILENT_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        text = self._describe()
+        if text is not None:
+            write_stderr(f"{show_controls(text)}\n")

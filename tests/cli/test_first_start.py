@@ -70,8 +70,9 @@ def test_the_same_model_is_told_everywhere(localllm: Run, monkeypatch: pytest.Mo
     entry = load_catalog()["qwen3-4b"]
     monkeypatch.setattr("localllm.cli.first_start.recommended_here", lambda device: entry)
     monkeypatch.setattr("localllm.cost.planning.recommended", lambda kind, memory: entry)
-    for _ in range(2):
-        assert "localllm chat qwen3-4b" in localllm("chat", "hi", "-n", "2").err
+    assert "localllm chat qwen3-4b" in localllm("chat", "hi", "-n", "2").err
+    # A single question is greeted once.
+    assert "no model given" not in localllm("chat", "hi", "-n", "2").err
     assert "a smaller model: qwen3-4b" in localllm("plan", "qwen3-32b", "--vram", "6GiB").out
 
 
@@ -103,9 +104,16 @@ def test_a_pipe_is_told_once_what_takes_long(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(status_line, "SILENT_S", 0.05)
+    done: list[int] = []
+    with StatusLine(lambda: f"loading it, step {len(done)}", 0.01):
+        time.sleep(0.3)
+        done += [1, 2, 3]
+    assert capfd.readouterr().err == "loading it, step 3\n"  # what it took, not when it was told
+    monkeypatch.setattr(status_line, "LONG_S", 0.05)
     with StatusLine(lambda: "loading it", 0.01):
-        time.sleep(0.7)
-    assert capfd.readouterr().err == "loading it\n"
+        time.sleep(0.5)
+    assert capfd.readouterr().err == "loading it\n" * 2
+    monkeypatch.setattr(status_line, "LONG_S", 30)
     with StatusLine(lambda: None, 0.01):
         time.sleep(0.4)
     assert capfd.readouterr().err == ""
