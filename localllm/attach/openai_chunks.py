@@ -1,8 +1,9 @@
 """Reads the replies of OpenAI-compatible servers, and checks every type in them."""
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from localllm.errors import BusyError, ContextLengthError, ExitCode, LocalLLMError, RequestError
@@ -26,18 +27,19 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One event of a streamed answer."""
+    """One event of a streamed answer; `calls_tools`: it holds a part of a call."""
 
     text: str
     thinking: str
     finish_reason: str | None
     usage: Usage | None
+    calls_tools: bool = False
 
 
 def parse_json(data: bytes) -> Any:
     """Raises: ValueError, also for data that is not UTF-8 or is nested too deeply."""
     try:
-        return json.loads(data.decode("utf-8"))
+        return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError("it is not UTF-8") from error
     except RecursionError as error:
@@ -66,7 +68,10 @@ def read_stream(pieces: Iterable[bytes], kind: str) -> Iterator[Chunk]:
     Raises: LocalLLMError, also if the server sends too many bytes.
     """
     num_chunks = quiet_bytes = 0
+    whole = bytearray()
     for line in _lines(pieces):
+        if num_chunks == 0:
+            whole += line + b"\n"  # perhaps one object in the place of a stream
         name, _, value = line.partition(b":")
         value = value.strip()
         if name == b"data" and value == b"[DONE]":
@@ -78,6 +83,11 @@ def read_stream(pieces: Iterable[bytes], kind: str) -> Iterator[Chunk]:
         quiet_bytes += len(line) + 1
         if quiet_bytes > MAX_QUIET_BYTES:
             raise LocalLLMError(f"the server sends over {MAX_QUIET_BYTES:,} bytes without an event")
+    if not num_chunks and whole.lstrip().startswith(b"{"):
+        chunk = read_chunk(bytes(whole))
+        if chunk != Chunk("", "", None, chunk.usage):
+            yield replace(chunk, finish_reason=chunk.finish_reason or "stop")
+            return
     if not num_chunks:
         raise LocalLLMError(
             "the server does not answer like an OpenAI-compatible one",
@@ -95,12 +105,15 @@ def read_chunk(data: bytes) -> Chunk:
         if not isinstance(choices, list):
             raise ValueError("choices is not a list")
         choice = (_object(choices[0], "a choice") if choices else None) or {}
-        delta = _object(choice.get("delta"), "delta") or {}
+        # `message`: of a server that does not stream
+        delta = _object(choice.get("delta") or choice.get("message"), "delta") or {}
+        text, thinking = _content(delta.get("content"))
         return Chunk(
-            _text(delta.get("content")) or _text(choice.get("text")),
-            _text(delta.get("reasoning_content")) or _text(delta.get("reasoning")),
+            text or _text(choice.get("text")) or _text(delta.get("refusal")),
+            _text(delta.get("reasoning_content")) or _text(delta.get("reasoning")) or thinking,
             _text(choice.get("finish_reason")) or None,
             _usage(_object(found.get("usage"), "usage")),
+            bool(delta.get("tool_calls") or delta.get("function_call")),
         )
     except ValueError as error:
         raise LocalLLMError(
@@ -128,7 +141,7 @@ def refusal(told: Any, status: int, key_hint: str = "") -> LocalLLMError:
 
 def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
     rest, num_bytes = bytearray(), 0
-    for piece in pieces:
+    for piece in _without_mark(pieces):
         num_bytes += len(piece)
         if num_bytes > MAX_STREAM_BYTES:
             raise LocalLLMError(f"the server answers with over {MAX_STREAM_BYTES:,} bytes")
@@ -142,6 +155,18 @@ def _lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
         if len(rest) > MAX_LINE_BYTES:
             raise LocalLLMError(f"the server sends a line of over {MAX_LINE_BYTES:,} bytes")
     yield bytes(rest)
+
+
+def _without_mark(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """`pieces` without the byte-order mark that a stream may begin with."""
+    left = iter(pieces)
+    first = b""
+    for piece in left:
+        first += piece
+        if len(first) >= len(BOM_UTF8):
+            break
+    yield first.removeprefix(BOM_UTF8)
+    yield from left
 
 
 def _usage(found: Mapping[str, Any] | None) -> Usage | None:
@@ -159,6 +184,19 @@ def _object(value: Any, what: str) -> Mapping[str, Any] | None:
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"{what} is not an object")
     return value
+
+
+def _content(value: Any) -> tuple[str, str]:
+    """A message's text and thoughts: one text, or a list of parts."""
+    if not isinstance(value, list):
+        return _text(value), ""
+    text = thinking = ""
+    for each in value:
+        part = _object(each, "a part of the content") or {}
+        text += _text(part.get("text"))
+        inner = part.get("thinking")
+        thinking += _content(inner)[0] if isinstance(inner, (list, str)) else ""
+    return text, thinking
 
 
 def _text(value: Any) -> str:

@@ -17,10 +17,12 @@ from localllm.answer.event_stream import EventStream
 from localllm.answer.overflow import UNKNOWN_CONTEXT
 from localllm.attach.openai_chunks import Chunk, Usage
 from localllm.attach.openai_client import SILENCE_S, Endpoint, Reply
+from localllm.attach.unsplit_thoughts import UnsplitThoughts
 from localllm.engine.request import FinishReason
 from localllm.engine.sampling_params import SamplingParams
 from localllm.errors import ExitCode, LocalLLMError, RequestError
 from localllm.text.prompt import Asked, Conversation, Prompt, Text
+from localllm.text.thinking import Split
 
 # One wait for a chunk, short enough to notice Ctrl-C.
 _LOOK_S = 0.05
@@ -87,13 +89,16 @@ class _Reader:
 @dataclass(slots=True)
 class _Open:
     """A request, the reader of its answer, and its events. `last`, the last event, is held back
-    until the usage has come.
+    until the usage has come. `thoughts` splits them off; None for a text or a required form.
     """
 
     reader: _Reader
-    inbox: deque[TextEvent] = field(default_factory=deque)
+    thoughts: UnsplitThoughts | None
     last: TextEvent | None = None
     usage: Usage | None = None
+    inbox: deque[TextEvent] = field(default_factory=deque)
+    has_said: bool = False
+    calls_tools: bool = False
     is_open: bool = True
     silent_s: float = 0.0
 
@@ -136,7 +141,9 @@ class RemoteModel:
         body |= {**_fields(params), "model": self.name, "stream": True}
         body["stream_options"] = {"include_usage": True}
         completion = Completion(0, time.monotonic(), [Sample()], is_remote=True)
-        opened = _Open(_Reader(self._endpoint.request(path, body)))
+        is_plain = isinstance(asked, Text) or params.grammar is not None
+        thoughts = None if is_plain else UnsplitThoughts()
+        opened = _Open(_Reader(self._endpoint.request(path, body)), thoughts)
         request_id, self._next_id = self._next_id, self._next_id + 1
         self._requests[request_id] = opened
 
@@ -213,16 +220,28 @@ class RemoteModel:
         opened.is_open = False
         if opened.last is None:
             raise LocalLLMError("the server broke off its answer", hint="ask again")
+        if opened.calls_tools and not opened.has_said:
+            raise LocalLLMError(
+                "the server answers with a call of a tool, and chat runs none", hint="ask again"
+            )
         opened.inbox.append(opened.last)
 
     def _book(self, opened: _Open, arrived: _Arrived) -> None:
         chunk, time_s = arrived.chunk, arrived.time_s
         opened.usage = chunk.usage or opened.usage
+        opened.calls_tools = opened.calls_tools or chunk.calls_tools
+        text, thinking = chunk.text, chunk.thinking
+        if opened.thoughts is not None:
+            split = opened.thoughts.push(text)
+            rest = Split() if chunk.finish_reason is None else opened.thoughts.flush()
+            text = split.answer + rest.answer
+            thinking += split.thinking + rest.thinking
+        opened.has_said = opened.has_said or bool(text or thinking)
         if chunk.finish_reason is not None:
             reason = _REASONS.get(chunk.finish_reason, FinishReason.STOP)
-            opened.last = _event(chunk.text, chunk.thinking, reason, time_s)
-        elif chunk.text or chunk.thinking:
-            opened.inbox.append(_event(chunk.text, chunk.thinking, None, time_s))
+            opened.last = _event(text, thinking, reason, time_s)
+        elif text or thinking:
+            opened.inbox.append(_event(text, thinking, None, time_s))
 
 
 def open_remote(url: str, model: str | None, api_key: str | None) -> RemoteModel:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import tracemalloc
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import repeat
@@ -191,10 +192,21 @@ HOSTILE: dict[str, tuple[str, Answer, str]] = {
         stream({"choices": [{"delta": {"content": 7}}]}),
         "7 instead of a text",
     ),
-    "a text that is a list": (
+    "a text that is a list of numbers": (
         CHAT,
-        stream({"choices": [{"delta": {"content": [{"text": "so"}]}}]}),
-        "instead of a text",
+        stream({"choices": [{"delta": {"content": [7]}}]}),
+        "a part of the content is not an object",
+    ),
+    "one object without an answer": (CHAT, reply(b'{"object": "so"}'), "does not answer like"),
+    "one object with an error": (
+        CHAT,
+        reply(b'{"error": {"message": "broken"}, "choices": 0}'),
+        "broken",
+    ),
+    "a call of a tool and no text": (
+        CHAT,
+        stream({"choices": [{"delta": {"tool_calls": [{"index": 0}]}}]}, END),
+        "a call of a tool",
     ),
     "thoughts that are an object": (
         CHAT,
@@ -313,6 +325,19 @@ ODD_BUT_SOUND = {
     + b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (event(WORD), event(END)))
     + b"0\r\n\r\n",
     "usage without figures": stream(WORD, END, {"choices": [], "usage": {"prompt_tokens": None}}),
+    "a byte-order mark": reply(BOM_UTF8 + event(WORD) + event(END)),
+    "one object in the place of a stream": reply(
+        json.dumps({"choices": [{"message": {"content": "It"}}]}, indent=1).encode()
+    ),
+    "one object behind a mark, as text": reply(
+        BOM_UTF8 + json.dumps({"choices": [{"text": "It", "finish_reason": "stop"}]}).encode(),
+        kind="text/plain",
+    ),
+    "parts": stream({"choices": [{"delta": {"content": [{"type": "text", "text": "It"}]}}]}, END),
+    "a refusal": stream({"choices": [{"delta": {"content": None, "refusal": "It"}}]}, END),
+    "text and a call of a tool": stream(
+        {"choices": [{"delta": {"content": "It", "tool_calls": [{"index": 0}]}}]}, END
+    ),
     "an unknown reason": stream(
         WORD, {"choices": [{"delta": None, "text": None, "finish_reason": "tool_calls"}]}
     ),
@@ -323,6 +348,42 @@ ODD_BUT_SOUND = {
 def test_what_servers_do_answer_is_read(answer: bytes) -> None:
     with small_server({CHAT: answer}) as server:
         assert ask(server.url) == "It"
+
+
+def of_words(*words: str) -> bytes:
+    return stream(*({"choices": [{"delta": {"content": word}}]} for word in words), END)
+
+
+@pytest.mark.parametrize(
+    ("answer", "thinking", "text"),
+    [
+        (of_words("<th", "ink>\nIs", " it?\n</think>", "\n\nIt is."), "Is it?", "It is."),
+        (of_words("\n<think>Is it?</think>It is."), "Is it?", "It is."),
+        (of_words("[THINK]Is it?[/THINK]It is."), "Is it?", "It is."),
+        (of_words("<think>Is it"), "Is it", ""),
+        (of_words("<t", "able>"), "", "<table>"),
+        (of_words("<"), "", "<"),
+        (of_words("It is <think>."), "", "It is <think>."),
+        (
+            stream(
+                {"choices": [{"delta": {"content": [{"type": "thinking", "thinking": [
+                    {"type": "text", "text": "Is it?"}]}, {"type": "text", "text": "It is."}]}}]},
+                END,
+            ),
+            "Is it?",
+            "It is.",
+        ),
+    ],
+)  # fmt: skip
+def test_thoughts_that_a_server_leaves_in_the_answer_are_none_of_it(
+    answer: bytes, thinking: str, text: str
+) -> None:
+    with small_server({CHAT: answer}) as server:
+        model = open_remote(server.url, None, None)
+        completion, events = ChatSession(model).reply("Is it so?", SamplingParams())
+        for _ in events:
+            pass
+        assert (completion.thinking, completion.text) == (thinking, text)
 
 
 def test_an_answer_ends_with_done_whatever_follows() -> None:
