@@ -46,6 +46,13 @@ class MarkdownPrinter:
         self._live: list[Row] = []
         self._next_draw_s = 0.0
 
+    def continue_behind(self, said: str) -> None:
+        """See TextPrinter."""
+        blocks = split_blocks(said)
+        if blocks:
+            lines = said.split("\n")[blocks[-1].first_line :]
+            self._source, self._first = "\n".join(lines), blocks[-1]
+
     def push(self, piece: str) -> None:
         """Add `piece`, and draw if a draw is due."""
         self._source += piece

@@ -41,6 +41,11 @@ class Shown:
 class TextPrinter(Protocol):
     """Prints an answer piece by piece."""
 
+    def continue_behind(self, said: str) -> None:
+        """Print what belongs to the end of an earlier part of the answer, its last block or line,
+        again, so that the new part goes on in it.
+        """
+
     def push(self, piece: str) -> None:
         """Add `piece`."""
 
@@ -59,6 +64,10 @@ class PlainPrinter:
         self._is_terminal = is_terminal(sys.stdout)
         self._tints_drafts = tints_drafts
         self._held_newlines = ""
+
+    def continue_behind(self, said: str) -> None:
+        """See TextPrinter."""
+        self.push(said.rpartition("\n")[2])
 
     def push(self, piece: str, *, is_draft: bool = False) -> None:
         """Write `piece`; trailing newlines are held back until more text comes."""

@@ -200,6 +200,8 @@ class Repl:
             is_markdown=not self.session.completes_text,
             tints_drafts=self.shown.tints_drafts,
         )
+        if completion.said.answer:
+            printer.continue_behind(show_controls(completion.said.answer))
         view = AnswerView(printer, self.shown.thoughts)
         if completion.truncation is not None:
             note(describe_truncation(completion.truncation), dim=True)

@@ -123,6 +123,36 @@ def test_the_last_screen_is_that_of_the_whole_text_at_once(
     assert grown.colours == whole.colours
 
 
+@pytest.mark.parametrize(
+    ("said", "more", "first"),
+    [
+        ("A:\n\n```py\ndef f(x):\n    if x:\n        ", "y()\n    z()\n```\n\nB.\n", "def f(x):"),
+        ("```c\nint a;\n", "\n    int b;\n```\n", "int a;"),
+        ("One.\n\nTwo is", " **bold** and\nlonger.\n\nThree.\n", "Two is bold"),
+        ("1. a\n2. b\n3. c", " and\n   d\n4. e\n", "3. c and d"),
+        ("- a\n  - b", "c\n  - d\n- e\n", "a"),
+        ("|a|b|\n|-|-|\n|1|", "2|\n|3|4|\n", "a"),
+    ],
+)  # fmt: skip
+def test_a_block_that_was_stopped_in_goes_on_as_that_block(
+    said: str, more: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of the last block are printed again, and what follows looks as in the whole text."""
+    grown = Terminal(40, monkeypatch)
+    printer = MarkdownPrinter(grown.write, MarkdownRenderer(True))
+    printer.continue_behind(said)
+    for char in more:
+        printer.push(char)
+    printer.finish()
+    whole = Terminal(40, monkeypatch)
+    for row in MarkdownRenderer(True).document(said + more, 40):
+        whole.write(row.ansi + "\n")
+    shown = [line for line in grown.lines if line.strip()]
+    expected = [line for line in whole.lines if line.strip()]
+    assert shown == expected[len(expected) - len(shown) :]
+    assert first in shown[0]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_only_the_last_rows_are_ever_drawn_again(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -167,7 +167,7 @@ def test_commands_change_what_is_asked(open_window: Open, tmp_path: Path) -> Non
     window.wait_for("cut at the token limit")
     window.say("/set max-tokens default")
     window.say("/continue")
-    window.wait_for(r"\n\.\n")
+    window.wait_for(r"\nOne\.\n")
     window.say("/regen")
     window.wait_for(r"Three\.")
     window.say("/undo")
