@@ -73,8 +73,7 @@ def _print(
 ) -> AnswerPrinter:
     if completion.truncation is not None:
         note(describe_truncation(completion.truncation), dim=True)
-    if not (session.raw or session.model.has_chat_template):
-        note(f"{session.model.name} has no chat template: it continues the text", dim=True)
+    note_lost_template(session)
     printer = AnswerPrinter(
         session.model,
         completion,
@@ -84,6 +83,12 @@ def _print(
     )
     printer.print(events, request.form)
     return printer
+
+
+def note_lost_template(session: "ChatSession") -> None:
+    """Say that a model continues text for want of a template."""
+    if not (session.raw or session.model.has_chat_template):
+        note(f"{session.model.name} has no chat template: it continues the text", dim=True)
 
 
 def _check_form(request: ChatRequest, params: SamplingParams, completion: "Completion") -> None:

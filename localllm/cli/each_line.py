@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.answer.side_by_side import Answering, InOneEngine, SideBySide
 from localllm.cli.answer import describe_completion
-from localllm.cli.ask_once import check_remote_form
+from localllm.cli.ask_once import check_remote_form, note_lost_template
 from localllm.cli.chat_request import ChatRequest
 from localllm.cli.input_lines import InputLine, InputLines
 from localllm.cli.interrupt import DeferredInterrupt
@@ -58,6 +58,7 @@ def answer_lines(request: ChatRequest) -> int:
     flags = request.flags.lines
     lines = InputLines(flags.field, flags.skip)
     session = request.open_session()
+    note_lost_template(session)
     run = _Run(request, session, lines)
     try:
         return run.run()
