@@ -9,6 +9,7 @@ from pathlib import Path
 from localllm.errors import UnsupportedModelError
 from localllm.files.json_file import read_json_object
 from localllm.model.families.table import drafter_kind, read_architecture
+from localllm.model.quantization_fields import with_quantization
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -44,7 +45,7 @@ def check_config(folder: Path) -> None:
     raw = read_json_object(folder / "config.json")
     if drafter_kind(raw) is None:
         read_architecture(folder)
-    quantization = raw.get("quantization_config")
+    quantization = with_quantization(raw, folder).get("quantization_config")
     if quantization is not None:
         # Imported here: the weight formats need torch, which takes two seconds to import.
         from localllm.model.quantization_config import read_quantization

@@ -1,31 +1,48 @@
 """Typed, bounded access to the fields of an untrusted `config.json`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf, nan
 from typing import Any, Literal, NoReturn
 
 from localllm.errors import CheckpointError, UnsupportedModelError, brief
 
 DType = Literal["float32", "bfloat16", "float16"]
-DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+# With their other names in torch.
+DTYPES: Mapping[DType, tuple[str, ...]] = {
+    "float32": ("float",),
+    "bfloat16": (),
+    "float16": ("half",),
+}
+_FLOAT, _FLOATS = "__float__", {"Infinity": inf, "-Infinity": -inf, "NaN": nan}
 REDOWNLOAD = "download the model again, or use another revision"
 OTHER_ENGINE = "a model of docs/models.md, or vLLM for this one (it supports the widest set)"
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFields:
-    """A JSON object and where it comes from.
+    """A JSON object and where it comes from; `read`: the names that were asked for so far.
 
     Every reader raises CheckpointError, naming the field and what it must be.
     """
 
     raw: Mapping[str, Any]
     where: str = "config.json"
+    read: set[str] = field(default_factory=set, compare=False)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a field, of any type; `default` where it is absent."""
+        self.read.add(name)
+        return self.raw.get(name, default)
+
+    def changed(self, changes: Mapping[str, Any]) -> "ConfigFields":
+        """The same with other values; what is read there is read here."""
+        return ConfigFields({**self.raw, **changes}, self.where, self.read)
 
     def fail(self, name: str, expected: str) -> NoReturn:
         """Raise CheckpointError for the field `name`."""
         raise CheckpointError(
-            f"config field {name!r} must be {expected}, found {brief(self.raw.get(name))}",
+            f"config field {name!r} must be {expected}, found {brief(self.get(name))}",
             where=self.where,
             hint=REDOWNLOAD,
         )
@@ -36,16 +53,31 @@ class ConfigFields:
             f"{what} not supported yet", where=self.where, hint=OTHER_ENGINE
         )
 
+    def refuse_value(self, name: str, supported: str) -> NoReturn:
+        """Raise UnsupportedModelError for the value of the field `name`."""
+        raise UnsupportedModelError(
+            f"config field {name!r} is {brief(self.raw.get(name))}; supported here: {supported}",
+            where=self.where,
+            hint=OTHER_ENGINE,
+        )
+
+    def only(self, name: str, *values: Any) -> None:
+        """Refuse a field that is neither null nor one of `values`, the first of which is what the
+        model is computed with. Raises: UnsupportedModelError.
+        """
+        if self.get(name) not in (None, *values):
+            self.refuse_value(name, " or ".join(map(repr, values)) or "null")
+
     def architecture(self) -> str:
         """The name of the class that computes the model: the first of `architectures`."""
-        names = self.raw.get("architectures")
+        names = self.get("architectures")
         if not isinstance(names, list) or not names or not isinstance(names[0], str):
             self.fail("architectures", "a list that begins with the name of an architecture")
         return str(names[0])
 
     def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
         """A whole number from `low` to `high`; `default` where it is null or absent."""
-        value = self.raw.get(name)
+        value = self.get(name)
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -54,11 +86,11 @@ class ConfigFields:
 
     def optional_integer(self, name: str, low: int, high: int) -> int | None:
         """Like `integer`, but None where it is null or absent."""
-        return None if self.raw.get(name) is None else self.integer(name, low, high)
+        return None if self.get(name) is None else self.integer(name, low, high)
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
         """A number above `low` and at most `high`; `default` where it is null or absent."""
-        value = self.raw.get(name)
+        value = self.get(name)
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -69,15 +101,15 @@ class ConfigFields:
 
     def optional_number(self, name: str, low: float, high: float) -> float | None:
         """Like `number`, but None where it is null or absent."""
-        return None if self.raw.get(name) is None else self.number(name, low, high)
+        return None if self.get(name) is None else self.number(name, low, high)
 
     def nonzero_number(self, name: str, low: float, high: float) -> float | None:
         """Like `optional_number`, but None also where it is 0."""
-        return None if self.raw.get(name) == 0 else self.optional_number(name, low, high)
+        return None if self.get(name) == 0 else self.optional_number(name, low, high)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """True or false; `default` where it is null or absent."""
-        value = self.raw.get(name)
+        value = self.get(name)
         if value is None:
             return default
         if not isinstance(value, bool):
@@ -86,7 +118,7 @@ class ConfigFields:
 
     def integers(self, name: str, low: int, high: int, count: int) -> tuple[int, ...] | None:
         """A list of `count` whole numbers from `low` to `high`; None where it is null or absent."""
-        value = self.raw.get(name)
+        value = self.get(name)
         if value is None:
             return None
         numbers = value if isinstance(value, list) else []
@@ -98,7 +130,7 @@ class ConfigFields:
 
     def numbers(self, name: str, low: float, high: float, most: int) -> tuple[float, ...]:
         """A list of at most `most` numbers, each as for `number`; empty where null or absent."""
-        value = self.raw.get(name)
+        value = self.get(name)
         found = [] if value is None else value
         if not isinstance(found, list) or len(found) > most:
             self.fail(name, f"a list of at most {most} numbers")
@@ -107,30 +139,46 @@ class ConfigFields:
 
     def choices(self, name: str, known: tuple[str, ...], count: int) -> tuple[str, ...] | None:
         """A list of `count` strings, each one of `known`; None where it is null or absent."""
-        value = self.raw.get(name)
+        value = self.get(name)
         if value is None:
             return None
         if (
             not isinstance(value, list)
             or len(value) != count
-            or not all(each in known for each in value)
+            or not all(isinstance(each, str) for each in value)
         ):
             self.fail(name, f"a list of {count} strings, each {' or '.join(known)}")
+        for each in value:
+            if each not in known:
+                self.refuse(f"{name} with {brief(each)} (only {' and '.join(known)}) are")
         return tuple(value)
 
     def dtype(self) -> DType:
         """The dtype of the stored weights; float32 where the file does not say."""
-        value = self.raw.get("dtype") or self.raw.get("torch_dtype")
+        newer, older = self.get("dtype"), self.get("torch_dtype")
+        value = newer or older
         if value is None:
             return "float32"
-        for dtype in DTYPES:
-            if value in (dtype, f"torch.{dtype}"):
+        for dtype, others in DTYPES.items():
+            if value in (dtype, f"torch.{dtype}", *others):
                 return dtype
         self.fail("dtype" if "dtype" in self.raw else "torch_dtype", f"one of {', '.join(DTYPES)}")
 
     def token_ids(self, name: str) -> tuple[int, ...]:
         """See `read_token_ids`."""
-        return read_token_ids(self.raw.get(name), f"{self.where}: {name}")
+        return read_token_ids(self.get(name), f"{self.where}: {name}")
+
+
+def plain_floats(value: Any) -> Any:
+    """A value of a config.json with the floats that JSON has no word for, which transformers writes
+    as `{"__float__": "Infinity"}`.
+    """
+    if isinstance(value, dict):
+        name = value.get(_FLOAT)
+        if len(value) == 1 and isinstance(name, str) and name in _FLOATS:
+            return _FLOATS[name]
+        return {key: plain_floats(each) for key, each in value.items()}
+    return [plain_floats(each) for each in value] if isinstance(value, list) else value
 
 
 def read_token_ids(value: Any, where: str) -> tuple[int, ...]:

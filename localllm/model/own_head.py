@@ -7,7 +7,7 @@ from pathlib import Path
 
 from localllm.errors import CheckpointError
 from localllm.model.architecture import EMBEDDING, HEAD, Architecture
-from localllm.model.safetensors_header import TensorInfo, read_headers
+from localllm.model.safetensors_header import TensorInfo, open_tensors, read_headers
 from localllm.model.stored_names import own_tensors
 from localllm.model.weight_files import find_weight_files
 
@@ -33,9 +33,8 @@ def has_other_head(folder: Path, architecture: Architecture) -> bool:
 def differ(head: TensorInfo, table: TensorInfo) -> bool:
     """Whether two tensors of the same type and shape in files hold other values."""
     import torch  # a config is read without it
-    from safetensors import safe_open
 
-    with safe_open(head.file, "pt") as first, safe_open(table.file, "pt") as second:
+    with open_tensors(head.file) as first, open_tensors(table.file) as second:
         own, other = first.get_slice(head.name), second.get_slice(table.name)
         return any(
             not torch.equal(own[row : row + _ROWS], other[row : row + _ROWS])

@@ -5,14 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localllm.errors import CheckpointError, brief
-from localllm.model.config_fields import REDOWNLOAD, ConfigFields
+from localllm.errors import CheckpointError, UnsupportedModelError, brief
+from localllm.model.config_fields import OTHER_ENGINE, REDOWNLOAD, ConfigFields
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional", "none"]
 # As config.json names them.
 ROPE_KINDS: tuple[RopeKind, ...] = (
     *("default", "linear", "llama3", "yarn", "longrope", "proportional"),
 )
+# What the first files called longrope; places in images, which texts do not have; and a stretching
+# that begins behind `max_position_embeddings`, to which contexts are limited.
+_OTHER_KINDS = {"su": "longrope", "mrope": "default", "dynamic": "default"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,10 @@ def read_rope(
 
     Raises: CheckpointError.
     """
-    raw, where = fields.raw, fields.where
-    merged: dict[str, Any] = {"rope_theta": raw.get("rope_theta")}
+    where = fields.where
+    merged: dict[str, Any] = {"rope_theta": fields.get("rope_theta")}
     for name in ("rope_scaling", "rope_parameters"):
-        part = raw.get(name)
+        part = fields.get(name)
         if isinstance(part, Mapping) and layer_type in part:
             part = part[layer_type]
         if part is None:
@@ -107,27 +110,28 @@ def read_rope(
             )
         merged.update(part)
     kind = merged.get("rope_type", merged.get("type")) or "default"
-    kind = "longrope" if kind == "su" else kind  # as the first files called it
+    kind = _OTHER_KINDS.get(kind, kind) if isinstance(kind, str) else kind
     if kind not in ROPE_KINDS:
-        raise CheckpointError(
+        raise UnsupportedModelError(
             f"rope scaling {brief(kind)} is not supported; known: {', '.join(ROPE_KINDS)}",
             where=where,
-            hint="another model of the family, or another engine for this one",
+            hint=OTHER_ENGINE,
         )
-    if raw.get("original_max_position_embeddings") is not None:
-        merged["original_max_position_embeddings"] = raw["original_max_position_embeddings"]
+    if fields.get("original_max_position_embeddings") is not None:
+        merged["original_max_position_embeddings"] = fields.get("original_max_position_embeddings")
     read = ConfigFields(merged, f"{where}: rope")
     original = read.integer("original_max_position_embeddings", 1, 1 << 28, default=max_positions)
     if kind in ("yarn", "longrope") and merged.get("factor") is None:
         merged["factor"] = max_positions / original
     if kind in ("linear", "llama3", "yarn") and merged.get("factor") is None:
         read.fail("factor", "a number (the rope type needs it)")
+    own_part = fields.get("partial_rotary_factor")
     if merged.get("partial_rotary_factor") is None:
-        merged["partial_rotary_factor"] = raw.get("partial_rotary_factor")
+        merged["partial_rotary_factor"] = own_part
     return RopeConfig(
         theta=read.number("rope_theta", 1.0, 1e12, default=10000.0),
         kind=kind,
-        factor=read.number("factor", 1e-3, 1e6, default=1.0),
+        factor=1.0 if kind == "default" else read.number("factor", 1e-3, 1e6, default=1.0),
         low_freq_factor=read.number("low_freq_factor", 1e-3, 1e6, default=1.0),
         high_freq_factor=read.number("high_freq_factor", 1e-3, 1e6, default=4.0),
         beta_fast=read.number("beta_fast", 1e-3, 1e6, default=32.0),
@@ -145,9 +149,8 @@ def read_rope(
 
 def with_default_rope(fields: ConfigFields, rope: Mapping[str, Any]) -> ConfigFields:
     """The fields with one `rope_parameters`: that of the file, under either name, or `rope`."""
-    given = fields.raw.get("rope_parameters") or fields.raw.get("rope_scaling") or rope
-    merged = {**fields.raw, "rope_scaling": None, "rope_parameters": given}
-    return ConfigFields(merged, fields.where)
+    given = fields.get("rope_parameters") or fields.get("rope_scaling") or rope
+    return fields.changed({"rope_scaling": None, "rope_parameters": given})
 
 
 def _read_factors(fields: ConfigFields, name: str, kind: RopeKind) -> tuple[float, ...]:

@@ -21,6 +21,7 @@ MAX_DIMENSIONS = 8
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+    "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1, "C64": 8,
 }  # fmt: skip
 _REDOWNLOAD = "download the file again"
 
@@ -107,8 +108,11 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     # Counted before parsing, which is what would take the time and the memory.
     if text.count(b'"data_offsets"') > MAX_TENSORS:
         raise _error(path, f"the header describes over {MAX_TENSORS:,} tensors")
+    if not text.startswith(b"{"):
+        raise _error(path, "the header does not begin with {")
     try:
-        header = json.loads(text, object_pairs_hook=lambda pairs: _unique(pairs, path))
+        # Decoded here: given bytes, json takes UTF-16 and UTF-32, too.
+        header = json.loads(text.decode(), object_pairs_hook=lambda pairs: _unique(pairs, path))
     except (ValueError, RecursionError) as error:
         raise _error(path, f"the header is not valid JSON ({error})") from error
     if not isinstance(header, dict):
@@ -136,6 +140,19 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             f"but its header describes {position:,} (last tensor {last!r:.120})",
         )
     return tensors
+
+
+def open_tensors(path: Path) -> Any:
+    """A weight file opened by the library that loads its tensors; a context manager.
+
+    Raises: CheckpointError for what that library does not take.
+    """
+    from safetensors import SafetensorError, safe_open  # torch takes two seconds to import
+
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise _error(path, str(error)[:200]) from error
 
 
 def _read_entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:

@@ -1,5 +1,6 @@
 """Check the headers of a checkpoint's files against its config, before any weight is read."""
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -16,9 +17,15 @@ from localllm.model.stored_names import own_tensors
 from localllm_kernels.traits import WeightLayout
 
 LOADABLE_DTYPES = ("F32", "F16", "BF16")
-# Buffers that old exports stored with the weights, although they follow from the config; and static
-# scales of a quantized KV cache, which ours does not use.
-IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".self_attn.k_scale", ".self_attn.v_scale")
+# Buffers that old exports stored with the weights, although they follow from the config; and scales
+# of keys, values, inputs and outputs that other programs round, and ours does not.
+_IGNORED = re.compile(
+    r".*\.(rotary_emb\.(inv_freq|cos_cached|sin_cached)"
+    r"|((q|k|v|kv|qkv)_proj\.|attn\.)?(q|k|v|kv|prob)_(scale|zero_point)"
+    r"|(input|output|activation)_(scale|zero_point|global_scale))"
+)
+# What stands beside a plain weight that is to be rounded as it is used.
+_OF_ROUNDING = re.compile(r".*\.weight_(scale|zero_point|g_idx|scale_inv)")
 # Tensors with token ids, and their dtypes.
 _IDS, _INTEGERS = (DRAFTED, CLUSTER_TOKENS), ("I32", "I64")
 # Upper bound on loaded over stored bytes: zeros are unpacked, codes repacked. A test checks it.
@@ -137,13 +144,14 @@ def check_tensors(
         bias = StoredTensor((shapes[linear][:1],), LOADABLE_DTYPES, is_optional=True)
         expected.setdefault(f"{linear}.bias", bias)
     plain = _collect(found, expected, architecture, stored_name)
-    unread = architecture.unread()
+    unread, is_quantized = architecture.unread(), architecture.quantization is not None
     for name, info in found.items():
         is_tied_head = name == f"{HEAD}.weight" and architecture.tie_word_embeddings
         is_unread = name.rpartition(".")[0] in unread
         is_known = name in plain or name in claimed or is_tied_head or is_unread
-        is_ignored = name.endswith(IGNORED_SUFFIXES)
-        if not is_known and not is_ignored:
+        is_rounding = is_quantized and _OF_ROUNDING.fullmatch(name) is not None
+        is_rounding = is_rounding and f"{name.rpartition('.')[0]}.weight" in plain
+        if not is_known and not is_rounding and not _IGNORED.fullmatch(name):
             raise CheckpointError(
                 f"tensor {info.name!r} is left over: {architecture.name} has no place for it",
                 where=str(info.file),
@@ -192,6 +200,9 @@ def _find_schemes(
     # The config calls linears as the files do.
     stored = {name.rpartition(".")[0]: info.name.rpartition(".")[0] for name, info in found.items()}
     for linear in linears:
+        weight = found.get(f"{linear}.weight")
+        if weight is not None and weight.dtype in LOADABLE_DTYPES:
+            continue
         known = quantization.schemes_of(stored.get(linear, linear))
         marked = [each for each in known if f"{linear}.{each.marker}" in found]
         if known and (marked or f"{linear}.weight" not in found):

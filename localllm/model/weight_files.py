@@ -67,7 +67,8 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index.name} has no weight_map", where=str(index))
     for name in sorted({str(value) for value in weight_map.values()}):
-        if Path(name).name != name or "\0" in name or not name.endswith(".safetensors"):
+        is_plain = name.isprintable() and Path(name).name == name
+        if not is_plain or not name.endswith(".safetensors"):
             raise CheckpointError(
                 f"{index.name} points outside the folder: {name!r:.100}", where=str(index)
             )

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from localllm.errors import CheckpointError, UnsupportedModelError
@@ -49,6 +48,7 @@ from localllm.model.packed.weight import PackedWeight
 from localllm.model.per_layer_inputs import PROJECTION, TABLE, PerLayerInputs
 from localllm.model.rope import RopeTable, RopeTables
 from localllm.model.rope_config import RopeConfig
+from localllm.model.safetensors_header import open_tensors
 from localllm.model.weight_check import WeightMap
 from localllm_kernels import TORCH_OPS, Ops
 from localllm_kernels.gate import GateKind
@@ -262,9 +262,7 @@ def load_head(
 def open_source(weights: WeightMap) -> Iterator[CheckpointWeights]:
     """The weights in files that `check_weights` has passed, open while the `with` block runs."""
     with ExitStack() as stack:
-        handles = {
-            file: stack.enter_context(safe_open(file, framework="pt")) for file in weights.files
-        }
+        handles = {file: stack.enter_context(open_tensors(file)) for file in weights.files}
         yield CheckpointWeights(weights, handles)
 
 

@@ -187,6 +187,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
     ),
+    "llama, dynamic rope, within the context": (
+        "LlamaForCausalLM",
+        {"rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    ),
     "llama, llama3 rope, old spelling": ("LlamaForCausalLM", {"rope_scaling": LLAMA3}),
     "llama, llama3 rope, new spelling": (
         "LlamaForCausalLM",

@@ -1,7 +1,8 @@
 """What most families share: sizes of attention and feed-forward, and a norm before each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from localllm.model.architecture import FINAL_NORM, Architecture
 from localllm.model.blocks.attention import AttentionSpec, QueryKeyNorms
@@ -13,7 +14,19 @@ from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
 from localllm.model.rope_config import RopeConfig, read_rope
 
+if TYPE_CHECKING:
+    from localllm_kernels.gate import GateKind
+
 SLIDING, FULL = "sliding_attention", "full_attention"
+# By the names of activations in transformers; those of a kind compute the same.
+_GATES: Mapping[str, "GateKind"] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu_accurate": "gelu",
+}
 
 
 def read_attention(
@@ -30,7 +43,7 @@ def read_attention(
     num_kv_heads = fields.integer("num_key_value_heads", 1, 4096, default=num_heads)
     if num_heads % num_kv_heads:
         fields.fail("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
-    if fields.raw.get("head_dim") is None and hidden_size % num_heads:
+    if fields.get("head_dim") is None and hidden_size % num_heads:
         fields.fail("num_attention_heads", f"a divisor of hidden_size ({hidden_size})")
     head_dim = fields.integer("head_dim", 2, 1024, default=hidden_size // num_heads)
     if head_dim % 2:
@@ -62,15 +75,15 @@ def check_pair_factors(fields: ConfigFields, rope: RopeConfig, head_dim: int) ->
 
 def read_gated_mlp(fields: ConfigFields, *, has_bias: bool = False) -> GatedMLPSpec:
     """The feed-forward. Raises: CheckpointError for an unknown activation."""
-    activation = fields.raw.get("hidden_act", "silu")
-    if activation not in ("silu", "gelu_pytorch_tanh"):
-        fields.fail("hidden_act", "'silu' or 'gelu_pytorch_tanh'")
+    activation = fields.get("hidden_act") or "silu"
+    if not isinstance(activation, str) or activation not in _GATES:
+        fields.refuse_value("hidden_act", " or ".join(map(repr, _GATES)))
     inner_size = fields.integer("intermediate_size", 1, 1 << 22)
     return GatedMLPSpec(
         read_hidden_size(fields),
         inner_size,
         has_bias,
-        gate="silu" if activation == "silu" else "gelu",
+        gate=_GATES[activation],
     )
 
 
@@ -131,7 +144,7 @@ def pre_norm_layer(
 
 def refuse_step_limits(fields: ConfigFields) -> None:
     """Limits on Mamba's steps, where they are any. Raises: UnsupportedModelError."""
-    limits = fields.raw.get("time_step_limit")
+    limits = fields.get("time_step_limit")
     if limits not in (None, [0.0, float("inf")]):
         fields.refuse("limits on the steps of Mamba are")
 
@@ -139,9 +152,7 @@ def refuse_step_limits(fields: ConfigFields) -> None:
 def read_expert(fields: ConfigFields, inner: str, names: tuple[str, str, str]) -> GatedMLPSpec:
     """One of a layer's experts; `inner`: the field with its inner size. Raises: CheckpointError."""
     inner_size = fields.integer(inner, 1, 1 << 22)
-    mlp = read_gated_mlp(
-        ConfigFields({**fields.raw, "intermediate_size": inner_size}, fields.where)
-    )
+    mlp = read_gated_mlp(fields.changed({"intermediate_size": inner_size}))
     return replace(mlp, names=names)
 
 
@@ -191,7 +202,7 @@ def read_decoder(
         embedding_scale=embedding_scale,
         logit_scale=logit_scale,
         logit_cap=logit_cap,
-        quantization=fields.raw.get("quantization_config"),
+        quantization=fields.get("quantization_config"),
     )
 
 

@@ -28,9 +28,9 @@ def read_deepseek_v3(fields: ConfigFields) -> Architecture:
 
 def read_deepseek_v2(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError; UnsupportedModelError for what no published model has."""
-    method = fields.raw.get("topk_method")
-    if method not in (None, "greedy", "group_limited_greedy"):
-        fields.refuse(f"experts chosen by {method!r:.40} are")
+    fields.only("topk_method", "greedy", "group_limited_greedy")
+    fields.only("scoring_func", "softmax")
+    method = fields.get("topk_method")
     if fields.flag("norm_topk_prob"):
         fields.refuse("factors of experts that add up to 1 are")
     if fields.flag("mlp_bias"):
@@ -50,6 +50,5 @@ def read_deepseek_v2(fields: ConfigFields) -> Architecture:
 
 def _with_experts(fields: ConfigFields) -> list[bool]:
     """Of each layer whether it has experts."""
-    if fields.raw.get("moe_layer_freq") not in (None, 1):
-        fields.refuse("experts in only every few layers are")
+    fields.only("moe_layer_freq", 1)
     return first_dense(fields)

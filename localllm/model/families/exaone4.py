@@ -33,7 +33,7 @@ def read_exaone4(fields: ConfigFields) -> Architecture:
 
 def _pattern(fields: ConfigFields) -> int:
     """Every how many layers one has no window; the checkpoints spell 4 as "LLLG"."""
-    value = fields.raw.get("sliding_window_pattern")
+    value = fields.get("sliding_window_pattern")
     if isinstance(value, str) and value == "L" * (len(value) - 1) + "G":
         return len(value)
     return fields.integer("sliding_window_pattern", 1, 1024)

@@ -29,8 +29,7 @@ from localllm.model.rope_config import read_rope
 def read_gemma3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     fields = gated_by_hidden_activation(fields)
-    if fields.raw.get("attn_logit_softcapping") is not None:
-        fields.fail("attn_logit_softcapping", "null")
+    fields.only("attn_logit_softcapping")
     has_bias, positions = fields.flag("attention_bias"), read_max_positions(fields)
     norms = QueryKeyNorms(read_eps(fields), offset=1.0)
     full = replace(
@@ -40,8 +39,8 @@ def read_gemma3(fields: ConfigFields) -> Architecture:
     )
     # The old spelling stretches the full layers alone, and names the others' base.
     local = fields.number("rope_local_base_freq", 1.0, 1e12)
-    own = {**fields.raw, "rope_scaling": None, "rope_theta": local}
-    rope = read_rope(ConfigFields(own, fields.where), positions, SLIDING)
+    own = fields.changed({"rope_scaling": None, "rope_theta": local})
+    rope = read_rope(own, positions, SLIDING)
     windowed = replace(full, rope=rope, window=read_window(fields))
     pattern = fields.integer("sliding_window_pattern", 1, 1024, default=6)
     attentions = [windowed if each else full for each in read_windowed_layers(fields, pattern)]
@@ -50,8 +49,8 @@ def read_gemma3(fields: ConfigFields) -> Architecture:
 
 def gated_by_hidden_activation(fields: ConfigFields) -> ConfigFields:
     """The config with `hidden_activation` as the gate, whatever the older `hidden_act` says."""
-    gate = fields.raw.get("hidden_activation") or "gelu_pytorch_tanh"
-    return ConfigFields({**fields.raw, "hidden_act": gate}, fields.where)
+    gate = fields.get("hidden_activation") or "gelu_pytorch_tanh"
+    return fields.changed({"hidden_act": gate})
 
 
 def read_gemma_decoder(
@@ -61,8 +60,7 @@ def read_gemma_decoder(
 
     Raises: CheckpointError.
     """
-    if fields.raw.get("use_bidirectional_attention"):
-        fields.fail("use_bidirectional_attention", "false or null")
+    fields.only("use_bidirectional_attention", False)
     eps, width = read_eps(fields), read_hidden_size(fields)
 
     def norm(name: str) -> NormSpec:

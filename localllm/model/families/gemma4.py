@@ -38,8 +38,7 @@ from localllm.model.rope_config import read_rope
 
 def read_gemma4(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError, UnsupportedModelError."""
-    if fields.raw.get("use_bidirectional_attention") == "all":
-        fields.fail("use_bidirectional_attention", "null or 'vision'")
+    fields.only("use_bidirectional_attention", False, "vision")
     fields = gated_by_hidden_activation(fields)
     attentions = _read_attentions(fields)
     mlp, eps, width = read_gated_mlp(fields), read_eps(fields), read_hidden_size(fields)
@@ -153,7 +152,7 @@ def _with_own_heads(fields: ConfigFields, attention: AttentionSpec, index: int) 
     """`attention` with the layer's own heads, named for all full layers, or for a layer by its
     number.
     """
-    by_layer = fields.raw.get("per_layer_config")
+    by_layer = fields.get("per_layer_config")
     sizes: Mapping[str, Any] = {}
     if by_layer is not None:
         if not isinstance(by_layer, dict):
@@ -162,11 +161,11 @@ def _with_own_heads(fields: ConfigFields, attention: AttentionSpec, index: int) 
         own = {int(number): each for number, each in by_layer.items() if number.isdecimal()}
         sizes = own[index] if isinstance(own.get(index), dict) else {}
     elif attention.window is None:
-        num_keys = None if attention.has_values else fields.raw.get("num_global_key_value_heads")
+        num_keys = None if attention.has_values else fields.get("num_global_key_value_heads")
         sizes = {
-            "head_dim": fields.raw.get("global_head_dim", 512),
+            "head_dim": fields.get("global_head_dim", 512),
             "num_key_value_heads": num_keys,
         }
     given_sizes = {name: value for name, value in sizes.items() if value is not None}
-    own_heads = read_attention(ConfigFields({**fields.raw, **given_sizes}, fields.where))
+    own_heads = read_attention(fields.changed(given_sizes))
     return replace(attention, head_dim=own_heads.head_dim, num_kv_heads=own_heads.num_kv_heads)

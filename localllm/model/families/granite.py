@@ -47,16 +47,16 @@ def read_granite4(fields: ConfigFields) -> Architecture:
     beside experts. Raises: CheckpointError.
     """
     count = read_num_layers(fields)
-    kinds = fields.choices("layer_types", ("attention", FULL, "mamba", _LINEAR), count)
+    kinds = fields.choices("layer_types", (FULL, _LINEAR), count)
     kinds = kinds or (_LINEAR,) * count
     inner_size = fields.integer("shared_intermediate_size", 1, 1 << 22)
     names = ("shared_mlp.input_linear", "shared_mlp.output_linear")
     shared = replace(read_gated_mlp(fields), inner_size=inner_size, names=names)
     has_experts = fields.integer("num_local_experts", 0, 1 << 16) > 0
-    is_rotated = fields.raw.get("position_embedding_type") == "rope"
+    is_rotated = fields.get("position_embedding_type") == "rope"
     attention = _read_attention(fields, is_rotated=is_rotated)
-    mamba = _read_mamba(fields) if {"mamba", _LINEAR} & set(kinds) else None
-    mixers = [mamba if kind in ("mamba", _LINEAR) else attention for kind in kinds]
+    mamba = _read_mamba(fields) if _LINEAR in kinds else None
+    mixers = [mamba if kind == _LINEAR else attention for kind in kinds]
     feed_forward = (_read_experts(fields), shared) if has_experts else (shared,)
     return _read_decoder(fields, [each for each in mixers if each is not None], *feed_forward)
 
@@ -68,7 +68,7 @@ def _read_mamba(fields: ConfigFields) -> MambaSpec:
     if inner_size % num_heads:
         fields.fail("mamba_n_heads", f"a divisor of {inner_size}")
     width = inner_size // num_heads
-    if fields.raw.get("mamba_d_head", "auto") not in ("auto", width):
+    if fields.get("mamba_d_head", "auto") not in ("auto", width):
         fields.fail("mamba_d_head", f"{width}, so that all heads have {inner_size} values")
     num_groups = fields.integer("mamba_n_groups", 1, num_heads, default=1)
     if num_heads % num_groups:

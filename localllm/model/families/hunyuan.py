@@ -3,6 +3,7 @@ stretches.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from localllm.model.architecture import Architecture
 from localllm.model.blocks.attention import QueryKeyNorms
@@ -37,12 +38,12 @@ def read_hunyuan(fields: ConfigFields) -> Architecture:
 
 def _without_alpha(fields: ConfigFields) -> tuple[ConfigFields, float]:
     """The config with its "dynamic" rotation called default, and the factor that makes it so."""
-    raw, alpha = dict(fields.raw), 1.0
+    plain, alpha = dict[str, Any](), 1.0
     for name in ("rope_scaling", "rope_parameters"):
-        rope = raw.get(name)
+        rope = fields.get(name)
         if isinstance(rope, dict) and rope.get("alpha"):
             alpha = ConfigFields(rope, f"{fields.where}: {name}").number("alpha", 0.0, 1e6)
-            raw[name] = {"rope_type": "default"}
+            plain[name] = {"rope_type": "default"}
             if rope.get("rope_theta") is not None:
-                raw[name]["rope_theta"] = rope["rope_theta"]
-    return ConfigFields(raw, fields.where), alpha
+                plain[name]["rope_theta"] = rope["rope_theta"]
+    return fields.changed(plain), alpha

@@ -38,14 +38,12 @@ _EXPERT_NAMES = (f"{_EXPERT}w1", f"{_EXPERT}w3", f"{_EXPERT}w2")
 
 def read_lfm2(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    fields = with_usual_names(fields)
     mlp = _read_adjusted_mlp(fields)
     return _read(fields, [mlp] * read_num_layers(fields))
 
 
 def read_lfm2_moe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    fields = with_usual_names(fields)
     num_experts, top_k = read_num_experts(fields)
     router = RouterSpec(
         num_experts,
@@ -61,20 +59,6 @@ def read_lfm2_moe(fields: ConfigFields) -> Architecture:
     num_layers = read_num_layers(fields)
     num_dense = fields.integer("num_dense_layers", 0, num_layers)
     return _read(fields, [dense] * num_dense + [experts] * (num_layers - num_dense))
-
-
-def with_usual_names(fields: ConfigFields) -> ConfigFields:
-    """The config with the usual names for what these families name in their own way."""
-    raw = dict(fields.raw)
-    own = {
-        "norm_eps": "rms_norm_eps",
-        "tie_embedding": "tie_word_embeddings",
-        "block_ff_dim": "intermediate_size",
-    }
-    for name, usual in own.items():
-        if name in raw:
-            raw[usual] = raw[name]
-    return ConfigFields(raw, fields.where)
 
 
 def read_short_conv(fields: ConfigFields) -> ShortConvSpec:
@@ -104,7 +88,7 @@ def _kinds(fields: ConfigFields) -> list[bool]:
     found = fields.choices("layer_types", (FULL, CONV), num_layers)
     if found is not None:
         return [each == FULL for each in found]
-    full = fields.raw.get("full_attn_idxs")
+    full = fields.get("full_attn_idxs")
     if full is None:
         return [True] * num_layers
     if not isinstance(full, list) or not all(each in range(num_layers) for each in full):

@@ -24,7 +24,6 @@ from localllm.model.families.lfm2 import (
     LAST_NORM,
     MLP_NAMES,
     read_short_conv,
-    with_usual_names,
 )
 from localllm.model.layer import LayerPlan, Place
 from localllm.model.norm import NormSpec
@@ -33,7 +32,6 @@ from localllm.model.rope_config import read_rope
 
 def read_lfm3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    fields = with_usual_names(fields)
     eps, positions = read_eps(fields), read_max_positions(fields)
     has_bias = fields.flag("attention_bias")
     attention = replace(

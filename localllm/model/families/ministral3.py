@@ -33,7 +33,7 @@ def read_ministral3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     fields = with_default_rope(fields, _ROPE)
     attention = read_attention(fields, window=read_window(fields))
-    asked = ConfigFields(fields.raw["rope_parameters"], f"{fields.where}: rope_parameters")
+    asked = ConfigFields(fields.get("rope_parameters"), f"{fields.where}: rope_parameters")
     beta = asked.nonzero_number("llama_4_scaling_beta", 0.0, 1e3)
     if beta is not None:
         growth = QueryGrowth(beta, attention.rope.original_max_position_embeddings)

@@ -59,9 +59,8 @@ def _read_layer(fields: ConfigFields, kind: str, eps: float) -> LayerPlan:
 
 def _read_kinds(fields: ConfigFields) -> list[str]:
     """The kind of each layer, by a list, or by a pattern of one character for each."""
-    raw = fields.raw
     for name in ("layers_block_type", "layer_types", "hybrid_override_pattern"):
-        found = raw.get(name)
+        found = fields.get(name)
         if found is not None:
             known = isinstance(found, list | str) and all(
                 isinstance(each, str) and each in _KINDS for each in found
@@ -74,6 +73,7 @@ def _read_kinds(fields: ConfigFields) -> list[str]:
 
 def _read_mamba(fields: ConfigFields, eps: float) -> MambaSpec:
     refuse_step_limits(fields)
+    fields.only("mamba_hidden_act", "silu", "swish")
     num_heads = fields.integer("mamba_num_heads", 1, 1 << 16, default=128)
     num_groups = fields.integer("n_groups", 1, num_heads, default=8)
     if num_heads % num_groups:
@@ -93,15 +93,13 @@ def _read_mamba(fields: ConfigFields, eps: float) -> MambaSpec:
 
 
 def _read_attention(fields: ConfigFields) -> AttentionSpec:
-    raw = {"head_dim": 128, **fields.raw}
-    attention = read_attention(ConfigFields(raw, fields.where))
+    own = {} if "head_dim" in fields.raw else {"head_dim": 128}
+    attention = read_attention(fields.changed(own))
     return replace(attention, rope=NO_ROPE, name="mixer", output="mixer.o_proj")
 
 
 def _read_mlp(fields: ConfigFields, inner: str, own: str) -> GatedMLPSpec:
-    activation = fields.raw.get("mlp_hidden_act", "relu2")
-    if activation != "relu2":
-        fields.refuse(f"feed-forwards with {activation!r:.40} are")
+    fields.only("mlp_hidden_act", "relu2")
     return GatedMLPSpec(
         read_hidden_size(fields),
         fields.integer(inner, 1, 1 << 22),
@@ -132,7 +130,7 @@ def _read_experts(
     expert = _read_mlp(fields, "moe_intermediate_size", "mixer.experts.{}.")
     expert = replace(expert, has_bias=False)
     shared = _read_mlp(fields, "moe_shared_expert_intermediate_size", "mixer.shared_experts.")
-    if fields.raw.get("moe_latent_size") is None:
+    if fields.get("moe_latent_size") is None:
         return ExpertsSpec(expert, router), shared
     latent = replace(expert, hidden_size=fields.integer("moe_latent_size", 1, 1 << 20))
     names = "mixer.fc1_latent_proj", "mixer.fc2_latent_proj"

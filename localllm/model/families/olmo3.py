@@ -19,7 +19,7 @@ def read_olmo3(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     positions = read_max_positions(fields)
     # The old spelling stretches the full layers alone.
-    unstretched = ConfigFields({**fields.raw, "rope_scaling": None}, fields.where)
+    unstretched = fields.changed({"rope_scaling": None})
     full = replace(read_olmo_attention(fields), rope=read_rope(fields, positions, FULL))
     windowed = replace(
         full, rope=read_rope(unstretched, positions, SLIDING), window=read_window(fields)

@@ -31,7 +31,7 @@ _NORM_EPS = 1e-5
 def read_olmo_hybrid(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
     attention, delta_net = read_olmo_attention(fields), _read_delta_net(fields)
-    rope = fields.raw.get("rope_parameters")
+    rope = fields.get("rope_parameters")
     if isinstance(rope, Mapping) and rope.get("rope_theta", 0) is None:
         attention = replace(attention, rope=NO_ROPE)
     mlp, eps = read_gated_mlp(fields), read_eps(fields)
@@ -55,16 +55,18 @@ def _kinds(fields: ConfigFields) -> tuple[str, ...]:
 
 
 def _read_delta_net(fields: ConfigFields) -> DeltaNetSpec:
-    raw, heads = dict(fields.raw), fields.integer("num_attention_heads", 1, 1 << 16)
+    own, heads = fields, fields.integer("num_attention_heads", 1, 1 << 16)
     for name in ("linear_num_key_heads", "linear_num_value_heads"):
-        if raw.get(name) is None:
-            raw[name] = heads
-    own = ConfigFields(raw, fields.where)
-    if raw.get("linear_key_head_dim") is None:
+        if fields.get(name) is None:
+            own = own.changed({name: heads})
+    if own.get("linear_key_head_dim") is None:
         count = own.integer("linear_num_key_heads", 1, 4096)
-        raw["linear_key_head_dim"] = int(0.75 * read_hidden_size(fields) / count)
-    if raw.get("linear_value_head_dim") is None:
-        raw["linear_value_head_dim"] = 2 * own.integer("linear_key_head_dim", 1, 1024)
-    raw.setdefault("linear_conv_kernel_dim", 4)
+        width = int(0.75 * read_hidden_size(fields) / count)
+        own = own.changed({"linear_key_head_dim": width})
+    if own.get("linear_value_head_dim") is None:
+        width = 2 * own.integer("linear_key_head_dim", 1, 1024)
+        own = own.changed({"linear_value_head_dim": width})
+    if own.get("linear_conv_kernel_dim") is None:
+        own = own.changed({"linear_conv_kernel_dim": 4})
     most = 2.0 if fields.flag("linear_allow_neg_eigval", default=True) else 1.0
     return replace(read_delta_net(own, _NORM_EPS), most=most, names=EACH)

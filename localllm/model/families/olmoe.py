@@ -19,8 +19,7 @@ from localllm.model.families.qwen_moe import EXPERT_NAMES
 
 def read_olmoe(fields: ConfigFields) -> Architecture:
     """Raises: CheckpointError."""
-    if fields.raw.get("clip_qkv") is not None:
-        fields.fail("clip_qkv", "null")
+    fields.only("clip_qkv")
     has_bias = fields.flag("attention_bias")
     norms = QueryKeyNorms(read_eps(fields), is_whole=True)
     attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)

@@ -25,9 +25,9 @@ def read_phi3(fields: ConfigFields) -> Architecture:
 
 def _with_longrope(fields: ConfigFields) -> ConfigFields:
     """The config with longrope under its name; the first files called it "yarn"."""
-    raw = dict(fields.raw)
+    renamed = {}
     for name in ("rope_scaling", "rope_parameters"):
-        rope = raw.get(name)
+        rope = fields.get(name)
         if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "yarn":
-            raw[name] = {**rope, "rope_type": "longrope"}
-    return ConfigFields(raw, fields.where)
+            renamed[name] = {**rope, "rope_type": "longrope"}
+    return fields.changed(renamed)

@@ -75,8 +75,9 @@ def _read(
 
 def _read_attention(fields: ConfigFields, eps: float) -> AttentionSpec:
     has_bias = fields.flag("attention_bias")
-    if fields.raw.get("partial_rotary_factor") is None:
-        fields = ConfigFields({**fields.raw, "partial_rotary_factor": 0.25}, fields.where)
+    fields.only("attn_output_gate", True)
+    if fields.get("partial_rotary_factor") is None:
+        fields = fields.changed({"partial_rotary_factor": 0.25})
     norms = QueryKeyNorms(eps, offset=1.0)
     attention = read_attention(fields, qkv_bias=has_bias, o_bias=has_bias, norms=norms)
     return replace(attention, has_gate=True)

@@ -84,7 +84,7 @@ def _read_qwen_moe(
 
 def read_dense_layers(fields: ConfigFields) -> list[int]:
     """The layers without experts, by index. Raises: CheckpointError."""
-    found = fields.raw.get("mlp_only_layers") or []
+    found = fields.get("mlp_only_layers") or []
     if not isinstance(found, list) or not all(type(each) is int for each in found):
         fields.fail("mlp_only_layers", "a list of whole numbers")
     return found

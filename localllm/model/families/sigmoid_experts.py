@@ -26,6 +26,8 @@ _SHARED = (f"{_OWN}gate_proj", f"{_OWN}up_proj", f"{_OWN}down_proj")
 
 def read_sigmoid_router(fields: ConfigFields) -> RouterSpec:
     """The router. Raises: CheckpointError."""
+    fields.only("topk_method", "noaux_tc")
+    fields.only("scoring_func", "sigmoid")
     num_experts, top_k = read_num_experts(fields, "n_routed_experts")
     return RouterSpec(
         num_experts,
@@ -63,8 +65,8 @@ def read_shared(fields: ConfigFields) -> GatedMLPSpec:
     """The feed-forward beside experts, as wide as several of them. Raises: CheckpointError."""
     inner_size = read_expert(fields, "moe_intermediate_size", EXPERT_NAMES).inner_size
     num_shared = fields.integer("n_shared_experts", 1, 64)
-    wide = {**fields.raw, "shared_size": num_shared * inner_size}
-    return read_expert(ConfigFields(wide, fields.where), "shared_size", _SHARED)
+    wide = fields.changed({"shared_size": num_shared * inner_size})
+    return read_expert(wide, "shared_size", _SHARED)
 
 
 def first_dense(fields: ConfigFields) -> list[bool]:

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from localllm.errors import UnsupportedModelError
+from localllm.errors import UnsupportedModelError, brief
 from localllm.files.json_file import read_json_object
 from localllm.model.architecture import Architecture
-from localllm.model.config_fields import OTHER_ENGINE, ConfigFields
+from localllm.model.config_fields import OTHER_ENGINE, ConfigFields, plain_floats
+from localllm.model.families.aliases import with_known_names
 from localllm.model.families.cohere2 import read_cohere2
 from localllm.model.families.deepseek import read_deepseek_v2, read_deepseek_v3
 from localllm.model.families.defaults import CLASS_DEFAULTS
@@ -24,6 +25,7 @@ from localllm.model.families.glm4_moe_lite import read_glm4_moe_lite
 from localllm.model.families.gpt_oss import read_gpt_oss
 from localllm.model.families.granite import read_granite, read_granite4, read_granite_moe
 from localllm.model.families.hunyuan import read_hunyuan
+from localllm.model.families.known_fields import unknown_fields
 from localllm.model.families.lfm2 import read_lfm2, read_lfm2_moe
 from localllm.model.families.lfm3 import read_lfm3
 from localllm.model.families.llama import read_llama
@@ -48,6 +50,8 @@ from localllm.model.families.seed_oss import read_seed_oss
 from localllm.model.families.smollm3 import read_smollm3
 from localllm.model.headless import class_with_head, is_body, lacks_head, num_labels
 from localllm.model.own_head import has_other_head
+from localllm.model.quantization_fields import check_quantization_fields, with_quantization
+from localllm.model.size_limits import check_sizes
 from localllm.model.tower import has_tower, text_config
 
 logger = logging.getLogger(__name__)
@@ -131,8 +135,15 @@ def architecture_of(raw: Mapping[str, Any], where: str = "config.json") -> Archi
             where=where,
             hint=OTHER_ENGINE,
         )
-    fields = ConfigFields({**CLASS_DEFAULTS.get(name, {}), **given, "architectures": [name]}, where)
-    architecture = replace(FAMILIES[name](fields), has_tower=has_tower(raw))
+    known = with_known_names(plain_floats(given), name)
+    fields = ConfigFields({**CLASS_DEFAULTS.get(name, {}), **known, "architectures": [name]}, where)
+    architecture = FAMILIES[name](fields)
+    if given.get("per_layer_config") and "per_layer_config" not in fields.read:
+        fields.refuse("sizes of their own for some layers (per_layer_config) are")
+    unknown = tuple(unknown_fields(ConfigFields(known, where, fields.read), name))
+    unknown += check_quantization_fields(architecture.quantization)
+    check_sizes(architecture, where)
+    architecture = replace(architecture, has_tower=has_tower(raw), unknown_fields=unknown)
     labels = num_labels(stored, given, where)
     if labels or (is_body(stored) and not architecture.tie_word_embeddings):
         return replace(_without_head(architecture), num_labels=labels)
@@ -142,12 +153,15 @@ def architecture_of(raw: Mapping[str, Any], where: str = "config.json") -> Archi
 def read_architecture(folder: Path) -> Architecture:
     """The architecture of a checkpoint; its code is never run. Raises: as `architecture_of`."""
     path = folder / "config.json"
-    raw = read_json_object(path)
+    raw = with_quantization(read_json_object(path), folder)
     architecture = architecture_of(raw, str(path))
     if architecture.tie_word_embeddings and has_other_head(folder, architecture):
         architecture = replace(architecture, tie_word_embeddings=False)
     elif not architecture.tie_word_embeddings and lacks_head(folder, architecture):
         architecture = _without_head(architecture)
+    if architecture.unknown_fields:
+        names = ", ".join(brief(name) for name in architecture.unknown_fields[:8])
+        logger.warning("%s: fields that localllm does not know are ignored: %s", path, names)
     if "auto_map" in raw:
         name = architecture.name
         logger.warning("code in the model's folder is not run; the built-in %s is used", name)
