@@ -38,7 +38,7 @@ class SpecialText:
         if isinstance(value, str):
             return self._pattern.search(value) is not None
         if isinstance(value, Mapping):
-            return any(self.occurs_in(part) for part in value.values())
+            return any(self.occurs_in(part) for pair in value.items() for part in pair)
         return isinstance(value, Sequence) and any(self.occurs_in(part) for part in value)
 
     def protect(self, value: Any) -> Any:
@@ -46,7 +46,7 @@ class SpecialText:
         if isinstance(value, str):
             return self._pattern.sub(lambda match: self._placeholder(match.group()), value)
         if isinstance(value, Mapping):
-            return {key: self.protect(part) for key, part in value.items()}
+            return {self.protect(key): self.protect(part) for key, part in value.items()}
         if isinstance(value, Sequence):
             return [self.protect(part) for part in value]
         return value
