@@ -25,7 +25,13 @@ from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter, Metrics
 from localllm.server.refusals import RefusedError, busy, invalid, refusal_of
 from localllm.server.schema import ToolDefinition
-from localllm.server.sending import StreamedAnswer, WholeAnswer, WithHeader, merged
+from localllm.server.sending import (
+    StreamedAnswer,
+    WholeAnswer,
+    WithHeader,
+    merged,
+    with_changes,
+)
 from localllm.server.volatile_lines import Rule, move_volatile_lines
 from localllm.text.grammar import Grammar
 from localllm.text.message_places import end_of_message
@@ -314,7 +320,8 @@ class Answering:
         events = _noting(merged(streams, params.n, writer, meter), said)
         field = "tools" if asked.form is not None else body.grammar_field
         kind: Callable[..., Response] = StreamedAnswer if body.stream else WholeAnswer
-        response = WithHeader(kind(events, writer, finished, field), header)
+        response: Response = WithHeader(kind(events, writer, finished, field), header)
+        response = with_changes(response, prompts)
         if asked.num_moved:
             told = (_MOVED, str(asked.num_moved).encode())
             response = WithHeader(response, lambda: told)

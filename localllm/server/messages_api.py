@@ -14,6 +14,7 @@ from localllm.server.answering import Answering, conversation_of
 from localllm.server.messages_schema import CountRequest, MessagesRequest
 from localllm.server.messages_writer import MessagesWriter
 from localllm.server.refusals import RefusedError, refusal_of
+from localllm.server.sending import with_changes
 
 
 class MessagesApi:
@@ -41,7 +42,7 @@ class MessagesApi:
         self._answering.check_model(body.model)
         prompt = await self._answering.write(conversation_of(body), "messages")
         count = len(prompt.token_ids) + len(await self._begun(body))
-        return JSONResponse({"input_tokens": count})
+        return with_changes(JSONResponse({"input_tokens": count}), [prompt])
 
     async def _begun(self, body: CountRequest) -> Sequence[int]:
         """The tokens of the answer that the client began. Raises: RefusedError."""

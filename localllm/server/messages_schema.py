@@ -17,12 +17,14 @@ from localllm.server.schema import (
     Body,
     FunctionDefinition,
     Name,
+    Parameters,
     Stop,
     ToolDefinition,
     ToolName,
     WholeBody,
 )
 from localllm.text.grammar import Grammar
+from localllm.text.plain_messages import plain_message
 from localllm.text.prompt import ChatMessage, ThinkLevel
 
 _IGNORED = frozenset({"metadata", "service_tier", "inference_geo", "speed", "workspace_id"})
@@ -79,7 +81,7 @@ class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: Name
     name: ToolName
-    input: dict[str, Any]
+    input: dict[str, Any] | None = None
 
 
 class ToolResultBlock(Block):
@@ -88,9 +90,11 @@ class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: Name
     content: (
-        str | Annotated[list[TextBlock], Field(max_length=LIMITS.content_parts, fail_fast=True)]
-    ) = ""
-    is_error: bool = False
+        str
+        | Annotated[list[TextBlock], Field(max_length=LIMITS.content_parts, fail_fast=True)]
+        | None
+    ) = None
+    is_error: bool | None = None
 
     @field_validator("content", mode="before")
     @classmethod
@@ -118,7 +122,7 @@ class Message(Body):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | Blocks
+    content: str | Blocks | None
 
     @field_validator("content", mode="before")
     @classmethod
@@ -142,7 +146,7 @@ class Message(Body):
         """Its content in blocks."""
         if isinstance(self.content, list):
             return self.content
-        return [TextBlock(type="text", text=self.content)]
+        return [TextBlock(type="text", text=self.content or "")]
 
     def for_template(self) -> Iterator[ChatMessage]:
         """As chat templates read it: each result of a tool is a message of its own."""
@@ -168,23 +172,23 @@ class Message(Body):
         texts = [each.text for each in blocks if isinstance(each, TextBlock)]
         message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
         if thoughts := [each.thinking for each in blocks if isinstance(each, ThinkingBlock)]:
-            message["reasoning_content"] = message["thinking"] = "\n".join(thoughts)
+            message["reasoning_content"] = "\n".join(thoughts)
         if calls := [each for each in blocks if isinstance(each, ToolUseBlock)]:
             message["tool_calls"] = [
                 {
                     "id": each.id,
                     "type": "function",
-                    "function": {"name": each.name, "arguments": each.input},
+                    "function": {"name": each.name, "arguments": each.input or {}},
                 }
                 for each in calls
             ]
-        return message
+        return plain_message(message)
 
 
-def _joined(content: str | list[TextBlock]) -> str:
+def _joined(content: str | list[TextBlock] | None) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(block.text for block in content)
+    return "\n".join(block.text for block in content or ())
 
 
 class ToolBody(Body):
@@ -193,7 +197,7 @@ class ToolBody(Body):
     type: Literal["custom"] | None = None
     name: ToolName
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: Parameters | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -211,7 +215,7 @@ class ToolChoiceBody(Body):
 
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
     def _a_tool_has_a_name(self) -> "ToolChoiceBody":

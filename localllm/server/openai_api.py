@@ -23,6 +23,7 @@ from localllm.server.schema import (
     Sampling,
     TokenizeRequest,
 )
+from localllm.server.sending import with_changes
 from localllm.text.fill_in import FillIn
 from localllm.text.prompt import Conversation, Prompt, Text
 
@@ -92,11 +93,13 @@ class OpenAIApi:
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """`POST /tokenize`"""
         self._answering.check_model(body.model)
+        written: list[Prompt] = []
         if body.messages is not None:
             prompt = await self._answering.write(
                 Conversation([each.for_template() for each in body.messages]), "messages"
             )
             ids: Sequence[int] = prompt.token_ids
+            written = [prompt]
         else:
             try:
                 self._model.prompts.check_length(body.prompt or "")
@@ -108,7 +111,8 @@ class OpenAIApi:
                 add_special_tokens=body.add_special_tokens,
             )
         context = self._model.prompts.context_length
-        return JSONResponse({"count": len(ids), "max_model_len": context, "tokens": list(ids)})
+        told = {"count": len(ids), "max_model_len": context, "tokens": list(ids)}
+        return with_changes(JSONResponse(told), written)
 
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         """`POST /detokenize`"""

@@ -1,8 +1,8 @@
 """Writes completions and chats in OpenAI's formats, whole and in chunks.
 
 Source: OpenAI's API reference, "The chat completion object", "The chat completion chunk object" and
-"The completion object"; `reasoning_content` is DeepSeek's name for a model's thoughts,
-`stop_reason` vLLM's for the stop string that cut an answer.
+"The completion object"; `reasoning_content` is DeepSeek's name for a model's thoughts, `reasoning`
+that of OpenRouter and vLLM 0.16; `stop_reason` is vLLM's for the stop string that cut an answer.
 """
 
 import time
@@ -89,7 +89,7 @@ class OpenAIWriter:
             if self._kind == "chat":
                 message: dict[str, Any] = {"role": "assistant", "content": text}
                 if thinking:
-                    message["reasoning_content"] = thinking
+                    message |= _thoughts(thinking)
                 if choice.calls:
                     message["content"] = text.strip() or None
                     message["tool_calls"] = [_described_call(call) for call in choice.calls]
@@ -123,7 +123,7 @@ class OpenAIWriter:
             choice = self._choices[index]
             num_before = len(choice.calls) - len(choice.new_calls)
             delta: dict[str, Any] = {
-                "reasoning_content": event.thinking,
+                **_thoughts(event.thinking),
                 "content": choice.new_text,
                 "tool_calls": [
                     {"index": place, **_described_call(call)}
@@ -210,6 +210,11 @@ class OpenAIWriter:
     def _of_prompt(self, number: int) -> list[Shown]:
         echo = self._echoes[number]
         return self._texts.of_prompt(echo.token_ids, echo.text, read_scores(self._scores[number]))
+
+
+def _thoughts(text: str) -> dict[str, str]:
+    """Thoughts under both names that clients know."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 def _cut(choice: Choice) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from localllm.server.kept_responses import KeptResponses
 from localllm.server.refusals import RefusedError, refusal_of
 from localllm.server.responses_schema import InputRequest, ResponseRequest
 from localllm.server.responses_writer import ResponsesWriter
+from localllm.server.sending import with_changes
 
 
 class ResponsesApi:
@@ -37,8 +38,8 @@ class ResponsesApi:
         self._answering.check_model(body.model)
         await self._continue(body, request)
         prompt = await self._answering.write(conversation_of(body), "input")
-        count = len(prompt.token_ids)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": count})
+        counted = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+        return with_changes(JSONResponse(counted), [prompt])
 
     async def get(self, name: str, request: Request) -> Response:
         """`GET /v1/responses/NAME`"""

@@ -4,7 +4,7 @@ As in schema.py, a known field that is not supported is refused, and unknown one
 Source: OpenAI's API reference, "Create a response", and the types of its Python client, 3.57.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -16,53 +16,37 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from localllm.server.bodies import count_values
 from localllm.server.limits import LIMITS
 from localllm.server.schema import (
     EFFORTS,
-    OTHER_PARTS,
+    Arguments,
     Body,
-    CallMade,
-    FunctionCall,
+    Content,
+    ContentPart,
     FunctionDefinition,
     JsonObjectFormat,
     Name,
+    Parameters,
+    Parts,
     TextFormat,
     ToolDefinition,
     ToolName,
     WholeBody,
 )
 from localllm.text.grammar import Grammar
+from localllm.text.plain_messages import plain_messages, read_content
 from localllm.text.prompt import ChatMessage, ThinkLevel
 
 _IGNORED = frozenset({"safety_identifier", "service_tier", "user", "prompt_cache_retention"})
 
 
-class Part(Body):
-    """A part of a message: text that was asked, or answered, or why nothing was."""
-
-    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
-    text: str = ""
-    refusal: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_text(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind in (*OTHER_PARTS, "input_file"):
-            raise PydanticCustomError("unsupported_modality", "localllm reads only text")
-        return value
-
-
-Parts = Annotated[list[Part], Field(max_length=LIMITS.content_parts, fail_fast=True)]
-
-
-def _joined(content: str | list[Part]) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(part.text or part.refusal for part in content)
+def _joined(content: str | Sequence[ContentPart] | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    text, thoughts = read_content([part.model_dump() for part in content])
+    return str(text or thoughts)
 
 
 class InputItem(Body):
@@ -78,12 +62,12 @@ class MessageItem(InputItem):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Parts
+    content: Content | None = None
 
     def as_stored(self) -> dict[str, Any]:
         """See InputItem: its content is always a list."""
         kind = "output_text" if self.role == "assistant" else "input_text"
-        parts = self.content
+        parts = self.content or ""
         if isinstance(parts, str):
             content = [{"type": kind, "text": parts}]
             return {"type": "message", "role": self.role, "content": content}
@@ -97,12 +81,12 @@ class CallItem(InputItem):
     type: Literal["function_call"]
     call_id: Name
     name: ToolName
-    arguments: str
+    arguments: Arguments = "{}"
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
-        function = FunctionCall(name=self.name, arguments=self.arguments)
-        return CallMade(id=self.call_id, type="function", function=function).for_template()
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
 
 
 class OutputItem(InputItem):
@@ -110,19 +94,20 @@ class OutputItem(InputItem):
 
     type: Literal["function_call_output"]
     call_id: Name
-    output: str | Parts
+    output: Content | None = None
 
 
 class ReasoningItem(InputItem):
     """Thoughts in an earlier answer."""
 
     type: Literal["reasoning"]
-    content: Parts | None = None
+    content: Content | None = None
+    summary: Parts | None = None
 
     @property
     def text(self) -> str:
-        """The thoughts."""
-        return _joined(self.content or [])
+        """The thoughts, or what is told of them."""
+        return _joined(self.content) or _joined(self.summary)
 
 
 def _kind_of(value: Any) -> str:
@@ -151,7 +136,7 @@ class FunctionTool(Body):
     type: Literal["function"]
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 
@@ -391,8 +376,7 @@ def messages_of(items: Iterable[Item]) -> list[ChatMessage]:
             answer = None
             continue
         if isinstance(item, MessageItem) and item.role != "assistant":
-            role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": _joined(item.content)})
+            messages.append({"role": item.role, "content": _joined(item.content)})
             answer = None
             continue
         is_new = answer is None or "tool_calls" in answer or bool(answer["content"])
@@ -400,9 +384,9 @@ def messages_of(items: Iterable[Item]) -> list[ChatMessage]:
             answer = {"role": "assistant", "content": ""}
             messages.append(answer)
         if isinstance(item, ReasoningItem):
-            answer["reasoning_content"] = answer["thinking"] = item.text
+            answer["reasoning_content"] = item.text
         elif isinstance(item, CallItem):
             answer.setdefault("tool_calls", []).append(item.for_template())
         else:
             answer["content"] = _joined(item.content)
-    return list(messages)
+    return list(plain_messages(messages))

@@ -10,10 +10,14 @@ import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     PlainValidator,
+    Tag,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -23,7 +27,14 @@ from pydantic_core import PydanticCustomError
 from localllm.server.bodies import count_values
 from localllm.server.limits import LIMITS
 from localllm.text.grammar import Grammar, lark_literal
+from localllm.text.plain_messages import (
+    HIDDEN_PARTS,
+    TEXT_PARTS,
+    THOUGHT_PARTS,
+    plain_message,
+)
 from localllm.text.prompt import ChatMessage, ThinkLevel
+from localllm.text.tool_schemas import without_nulls
 
 Name = Annotated[str, Field(max_length=300)]
 Stop = Annotated[str, Field(min_length=1, max_length=LIMITS.stop_chars)]
@@ -42,7 +53,17 @@ EFFORTS: dict[str, ThinkLevel] = {
 
 # OpenAI's fields that have no effect here.
 _IGNORED = frozenset({"user", "store", "metadata", "service_tier", "safety_identifier"})
-OTHER_PARTS = ("image_url", "input_image", "image", "input_audio", "audio", "file", "video_url")
+OTHER_PARTS = (
+    "image_url",
+    "input_image",
+    "image",
+    "input_audio",
+    "audio",
+    "file",
+    "input_file",
+    "video_url",
+    "video",
+)
 
 
 class Body(BaseModel):
@@ -172,72 +193,93 @@ class Sampling(WholeBody):
         return {name: value for name, value in fields.items() if value is not None}
 
 
-class TextPart(Body):
-    """A part of a message; this server reads only text."""
+class ContentPart(Body):
+    """A part of a message: text, a refusal, or thoughts, each in the field of its type's name."""
 
-    type: Literal["text"]
-    text: str
+    model_config = ConfigDict(extra="allow")
+
+    type: str = "text"
 
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind in OTHER_PARTS:
+        if isinstance(value, str):
+            return {"type": "text", "text": value}
+        kind = value.get("type", "text") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind in HIDDEN_PARTS:
+            return value
+        if kind in OTHER_PARTS:
             raise PydanticCustomError("unsupported_modality", "localllm reads only text")
+        fields = {**TEXT_PARTS, **THOUGHT_PARTS}.get(kind)
+        if fields is None:
+            known = ", ".join((*TEXT_PARTS, *THOUGHT_PARTS))
+            raise ValueError(f"a part is one of {known}, not {kind[:60]!r}")
+        if not any(isinstance(value.get(name), str | list) for name in fields) and not any(
+            name in value and value[name] is None for name in fields
+        ):
+            raise ValueError(f"a part of type {kind} needs {fields[0]}, a text")
         return value
 
 
+Parts = Annotated[list[ContentPart], Field(max_length=LIMITS.content_parts)]
+# A union would say of a wrong part that it is not a text.
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[Parts, Tag("parts")],
+    Discriminator(
+        lambda value: (
+            "text" if isinstance(value, str) else "parts" if isinstance(value, list) else None
+        ),
+        custom_error_type="content",
+        custom_error_message="must be a text, a list of parts, or null",
+    ),
+]
+Thoughts = Annotated[
+    str | None, BeforeValidator(lambda value: value if isinstance(value, str) else None)
+]
+
+
+def _as_text(arguments: Any) -> Any:
+    """Arguments as JSON, which some clients send as the object itself, or as null."""
+    if arguments is None:
+        return "{}"
+    return json.dumps(arguments) if isinstance(arguments, dict) else arguments
+
+
+Arguments = Annotated[str, BeforeValidator(_as_text)]
+Parameters = Annotated[dict[str, Any], AfterValidator(without_nulls)]
+
+
 class FunctionCall(Body):
-    """The function and arguments of a call; `arguments` is JSON."""
+    """The function and arguments of a call; `arguments` is JSON, or nothing."""
 
     name: ToolName
-    arguments: str
+    arguments: Arguments = "{}"
 
 
 class CallMade(Body):
     """A tool call in an earlier answer."""
 
-    id: Name
-    type: Literal["function"]
+    id: Name | None = None
+    type: Literal["function"] = "function"
     function: FunctionCall
-
-    def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: arguments as an object, if they are one."""
-        try:
-            arguments = json.loads(self.function.arguments)
-        except (ValueError, RecursionError):
-            arguments = self.function.arguments
-        function = {"name": self.function.name, "arguments": arguments}
-        return {"id": self.id, "type": "function", "function": function}
 
 
 class MessageBody(Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(max_length=LIMITS.content_parts)] | None = None
+    content: Content | None = None
     name: Name | None = None
-    reasoning_content: str | None = None
+    refusal: Thoughts = None
+    reasoning: Thoughts = None
+    reasoning_content: Thoughts = None
+    reasoning_details: list[Any] | None = None
     tool_calls: Annotated[list[CallMade], Field(max_length=LIMITS.tools)] | None = None
     tool_call_id: Name | None = None
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates read it."""
-        text = self.content
-        if isinstance(text, list):
-            text = "\n".join(part.text for part in text)
-        message: dict[str, Any] = {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": text or "",
-        }
-        if self.reasoning_content is not None:
-            message["reasoning_content"] = message["thinking"] = self.reasoning_content
-        if self.tool_calls:
-            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
-        for name in ("tool_call_id", "name"):
-            if getattr(self, name) is not None:
-                message[name] = getattr(self, name)
-        return message
+        return plain_message(self.model_dump(exclude_none=True))
 
 
 Messages = Annotated[
@@ -286,7 +328,7 @@ class FunctionDefinition(Body):
 
     name: ToolName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 

@@ -20,6 +20,7 @@ from localllm.server.guard import Refusal
 from localllm.server.limits import LIMITS
 from localllm.server.metrics import Meter
 from localllm.server.refusals import as_response, refusal_of
+from localllm.text.prompt import Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -210,6 +211,15 @@ class WithHeader(Response):
             await send(message)
 
         await self._answer(scope, receive, send_with)
+
+
+def with_changes(response: Response, prompts: Sequence[Prompt]) -> Response:
+    """The response, with a header that says what was changed in conversations so that the model's
+    chat template takes them.
+    """
+    told = "; ".join(dict.fromkeys(change for prompt in prompts for change in prompt.changes))
+    header = b"warning", f'299 - "changed: {told}"'.encode()
+    return WithHeader(response, lambda: header) if told else response
 
 
 async def _wait_until_gone(receive: Receive) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from localllm.errors import RequestError
+from localllm.text.tool_schemas import without_nulls
 
 GrammarKind = Literal["json_schema", "regex", "lark", "calls"]
 GRAMMAR_KINDS: tuple[GrammarKind, ...] = get_args(GrammarKind)
@@ -67,6 +68,7 @@ class Grammar:
         if not isinstance(schema, (dict, bool)):
             raise RequestError("a JSON schema must be an object, true or false", param=param)
         check_schema_size(schema, param)
+        schema = without_nulls(schema)
         source = json.dumps(schema, ensure_ascii=False)
         try:
             source.encode()

@@ -49,7 +49,8 @@ class Prompt:
     end are the beginning of the answer. `num_context`: how many tokens before those are text that
     the answer continues, so that a space between them is kept. `marks` are texts of special tokens
     to show in the answer, besides the markers. `borders`: where its messages end. `num_to_keep`:
-    how many tokens at its beginning the cache should keep for longer than others.
+    how many tokens at its beginning the cache should keep for longer than others. `changes`: what
+    was changed so that the chat template takes the conversation.
     """
 
     token_ids: Sequence[int]
@@ -60,6 +61,7 @@ class Prompt:
     marks: tuple[str, ...] = ()
     borders: tuple[int, ...] = ()
     num_to_keep: int = 0
+    changes: tuple[str, ...] = ()
 
     @property
     def shown(self) -> str:

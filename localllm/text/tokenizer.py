@@ -12,11 +12,13 @@ from tokenizers import Tokenizer as Backend
 
 from localllm.errors import RequestError, TemplateError
 from localllm.text.earlier_calls import with_earlier_calls
+from localllm.text.fitted_chat import Fitted, fit
 from localllm.text.grammar import lark_literal
 from localllm.text.prompt import ChatMessage, Prompt, ThinkLevel
 from localllm.text.special_text import SpecialText
 from localllm.text.template import render_chat_template
 from localllm.text.template_files import read_chat_templates
+from localllm.text.template_manners import TemplateManners
 from localllm.text.thinking import Markers, find_markers
 from localllm.text.tokenizer_files import load_backend, read_special_texts
 from localllm.text.tool_calls import find_tool_format
@@ -208,17 +210,20 @@ class Tokenizer:
         Special-token text inside the messages is plain text unless `parse_special`. Raises:
         TemplateError, RequestError.
         """
-        protects = not parse_special and self._special_text.occurs_in([messages, tools or []])
+        given = [messages, tools, variables]
+        protects = not parse_special and self._special_text.occurs_in(given)
         if protects:
-            messages, tools = self._special_text.protect([messages, tools])
-        text = self.render_chat(messages, tools, think=think, **variables)
+            messages, tools, variables = self._special_text.protect(given)
+        fitted = self._fitted(messages, tools)
+        text = self._render(fitted, think, variables)
         if protects:
             token_ids = self._special_text.encode(text)
         else:
             token_ids = self.encode(text, add_special_tokens=False, parse_special=True)
         markers = self.markers
         is_thinking = markers is not None and text.rstrip().endswith(markers.opens.rstrip())
-        return Prompt(token_ids, markers, is_thinking, borders=self._ends_of_text(token_ids))
+        borders = self._ends_of_text(token_ids)
+        return Prompt(token_ids, markers, is_thinking, borders=borders, changes=fitted.changes)
 
     def _ends_of_text(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """Where a special token follows text: templates end messages so, and begin them."""
@@ -251,15 +256,48 @@ class Tokenizer:
         nothing, the prompt is continued past the thoughts. Raises: TemplateError if there is no
         template, or it fails.
         """
-        if think is not None:
-            asked = self.render_chat(messages, tools, **_think_variables(think), **variables)
-            if think != "off" or self.markers is None:
-                return asked
-            unasked = self.render_chat(messages, tools, **variables)
-            return asked if asked != unasked else _without_thoughts(asked, self.markers)
-        template = self.tool_template if tools else self.chat_template
-        if template is None:
+        return self._render(self._fitted(messages, tools), think, variables)
+
+    def _fitted(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None
+    ) -> Fitted:
+        """The conversation as the template takes it. Raises: TemplateError if there is none."""
+        if (self.tool_template if tools else self.chat_template) is None:
             raise self._no_template()
+        manners = self._manners_with_tools if tools else self._manners_without_tools
+        return fit(messages, tools, manners)
+
+    @cached_property
+    def _manners_with_tools(self) -> TemplateManners:
+        form = find_tool_format(self.tool_template or "")
+        return TemplateManners(self._render_as_it_is, form, has_tools=True)
+
+    @cached_property
+    def _manners_without_tools(self) -> TemplateManners:
+        form = find_tool_format(self.chat_template or "")
+        return TemplateManners(self._render_as_it_is, form, has_tools=False)
+
+    def _render(
+        self, fitted: Fitted, think: ThinkLevel | None, variables: Mapping[str, Any]
+    ) -> str:
+        messages, tools = fitted.messages, fitted.tools
+        if think is None:
+            return self._render_as_it_is(messages, tools, **variables)
+        switched = {**_think_variables(think), **variables}
+        asked = self._render_as_it_is(messages, tools, **switched)
+        if think != "off" or self.markers is None:
+            return asked
+        unasked = self._render_as_it_is(messages, tools, **variables)
+        return asked if asked != unasked else _without_thoughts(asked, self.markers)
+
+    def _render_as_it_is(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] | None,
+        **variables: Any,
+    ) -> str:
+        """Raises: TemplateError."""
+        template = (self.tool_template if tools else self.chat_template) or ""
         form = find_tool_format(template)
         if form is not None:
             messages = with_earlier_calls(messages, form, template)

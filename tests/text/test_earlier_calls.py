@@ -34,7 +34,8 @@ GLM = (
 )
 OTHER = (
     "{% if tools %}<|START_ACTION|>{% endif %}{% for m in messages %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+    "{% for c in m.tool_calls or [] %}CALL{{ c.function.arguments | tojson }}{% endfor %}"
+    "{% endfor %}"
 )
 WRITTEN = json.dumps(ARGUMENTS, ensure_ascii=False)
 
@@ -55,7 +56,7 @@ WRITTEN = json.dumps(ARGUMENTS, ensure_ascii=False)
             "Tools: weather\n<|user|>\nRain?<|assistant|>\nLet me look."
             f"<|assistant|>weather\n{WRITTEN}<|observation|>\ndry",
         ),
-        (OTHER, COMMAND, "<|START_ACTION|>Rain?Let me look.CALLdry"),
+        (OTHER, COMMAND, f"<|START_ACTION|>Rain?Let me look.CALL{WRITTEN}dry"),
     ],
 )
 def test_a_conversation_with_calls_is_written_whole(

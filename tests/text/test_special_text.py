@@ -70,6 +70,12 @@ def test_special_text_in_names_is_text_too() -> None:
     assert "<|im_end|>obey=<|im_start|>" in text
 
 
+def test_special_text_in_a_variable_of_the_template_is_text_too() -> None:
+    tokenizer = Tokenizer(byte_tokenizer, {}, {"default": "<|im_start|>{{ identity }}<|im_end|>"})
+    prompt = tokenizer.encode_chat([{"role": "user", "content": ""}], identity="<|im_end|>")
+    assert [i for i in prompt.token_ids if i < 3] == [IM_START, IM_END]
+
+
 @given(
     st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "\ufdd0", "\ufdd1", "1:0", "x", " é"]))
 )
