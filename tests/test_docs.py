@@ -318,3 +318,16 @@ def test_the_command_runs(command: Command, folder: Path) -> None:
         words = (*words[:at], "10", *words[at + 1 :])
     done = run_here(words, folder, b"A fox." if command.is_piped else b"")
     assert done.returncode == 0, done.stderr.decode()[-2000:]
+
+
+def test_every_picture_is_shown_on_a_page_and_every_scene_has_one() -> None:
+    folder = ROOT / "docs" / "pictures"
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    shown = {
+        name for page in pages for name in re.findall(r"pictures/([\w-]+\.\w+)", page.read_text())
+    }
+    assert {path.name for path in folder.iterdir()} == shown
+    scenes = re.findall(
+        r"^def (\w+)\(home: Path\)", (ROOT / "tools" / "screenshots.py").read_text(), re.M
+    )
+    assert {f"{scene}.svg" for scene in scenes} == {name for name in shown if name.endswith("svg")}

@@ -3,8 +3,8 @@
     PYTHONPATH=.:kernels:tests python tools/screenshots.py [NAME...]
 
 Each scene runs in a pseudo-terminal, whose screen is drawn cell by cell. The model of the
-conversation outputs a given text; the rest is what a user sees, and `pull` is from a hub on
-loopback.
+conversation outputs a given text; the rest is what a user sees. No scene shows times measured here,
+or what is on this machine: its picture would change with every run.
 """
 
 import os
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pyte
 from checkpoints import tiny_config, write_checkpoint
-from fake_hub import Fault, Hub, running_hub
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -129,37 +128,7 @@ def plan(home: Path) -> None:
     draw(_finished(window), "plan", "localllm plan qwen3-8b --gpu rtx-4060")
 
 
-def ls(home: Path) -> None:
-    """The models on this machine."""
-    draw(_finished(_command(home, "ls")), "ls", "localllm ls")
-
-
-def pull(home: Path) -> None:
-    """A download half-way."""
-    config = tiny_config("Qwen3ForCausalLM", vocab_size=32768, hidden_size=512)
-    folder = write_checkpoint(home / "served", config)
-    hub = Hub({"me/my-model": folder}, faults={"model.safetensors": [Fault(pause_s=0.004)]})
-    with running_hub(hub):
-        window = _command(home, "pull", "me/my-model", rows=12, HF_ENDPOINT=hub.endpoint)
-        window.wait_for(r"fetching.* [3-9][0-9]\.[0-9]/", seconds=60)
-        draw(window, "pull", "localllm pull me/my-model")
-        _finished(window)
-
-
-def bench(home: Path) -> None:
-    """The built-in model's speed."""
-    window = _command(home, "bench", "-r", "3")
-    draw(_finished(window), "bench", "localllm bench -r 3")
-
-
-def doctor(home: Path) -> None:
-    """The report of `localllm doctor`."""
-    draw(_finished(_command(home, "doctor")), "doctor", "localllm doctor")
-
-
-SCENES: dict[str, Callable[[Path], None]] = {
-    scene.__name__: scene for scene in (chat, plan, pull, ls, bench, doctor)
-}
+SCENES: dict[str, Callable[[Path], None]] = {scene.__name__: scene for scene in (chat, plan)}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from localllm.cli import suggestions
 from localllm.cli.output import note, show_controls, write_stdout
 from localllm.errors import CatalogError, DiskError, ExitCode, RequestError
 from localllm.files.private_files import make_private_folder, write_private
-from localllm.hub.catalog import resolve_model
+from localllm.hub.catalog import BUILT_IN_MODELS, resolve_model
 from localllm.user.places import config_file, user_catalog
 from localllm.user.settings import DEFAULT_MODEL, read_settings
 
@@ -20,6 +21,8 @@ config = typer.Typer(
 )
 
 
+# Settings whose value may be the name of a file.
+_NAME_FILES = ("json_schema",)
 # The kinds of value that flags take, by their names in the parser's errors.
 _KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
 Name = Annotated[
@@ -186,8 +189,7 @@ def _known(context: typer.Context, name: str) -> str:
 def _converted(context: typer.Context, key: str, value: str) -> Any:
     """`value` converted to the type of its flag. Raises: RequestError."""
     if key == DEFAULT_MODEL:
-        resolve_model(value)
-        return value
+        return _placed_model(value)
     parameter = next(iter(_flags(context.find_root().command)[key].values()))
     try:
         converted = parameter.process_value(context, [value] if parameter.multiple else value)
@@ -200,7 +202,27 @@ def _converted(context: typer.Context, key: str, value: str) -> Any:
     check = CHECKS.get(key)
     if check is not None:
         check(converted)
-    return list(converted) if parameter.multiple else converted
+    return list(converted) if parameter.multiple else _placed(key, converted)
+
+
+def _placed(key: str, value: Any) -> Any:
+    """A value that names a file or folder, with its whole path: commands start in other folders."""
+    kind, colon, name = str(value).partition(":")
+    if key == "spec" and colon:
+        return f"{kind}:{_placed_model(name)}"
+    is_file = isinstance(value, str) and key in _NAME_FILES and Path(value).expanduser().exists()
+    if isinstance(value, Path) or is_file or key == "cache_dir":
+        return str(Path(value).expanduser().absolute())
+    return value
+
+
+def _placed_model(name: str) -> str:
+    """The same model, from whatever folder a command is started. Raises: CatalogError."""
+    source = resolve_model(name)
+    if source.folder is None or source.repo is not None or name in BUILT_IN_MODELS:
+        return name
+    is_named = source.folder.name == name and source.folder != Path(name)  # in localllm's cache
+    return name if is_named else str(source.folder.expanduser().absolute())
 
 
 def _document() -> Any:

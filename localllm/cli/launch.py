@@ -20,7 +20,7 @@ from localllm.cli.output import is_terminal, note, write_stdout
 from localllm.cli.terminal import confirm
 from localllm.errors import RequestError
 from localllm.files.private_files import make_private_folder, write_private
-from localllm.hub.catalog import BUILT_IN_MODEL
+from localllm.hub.catalog import BUILT_IN_MODEL, resolve_model
 from localllm.launch.programs import PROGRAMS, Program
 from localllm.launch.settings import DEFAULT_PORT, Endpoint, FileChange, Settings
 from localllm.user.settings import default_model
@@ -120,11 +120,23 @@ def _imagined(model: str | None, flags: LaunchFlags) -> Endpoint:
         return replace(found, key=found.key and "KEY")
     note("no server runs there; one would be started, with a key where KEY stands")
     from localllm.cli.flag_values import parse_context
-    from localllm.launch.server import USUAL_CONTEXT
 
-    context = parse_context(flags.ctx) if flags.ctx else None
+    asked = parse_context(flags.ctx) if flags.ctx else None
+    name = model or _model()
     url = f"http://127.0.0.1:{flags.port}"
-    return Endpoint(url, model or _model(), context or USUAL_CONTEXT, "KEY")
+    return Endpoint(url, name, asked or _context_of(name), "KEY")
+
+
+def _context_of(model: str) -> int:
+    """The context that a server of the model would have on this machine. Raises: LocalLLMError."""
+    from localllm.cost.planning import plan_model, shape_of, this_machine
+    from localllm.engine.config import EngineConfig
+
+    config = EngineConfig()
+    plan = plan_model(
+        shape_of(resolve_model(model), None), this_machine(config, measures=False), config
+    )
+    return plan.memory.max_model_len
 
 
 def _found_server(model: str | None, flags: LaunchFlags) -> Endpoint | None:

@@ -1,6 +1,7 @@
 """`localllm plan`: whether a model fits, and how fast it will be."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 
 # A name, a value, and what it means.
 _Row = tuple[str, str, str]
+# The flags of `quantize` that make weights of a kind; others are fetched as they are.
+_MADE_BY = {
+    "int4": "",
+    "int8": " --method int8",
+    "fp8": " --method fp8",
+    "mxfp4": " --method mxfp4",
+}
 # Heads, by what their kind is called.
 _DRAFTING = {"head": "a head that drafts", "EAGLE": "an EAGLE head", "assistant": "its assistant"}
 
@@ -70,7 +78,7 @@ class MachineFlags(Flags):
         if gpu is not None:
             return machine_of(find_gpu(gpu))
         if self.vram is not None:
-            return machine_with(parse_size(self.vram, "vram"))
+            return machine_with(parse_size(self.vram, "vram"), self.vram.strip())
         return this_machine(engine)
 
 
@@ -165,24 +173,46 @@ def _plan_model(
     if json_output:
         write_stdout(json.dumps(found.as_json(), indent=2) + "\n")
     else:
-        write_stdout(show_controls(plan_table(found)))
+        write_stdout(show_controls(plan_table(found, engine)))
     return found.fits
 
 
-def plan_table(plan: "ModelPlan") -> str:
+def plan_table(plan: "ModelPlan", engine: "EngineConfig") -> str:
     """A plan as text for a terminal or a pipe."""
     rows = [*_memory_rows(plan), *(_promise_rows(plan) if plan.fits else ())]
     if plan.without_kernel:
         kinds = ", ".join(plan.without_kernel)
         rows.append(("no kernel", kinds, "weights are dequantized for each product: slow"))
     widths = [max(len(row[i]) for row in rows) for i in range(2)]
-    lines = [f"{plan.shape.name} on {plan.machine.name}, {size(plan.machine.free_bytes)} free"]
+    lines = [f"{plan.shape.name} on {plan.machine.summary}"]
     lines += [f"  {name:{widths[0]}}  {value:>{widths[1]}}  {what}" for name, value, what in rows]
     if plan.fits:
-        lines.append("it fits")
+        lines += ["it fits", *next_steps(plan, engine)]
     else:
         lines += [f"no: {plan.problem}", f"  try: {plan.remedy}"]
     return "\n".join(lines) + "\n"
+
+
+def next_steps(plan: "ModelPlan", engine: "EngineConfig") -> list[str]:
+    """The commands that run what was planned, and where its weights come from."""
+    shape, entry = plan.shape, plan.shape.entry
+    flags = "" if engine.max_model_len is None else f" --ctx {engine.max_model_len}"
+    if engine.kv_cache_dtype != "auto":
+        flags += f" --kv-cache-dtype {engine.kv_cache_dtype}"
+    name, taken = shlex.quote(shape.name), size(shape.weights_bytes)
+    if shape.is_here:
+        return [f"  next: localllm chat {name}{flags}"]
+    if shape.kind not in _MADE_BY:
+        return [f"  next: localllm chat {name}{flags}  (fetches {taken})"]
+    steps = []
+    if shape.kind == "int4" and entry is not None and entry.int4 is not None:
+        steps.append(
+            f"  next: localllm chat {entry.int4}{flags}  (fetches its publisher's int4, {taken})"
+        )
+    is_here = resolve_model(shape.name).folder is not None
+    source = "" if is_here else f"fetches {size(2 * shape.num_parameters)} and "
+    made = f"localllm quantize {name}{_MADE_BY[shape.kind]}  ({source}makes {shape.kind} of it)"
+    return [*steps, f"  {'or:  ' if steps else 'next:'} {made}"]
 
 
 def _memory_rows(plan: "ModelPlan") -> list[_Row]:
@@ -247,7 +277,7 @@ def catalog_table(machine: "Machine", plans: "list[ModelPlan]") -> str:
             )
         )
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
-    lines = [f"on {machine.name}, {size(machine.free_bytes)} free"]
+    lines = [f"on {machine.summary}"]
     for name, kind, taken, context, speed_text, verdict in rows:
         lines.append(
             f"{name:{widths[0]}}  {kind:{widths[1]}}  {taken:>{widths[2]}}  "

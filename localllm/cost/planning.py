@@ -53,8 +53,9 @@ from localllm.model.weight_files import find_weight_files
 from localllm_kernels.kv_cache import row_bytes
 from localllm_kernels.traits import Traits, WeightLayout, find_traits
 
-# Assumed: the share of a GPU's nominal memory that is free for a program, with a display attached.
-_FREE_SHARE = 0.92
+# Assumed of a GPU's nominal memory: the share that is free for a program, and what a display, its
+# desktop and the driver take at least.
+_FREE_SHARE, _DISPLAY_BYTES = 0.92, 1 << 30
 # Shares of the limits reached: on a CPU, decode of the memory bandwidth and prefill of the
 # arithmetic, see docs/benchmarks.md; on a GPU, prefill of the arithmetic, assumed.
 _CPU_DECODE, _CPU_PREFILL, _GPU_PREFILL = 0.63, 0.6, 0.5
@@ -82,6 +83,18 @@ class Machine:
     operations_per_s: float | None
     # Of copies from host memory; of an unknown GPU, those of PCI Express 4 with 16 lanes.
     host_bytes_per_s: float = PCIE_4_BYTES_PER_S
+    # Its memory as its maker or the user writes it; empty where it was measured.
+    told: str = ""
+
+    @property
+    def summary(self) -> str:
+        """Its name, and how much memory is free."""
+        free = f"{self.free_bytes / 1e9:.1f} GB"
+        if not self.told:
+            return f"{self.name}, {free} free"
+        if self.free_bytes == self.memory_bytes:
+            return f"{self.name} with {self.told} ({free}) free"
+        return f"{self.name} with {self.told}, of which {free} are assumed free beside a display"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,16 +215,17 @@ def machine_of(card: GpuCard) -> Machine:
         card.title,
         "cuda",
         card.memory_bytes,
-        int(card.memory_bytes * _FREE_SHARE),
+        min(int(card.memory_bytes * _FREE_SHARE), card.memory_bytes - _DISPLAY_BYTES),
         card.bandwidth_bytes_per_s,
         card.operations_per_s,
         card.host_bytes_per_s,
+        f"{card.memory_bytes >> 30} GiB",
     )
 
 
-def machine_with(num_bytes: int) -> Machine:
-    """A GPU of which only the free memory is known."""
-    return Machine("a GPU", "cuda", num_bytes, num_bytes, None, None)
+def machine_with(num_bytes: int, told: str = "") -> Machine:
+    """A GPU of which only the free memory is known; `told`: as somebody wrote it."""
+    return Machine("a GPU", "cuda", num_bytes, num_bytes, None, None, told=told)
 
 
 def shape_of(

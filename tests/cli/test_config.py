@@ -52,6 +52,39 @@ def test_the_default_model_is_a_setting(
     assert str(folder) in localllm("chat", "hi", "-n", "2", "--json").out
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("default_model", "./m"),
+        ("default_model", "m/"),
+        ("spec", "draft:./m"),
+        ("cache-dir", "m"),
+        ("system-file", "m/config.json"),
+        ("json-schema", "m/config.json"),
+    ],
+)
+def test_a_setting_means_the_same_file_in_every_folder(
+    localllm: Run,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: str,
+) -> None:
+    (tmp_path / "m").symlink_to(make_checkpoint())
+    monkeypatch.chdir(tmp_path)
+    assert localllm("config", "set", name, value).code == 0
+    whole = tmp_path / value.removeprefix("draft:")
+    found = localllm("config", "get", name).out.strip()
+    assert found == ("draft:" if value.startswith("draft:") else "") + str(whole)
+
+
+def test_names_of_models_stay_names(localllm: Run) -> None:
+    for name in ("pocket", "qwen3-0.6b", "org/name"):
+        localllm("config", "set", "default_model", name)
+        assert localllm("config", "get", "default_model").out == f"{name}\n"
+
+
 def test_a_value_of_the_wrong_kind_or_name_is_refused(localllm: Run) -> None:
     for arguments, text in (
         (("temp", "warm"), "temp"),

@@ -118,6 +118,16 @@ def test_a_dry_run_shows_what_would_be_set_and_starts_nothing(
     assert sorted(home.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("flags", "length"), [((), 2048), (("--ctx", "1k"), 1024), (("--ctx", "auto"), 2048)]
+)
+def test_a_dry_run_tells_the_context_that_the_model_has(
+    localllm: Localllm, home: Path, flags: tuple[str, ...], length: int
+) -> None:
+    found = localllm("launch", "claude", "pocket", "--dry-run", "--port", "9", *flags)
+    assert f"export CLAUDE_CODE_MAX_CONTEXT_TOKENS={length}\n" in found.out
+
+
 def test_what_is_not_there_is_told_with_the_way_to_get_it(
     localllm: Localllm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

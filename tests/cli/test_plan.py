@@ -35,7 +35,7 @@ def test_a_plan_needs_no_network_and_tells_all_parts(localllm: Run) -> None:
     parts = ("weights_bytes", "activations_bytes", "graphs_bytes")
     taken = sum(plan[part] for part in parts) + plan["cached_tokens"] * 36 * 2 * 8 * 128 * 2
     assert taken <= plan["usable_bytes"]
-    assert 4096 < plan["context"] < plan["model_context"] == 40960
+    assert 2048 < plan["context"] < plan["model_context"] == 40960
     assert 10 < plan["decode_tokens_per_s"] < 272e9 / plan["weights_bytes"]
     assert plan["fits"]
 
@@ -65,6 +65,40 @@ def test_the_remedy_is_one(localllm: Run, model: str, vram: str) -> None:
         # The last of a flag counts.
         arguments += plan["remedy"].split()
     assert json.loads(localllm(*arguments).out)["fits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        # Sizes are decimal; one that the user wrote, or a maker, is repeated as written.
+        (("qwen3-8b", "--vram", "8GiB"), "qwen3-8b on a GPU with 8GiB (8.6 GB) free\n"),
+        (("--vram", "16g"), "on a GPU with 16g (17.2 GB) free\n"),
+        # A display and the driver take memory, of a small card the larger share.
+        (
+            ("qwen3-8b", "--gpu", "rtx-4060"),
+            "RTX 4060 with 8 GiB, of which 7.5 GB are assumed free beside a display\n",
+        ),
+        # Where a copy in 4 bits comes from, and what runs it.
+        (("qwen3-8b", "--vram", "8GiB"), "next: localllm chat Qwen/Qwen3-8B-AWQ  (fetches"),
+        (("qwen3-8b", "--vram", "8GiB"), "or:   localllm quantize qwen3-8b  (fetches 16.4 GB"),
+        (("smollm2-135m", "--vram", "8GiB"), "next: localllm quantize smollm2-135m --method int8"),
+        (("gpt-oss-20b", "--vram", "24GiB"), "next: localllm chat gpt-oss-20b  (fetches"),
+        (
+            ("qwen3-0.6b", "--weights", "bf16", "--vram", "8GiB"),
+            "next: localllm chat qwen3-0.6b  (fetches 1.2 GB)",
+        ),
+        (
+            ("pocket", "--vram", "1GiB", "--ctx", "1k", "--kv-cache-dtype", "int8"),
+            "next: localllm chat pocket --ctx 1024 --kv-cache-dtype int8\n",
+        ),
+    ],
+)
+def test_a_plan_says_what_it_takes_as_free_and_what_comes_next(
+    localllm: Run, arguments: tuple[str, ...], told: str
+) -> None:
+    outcome = localllm("plan", *arguments)
+    assert outcome.code == 0, outcome.out
+    assert told in outcome.out
 
 
 def test_the_catalogue_is_listed_with_what_fits(localllm: Run) -> None:

@@ -94,4 +94,4 @@ def test_a_product_without_a_kernel_is_told_once_and_planned(
     assert plan_model(shape, gpu, engine).as_json()["without_kernel"] == []
     here = plan_model(shape, replace(gpu, device="cpu"), engine)
     assert here.as_json()["without_kernel"] == ["fp8"]
-    assert "no kernel" in plan_table(here)
+    assert "no kernel" in plan_table(here, EngineConfig())

@@ -231,7 +231,8 @@ def test_an_unfinished_run_is_gone_on_with_only_from_files(
     out = tmp_path / "out"
 
     def stop(stage: str, done: int, total: int, remark: str) -> None:
-        raise StoppedError
+        if done:  # the first layer is written
+            raise StoppedError
 
     with pytest.raises(StoppedError):
         quantize_model(request(source, out, Recipe("rtn", 32)), stop)
