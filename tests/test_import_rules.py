@@ -1,6 +1,7 @@
 """Who may import whom, read from the source; and what must not wait for torch."""
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -22,6 +23,9 @@ WITHOUT_TORCH = [
     "localllm.model.families.table",
     "localllm.hub.catalog",
     "localllm.hub.download",
+    "localllm.hub.local_models",
+    "localllm.hub.card",
+    "localllm.model.weight_check",
     "localllm.text.template",
     "localllm.text.tokenizer",
     "localllm.engine.request",
@@ -136,3 +140,19 @@ def test_the_command_line_waits_for_nothing_that_only_some_commands_need() -> No
 def test_the_scheduling_core_and_the_command_line_do_not_import_torch() -> None:
     assert loaded_by(WITHOUT_TORCH, ["torch"]) == []
     assert loaded_by(["localllm.model.rope"], ["torch"]) == ["torch"]
+
+
+def test_what_lists_and_describes_models_does_not_wait_for_torch() -> None:
+    commands = [["ls"], ["show", "pocket"], ["show", "pocket", "--template"], ["ps"], ["cache"]]
+    code = (
+        "import sys; from localllm.cli.main import run; "
+        f"print(*(run(words) for words in {commands}), 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
+    )
+    assert done.stdout.splitlines()[-1] == "0 0 0 0 0 False"

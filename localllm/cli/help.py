@@ -6,6 +6,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from localllm.cli.foreign_commands import instead_of
 from localllm.cli.foreign_flags import translated
 from localllm.cli.origins import origin_of
 from localllm.errors import RequestError
@@ -70,6 +71,13 @@ def _section(param: Any, is_long: bool) -> str:
 
 class Group(TyperGroup):
     """Commands, each listed with its other name and the whole first sentence of its help."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """See click. Raises: RequestError for a word of another program, with ours."""
+        hint = instead_of(args[0]) if self.get_command(ctx, args[0]) is None else None
+        if hint is not None:
+            raise RequestError(f"there is no command {args[0]!r}", hint=hint)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """See click."""

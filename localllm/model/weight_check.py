@@ -5,16 +5,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from localllm.errors import CheckpointError
 from localllm.model.architecture import HEAD, Architecture, layer_name
 from localllm.model.join import CLUSTER_TOKENS, DRAFTED
 from localllm.model.packed.scheme import Scheme, StoredTensor
-from localllm.model.quantization_config import read_quantization
 from localllm.model.safetensors_header import TensorInfo, read_headers
 from localllm.model.stacked_experts import unstack
 from localllm.model.stored_names import own_tensors
-from localllm_kernels.traits import WeightLayout
+
+if TYPE_CHECKING:
+    from localllm_kernels.traits import WeightLayout
 
 LOADABLE_DTYPES = ("F32", "F16", "BF16")
 # Buffers that old exports stored with the weights, although they follow from the config; and scales
@@ -41,7 +43,7 @@ class StoredLinear:
 
     scheme: Scheme
     parts: Mapping[str, TensorInfo]
-    layout: WeightLayout
+    layout: "WeightLayout"
     num_dense: int = 0
 
     @property
@@ -72,7 +74,7 @@ class WeightMap:
         """The kinds of the packed weights that stay packed."""
         return {each.layout.kind for each in self.quantized.values() if not each.num_dense}
 
-    def layouts(self, linears: Iterable[str]) -> set[WeightLayout | None]:
+    def layouts(self, linears: Iterable[str]) -> "set[WeightLayout | None]":
         """The layouts of these linears, which decide the kernels; None for a plain one."""
         kept = {name: each for name, each in self.quantized.items() if not each.num_dense}
         return {kept[name].layout if name in kept else None for name in linears}
@@ -193,6 +195,11 @@ def _collect(
 def _find_schemes(
     found: Mapping[str, TensorInfo], architecture: Architecture, linears: Iterable[str]
 ) -> dict[str, Scheme]:
+    if architecture.quantization is None:
+        return {}
+    # Imported here: it needs torch, which takes seconds to import.
+    from localllm.model.quantization_config import read_quantization
+
     quantization = read_quantization(architecture.quantization)
     if quantization is None:
         return {}

@@ -22,12 +22,13 @@ package knows which one it was. Layouts, for a linear of `out` × `in` in groups
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from localllm.model.packed.weight import PackedWeight
-from localllm_kernels.traits import WeightLayout
+    from localllm.model.packed.weight import PackedWeight
+    from localllm_kernels.traits import WeightLayout
 
 SCALE_DTYPES = ("F16", "BF16", "F32")
 Shape = tuple[int, ...]
@@ -52,13 +53,13 @@ class Scheme(Protocol):
     def stored(self, width_out: int, width_in: int) -> dict[str, StoredTensor]:
         """The tensors of a linear of that shape, by suffix. Raises: ValueError if it has none."""
 
-    def layout(self, width_in: int) -> WeightLayout:
+    def layout(self, width_in: int) -> "WeightLayout":
         """The layout of a linear with `width_in` inputs, which decides its kernels."""
 
-    def read(self, tensors: Mapping[str, Tensor]) -> PackedWeight:
+    def read(self, tensors: "Mapping[str, Tensor]") -> "PackedWeight":
         """The weight from its tensors, by suffix. Raises: ValueError if they are inconsistent."""
 
-    def write(self, weight: Any) -> dict[str, Tensor]:
+    def write(self, weight: Any) -> "dict[str, Tensor]":
         """The tensors of a weight, by suffix: the inverse of `read`."""
 
 
