@@ -132,17 +132,24 @@ class ResponseStore:
         return cursor.rowcount > 0
 
     def _drop(self, now: float) -> None:
+        """Drop what is too old, and then the oldest of whoever has most, so that nobody pushes out
+        the answers of others who have less.
+        """
         self._db.execute("DELETE FROM responses WHERE used_s < ?", (now - self._quota.age_s,))
-        rows = self._db.execute(
-            "SELECT id, num_bytes FROM responses "
-            # The newest last: of a conversation that is cut, its beginning stays.
-            "ORDER BY used_s DESC, created_s"
-        ).fetchall()
-        total = 0
-        for name, num_bytes in rows:
-            total += num_bytes
-            if total > self._quota.num_bytes:
-                self._db.execute("DELETE FROM responses WHERE id = ?", (name,))
+        kept: dict[bytes, int] = dict(
+            self._db.execute("SELECT owner, SUM(num_bytes) FROM responses GROUP BY owner")
+        )
+        while sum(kept.values()) > self._quota.num_bytes:
+            largest = max(kept, key=kept.__getitem__)
+            name, num_bytes = self._db.execute(
+                "SELECT id, num_bytes FROM responses WHERE owner = ? "
+                # Of those used at once, the newest: of a conversation that is cut, its beginning
+                # stays.
+                "ORDER BY used_s, created_s DESC LIMIT 1",
+                (largest,),
+            ).fetchone()
+            self._db.execute("DELETE FROM responses WHERE id = ?", (name,))
+            kept[largest] -= num_bytes
 
 
 def _json(text: Any, kind: type[T]) -> T:

@@ -8,7 +8,7 @@ shares most messages with it.
 import hashlib
 import json
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -102,17 +102,24 @@ class EarlierPrompts:
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._num_bytes = 0
+        self._num_bytes: Counter[bytes] = Counter()
         self._found: OrderedDict[tuple[bytes, str], _Earlier] = OrderedDict()
 
     def remember(self, owner: bytes, name: str, digest: Digest, token_ids: Sequence[int]) -> None:
         """Remember a prompt with its answer."""
         earlier = _Earlier(digest, array("i", token_ids))
         self._found[owner, name] = earlier
-        self._num_bytes += _size(earlier)
-        while self._num_bytes > self._most_bytes or len(self._found) > _MOST_PROMPTS:
-            _, oldest = self._found.popitem(last=False)
-            self._num_bytes -= _size(oldest)
+        self._num_bytes[owner] += _size(earlier)
+        while self._num_bytes.total() > self._most_bytes:
+            self._forget_one(self._num_bytes)
+        while len(self._found) > _MOST_PROMPTS:
+            self._forget_one(Counter(whose for whose, _ in self._found))
+
+    def _forget_one(self, shares: "Counter[bytes]") -> None:
+        """Forget the oldest prompt of whoever has most, which leaves those of others alone."""
+        [(largest, _)] = shares.most_common(1)
+        oldest = next(place for place in self._found if place[0] == largest)
+        self._num_bytes[largest] -= _size(self._found.pop(oldest))
 
     def find(self, owner: bytes, name: str) -> _Earlier | None:
         """The prompt of an answer."""

@@ -67,6 +67,18 @@ def test_the_quota_keeps_what_was_used_last(tmp_path: Path) -> None:
     store.close()
 
 
+def test_who_keeps_much_pushes_out_nobody_else(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path / "sessions.db", Quota(6000, 3600))
+    store.put(OTHER, answer("kept", text="x" * 500))
+    for number in range(40):
+        store.put(OWNER, answer(f"{number}", text="x" * 1000))
+    assert store.get(OTHER, "kept") is not None
+    assert [number for number in range(40) if store.get(OWNER, f"{number}")] == [38, 39]
+    store.put(OWNER, answer("too large", text="x" * 10_000))
+    assert store.get(OTHER, "kept") is not None
+    store.close()
+
+
 def test_age_ends_it(tmp_path: Path) -> None:
     store = ResponseStore(tmp_path / "sessions.db", Quota(MANY, -1))
     store.put(OWNER, answer("1"))

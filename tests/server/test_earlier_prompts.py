@@ -40,6 +40,18 @@ def test_a_prompt_that_shares_more_is_nearer_and_others_do_not_count() -> None:
     assert earlier.nearest(OWNER, digest("u nothing of these")) is None
 
 
+@pytest.mark.parametrize("num_tokens", [1, 1 << 18])
+def test_who_asks_much_makes_nobody_else_be_forgotten(num_tokens: int) -> None:
+    """As many as are looked through, or as many as fit."""
+    earlier = EarlierPrompts()
+    earlier.remember(b"other", "kept", digest("u question"), [1, 2])
+    for number in range(600):
+        earlier.remember(OWNER, f"{number}", digest("u question"), [5] * num_tokens)
+    assert earlier.find(b"other", "kept") is not None
+    assert earlier.find(OWNER, "599") is not None
+    assert earlier.find(OWNER, "0") is None
+
+
 @pytest.mark.parametrize("rule", ["", ".*", "(a|)", "["])
 def test_a_rule_that_would_move_everything_is_refused(rule: str) -> None:
     with pytest.raises(RequestError, match=r"empty lines|not a valid regular"):
