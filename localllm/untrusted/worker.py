@@ -4,6 +4,7 @@ Neither a deadline nor Ctrl-C can stop code in C from within its process. This p
 memory and time, can be killed at any moment, and is then restarted.
 """
 
+import os
 import socket
 import subprocess
 import sys
@@ -106,6 +107,8 @@ class Worker:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
+                    # One text at a time needs no threads, which would count as its memory.
+                    env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
                     start_new_session=True,  # Ctrl-C is for the process that asks
                 )
             except OSError as error:
